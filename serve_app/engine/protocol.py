@@ -1,0 +1,133 @@
+"""What a router and an engine replica say to each other, and what an engine backend is.
+
+A router holds one *channel* per engine replica: a long-lived stream of `Batch` messages with the frames of all its
+requests. Requests are handed in by a unary call (`Submit`) that stays open until the request ends, so that Serve's own
+count of ongoing requests, its drain and its cancellation stay true; cancelling that call aborts the request.
+
+Invariant: the frames of one request arrive in order, the first with a status, the last with `last`; and the token
+groups of all frames up to and including frame k are exactly the tokens whose text is in the bytes up to frame k (or is
+still held back by a parser), so that a stream can be continued elsewhere from any frame border (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import msgspec
+
+from serve_app.types import Operation
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True):
+    """One request handed to an engine replica.
+
+    `number` is unique in the channel; `request_id` becomes the OpenAI object's id; `body` is the decoded OpenAI request
+    without any field of our contract; `priority` is vLLM's (lower runs sooner); `slots` is how many sequences the
+    request occupies in the engine's batch.
+    """
+
+    number: int
+    request_id: str
+    operation: Operation
+    body: dict[str, Any]
+    priority: int = 0
+    cache_salt: str | None = None
+    slots: int = 1
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a response.
+
+    `status` is the HTTP status on a request's first frame and 0 on all others; `body` is ready bytes (whole SSE events, or
+    a part of a JSON document); `groups` are the token groups behind these bytes, each `[choice, token, token, ...]`;
+    `media` is set beside `status`: "sse" or "json".
+    """
+
+    number: int
+    body: bytes
+    status: int = 0
+    media: str = ""
+    last: bool = False
+    groups: list[list[int]] = []
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """One message of a channel. `slots` is this router's present share of the replica's batch; 0 means unchanged."""
+
+    frames: list[Frame]
+    slots: int = 0
+
+
+class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a started engine can do. Sizes in tokens; `slots` is the number of sequences one step can run."""
+
+    model: str
+    tasks: list[str]
+    max_model_len: int
+    slots: int
+    kv_cache_tokens: int
+    kv_cache_bytes: int
+
+
+class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
+    """Live use of an engine: sequences running and waiting inside it, share of KV blocks in use (0..1), counters."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_cache_usage: float = 0.0
+    steps: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """What a request used, returned by the unary call that handed it in. Tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: str = ""
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """What a backend yields for one request, before the channel numbers it: see `Frame` for the fields."""
+
+    body: bytes
+    status: int = 0
+    media: str = ""
+    groups: list[list[int]] = []
+    usage: Usage | None = None
+
+
+class EngineBackend(Protocol):
+    """An engine behind an engine replica: vLLM, or the simulated one."""
+
+    async def start(self) -> EngineInfo:
+        """Load the model; returns when requests can run. Raises on failure; the replica then dies with the reason."""
+        ...
+
+    def run(self, submit: Submit) -> AsyncIterator[Piece]:
+        """Run one request. The first piece carries the status, the last one `usage`. Closing the iterator (or cancelling
+        the task that consumes it) aborts the request inside the engine. Client errors are pieces with a 4xx status and
+        an OpenAI error body; only failures of the engine itself raise."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """The newest live figures, without a round trip to the engine."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raise when the engine is dead or frozen."""
+        ...
+
+    async def shutdown(self) -> None:
+        """Stop the engine and every process of it; returns when they are gone."""
+        ...
+
+
+batch_encoder = msgspec.msgpack.Encoder()
+batch_decoder = msgspec.msgpack.Decoder(Batch)

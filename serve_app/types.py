@@ -1,0 +1,84 @@
+"""Frozen values that cross module borders."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class RequestClass(enum.IntEnum):
+    """Priority classes; a higher number is served sooner (unlike vLLM's own field)."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+    CRITICAL = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+# Other spellings a caller may use: the field's own words, and OpenAI's `service_tier`.
+CLASS_ALIASES: dict[str, RequestClass] = {
+    **{c.label: c for c in RequestClass},
+    "realtime": RequestClass.CRITICAL,
+    "batch": RequestClass.LOW,
+    "priority": RequestClass.HIGH,
+    "default": RequestClass.NORMAL,
+    "auto": RequestClass.NORMAL,
+    "flex": RequestClass.LOW,
+}
+
+
+class Outcome(enum.StrEnum):
+    """How a request ended: exactly one each, the label of the metrics."""
+
+    OK = "ok"
+    BAD_REQUEST = "bad_request"
+    UNAUTHORIZED = "unauthorized"
+    REFUSED = "refused"
+    CANCELLED_QUEUED = "cancelled_queued"
+    CANCELLED_RUNNING = "cancelled_running"
+    ENGINE_FAILED = "engine_failed"
+    INTERNAL_ERROR = "internal_error"
+
+
+class Operation(enum.StrEnum):
+    """What the engine is asked for; one value per OpenAI-compatible route that reaches an engine."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    RESPONSES = "responses"
+    EMBEDDING = "embedding"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+
+    @property
+    def generates(self) -> bool:
+        return self in (Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES)
+
+    @property
+    def takes_slot(self) -> bool:
+        """Whether the operation occupies batch slots of the engine (tokenizing runs on the front end alone)."""
+        return self not in (Operation.TOKENIZE, Operation.DETOKENIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who calls, as fixed by the API key alone."""
+
+    key_id: str
+    tenant: str
+    max_class: RequestClass
+    default_class: RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What the client asked of us beside the OpenAI body; consumed at the edge, never forwarded."""
+
+    request_class: RequestClass
+    session_id: str | None
+    deadline_s: float | None
+    idempotency_key: str | None
