@@ -4,9 +4,9 @@ A router holds one *channel* per engine replica: a long-lived stream of `Batch` 
 requests. Requests are handed in by a unary call (`Submit`) that stays open until the request ends, so that Serve's own
 count of ongoing requests, its drain and its cancellation stay true; cancelling that call aborts the request.
 
-Invariant: the frames of one request arrive in order, the first with a status, the last with `last`; and the token
-groups of all frames up to and including frame k are exactly the tokens whose text is in the bytes up to frame k (or is
-still held back by a parser), so that a stream can be continued elsewhere from any frame border (docs/decisions.md).
+Invariant: the frames of one request arrive in order, the first with a status, the last with `usage`. The serving
+objects yield their events as a pure function of the token groups they pulled, so replaying the groups of the frames up to k and
+dropping as many events as these frames counted continues the stream from frame border k (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -36,20 +36,31 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     slots: int = 1
 
 
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """What a request used, in tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: str = ""
+
+
 class Frame(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a response.
 
-    `status` is the HTTP status on a request's first frame and 0 on all others; `body` is ready bytes (whole SSE events, or
-    a part of a JSON document); `groups` are the token groups behind these bytes, each `[choice, token, token, ...]`;
-    `media` is set beside `status`: "sse" or "json".
+    `status` is the HTTP status on a request's first frame and 0 on all others, `media` beside it is "sse" or "json";
+    `body` is ready bytes (whole SSE events, or a part of a JSON document) and `events` how many pieces vLLM's serving
+    object yielded for them; `groups` are the token groups pulled so far and not sent before, each
+    `[choice, token, token, ...]`; `usage` marks the last frame.
     """
 
     number: int
     body: bytes
     status: int = 0
     media: str = ""
-    last: bool = False
     groups: list[list[int]] = []
+    events: int = 0
+    usage: Usage | None = None
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -84,15 +95,6 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     prefix_cache_hits: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """What a request used, returned by the unary call that handed it in. Tokens."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    finish_reason: str = ""
-
-
 class Piece(msgspec.Struct, frozen=True, array_like=True):
     """What a backend yields for one request, before the channel numbers it: see `Frame` for the fields."""
 
@@ -111,9 +113,11 @@ class EngineBackend(Protocol):
         ...
 
     def run(self, submit: Submit) -> AsyncIterator[Piece]:
-        """Run one request. The first piece carries the status, the last one `usage`. Closing the iterator (or cancelling
-        the task that consumes it) aborts the request inside the engine. Client errors are pieces with a 4xx status and
-        an OpenAI error body; only failures of the engine itself raise."""
+        """Run one request. The first piece carries the status, the last one `usage`.
+
+        Closing the iterator (or cancelling the task that consumes it) aborts the request inside the engine. Client
+        errors are pieces with a 4xx status and an OpenAI error body; only failures of the engine itself raise.
+        """
         ...
 
     def load(self) -> EngineLoad:

@@ -1,0 +1,62 @@
+# Everything starts here: `make serve` and `make test` each do all their own set-up.
+# Python 3.11 to 3.13 and make are all that has to be there; what else is missing is named before anything is changed.
+
+PYTHON ?= python3
+# cpu or gpu; empty: gpu where an NVIDIA GPU is visible
+DEVICE ?=
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+# one broken fixture of the shared cluster fails hundreds of tests the same way
+MAX_FAILURES := 5
+# a test that takes longer than any of ours prints where it stands
+STUCK_S := 300
+
+MAKEFLAGS += --no-print-directory
+export TORCH_INDEX MODEL CONFIG PORT
+# a caller's search path must not reach into .venv
+unexport PYTHONHOME PYTHONPATH
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-long lint lock clean setup
+
+help: ## show this list
+	@echo 'make TARGET [NAME=value ...]'
+	@echo
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@echo
+	@echo '  MODEL=ID       serve: a Hugging Face id or a folder; default: the built-in tiny model, whose text is noise'
+	@echo '  CONFIG=FILE    serve: a YAML configuration'
+	@echo '  PORT=N         serve: the port of the endpoint'
+	@echo '  PYTHON=python3.12  the Python that .venv is made from'
+	@echo '  DEVICE=cpu|gpu     which lock file; default: gpu where an NVIDIA GPU is visible'
+	@echo '  TORCH_INDEX=URL    where the CPU build of torch comes from if the usual index lacks it'
+	@echo '  PYTEST_ARGS=...    test: more arguments for pytest'
+
+setup:
+	@$(PYTHON) -I scripts/install.py --device '$(DEVICE)'
+
+# exec: Ctrl-C and SIGTERM then reach serve-app itself, and its exit status is ours
+serve: setup ## serve a model here, in the foreground, until Ctrl-C
+	@set --; \
+	if [ -n "$$CONFIG" ]; then set -- "$$@" --config "$$CONFIG"; fi; \
+	if [ -n "$$MODEL" ]; then set -- "$$@" --model "$$MODEL"; fi; \
+	if [ -n "$$PORT" ]; then set -- "$$@" --port "$$PORT"; fi; \
+	exec $(BIN)/serve-app up "$$@"
+
+test: lint ## the checks and the default tests (under 20 minutes on 2 cores)
+	@exec $(BIN)/python -m pytest -m 'not long' --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
+
+test-long: lint ## all tests, the long ones too
+	@exec $(BIN)/python -m pytest --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
+
+lint: setup ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+lock: ## resolve requirements/*.txt anew
+	@exec $(PYTHON) -I scripts/lock.py
+
+clean: ## remove .venv and everything made by tools (a running server's .state stays)
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

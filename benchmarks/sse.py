@@ -1,0 +1,84 @@
+"""What one streamed chat answer says, parsed as little as counting tokens and taking time stamps needs.
+
+Decides which server-sent event carries tokens and which the usage; everything else in an event is left unread.
+Invariant: an event is judged once, whole, however the transport cut the bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+
+EVENT_END = b"\n\n"
+
+
+class EventKind(enum.Enum):
+    """What an event is to the clock: TOKENS moves it, ROLE and OTHER do not, ERROR fails the run."""
+
+    ROLE = "role"
+    TOKENS = "tokens"
+    USAGE = "usage"
+    DONE = "done"
+    ERROR = "error"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one answer, as the server states them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class SseSplitter:
+    """Cuts a byte stream into whole events; what is left over waits for the next piece."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events completed by `data`, without their closing blank line."""
+        if self._rest:
+            data = self._rest + data
+        events = data.split(EVENT_END)
+        self._rest = events.pop()
+        return events
+
+    @property
+    def pending(self) -> bytes:
+        """The beginning of an event whose end has not come."""
+        return self._rest
+
+
+def classify(event: bytes) -> EventKind:
+    """The kind of one event. Generated text cannot imitate a key: inside a JSON string its quotes are escaped.
+
+    An event with a delta counts as tokens even when its text is empty: the server made a token whose bytes do not yet
+    form a character.
+    """
+    if b'"choices":[{' in event:
+        return EventKind.ROLE if b'"role":' in event else EventKind.TOKENS
+    if event == b"data: [DONE]":
+        return EventKind.DONE
+    if b'"error":' in event:
+        return EventKind.ERROR
+    if b'"usage":{' in event:
+        return EventKind.USAGE
+    return EventKind.OTHER
+
+
+def parse_usage(event: bytes) -> Usage:
+    """The counts in a usage event.
+
+    Raises:
+        ValueError: not JSON, or without both counts.
+    """
+    try:
+        usage = json.loads(event.removeprefix(b"data:"))["usage"]
+        return Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"usage event without {error}: {event[:200]!r}") from None

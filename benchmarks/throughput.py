@@ -1,0 +1,125 @@
+"""How much of vLLM's own server's speed this stack keeps: `python -m benchmarks.throughput [--quick] [--batch-curve]`.
+
+One load generator drives vLLM's own server and this stack in turn (A B A B), same model and engine environment, at 1,
+8, 32 and 64 clients. Prints conditions, progress and tables, and as its last line one JSON object. `--arms vllm,vllm`
+compares the baseline with itself: what is left between the two is noise.
+
+Invariant: at any time at most one arm is under load; any failed request ends the run with exit code 1 and no figure.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import conditions, report
+from benchmarks.arms import BenchmarkError, ModelChoice
+from benchmarks.lines import write_json
+from benchmarks.plan import Plan, order, parse_arguments, plan_of, seed_of
+from benchmarks.report import Analysis, Window
+from benchmarks.stage import Stage, measure
+from serve_app.engine.tiny_model import ensure_tiny_model
+
+IDLE_LIMIT_CORES = 0.02  # an idle arm above this would slow the other by more than we want to tell apart
+CONSOLE_WIDTH = 150  # of tables when the output is not a terminal
+
+
+def settle_idle(stage: Stage, plan: Plan, choice: str) -> None:
+    """Fix what the idle arm does. `auto`: it stays up only if every arm costs next to nothing when idle."""
+    for label in [] if choice == "stop" else reversed(plan.arms):  # ours first: Ray is the likelier to stir
+        stage.get(label)
+        cost = sum(stage.idle_cores[label].values())
+        if choice == "auto" and len(plan.arms) > 1 and cost > IDLE_LIMIT_CORES:
+            stage.console.print(f"  idle costs over {IDLE_LIMIT_CORES:g} cores: from here on one arm is up at a time")
+            stage.one_at_a_time = True
+            return
+
+
+def run_rounds(stage: Stage, plan: Plan, began: float, raw: Path | None) -> list[Window]:
+    """All rounds, or as many whole ones as the budget holds."""
+    windows: list[Window] = []
+    for number in range(1, plan.rounds + 1):
+        round_began = time.monotonic()
+        for label, clients in order(plan, stage.up if stage.one_at_a_time else None):
+            window = measure(stage.get(label), stage.model, plan, clients, number, seed_of(plan, number, clients))
+            windows.append(window)
+            stage.console.print("  " + report.progress_line(window))
+            if raw is not None:
+                (raw / f"{label}-{clients}-{number}.json").write_text(json.dumps(window.as_json()))
+        now = time.monotonic()
+        if plan.budget_s is not None and number < plan.rounds and 2 * now - began - round_began > plan.budget_s:
+            stage.console.print(f"  {number} of {plan.rounds} rounds done: one more would pass {plan.budget_s:g} s")
+            break
+    return windows
+
+
+def run(stage: Stage, plan: Plan, idle: str, raw: Path | None) -> tuple[list[Window], dict[str, Any]]:
+    """Measure; returns the windows and the conditions they were got under."""
+    began = time.monotonic()
+    facts = conditions.collect(stage.model, plan.as_json(), stage.vllm_arguments)
+    stage.console.print_json(data=facts)
+    settle_idle(stage, plan, idle)
+    windows = run_rounds(stage, plan, began, raw)
+    return windows, facts | {
+        "seconds": round(time.monotonic() - began),
+        "idle_arm": "stopped" if stage.one_at_a_time else "up",
+        "idle_cores": stage.idle_cores,
+        "engine_environment_seen": stage.engine_environments,
+        "same_greedy_answer": len(set(stage.answers.values())) == 1,
+        "foreign_cores_max": max((w.foreign_cores for w in windows), default=None),
+    }
+
+
+def show(console: Console, result: Mapping[str, Any]) -> None:
+    """Tables, and a word of warning where the figures do not compare like with like."""
+    report.print_tables(console, result)
+    if result.get("batch_curve"):
+        report.print_batch_curve(console, result["batch_curve"])
+    if not result["conditions"]["same_greedy_answer"]:
+        console.print(
+            "  the arms gave different greedy answers: look whether they serve the same model", style="yellow"
+        )
+
+
+def _on_terminate(signum: int, _frame: FrameType | None) -> None:
+    """Turn a signal into an exception, so that the servers are taken down on the way out."""
+    raise SystemExit(128 + signum)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when figures were got, whatever they are; 1 when they could not be."""
+    options = parse_arguments(sys.argv[1:] if arguments is None else arguments, str(__doc__))
+    plan = plan_of(options)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else CONSOLE_WIDTH)
+    signal.signal(signal.SIGTERM, _on_terminate)
+    if options.raw is not None:
+        options.raw.mkdir(parents=True, exist_ok=True)
+    model = ModelChoice(path=options.model or str(ensure_tiny_model()))
+    with tempfile.TemporaryDirectory(prefix="serve-bench-") as folder:
+        stage = Stage(model, Path(folder), options.vllm_arg, console, one_at_a_time=options.idle == "stop")
+        try:
+            windows, facts = run(stage, plan, options.idle, options.raw)
+        except BenchmarkError as error:
+            console.print(f"failed: {error}", style="red", markup=False)
+            return 1
+        finally:
+            stage.close()
+    result = report.build(Analysis(windows, plan.arms, plan.clients, plan.seed), facts)
+    if options.batch_curve:
+        result["batch_curve"] = report.batch_curve(result)
+    show(console, result)
+    write_json(result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

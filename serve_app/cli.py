@@ -1,0 +1,194 @@
+"""The command line: `serve-app up | status | chat | down`.
+
+Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for something
+that failed, 2 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+
+from serve_app import settings as configuration
+from serve_app.errors import BadRequest, ConfigError, ServeAppError
+from serve_app.local import DEFAULT_INSTANCE, InstanceState
+from serve_app.local.node import LOOPBACK
+from serve_app.settings import Settings
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOTHING_RUNS = 3
+
+P = ParamSpec("P")
+app = typer.Typer(
+    name="serve-app",
+    help="Serve open-weight models on this machine through one OpenAI-compatible endpoint.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+InstanceOption = Annotated[str, typer.Option("--instance", help="Name of the instance.")]
+StateOption = Annotated[
+    str | None,
+    typer.Option("--state-dir", envvar="SERVE_APP_STATE", help="Where instances are recorded.", show_default=False),
+]
+
+
+def _reported(command: Callable[P, int]) -> Callable[P, None]:
+    """Turn the command's result into the exit status, and our errors into one line."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except ServeAppError as error:
+            Console(stderr=True).print(
+                f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
+            )
+            code = EXIT_USAGE if isinstance(error, ConfigError | BadRequest) else EXIT_FAILED
+        raise typer.Exit(code)
+
+    return run
+
+
+def configured(config: Path | None, model: str | None) -> Settings:
+    """The settings of a file, or the defaults; `model` replaces the models by one of that name or path.
+
+    Raises:
+        ConfigError: wrong settings, or a path where nothing is.
+    """
+    chosen = configuration.load(config) if config is not None else Settings()
+    if model is None:
+        return chosen
+    name = model
+    if model.startswith(("/", ".", "~")):
+        folder = Path(model).expanduser().resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--model {model}: there is no such folder", param="model")
+        name, model = folder.name, str(folder)
+    data = chosen.model_dump(mode="json", exclude_unset=True)
+    return configuration.parse({**data, "models": [{"name": name, "path": model}]})
+
+
+@app.command()
+@_reported
+def up(
+    config: Annotated[Path | None, typer.Option("--config", help="YAML configuration; see the README.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Serve this instead of the configured models: 'tiny', an id, a folder."),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = 8000,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 to be reached from other machines.")
+    ] = LOOPBACK,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    cpus: Annotated[
+        int | None, typer.Option("--cpus", min=1, help="Logical CPUs Ray may place on; counted by default.")
+    ] = None,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Run Ray's dashboard too (loopback).")] = False,
+    state_dir: StateOption = None,
+) -> int:
+    """Start an instance and keep it in the foreground; Ctrl-C ends all of it."""
+    from serve_app.terminal.up import UpOptions
+    from serve_app.terminal.up import up as run
+
+    chosen = configured(config, model)
+    options = UpOptions(chosen, instance, port, host, state_dir, num_cpus=cpus, dashboard=dashboard)
+    return run(options, Console())
+
+
+@app.command()
+@_reported
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Show models, replicas and their states. Exit status 3 when nothing runs."""
+    from serve_app.terminal import instances
+
+    found = instances.status(InstanceState(instance, state_dir))
+    if found is None:
+        message: dict[str, Any] = {"instance": instance, "state": "stopped"}
+        print(json.dumps(message) if as_json else f"{instance}: nothing runs")
+        return EXIT_NOTHING_RUNS
+    if as_json:
+        print(json.dumps(found))
+    else:
+        instances.show(found, Console())
+    return 0
+
+
+@app.command()
+@_reported
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Which model; by default the first.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    priority: Annotated[
+        str | None, typer.Option("--priority", help="Class: low, normal, high, critical; as far as the key allows.")
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Another endpoint than the instance's.")] = None,
+    key: Annotated[str | None, typer.Option("--key", envvar="SERVE_APP_API_KEY", help="API key.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Talk to a model of a running instance, as it answers."""
+    from serve_app.terminal import chat as talk
+
+    console = Console()
+    if url is None:
+        running = InstanceState(instance, state_dir).read()
+        if running is None:
+            Console(stderr=True).print(f"{instance}: nothing runs; start it with `serve-app up`", markup=False)
+            return EXIT_NOTHING_RUNS
+        url = running.url
+        key = key or _key_in(running.api_key_file)
+    endpoint = talk.Endpoint(url, key)
+    if model is None:
+        served = talk.models(endpoint)
+        if not served:
+            raise BadRequest(f"{url} serves no model", param="model")
+        model = served[0]
+    conversation = talk.Conversation(endpoint, model, console, system=system, priority=priority)
+    if prompt is not None:
+        conversation.say(prompt)
+    else:
+        talk.interactive(conversation, console)
+    return 0
+
+
+@app.command()
+@_reported
+def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = None) -> int:
+    """End an instance, wherever it was started. Without one it does nothing."""
+    from serve_app.terminal import instances
+
+    ended = instances.down(InstanceState(instance, state_dir), print)
+    print(f"{instance}: ended" if ended else f"{instance}: nothing runs")
+    return 0
+
+
+def _key_in(path: str | None) -> str | None:
+    """The key kept in the file; None when there is none to read."""
+    try:
+        return Path(path).read_text().strip() if path else None
+    except OSError as error:
+        raise ConfigError(f"{path}: the API key cannot be read: {error.strerror}; give one with --key") from None
+
+
+def main() -> None:
+    """Entry point of the `serve-app` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""How fast slots come free, measured, and what that means for a wait.
+
+Little's law on slots: slots released per busy slot-second, times the slots there are, is what the replicas release in a
+second when all are busy. Measured so, a quiet hour does not make the line look slow, and a new replica counts at once.
+
+Older measurements fade with `FADE_S`. All figures are None until a first slot has been released.
+"""
+
+from __future__ import annotations
+
+import math
+
+from serve_app.types import RequestClass
+
+FADE_S = 60.0  # long enough to hold whole answers of tens of seconds, short enough to follow a change of load
+MAX_SHARE_ABOVE = 0.95  # of the drain, taken by higher classes; nearer to 1 the quotient is all noise
+
+
+class DrainRate:
+    """Slots released and granted, fading. O(1) per call."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._released = 0.0
+        self._busy_slot_s = 0.0
+        self._all_slot_s = 0.0
+        self._granted = [0.0] * len(RequestClass)
+
+    def advance(self, now: float, busy: int, slots: int) -> None:
+        """Account for the time since the last call, in which `busy` of `slots` slots were busy."""
+        elapsed, self._at = (0.0 if self._at is None else now - self._at), now
+        if elapsed <= 0.0:
+            return
+        keep = math.exp(-elapsed / FADE_S)
+        weight_s = FADE_S * (1.0 - keep)
+        self._all_slot_s = self._all_slot_s * keep + slots * weight_s
+        self._granted = [granted * keep for granted in self._granted]
+        if busy:  # idle time says nothing about how long a slot is held, so it does not fade what was measured
+            self._released *= keep
+            self._busy_slot_s = self._busy_slot_s * keep + busy * weight_s
+
+    def released(self, slots: int) -> None:
+        self._released += slots
+
+    def granted(self, level: RequestClass, slots: int) -> None:
+        self._granted[level] += slots
+
+    def slots_per_s(self, slots: int) -> float | None:
+        """Slots released per second when `slots` slots are all busy; None: not measured, or there are none."""
+        if self._released <= 0.0 or self._busy_slot_s <= 0.0 or slots <= 0:
+            return None
+        return slots * self._released / self._busy_slot_s
+
+    def wait_s(self, level: RequestClass, work: int, slots: int) -> float | None:
+        """Seconds until `work` slots have come free for `level` and what stands above it now, on `slots` slots in all.
+
+        What the classes above are going to take meanwhile is taken off: wait = work / (rate x (1 - their share)), the
+        wait of a queue with strict priorities (Cobham, 1954), with their share of the drain as it was of late.
+        """
+        rate = self.slots_per_s(slots)
+        if rate is None:
+            return None
+        possible = self._released / self._busy_slot_s * self._all_slot_s
+        above = sum(self._granted[level + 1 :])
+        share = min(above / possible, MAX_SHARE_ABOVE) if possible > 0.0 else 0.0
+        return max(0, work) / (rate * (1.0 - share))

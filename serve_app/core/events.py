@@ -1,0 +1,131 @@
+"""What goes into admission and what comes out: frozen values that can cross a process border as they are.
+
+All moments are seconds of the one monotonic clock of whoever hosts the `Admission`; a caller on another machine sends
+spans and the host adds them to its own clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from serve_app.errors import BadRequest, Overloaded, ServeAppError, Unavailable
+from serve_app.types import RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that asks for a place on a replica.
+
+    Args:
+        request_id: unique among the requests that wait or run.
+        request_class: the class it may claim (the edge has checked the right to it).
+        tenant: whom it is counted for.
+        slots: sequences of one replica's batch it occupies, at least 1 (n x prompts).
+        cost_tokens: estimated prompt plus output tokens; reported, not yet decided on.
+        deadline: moment after which a grant is of no use; None: only the longest wait bounds it.
+        affinity: the replica it would rather have; never waited for.
+
+    Raises:
+        ValueError: slots below 1, negative tokens, or a deadline that is not a number.
+    """
+
+    request_id: str
+    request_class: RequestClass
+    tenant: str
+    slots: int = 1
+    cost_tokens: int = 0
+    deadline: float | None = None
+    affinity: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ValueError(f"slots is {self.slots}; a request occupies at least one")
+        if self.cost_tokens < 0:
+            raise ValueError(f"cost_tokens is {self.cost_tokens}; it cannot be negative")
+        if self.deadline is not None and math.isnan(self.deadline):
+            raise ValueError("deadline is not a number")
+
+
+class Reason(enum.StrEnum):
+    """Why a request was refused; a label of the metrics and the `code` of the error."""
+
+    QUEUE_FULL = "queue_full"  # the line is full of requests of its class and above
+    SHED = "shed"  # it was in the line, and a higher class needed its place
+    DEADLINE = "deadline"  # passed, or the predicted wait exceeds it
+    TIMEOUT = "timeout"  # it waited the longest wait
+    NO_REPLICA = "no_replica"  # no replica has had a slot for too long
+    TOO_LARGE = "too_large"  # more slots than any replica has
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The request may run on this replica; its slots are taken until `on_done` or `on_cancel`."""
+
+    request_id: str
+    replica_id: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request is out. `retry_after_s`: when a repeat can be expected to run at once; None: never as it is."""
+
+    request_id: str
+    reason: Reason
+    retry_after_s: float | None
+
+
+Action = Grant | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaUse:
+    """Slots a replica has for us, and those in use; more in use than it has while it shrinks or drains."""
+
+    slots: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state in figures. Classes by label and as claimed, reasons by value; counters only ever grow.
+
+    `arrived` always equals `granted` + `refused` + `cancelled_waiting` + `waiting`, each summed.
+    """
+
+    waiting: Mapping[str, int]
+    waiting_slots: int
+    waiting_tokens: int
+    lifted: int
+    oldest_wait_s: float
+    replicas: Mapping[str, ReplicaUse]
+    arrived: int
+    granted: Mapping[str, int]
+    refused: Mapping[str, int]
+    cancelled_waiting: int
+    cancelled_running: int
+    done: int
+    done_tokens: int
+    drain_slots_per_s: float | None
+
+
+_MESSAGES = {
+    Reason.QUEUE_FULL: "The waiting line of this model is full.",
+    Reason.SHED: "The request gave its place in the full waiting line to one of a higher class.",
+    Reason.DEADLINE: "The request cannot start before its deadline.",
+    Reason.TIMEOUT: "The request waited as long as is allowed and found no free slot.",
+    Reason.NO_REPLICA: "No replica of this model can serve at the moment.",
+    Reason.TOO_LARGE: "The request asks for more sequences at once than a replica of this model can run.",
+}
+
+
+def refusal_error(refusal: Refuse) -> ServeAppError:
+    """What the caller of a refused request is told: 503 without a replica, 400 if it can never fit, else 429."""
+    message = _MESSAGES[refusal.reason]
+    if refusal.reason is Reason.TOO_LARGE:
+        return BadRequest(message, param="n", code=refusal.reason.value)
+    kind = Unavailable if refusal.reason is Reason.NO_REPLICA else Overloaded
+    return kind(message, retry_after_s=refusal.retry_after_s, code=refusal.reason.value)

@@ -1,0 +1,86 @@
+"""vLLM's engine arguments and Ray's resources for one model: pure functions of the settings, tested without either.
+
+Invariant: one placement group bundle per rank, at most one GPU per bundle; the replica actor sits in bundle 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.engine.environment import Platform
+from serve_app.engine.tiny_model import ensure_tiny_model
+from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
+
+TINY = "tiny"  # the name of the built-in model
+
+
+def model_path(settings: ModelSettings) -> str:
+    """The folder or Hugging Face id vLLM loads; the built-in model is made where it is needed."""
+    return str(ensure_tiny_model()) if settings.path == TINY else settings.path
+
+
+def executor(settings: ModelSettings, platform: Platform) -> str:
+    """vLLM's executor: one rank needs none; on GPUs Ray places the ranks; the CPU build only knows processes."""
+    if settings.ranks == 1:
+        return "uni"
+    return "ray" if platform == "gpu" else "mp"
+
+
+def kv_cache_bytes(settings: ModelSettings, platform: Platform) -> int | None:
+    """KV cache bytes per rank; None leaves it to `gpu_memory_utilization`, which the CPU build cannot do."""
+    if settings.kv_cache_gb is not None:
+        return int(settings.kv_cache_gb * 2**30)
+    return int(DEFAULT_KV_CACHE_GB * 2**30) if platform == "cpu" else None
+
+
+def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, Any]:
+    """Keyword arguments of `vllm.AsyncEngineArgs`."""
+    arguments: dict[str, Any] = {
+        "model": model_path(settings),
+        "served_model_name": [settings.name],
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "distributed_executor_backend": executor(settings, platform),
+        "scheduling_policy": "priority",
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "enforce_eager": settings.enforce_eager,
+        "dtype": settings.dtype,
+        "max_num_seqs": settings.max_num_seqs,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "trust_remote_code": False,
+        "disable_log_stats": True,
+    }
+    optional = {
+        "max_model_len": settings.max_model_len,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "quantization": settings.quantization,
+        "kv_cache_memory_bytes": kv_cache_bytes(settings, platform),
+        "reasoning_parser": settings.reasoning_parser,
+    }
+    arguments |= {name: value for name, value in optional.items() if value is not None}
+    if settings.task == "embed":
+        arguments |= {"runner": "pooling", "convert": "embed"}
+    return arguments | settings.extra_engine_args
+
+
+def placement(settings: ModelSettings, platform: Platform) -> dict[str, Any]:
+    """Serve's placement options of the engine deployment: bundles, strategy and the replica actor's own resources.
+
+    On GPUs with several ranks the workers take the GPUs of the bundles and the actor none; with one rank the actor
+    holds the GPU itself. A tensor-parallel group stays on one node; only a pipeline may span nodes.
+    """
+    gpus = settings.gpus_per_rank if platform == "gpu" and settings.engine == "vllm" else 0.0
+    bundle: dict[str, float] = {"CPU": settings.cpus_per_rank}
+    if gpus:
+        bundle["GPU"] = gpus
+        if settings.accelerator_type:
+            bundle[f"accelerator_type:{settings.accelerator_type}"] = 0.001
+    actor: dict[str, Any] = {"num_cpus": settings.cpus_per_rank}
+    if gpus and settings.ranks == 1:
+        actor["num_gpus"] = gpus
+    strategy = "STRICT_PACK" if settings.pipeline_parallel_size == 1 else "PACK"
+    return {
+        "placement_group_bundles": [dict(bundle) for _ in range(settings.ranks)],
+        "placement_group_strategy": strategy,
+        "ray_actor_options": actor,
+    }

@@ -1,0 +1,64 @@
+"""The engine replica's side of the channels: frames of all requests of one router leave in one message per loop turn.
+
+Invariant: frames of a request leave in the order they were put; nothing is held back while the consumer is not behind;
+while it is behind, frames of one request grow together instead of piling up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from serve_app.engine.protocol import Batch, Frame, batch_encoder
+
+
+class Outbox:
+    """Frames waiting to leave to one router. Not thread-safe: one event loop."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, Frame] = {}  # by request number: a later frame is merged into the waiting one
+        self._slots = 0
+        self._closed = False
+        self._wake = asyncio.Event()
+
+    def put(self, frame: Frame) -> None:
+        """Add a frame; merged with the one of the same request that still waits."""
+        waiting = self._frames.get(frame.number)
+        self._frames[frame.number] = frame if waiting is None else merge(waiting, frame)
+        self._wake.set()
+
+    def set_slots(self, slots: int) -> None:
+        """Tell the router its new share of the engine's batch."""
+        self._slots = slots
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the stream once what waits has left."""
+        self._closed = True
+        self._wake.set()
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Encoded `Batch` messages until closed."""
+        while True:
+            if self._frames or self._slots:
+                batch = Batch(list(self._frames.values()), self._slots)
+                self._frames, self._slots = {}, 0
+                yield batch_encoder.encode(batch)
+            elif self._closed:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+
+def merge(first: Frame, second: Frame) -> Frame:
+    """Two consecutive frames of one request as one."""
+    return Frame(
+        number=first.number,
+        body=first.body + second.body,
+        status=first.status or second.status,
+        media=first.media or second.media,
+        groups=first.groups + second.groups,
+        events=first.events + second.events,
+        usage=second.usage,
+    )

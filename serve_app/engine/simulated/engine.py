@@ -1,0 +1,279 @@
+"""The simulated engine: `SimulatedScheduler` in real time behind `EngineBackend`.
+
+Invariant: one task drives all steps, and a request costs no timer and no task of its own; closing a request's iterator
+frees its slots and KV before control returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from typing import Any
+
+from serve_app.engine.protocol import EngineInfo, EngineLoad, Piece, Submit, Usage
+from serve_app.engine.simulated import requests
+from serve_app.engine.simulated.requests import Generation
+from serve_app.engine.simulated.scheduler import Sequence, SimulatedScheduler, State
+from serve_app.engine.simulated.text import WordTokenizer, Writer, embedding, embedding_document
+from serve_app.errors import BadRequest, ConfigError, EngineFailed
+from serve_app.settings import ModelSettings
+from serve_app.types import Operation
+
+DEFAULT_MAX_MODEL_LEN = 8192  # tokens; what the built-in model `tiny` has
+KV_BYTES_PER_TOKEN = 131_072  # an 8B model's: 32 layers x 8 KV heads x 128 x 2 (K and V) x 2 bytes
+
+
+class _Request:
+    """A request's sequences, and what its consumer waits on."""
+
+    __slots__ = ("_error", "_news", "_waiter", "sequences")
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self.sequences = sequences
+        self._news = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def moved(self) -> None:
+        """Return once a sequence has moved since the last return; raises what `fail` was given."""
+        if not self._news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._news = False
+        if self._error is not None:
+            raise self._error
+
+    def wake(self) -> None:
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self.wake()
+
+
+class SimulatedEngine:
+    """An `EngineBackend` without a model. Not thread-safe: one event loop.
+
+    Args:
+        settings: the model; `settings.simulated` has rates, KV size and seed.
+        clock: seconds, monotonic; `sleep` must let it pass.
+        wall_clock: seconds since the epoch, for the responses' `created`.
+        sleep: as `asyncio.sleep`.
+    """
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._settings = settings
+        self._clock, self._wall_clock, self._sleep = clock, wall_clock, sleep
+        self._kv_tokens = settings.simulated.kv_cache_tokens
+        self._max_model_len = settings.max_model_len or min(DEFAULT_MAX_MODEL_LEN, self._kv_tokens)
+        self._scheduler = SimulatedScheduler(
+            slots=settings.max_num_seqs,
+            kv_tokens=self._kv_tokens,
+            prefill_tokens_per_s=settings.simulated.prefill_tokens_per_s,
+            decode_step_s=settings.simulated.decode_step_s,
+        )
+        self._tokenizer = WordTokenizer()
+        self._requests: dict[Sequence, _Request] = {}
+        self._work = asyncio.Event()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        self._loop_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> EngineInfo:
+        """Begin to run steps.
+
+        Raises:
+            ConfigError: one sequence of `max_model_len` would not fit into the KV cache.
+        """
+        if self._max_model_len > self._kv_tokens:
+            raise ConfigError(
+                f"max_model_len ({self._max_model_len}) is above simulated.kv_cache_tokens ({self._kv_tokens})",
+                param="max_model_len",
+            )
+        self._loop_task = asyncio.create_task(self._run_steps(), name="simulated-engine-steps")
+        self._loop_task.add_done_callback(self._fail_requests)
+        return EngineInfo(
+            model=self._settings.name,
+            tasks=[self._settings.task],
+            max_model_len=self._max_model_len,
+            slots=self._settings.max_num_seqs,
+            kv_cache_tokens=self._kv_tokens,
+            kv_cache_bytes=self._kv_tokens * KV_BYTES_PER_TOKEN,
+        )
+
+    async def run(self, submit: Submit) -> AsyncGenerator[Piece, None]:
+        """Run one request; see `EngineBackend.run`.
+
+        Raises:
+            EngineFailed: the engine is not running, or stopped under the request.
+        """
+        self._require_running()
+        try:
+            pieces = self._pieces(submit)
+        except BadRequest as error:
+            yield Piece(_encode(error.body()), error.status, "json", usage=Usage())
+            return
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    def load(self) -> EngineLoad:
+        """The figures after the last step."""
+        scheduler = self._scheduler
+        running, waiting = scheduler.counts
+        return EngineLoad(
+            running=running,
+            waiting=waiting,
+            kv_cache_usage=scheduler.kv_used / self._kv_tokens,
+            steps=scheduler.steps,
+            generated_tokens=scheduler.generated_tokens,
+            prompt_tokens=scheduler.prompt_tokens,
+            preemptions=scheduler.preemptions,
+        )
+
+    async def check_health(self) -> None:
+        """Raises EngineFailed when no step loop runs, or a step is overdue by more than `health_stall_s`."""
+        self._require_running()
+        due = self._scheduler.due
+        overdue_s = 0.0 if due is None else self._clock() - due
+        if overdue_s > self._settings.health_stall_s:
+            raise EngineFailed(f"the simulated engine is frozen: a step is {overdue_s:.1f} s overdue")
+
+    async def shutdown(self) -> None:
+        """End the step loop; requests still running raise EngineFailed."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.wait([self._loop_task])
+
+    def freeze(self) -> None:
+        """For tests: run no further step until `thaw`, as a hung engine would."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """For tests: go on after `freeze`."""
+        self._thawed.set()
+
+    def _require_running(self) -> None:
+        if self._loop_task is None or self._loop_task.done():
+            raise EngineFailed("the simulated engine does not run")
+
+    async def _run_steps(self) -> None:
+        while True:
+            due = self._scheduler.due
+            if due is None:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            await self._sleep(max(0.0, due - self._clock()))
+            await self._thawed.wait()
+            for sequence in self._scheduler.advance(self._clock()):
+                self._requests[sequence].wake()
+
+    def _fail_requests(self, task: asyncio.Task[None]) -> None:
+        cause = None if task.cancelled() else task.exception()
+        for request in set(self._requests.values()):
+            request.fail(EngineFailed(f"the simulated engine stopped: {cause or 'it was shut down'}"))
+
+    def _pieces(self, submit: Submit) -> AsyncGenerator[Piece, None]:
+        """The pieces of a request whose body is in order; raises BadRequest if it is not."""
+        operation, body = submit.operation, submit.body
+        if operation is Operation.TOKENIZE:
+            return self._answer(self._tokenized(requests.parse_tokenize(body)))
+        if operation is Operation.DETOKENIZE:
+            return self._answer({"prompt": self._tokenizer.decode(requests.parse_detokenize(body))})
+        embeds = self._settings.task == "embed"
+        if operation is Operation.RESPONSES or embeds is not (operation is Operation.EMBEDDING):
+            raise BadRequest(f"{self._settings.name} does not answer {operation.value} requests", param="model")
+        if embeds:
+            return self._embed(submit, requests.parse_embedding(body, max_model_len=self._max_model_len))
+        seed = self._settings.simulated.seed
+        generation = requests.parse_generation(operation, body, seed=seed, max_model_len=self._max_model_len)
+        created = int(self._wall_clock())
+        writer = Writer(operation, submit.request_id, self._settings.name, created, stream=generation.stream)
+        return (self._stream if generation.stream else self._generate)(submit, generation, writer)
+
+    async def _stream(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Piece, None]:
+        """One piece per choice and wake-up, with the tokens made since the last one."""
+        sent = [0] * len(generation.choices)
+        status, media = 200, "sse"
+        open_choices = len(sent)
+        with self._admitted(submit, generation.sizes) as request:
+            while open_choices:
+                await request.moved()
+                for choice, sequence in zip(generation.choices, request.sequences, strict=True):
+                    start, stop = sent[choice.index], sequence.produced
+                    if start == stop:
+                        continue
+                    sent[choice.index] = stop
+                    body, group = writer.tokens(choice, start, stop)
+                    if not start:
+                        body = writer.opening(choice) + body
+                    if stop == choice.max_tokens:
+                        body += writer.closing(choice)
+                        open_choices -= 1
+                    if not open_choices:
+                        body += writer.end(generation.usage if generation.include_usage else None)
+                    yield Piece(body, status, media, [group], None if open_choices else _usage(generation))
+                    status, media = 0, ""
+
+    async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Piece, None]:
+        await self._finish(submit, generation.sizes)
+        choices = generation.choices
+        groups = [writer.tokens(choice, 0, choice.max_tokens)[1] for choice in choices]
+        yield Piece(writer.document(choices, generation.usage), 200, "json", groups, _usage(generation))
+
+    async def _embed(self, submit: Submit, asked: requests.Embedding) -> AsyncGenerator[Piece, None]:
+        await self._finish(submit, [(tokens, 0) for _, tokens in asked.inputs])
+        vectors = [embedding(self._settings.simulated.seed, text) for text, _ in asked.inputs]
+        tokens = sum(tokens for _, tokens in asked.inputs)
+        document = embedding_document(self._settings.name, vectors, tokens, packed=asked.packed)
+        yield Piece(document, 200, "json", usage=Usage(tokens, 0, 0, "stop"))
+
+    async def _answer(self, value: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+        yield Piece(_encode(value), 200, "json", usage=Usage())
+
+    def _tokenized(self, text: str) -> dict[str, Any]:
+        tokens = self._tokenizer.encode(text)
+        return {"count": len(tokens), "max_model_len": self._max_model_len, "tokens": tokens, "token_strs": None}
+
+    async def _finish(self, submit: Submit, sizes: Iterable[tuple[int, int]]) -> None:
+        with self._admitted(submit, sizes) as request:
+            for sequence in request.sequences:
+                while sequence.state is not State.DONE:
+                    await request.moved()
+
+    @contextlib.contextmanager
+    def _admitted(self, submit: Submit, sizes: Iterable[tuple[int, int]]) -> Iterator[_Request]:
+        """Sequences of the given (prompt, output) tokens in the scheduler, for as long as the context lasts."""
+        request = _Request([Sequence(prompt, output, submit.priority) for prompt, output in sizes])
+        try:
+            for sequence in request.sequences:
+                self._requests[sequence] = request
+                self._scheduler.add(sequence, self._clock())
+            self._work.set()
+            yield request
+        finally:
+            for sequence in request.sequences:
+                self._scheduler.cancel(sequence)
+                self._requests.pop(sequence, None)
+
+
+def _usage(generation: Generation) -> Usage:
+    told = generation.usage
+    return Usage(told["prompt_tokens"], told["completion_tokens"], 0, generation.choices[0].finish_reason)
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value).encode()

@@ -1,0 +1,192 @@
+"""OpenAI request bodies as the simulated engine reads them. Pure.
+
+What shapes the answer's length and format is checked and honoured; sampling parameters, tools, logprobs and response
+formats are accepted and without effect, since the text is fixed by seed and prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.engine.simulated.text import Choice, count_tokens, first_stop, text_key
+from serve_app.errors import BadRequest
+from serve_app.types import Operation
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+MAX_CHOICES = 128  # OpenAI's bound on n; the router's own is lower
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A checked chat or completion request. `prompt_tokens` counts each prompt once, as vLLM does."""
+
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    stream: bool
+    include_usage: bool
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Prompt and output tokens of each choice."""
+        return [(choice.prompt_tokens, choice.max_tokens) for choice in self.choices]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """OpenAI's usage object, once every choice has ended."""
+        output = sum(choice.max_tokens for choice in self.choices)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": output,
+            "total_tokens": self.prompt_tokens + output,
+        }
+
+
+def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, max_model_len: int) -> Generation:
+    """Read a chat or completion body.
+
+    Raises:
+        BadRequest: a field is missing or wrong, or a prompt leaves no room for output; `param` names the field.
+    """
+    chat = operation is Operation.CHAT
+    prompts = [_chat_prompt(body)] if chat else _prompts(body, "prompt")
+    n = _integer(body, "n") or 1
+    if n * len(prompts) > MAX_CHOICES:
+        raise BadRequest(f"{n * len(prompts)} choices, at most {MAX_CHOICES} are possible", param="n")
+    stream = _flag(body, "stream")
+    include_usage = _include_usage(body, stream)
+    stops = _stops(body)
+    wanted = (_integer(body, "max_completion_tokens") if chat else None) or _integer(body, "max_tokens")
+    choices: list[Choice] = []
+    for text, tokens in prompts:
+        _check_length(tokens, max_model_len - 1, "messages" if chat else "prompt")
+        room = max_model_len - tokens
+        max_tokens = min(room, wanted or (room if chat else DEFAULT_COMPLETION_TOKENS))
+        for number in range(n):
+            key = text_key(seed, number, text)
+            stop = first_stop(key, max_tokens, stops) if stops else None
+            length, cut = stop if stop else (max_tokens, None)
+            choices.append(Choice(len(choices), key, tokens, length, cut))
+    return Generation(tuple(choices), sum(tokens for _, tokens in prompts), stream, include_usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A checked embeddings request: texts with their lengths in tokens; `packed` asks for base64."""
+
+    inputs: tuple[tuple[str, int], ...]
+    packed: bool
+
+
+def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> Embedding:
+    """Read an embeddings body. Raises BadRequest as `parse_generation` does."""
+    inputs = _prompts(body, "input")
+    for _, tokens in inputs:
+        _check_length(tokens, max_model_len, "input")
+    packing = body.get("encoding_format") or "float"
+    if packing not in ("float", "base64"):
+        raise BadRequest("encoding_format: float or base64 is wanted", param="encoding_format")
+    if body.get("dimensions") is not None:
+        raise BadRequest("dimensions: this model has one size", param="dimensions")
+    return Embedding(tuple(inputs), packing == "base64")
+
+
+def parse_tokenize(body: dict[str, Any]) -> str:
+    """The text a /tokenize body asks about: its `prompt`, or its `messages` as a prompt."""
+    if "messages" in body:
+        return _chat_prompt(body)[0]
+    if not isinstance(body.get("prompt"), str):
+        raise BadRequest("prompt: a string is wanted", param="prompt")
+    return str(body["prompt"])
+
+
+def parse_detokenize(body: dict[str, Any]) -> list[int]:
+    """The token ids of a /detokenize body."""
+    tokens = body.get("tokens")
+    if not _is_ids(tokens):
+        raise BadRequest("tokens: a list of token ids is wanted", param="tokens")
+    return list(tokens or [])
+
+
+def _chat_prompt(body: dict[str, Any]) -> tuple[str, int]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages: a list of at least one message is wanted", param="messages")
+    lines = [json.dumps(body["tools"], sort_keys=True)] if body.get("tools") else []
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise BadRequest(f"messages.{index}: an object with a role is wanted", param="messages")
+        calls = json.dumps(message["tool_calls"], sort_keys=True) if message.get("tool_calls") else ""
+        lines.append(f"{message['role']}: {_content(message.get('content'), index)}{calls}")
+    text = "\n".join(lines)
+    return text, count_tokens(text)
+
+
+def _content(content: Any, index: int) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        told = [part.get("text") if isinstance(part, dict) else None for part in content]
+        texts = [text for text in told if isinstance(text, str)]
+        if len(texts) == len(told):
+            return "".join(texts)
+    raise BadRequest(f"messages.{index}.content: a string or text parts are wanted", param="messages")
+
+
+def _prompts(body: dict[str, Any], param: str) -> list[tuple[str, int]]:
+    """A string, a list of strings, token ids or lists of token ids, as texts with their lengths in tokens."""
+    given = body.get(param)
+    if isinstance(given, str) or (given and _is_ids(given)):
+        given = [given]
+    if isinstance(given, list) and given:
+        if all(isinstance(item, str) for item in given):
+            return [(text, count_tokens(text)) for text in given]
+        if all(_is_ids(item) for item in given):
+            return [(json.dumps(item), len(item)) for item in given]
+    raise BadRequest(f"{param}: a string, token ids, or a list of either is wanted", param=param)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_length(tokens: int, limit: int, param: str) -> None:
+    if not tokens:
+        raise BadRequest(f"{param}: the prompt is empty", param=param)
+    if tokens > limit:
+        message = f"{param}: {tokens} tokens, this model's context takes a prompt of at most {limit}"
+        raise BadRequest(message, param=param, code="context_length_exceeded")
+
+
+def _integer(body: dict[str, Any], param: str) -> int | None:
+    value = body.get(param)
+    if value is not None and (type(value) is not int or value < 1):
+        raise BadRequest(f"{param}: a whole number of at least 1 is wanted", param=param)
+    return value
+
+
+def _flag(body: dict[str, Any], param: str) -> bool:
+    value = body.get(param)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{param}: true or false is wanted", param=param)
+    return bool(value)
+
+
+def _include_usage(body: dict[str, Any], stream: bool) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict) or not stream:
+        raise BadRequest("stream_options: an object is wanted, and only beside stream", param="stream_options")
+    return _flag(options, "include_usage")
+
+
+def _stops(body: dict[str, Any]) -> list[str]:
+    given = body.get("stop")
+    stops = [given] if isinstance(given, str) else given or []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise BadRequest("stop: a string or a list of strings is wanted, none of them empty", param="stop")
+    return stops

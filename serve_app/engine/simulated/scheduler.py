@@ -1,0 +1,211 @@
+"""Which sequences of the simulated engine run in a step, and when that step ends. Pure: the time is an argument.
+
+Continuous batching as vLLM does it: one token per running sequence and step, prefill in chunks beside it, KV taken as a
+sequence grows, and recompute preemption of the last in rank when there is none left. Rank is (priority, arrival).
+
+Invariant: at most `slots` sequences run and they hold at most `kv_tokens` of KV; the waiting sequence of lowest rank is
+admitted first, so no later arrival overtakes within a priority; a cancelled sequence holds nothing from that moment.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+PREFILL_CHUNK_TOKENS = 2048  # per step; 0.1 s at the default rate, so that a long prompt does not stop all streams
+CATCH_UP_S = 0.05  # a caller late by less keeps the mean rate of steps; after a longer pause there is no burst
+
+
+class State(enum.Enum):
+    """Where a sequence is."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence of a request; the scheduler owns every field but the first three. Counts are in tokens."""
+
+    prompt_tokens: int
+    max_tokens: int  # output after which it ends; 0 is prefill alone
+    priority: int = 0  # lower runs sooner, as in vLLM
+    order: int = -1  # arrival number
+    state: State = State.NEW
+    produced: int = 0
+    computed: int = 0  # of prompt and output, since its last admission
+    kv: int = 0
+    chunk: int = 0  # computed by the step in flight
+
+    @property
+    def total(self) -> int:
+        return self.prompt_tokens + self.produced
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.priority, self.order
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.order
+
+
+class SimulatedScheduler:
+    """A batch of an engine, step by step.
+
+    Args:
+        slots: sequences one step runs.
+        kv_tokens: KV cache size.
+        prefill_tokens_per_s: rate at which a step computes prompt tokens.
+        decode_step_s: duration of a step beside its prefill.
+        prefill_chunk_tokens: prompt tokens one step computes at most, beside one for each running sequence.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        kv_tokens: int,
+        prefill_tokens_per_s: float,
+        decode_step_s: float,
+        prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+    ) -> None:
+        self.slots = slots
+        self.kv_tokens = kv_tokens
+        self._prefill_tokens_per_s = prefill_tokens_per_s
+        self._decode_step_s = decode_step_s
+        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._running: list[Sequence] = []  # both lists in order of rank
+        self._waiting: list[Sequence] = []
+        self._arrivals = 0
+        self._in_step = False
+        self.due: float | None = None  # when `advance` is wanted next; None: idle
+        self.kv_used = 0
+        self.steps = 0
+        self.generated_tokens = 0
+        self.prompt_tokens = 0
+        self.preemptions = 0
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Sequences running and waiting."""
+        return len(self._running), len(self._waiting)
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Let a new sequence wait for a slot.
+
+        Raises:
+            ValueError: it is not new, it has no prompt, or it would not fit into an empty KV cache.
+        """
+        if sequence.state is not State.NEW:
+            raise ValueError(f"the sequence is {sequence.state.value} already")
+        if sequence.prompt_tokens < 1 or sequence.max_tokens < 0:
+            raise ValueError(f"{sequence.prompt_tokens} prompt and {sequence.max_tokens} output tokens")
+        if sequence.prompt_tokens + sequence.max_tokens > self.kv_tokens:
+            raise ValueError(f"{sequence.prompt_tokens + sequence.max_tokens} tokens, the cache has {self.kv_tokens}")
+        sequence.order, sequence.state = self._arrivals, State.WAITING
+        self._arrivals += 1
+        insort(self._waiting, sequence, key=_rank)
+        if self.due is None:
+            self.due = now
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is; one that has ended changes nothing."""
+        if sequence.state is State.WAITING:
+            del self._waiting[bisect_left(self._waiting, sequence.rank, key=_rank)]
+        elif sequence.state is State.RUNNING:
+            self._leave(sequence)
+        sequence.state = State.DONE
+
+    def advance(self, now: float) -> list[Sequence]:
+        """End the step in flight if its time has come, and begin the next.
+
+        Returns:
+            The sequences that produced a token or ended; empty if it is not `due` yet.
+        """
+        if self.due is None or now < self.due:
+            return []
+        start = self.due if now - self.due <= CATCH_UP_S else now
+        moved = self._end_step() if self._in_step else []
+        self._begin_step(start)
+        return moved
+
+    def _begin_step(self, start: float) -> None:
+        prefill = self._admit(self._continue_running())
+        self._in_step = bool(self._running)
+        self.due = start + self._decode_step_s + prefill / self._prefill_tokens_per_s if self._in_step else None
+
+    def _continue_running(self) -> int:
+        """Plan the running sequences' tokens; returns the prefill tokens among them."""
+        prefill, index = 0, 0
+        while index < len(self._running):
+            sequence = self._running[index]
+            grows = sequence.total - sequence.kv
+            while self.kv_used + grows > self.kv_tokens and sequence.state is State.RUNNING:
+                self._preempt(self._running[-1])
+            if sequence.state is not State.RUNNING:
+                break  # it was the last in rank itself
+            sequence.kv += grows
+            self.kv_used += grows
+            prefill += self._plan(sequence, prefill)
+            index += 1
+        return prefill
+
+    def _admit(self, prefill: int) -> int:
+        """Move waiting sequences into free slots while their prompts fit; returns the step's prefill tokens."""
+        while self._waiting and len(self._running) < self.slots:
+            sequence = self._waiting[0]
+            if self.kv_used + sequence.total > self.kv_tokens:
+                break  # nobody behind it is let past
+            del self._waiting[0]
+            if not sequence.produced:
+                self.prompt_tokens += sequence.prompt_tokens
+            sequence.state, sequence.kv = State.RUNNING, sequence.total
+            self.kv_used += sequence.kv
+            insort(self._running, sequence, key=_rank)
+            prefill += self._plan(sequence, prefill)
+        return prefill
+
+    def _plan(self, sequence: Sequence, prefill: int) -> int:
+        """Fix the sequence's tokens in this step: one is free, the others count as prefill and are returned."""
+        extra = min(sequence.total - sequence.computed - 1, self._prefill_chunk_tokens - prefill)
+        sequence.chunk = 1 + extra
+        return extra
+
+    def _end_step(self) -> list[Sequence]:
+        self.steps += 1
+        moved = []
+        for sequence in self._running:
+            sequence.computed += sequence.chunk
+            if sequence.computed == sequence.prompt_tokens + sequence.produced:
+                if sequence.max_tokens:
+                    sequence.produced += 1
+                    self.generated_tokens += 1
+                moved.append(sequence)
+        for sequence in moved:
+            if sequence.produced == sequence.max_tokens:
+                self._leave(sequence)
+                sequence.state = State.DONE
+        return moved
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self._leave(sequence)
+        sequence.state = State.WAITING
+        insort(self._waiting, sequence, key=_rank)
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self._running[bisect_left(self._running, sequence.rank, key=_rank)]
+        self.kv_used -= sequence.kv
+        sequence.kv = sequence.computed = sequence.chunk = 0

@@ -1,0 +1,199 @@
+"""What the simulated engine says: text as a pure function, a tokenizer of words, and OpenAI-shaped bytes.
+
+Invariant: output token i of a choice depends on (seed, choice, prompt text, i) alone, and the bytes of a response on
+its tokens alone; so batching, coalescing and a continuation elsewhere cannot change either.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.types import Operation
+
+_MASK = 2**64 - 1
+_SYLLABLES = [consonant + vowel for consonant in "bdklmnrs" for vowel in "aeio"]
+WORDS = tuple(f" {first}{second}" for first in _SYLLABLES for second in _SYLLABLES)  # 1024, each also its own JSON
+TOKEN_CHARS = 5  # of every output token, so that offsets need no table
+_WORD_SHIFT = 54  # leaves the 10 best mixed bits of 64: one of 1024 words
+MAX_KNOWN_WORDS = 65_536  # of prompts, kept so that they can be detokenized: some 8 MB
+EMBEDDING_SIZE = 64  # enough for distinct texts to be near orthogonal
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+
+_TOKEN = re.compile(r"\s*\S+(?:\s+\Z)?|\A\s+\Z")
+
+
+def token_id(token: str) -> int:
+    """Stable 32-bit id of a token's text."""
+    return zlib.crc32(token.encode("utf-8", "surrogatepass"))
+
+
+WORD_IDS = tuple(token_id(word) for word in WORDS)
+_WORD_BYTES = tuple(word.encode() for word in WORDS)
+
+
+def text_key(seed: int, choice: int, prompt: str) -> int:
+    """What the text of one choice follows from."""
+    told = f"{seed} {choice} {prompt}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+
+
+def words_at(key: int, start: int, stop: int) -> list[int]:
+    """Indices into `WORDS` of output tokens `start` to `stop` (SplitMix64: Steele, Lea and Flood, OOPSLA 2014)."""
+    indices = []
+    for i in range(start, stop):
+        x = (key + i * 0x9E3779B97F4A7C15) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        indices.append((x ^ (x >> 31)) >> _WORD_SHIFT)
+    return indices
+
+
+def text_of(key: int, start: int, stop: int, cut: int | None = None) -> str:
+    """Text of output tokens `start` to `stop`, of which nothing at or after character `cut` of the output counts."""
+    text = "".join([WORDS[k] for k in words_at(key, start, stop)])
+    return text if cut is None else text[: max(0, cut - start * TOKEN_CHARS)]
+
+
+def first_stop(key: int, max_tokens: int, stops: Sequence[str]) -> tuple[int, int] | None:
+    """Where the stop string that is complete first ends the output: (tokens produced, characters before it)."""
+    text = text_of(key, 0, max_tokens)
+    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    if not found:
+        return None
+    end, at = min(found)
+    return -(-end // TOKEN_CHARS), at
+
+
+def count_tokens(text: str) -> int:
+    """Length of `text` in tokens."""
+    return len(text.split()) or (1 if text else 0)
+
+
+class WordTokenizer:
+    """One word, with the white space before it, is one token; white space after the last word belongs to that word."""
+
+    def __init__(self) -> None:
+        self._words = dict(zip(WORD_IDS, WORDS, strict=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, `count_tokens(text)` of them."""
+        ids = []
+        for token in _TOKEN.findall(text):
+            number = token_id(token)
+            if number not in self._words and len(self._words) < MAX_KNOWN_WORDS:
+                self._words[number] = token
+            ids.append(number)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text; U+FFFD for an id that is neither of the output words nor of a text encoded here before."""
+        return "".join([self._words.get(number, UNKNOWN) for number in ids])
+
+
+def embedding(seed: int, text: str) -> list[float]:
+    """A unit vector of `EMBEDDING_SIZE`, a pure function of seed and text."""
+    told = f"{seed} {text}".encode("utf-8", "surrogatepass")
+    values = [byte - 127.5 for byte in hashlib.shake_128(told).digest(EMBEDDING_SIZE)]
+    length = math.sqrt(sum(value * value for value in values))
+    return [value / length for value in values]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice of a request; `max_tokens` are produced, of their text what is before character `cut` is sent."""
+
+    index: int
+    key: int
+    prompt_tokens: int
+    max_tokens: int
+    cut: int | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        return "length" if self.cut is None else "stop"
+
+
+class Writer:
+    """The bytes of one response to a chat or completion request.
+
+    Every output token is an SSE event of its own, however many are written at once.
+    """
+
+    def __init__(self, operation: Operation, request_id: str, model: str, created: int, *, stream: bool) -> None:
+        self._chat = operation is Operation.CHAT
+        kind = ("chat.completion" if self._chat else "text_completion") + (".chunk" if stream and self._chat else "")
+        self._fields = {"id": request_id, "object": kind, "created": created, "model": model}
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after a token's text
+
+    def event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return b"data: " + _json(self._fields | {"choices": choices} | more) + b"\n\n"
+
+    def opening(self, choice: Choice) -> bytes:
+        """What comes before a choice's first token: the role, in a chat."""
+        return self.event([self._delta(choice, {"role": "assistant", "content": ""})]) if self._chat else b""
+
+    def tokens(self, choice: Choice, start: int, stop: int) -> tuple[bytes, list[int]]:
+        """The events of a choice's tokens `start` to `stop`, and the token group behind them."""
+        indices = words_at(choice.key, start, stop)
+        texts = [_WORD_BYTES[k] for k in indices]
+        if choice.cut is not None and choice.cut < stop * TOKEN_CHARS:
+            left = [max(0, choice.cut - i * TOKEN_CHARS) for i in range(start, stop)]
+            texts = [text[:room] for text, room in zip(texts, left, strict=True) if room]
+        group = [choice.index, *[WORD_IDS[k] for k in indices]]
+        if not texts:
+            return b"", group
+        if choice.index not in self._around:
+            # The output words need no escapes, so no JSON is made per token.
+            head, _, tail = self.event([self._delta(choice, {"content": "\0"})]).rpartition(b"\\u0000")
+            self._around[choice.index] = head, tail
+        head, tail = self._around[choice.index]
+        return head + (tail + head).join(texts) + tail, group
+
+    def closing(self, choice: Choice) -> bytes:
+        """The event that ends a choice."""
+        return self.event([self._delta(choice, {}, choice.finish_reason)])
+
+    def end(self, usage: dict[str, int] | None) -> bytes:
+        """What ends the stream; `usage` where the client asked for it."""
+        told = b"" if usage is None else self.event([], usage=usage)
+        return told + b"data: [DONE]\n\n"
+
+    def document(self, choices: Sequence[Choice], usage: dict[str, int]) -> bytes:
+        """The whole response, not streamed."""
+        told = []
+        for choice in choices:
+            text = text_of(choice.key, 0, choice.max_tokens, choice.cut)
+            body = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+            told.append({"index": choice.index} | body | {"logprobs": None, "finish_reason": choice.finish_reason})
+        return _json(self._fields | {"choices": told, "usage": usage})
+
+    def _delta(self, choice: Choice, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
+        body: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        return {"index": choice.index} | body | {"logprobs": None, "finish_reason": finish_reason}
+
+
+def embedding_document(model: str, vectors: Sequence[Sequence[float]], prompt_tokens: int, *, packed: bool) -> bytes:
+    """The response to an embeddings request; `packed`: base64 of little-endian float32, as OpenAI's SDK asks for."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": _packed(vector) if packed else list(vector)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return _json({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _packed(vector: Sequence[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

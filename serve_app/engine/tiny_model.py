@@ -1,0 +1,305 @@
+"""The built-in model `tiny`: a small Llama written by our own code, for machines that have no weights to load.
+
+Its text is noise; everything else about it is an ordinary model folder (safetensors, byte-level BPE tokenizer, chat
+template with tools), so the whole stack runs on it the way it runs on a real one.
+
+Invariant: the folder is a pure function of the seed and of the recipe in this file, byte for byte, on every machine;
+and the path `ensure_tiny_model` returns holds all of it, whoever else builds, crashes or damages files meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from tokenizers import Tokenizer
+
+VOCAB_SIZE = 2048  # small enough for a 0.4M-parameter embedding, large enough for whole words
+HIDDEN_SIZE = 192
+LAYERS = 4
+HEADS = 8  # divides by 1, 2, 4 and 8: every tensor-parallel size one node has
+KV_HEADS = 4  # grouped-query attention, as in the models it stands for
+HEAD_SIZE = 32  # the smallest that every vLLM attention backend takes
+MLP_SIZE = 512
+MAX_POSITIONS = 8192  # long enough for prefix-cache and over-long-prompt tests
+
+PAD, TURN, END = "<|pad|>", "<|turn|>", "<|end|>"
+TOOL_CALL_TAGS = ("<tool_call>", "</tool_call>")  # vLLM's `hermes` tool parser looks for them in the text
+MANIFEST = "manifest.json"
+
+# An odd byte-sized integer times a power of two: exact in float32, float16 and bfloat16 alike, so that changing `dtype`
+# changes arithmetic only. Such bytes have a deviation of 147, hence 2**-11 x sqrt(192 inputs) is a gain of about one.
+LOG2_SCALE: Mapping[str, int] = {
+    "embed_tokens": -8,  # half of what a layer adds: text depends on more than the last token
+    "q_proj": -10,  # doubled: attention picks few positions, averages over many wash the context out
+    "k_proj": -10,
+    "v_proj": -11,
+    "o_proj": -11,
+    "gate_proj": -11,
+    "up_proj": -11,
+    "down_proj": -11,
+    "lm_head": -9,  # logits deviate by about 4: top-1 minus top-2 is about one, far above rounding
+}
+LOG2_EOS = -1  # half the logits of the others: greedy text runs to its length, sampling can still stop
+LOG2_UNREADABLE = -2  # stray bytes and control tokens: answers stay readable ASCII
+LOG2_QUOTE = 1  # a closing quote comes every twenty tokens or so: JSON strings under a schema end
+
+# Common words; the tokenizer is trained on lines made of them.
+_WORD_LIST = """
+the of and to in that was for with as his on be at by had not are but from have they which one you were all her she
+there would their we him been has when who will no more if out so up said what its about than into them can only other
+time new some could these two may first then do any like my now over such our man me even most made after also did
+many off before must well back through years much where your way down should because long each just state people those
+too little world good very make still see men work life become here old both between being under three day same
+another know while last might great year come since against go came right used take himself few house use during
+without place around however home small found thought went say part once general high upon school every does got
+united left number course war until always away something fact water less public put think almost hand enough far took
+head yet government system better set told nothing night end why called find going look asked later next point knew
+city group give days young let room side social present order often national within mind second family face best done
+several children rather power need important light door open large model token request answer question engine router
+replica memory cache queue budget tenant priority batch stream server client network message function value string
+object array result error index table column query weather name date temperature location country email address price
+total count list item user key type null true false describe explain write summarize translate compare poem story
+letter report paper machine learning language river mountain ocean forest winter summer autumn spring morning evening
+bridge garden window music colour green blue yellow red
+"""
+WORDS = tuple(_WORD_LIST.split())
+
+# The roles are the OpenAI ones; a tool's JSON goes into the system turn, one line each.
+CHAT_TEMPLATE = """\
+{%- set first = messages[0] if messages else none -%}
+{%- set system = first is not none and first.role in ['system', 'developer'] -%}
+{%- if tools or system -%}
+{{- '<|turn|>system\\n' -}}
+{%- if system -%}{{- first.content -}}{%- endif -%}
+{%- if tools -%}
+{%- if system -%}{{- '\\n\\n' -}}{%- endif -%}
+{{- 'Functions:\\n' -}}
+{%- for tool in tools -%}{{- (tool.function if tool.function else tool) | tojson -}}{{- '\\n' -}}{%- endfor -%}
+{{- 'Call one with <tool_call>{"name": "...", "arguments": {}}</tool_call>' -}}
+{%- endif -%}
+{{- '<|end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role not in ['system', 'developer', 'user', 'assistant', 'tool'] -%}
+{{- raise_exception('unknown role: ' ~ message.role) -}}
+{%- elif not (loop.first and system) -%}
+{{- '<|turn|>' ~ ('system' if message.role == 'developer' else message.role) ~ '\\n' -}}
+{%- set text = message.content if message.content is string else '' -%}
+{{- text -}}
+{%- for call in (message.tool_calls or []) -%}
+{%- set made = call.function if call.function else call -%}
+{%- set arguments = made.arguments or {} -%}
+{{- '\\n' if text or not loop.first else '' -}}
+{{- '<tool_call>{"name": ' ~ (made.name | tojson) ~ ', "arguments": ' -}}
+{{- (arguments if arguments is string else arguments | tojson) ~ '}</tool_call>' -}}
+{%- endfor -%}
+{{- '<|end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+def default_root() -> Path:
+    """`$XDG_CACHE_HOME/serve-app/models`, else `~/.cache/serve-app/models`."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "serve-app" / "models"
+
+
+def ensure_tiny_model(root: Path | None = None, *, seed: int = 0) -> Path:
+    """The folder of the built-in model, written first if it is missing or damaged.
+
+    Safe under concurrent callers, threads and processes alike. The first call takes about a second; a repeated one
+    reads and hashes 10 MB, which takes milliseconds.
+
+    Args:
+        root: folder that holds the models; `default_root()` if None.
+        seed: another seed gives other weights under the same tokenizer.
+
+    Raises:
+        OSError: the folder cannot be written.
+        RuntimeError: what was written does not read back as it was (a failing disk).
+    """
+    root = default_root() if root is None else root
+    target = root / f"tiny-{_version(seed)}"
+    if _is_intact(target):
+        return target
+    root.mkdir(parents=True, exist_ok=True)
+    with _locked(root / ".lock"):
+        if _is_intact(target):
+            return target
+        for stale in root.glob(".building-*"):  # their builder died: it would hold the lock otherwise
+            shutil.rmtree(stale)
+        building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
+        _write(building, seed)
+        building.chmod(0o755)  # mkdtemp gives 0700
+        if target.exists():
+            target.rename(building / "damaged")
+        building.rename(target)
+        shutil.rmtree(target / "damaged", ignore_errors=True)
+    if not _is_intact(target):
+        raise RuntimeError(f"{target}: what was written does not read back")
+    return target
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel lets go of it when the process dies
+        yield
+
+
+def _version(seed: int) -> str:
+    recipe = Path(__file__).read_bytes()  # any change to this file makes a new folder: no number to forget
+    return hashlib.sha256(b"%d " % seed + recipe).hexdigest()[:12]
+
+
+def _is_intact(folder: Path) -> bool:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        return bool(manifest) and manifest == _manifest(folder, manifest)
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _manifest(folder: Path, names: Any) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in sorted(names)}
+
+
+def _write(folder: Path, seed: int) -> None:
+    from safetensors.numpy import save_file
+
+    tokenizer = _train_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    eos, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
+    ids = {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad}
+    _write_json(folder / "config.json", _config() | ids)
+    _write_json(folder / "generation_config.json", ids | {"do_sample": True, "temperature": 1.0})
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config())
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    save_file(_weights(seed, _head_scales(tokenizer)), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / MANIFEST, _manifest(folder, [path.name for path in folder.iterdir()]))
+    for path in folder.iterdir():
+        path.chmod(0o644)  # safetensors writes 0600; engines may run as another user
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def _config() -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float32",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": MLP_SIZE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_SIZE,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,  # a tied head repeats the last token
+    }
+
+
+def _tokenizer_config() -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": MAX_POSITIONS,
+        "bos_token": None,
+        "eos_token": END,
+        "pad_token": PAD,
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def _lines() -> Iterator[str]:
+    """Training text: prose, lists, JSON and code made of `WORDS`, early words more often."""
+    count = len(WORDS)
+    for i in range(8 * count):
+        a, b, c, d = (WORDS[(i * step + i // count) % count] for step in (1, 3, 7, 11))
+        common = WORDS[i * i % (40 + i % 80)]
+        yield f"{common.capitalize()} {a} {common} {b}s, {c} {b}. {a.capitalize()} {d.capitalize()}?"
+        yield f'{{"{a}": "{b} {c}", "{d}": {i % 60}, "{common}": ["{c}", {i % 10}.{i % 7}]}}'
+        yield f"def {a}_{b}({c}, {d}={i % 10}):\n    return {c}.{d}[{i % 10}] - {a}\n"
+
+
+def _train_tokenizer() -> Tokenizer:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    added = [AddedToken(text, special=True, normalized=False) for text in (PAD, TURN, END)]
+    added += [AddedToken(text, special=False, normalized=False) for text in TOOL_CALL_TAGS]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - len(added),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_lines(), trainer)
+    tokenizer.add_special_tokens(added[:3])
+    tokenizer.add_tokens(added[3:])
+    if tokenizer.get_vocab_size() != VOCAB_SIZE:
+        raise RuntimeError(f"the training text gives {tokenizer.get_vocab_size()} tokens, {VOCAB_SIZE} are wanted")
+    return tokenizer
+
+
+def _head_scales(tokenizer: Tokenizer) -> dict[int, int]:
+    """Token id to the power of two that its row of the output head is scaled by; 0 where absent."""
+    scales = {}
+    for token in range(VOCAB_SIZE):
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        readable = text.isascii() and text.replace("\n", "").isprintable()
+        if text == END:
+            scales[token] = LOG2_EOS
+        elif not readable or text in (PAD, TURN, *TOOL_CALL_TAGS):
+            scales[token] = LOG2_UNREADABLE
+        elif text == '"':
+            scales[token] = LOG2_QUOTE
+    return scales
+
+
+def _weights(seed: int, head_scales: Mapping[int, int]) -> dict[str, NDArray[np.float32]]:
+    import numpy as np
+
+    heads, kv_heads = HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE
+    norms = ["model.norm.weight"]
+    shapes = {"model.embed_tokens.weight": (VOCAB_SIZE, HIDDEN_SIZE), "lm_head.weight": (VOCAB_SIZE, HIDDEN_SIZE)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        norms += [f"{prefix}.input_layernorm.weight", f"{prefix}.post_attention_layernorm.weight"]
+        shapes |= {f"{prefix}.self_attn.{n}_proj.weight": (heads, HIDDEN_SIZE) for n in "q"}
+        shapes |= {f"{prefix}.self_attn.{n}_proj.weight": (kv_heads, HIDDEN_SIZE) for n in "kv"}
+        shapes |= {f"{prefix}.self_attn.o_proj.weight": (HIDDEN_SIZE, heads)}
+        shapes |= {f"{prefix}.mlp.{n}_proj.weight": (MLP_SIZE, HIDDEN_SIZE) for n in ("gate", "up")}
+        shapes |= {f"{prefix}.mlp.down_proj.weight": (HIDDEN_SIZE, MLP_SIZE)}
+    weights = {name: np.ones(HIDDEN_SIZE, dtype=np.float32) for name in norms}
+    for name, (rows, columns) in shapes.items():
+        # A hash's own stream, not a library's generator: the same bytes on every machine and version.
+        drawn = hashlib.shake_256(f"tiny {seed} {name}".encode()).digest(rows * columns)
+        odd = np.frombuffer(drawn, dtype=np.uint8).astype(np.float32) * 2 - 255
+        weights[name] = odd.reshape(rows, columns) * np.float32(2.0 ** LOG2_SCALE[name.split(".")[-2]])
+    for token, power in head_scales.items():
+        weights["lm_head.weight"][token] *= np.float32(2.0**power)
+    return weights

@@ -1,0 +1,138 @@
+"""The request body: bytes in, a plain `dict` out, or a refusal that says where the bytes went wrong.
+
+Invariant: whatever the bytes are, `decode` returns a dict of at most `max_json_depth` levels or raises a `BadRequest`
+(`BodyTooLarge` among them), in time linear in the bytes and without recursion of ours.
+
+What the JSON standard leaves open is decided here:
+
+- A key given twice: the last one counts. The body is parsed once and only the decoded dict travels on, so no second
+  parser can read it differently.
+- NaN, Infinity, numbers beyond a double, integers beyond 4,300 digits: refused. Other integers stay exact.
+- Bytes that are not UTF-8, a byte order mark, half a surrogate pair written as an escape: refused, because such text
+  could not be encoded again on its way to the engine. An escaped NUL is a character like any other.
+- The top level counts as depth 1, and must be an object.
+- Content-Type: absent or `application/json` with any parameters. Anything else is a 400, which is what vLLM's own
+  server answers, not a 415. Content-Encoding: none, since an inflated body could not be bounded before it is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from serve_app.errors import BadRequest, BodyTooLarge
+from serve_app.settings import HttpSettings
+
+MAX_CONTAINERS = 100_000  # objects and arrays of one body: decoding them holds the event loop for some 30 ms
+FIRST_LOOK_BYTES = 2**20  # a body of nothing but containers is found out in its first part
+SHOWN_HEADER_CHARS = 100  # of a wrong header in the error: enough to see the mistake
+LENGTH_DIGITS = 18  # a Content-Length of more digits is nonsense, and int() on it would not be cheap
+
+# A whole string, or what is left of one that is never closed, so that a match never fails and is never tried again.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_decoder = msgspec.json.Decoder()
+
+
+def check_content(headers: Iterable[tuple[bytes, bytes]], max_body_bytes: int) -> None:
+    """Refuses a body by its headers, before a byte of it is read. `headers` as in ASGI's scope: names in lower case.
+
+    Raises:
+        BadRequest: not JSON by its Content-Type, compressed, or a Content-Length that is no number.
+        BodyTooLarge: Content-Length above `max_body_bytes`.
+    """
+    known = dict(headers)
+    kind = known.get(b"content-type")
+    if kind is not None and kind.split(b";", 1)[0].strip().lower() != b"application/json":
+        shown = kind[:SHOWN_HEADER_CHARS].decode("latin-1")
+        raise BadRequest(
+            f"the request body must be application/json, the Content-Type header says {shown!r}",
+            param="Content-Type",
+            code="unsupported_content_type",
+        )
+    encoding = known.get(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        raise BadRequest("a compressed request body is not accepted", param="Content-Encoding")
+    length = known.get(b"content-length")
+    if length is not None:
+        if not length.isdigit() or len(length) > LENGTH_DIGITS:
+            raise BadRequest("Content-Length is not a number of bytes", param="Content-Length")
+        if int(length) > max_body_bytes:
+            raise _too_large(max_body_bytes)
+
+
+def decode(body: bytes, bounds: HttpSettings) -> dict[str, Any]:
+    """The JSON object in `body`.
+
+    Raises:
+        BodyTooLarge: more than `bounds.max_body_bytes`.
+        BadRequest: not JSON (the message names the byte), not an object, nested too deep, or too many containers;
+            `param` is "body".
+    """
+    if len(body) > bounds.max_body_bytes:
+        raise _too_large(bounds.max_body_bytes)
+    brackets = body.count(b"{") + body.count(b"[")  # an upper bound of both the containers and the depth
+    if brackets > MAX_CONTAINERS:
+        _check_containers(body)
+    try:
+        value = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(_malformed(body, error), param="body", code="invalid_json") from None
+    except RecursionError:
+        raise _too_deep(bounds) from None
+    if type(value) is not dict:
+        found = "null" if value is None else _JSON_NAMES.get(type(value), "a number")
+        raise BadRequest(f"the request body must be a JSON object, it is {found}", param="body", code="invalid_json")
+    if brackets > bounds.max_json_depth:
+        _check_depth(value, bounds)
+    return value
+
+
+_JSON_NAMES: dict[type, str] = {list: "an array", str: "a string", bool: "a boolean"}
+
+
+def _check_containers(body: bytes) -> None:
+    """Counts the brackets outside strings; only a body that could hold too many comes here."""
+    for end in (FIRST_LOOK_BYTES, len(body)):
+        bare = _STRING.sub(b"", body[:end])
+        if bare.count(b"{") + bare.count(b"[") > MAX_CONTAINERS:
+            raise BadRequest(f"the request body holds more than {MAX_CONTAINERS} objects and arrays", param="body")
+
+
+def _check_depth(value: dict[str, Any], bounds: HttpSettings) -> None:
+    """Walks the containers level by level; a level past the bound is a refusal."""
+    level: list[Any] = [value]
+    for _ in range(bounds.max_json_depth):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) is dict or type(child) is list
+        ]
+        if not level:
+            return
+    raise _too_deep(bounds)
+
+
+def _malformed(body: bytes, error: Exception) -> str:
+    if not body.strip():
+        return "the request body is empty, a JSON object is needed"
+    if isinstance(error, UnicodeDecodeError):
+        try:
+            body.decode()
+        except UnicodeDecodeError as whole:  # the decoder's own position counts from the start of the string it was in
+            return f"the request body is not valid UTF-8 at byte {whole.start}"
+    reason = str(error).removeprefix("JSON is malformed: ")
+    if reason == "Input data was truncated":
+        reason = f"it ends too early (byte {len(body)})"
+    return f"the request body is not valid JSON: {reason}"
+
+
+def _too_large(max_body_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the request body may have {max_body_bytes} bytes at most", param="body")
+
+
+def _too_deep(bounds: HttpSettings) -> BadRequest:
+    return BadRequest(f"the request body is nested deeper than {bounds.max_json_depth} levels", param="body")

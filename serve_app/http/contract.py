@@ -1,0 +1,243 @@
+"""What of a request goes on to the engine, and what the client has asked of us beside it.
+
+Invariant: a forwarded body holds fields of `FORWARDED` alone, so nothing a client sends reaches scheduling, caching or
+transfer inside vLLM, whatever vLLM learns to read in its next release; HTTP headers are never forwarded at all. The
+caller's dict is left as it was, and the whole request is checked before anything is handed on.
+
+Every field of vLLM 0.32.0's request models is in exactly one of these (a test compares them with the installed vLLM):
+
+- `FORWARDED`: what the client wants said. vLLM judges the values, those of `logprobs` and `prompt_logprobs` too.
+- `CONSUMED`: our contract. `priority` is a class name or 0 low .. 3 critical, `service_tier` one of OpenAI's words or a
+  class name. `priority` wins where both are given, yet both must be valid. "auto" means the key's default class. A
+  class above the key's bound is a 403, never a silent demotion.
+- `STRIPPED`: dropped without a word, since well-meaning vLLM clients send them; they reach the engine's internals or do
+  nothing here.
+- `REFUSED`: a 400 that names the field, since dropping it would give another answer than was asked for. A null, false
+  or empty value asks for nothing and is dropped.
+
+Fields neither we nor vLLM know are dropped, as vLLM ignores them. OpenAI's `store` is dropped and counts as false: its
+default there is true, so to refuse it would refuse nearly every caller of the Responses API; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from serve_app.errors import BadRequest, Forbidden
+from serve_app.http.body import check_content
+from serve_app.http.measure import estimate_tokens, prefix_key, prompt_bytes, slots
+from serve_app.settings import HttpSettings
+from serve_app.types import CLASS_ALIASES, Contract, Identity, Operation, RequestClass
+
+__all__ = [
+    "CONSUMED",
+    "FORWARDED",
+    "REFUSED",
+    "STRIPPED",
+    "check_content",
+    "estimate_tokens",
+    "prefix_key",
+    "prompt_bytes",
+    "slots",
+    "split",
+]
+
+MAX_SESSION_ID_CHARS = 128  # a UUID has 36; session ids are kept in routing tables
+MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound payment interfaces use, so their client code fits
+MAX_DEADLINE_MS = 86_400_000  # a day, OpenAI's batch window; an absolute time in milliseconds is far above it
+COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's and vLLM's `max_tokens` of a completion that does not say
+
+_FORWARDED_FOR: dict[str, str] = {
+    "what to answer": "model messages prompt input tokens instructions suffix documents user metadata",
+    "how to sample": "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed"
+    " logit_bias bad_words allowed_token_ids n repetition_detection",
+    "when to stop": "max_tokens max_completion_tokens max_output_tokens max_tool_calls min_tokens stop stop_token_ids"
+    " ignore_eos include_stop_str_in_output thinking_token_budget",
+    "tools, structure, reasoning": "tools tool_choice parallel_tool_calls response_format structured_outputs text"
+    " reasoning reasoning_effort include_reasoning",
+    "rendering the prompt, without a template of the client's": "chat_template_kwargs add_generation_prompt"
+    " continue_final_message add_special_tokens echo truncation truncate_prompt_tokens truncation_side",
+    "what the answer holds, in which pieces": "stream stream_options stream_interval include logprobs top_logprobs"
+    " prompt_logprobs logprob_token_ids skip_special_tokens spaces_between_special_tokens return_token_ids"
+    " return_tokens_as_token_ids return_prompt_text return_token_strs enable_response_messages",
+    "embeddings (vLLM removed the last two, and says so)": "dimensions encoding_format embed_dtype endianness"
+    " use_activation padding normalize task",
+}
+FORWARDED: frozenset[str] = frozenset(name for names in _FORWARDED_FOR.values() for name in names.split())
+
+CONSUMED: frozenset[str] = frozenset({"priority", "service_tier"})
+
+STRIPPED: dict[str, str] = {
+    "request_id": "names the request inside the engine; two alike abort each other; ours is unique",
+    "session_id": "steers vLLM's own placement; the session comes by X-Session-Id",
+    "cache_salt": "decides whose prefix cache is read; ours is the tenant's",
+    "kv_transfer_params": "makes the engine fetch or hand over KV blocks, and takes token ids past the chat template",
+    "ec_transfer_params": "the same for encoder caches",
+    "vllm_xargs": "becomes SamplingParams.extra_args, where transfer parameters and plug-ins are read from",
+    "data_parallel_rank": "chooses an engine rank; routing is ours",
+    "watermarking": "lets a caller opt out of a watermark that the operator has switched on",
+    "routed_experts_prompt_start": "cuts expert-routing data, which is not returned here",
+    "return_token_offsets": "read by vLLM's render routes alone",
+    "mm_payload": "read by vLLM's render routes alone",
+    "return_mm_kwargs": "read by vLLM's render routes alone",
+    "length_penalty": "read by beam search alone",
+    "prompt_cache_key": "vLLM does not read it; prefix caching needs no key",
+    "store": "nothing is kept; see above",
+}
+
+_NO_STORE = "is not supported: no responses are stored here, send the whole conversation in `input`"
+_UNTRUSTED = "is not accepted from clients"
+_REMOVED = "does nothing any more: use `response_format` or `structured_outputs`"
+
+REFUSED: dict[str, str] = {
+    "use_beam_search": "is not supported: beams fork inside the engine, so their number cannot be admitted",
+    "best_of": "is not supported: ask for `n` answers",
+    "previous_response_id": _NO_STORE,
+    "conversation": _NO_STORE,
+    "previous_input_messages": _NO_STORE,
+    "background": "is not supported: no responses are stored here, use `stream`",
+    "prompt_embeds": f"{_UNTRUSTED}: it is a serialized tensor, send text or token ids",
+    "chat_template": f"{_UNTRUSTED}: it is a program that runs on the server",
+    "media_io_kwargs": f"{_UNTRUSTED}: it changes how media are loaded",
+    "mm_processor_kwargs": f"{_UNTRUSTED}: it changes what preprocessing costs",
+    "guided_json": _REMOVED,
+    "guided_regex": _REMOVED,
+    "guided_choice": _REMOVED,
+    "guided_grammar": _REMOVED,
+    "guided_decoding_backend": _REMOVED,
+    "guided_whitespace_pattern": _REMOVED,
+}
+
+_OUTPUT_FIELDS: dict[Operation, tuple[str, ...]] = {
+    Operation.CHAT: ("max_completion_tokens", "max_tokens"),
+    Operation.COMPLETION: ("max_tokens",),
+    Operation.RESPONSES: ("max_output_tokens",),
+}
+_VISIBLE = re.compile(rb"[\x21-\x7e]+")
+_CLASS_NAMES = ", ".join(CLASS_ALIASES)
+_TOP = max(RequestClass)
+
+
+def split(
+    operation: Operation,
+    body: Mapping[str, Any],
+    headers: Iterable[tuple[bytes, bytes]],
+    identity: Identity,
+    bounds: HttpSettings,
+    max_model_len: int | None = None,
+) -> tuple[dict[str, Any], Contract]:
+    """The body to forward, and the contract.
+
+    Args:
+        headers: as in ASGI's scope: names in lower case. Of a header sent twice the last one counts.
+        max_model_len: of the model, in tokens, where it is known; an output bound set here is never above it.
+
+    `Contract.deadline_s` counts from the arrival. With `bounds.max_output_tokens` set, a request that gives no bound of
+    its own is forwarded with that one.
+
+    Raises:
+        BadRequest: a refused field or a wrong value; `param` is the field or the header.
+        Forbidden: a class above `identity.max_class`; `param` is the field.
+    """
+    clean = {name: value for name, value in body.items() if name in FORWARDED}
+    if len(clean) != len(body):
+        _refuse_fields(body)
+    _refuse_values(operation, clean)
+    _bound_output(operation, clean, bounds.max_output_tokens, max_model_len)
+    known = dict(headers)
+    contract = Contract(
+        request_class=_class_of(body, identity),
+        session_id=_label(known, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
+        deadline_s=_deadline(known),
+        idempotency_key=_label(known, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
+    )
+    return clean, contract
+
+
+def _refuse_fields(body: Mapping[str, Any]) -> None:
+    for name in body.keys() & REFUSED.keys():
+        value = body[name]
+        if value and not (name == "best_of" and type(value) is int and value == 1):
+            raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
+
+
+def _refuse_values(operation: Operation, clean: Mapping[str, Any]) -> None:
+    """Fields that are forwarded for one operation or value and refused for another."""
+    template = clean.get("chat_template_kwargs")
+    if type(template) is dict and template.get("chat_template") is not None:
+        name = "chat_template_kwargs.chat_template"
+        raise BadRequest(f"`{name}` {REFUSED['chat_template']}", param=name)
+    if operation is Operation.RESPONSES and clean.get("prompt") is not None:
+        raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
+    if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
+        raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")
+
+
+def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, max_model_len: int | None) -> None:
+    names = _OUTPUT_FIELDS.get(operation)
+    if names is None:
+        return
+    given = False
+    for name in names:
+        value = clean.get(name)
+        if value is None:
+            continue
+        if type(value) is not int:
+            raise BadRequest(f"`{name}` must be an integer", param=name)
+        if cap is not None and value > cap:
+            raise BadRequest(f"`{name}` is {value}, {cap} output tokens are allowed in one request", param=name)
+        given = True
+    if cap is not None and not given:
+        silent = operation is Operation.COMPLETION and names[0] not in clean
+        longest = cap if max_model_len is None else min(cap, max_model_len)  # vLLM refuses a bound above the model's
+        clean[names[0]] = min(longest, COMPLETION_DEFAULT_TOKENS) if silent else longest
+
+
+def _class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:
+    tier = body.get("service_tier")
+    number = body.get("priority")
+    if tier is None and number is None:
+        return identity.default_class
+    wanted, field = identity.default_class, "service_tier"
+    if tier is not None:
+        wanted = _named("service_tier", tier, identity)
+    if number is not None:
+        field = "priority"
+        is_number = type(number) is int and 0 <= number <= _TOP
+        wanted = RequestClass(number) if is_number else _named("priority", number, identity)
+    if wanted > identity.max_class:
+        raise Forbidden(
+            f"`{field}` asks for class {wanted.label!r}, this API key may ask for {identity.max_class.label!r} at most",
+            param=field,
+        )
+    return wanted
+
+
+def _named(field: str, value: Any, identity: Identity) -> RequestClass:
+    if type(value) is str and value in CLASS_ALIASES:
+        return identity.default_class if value == "auto" else CLASS_ALIASES[value]
+    numbers = f", or a whole number from 0 to {int(_TOP)}" if field == "priority" else ""
+    raise BadRequest(f"`{field}` must be one of {_CLASS_NAMES}{numbers}", param=field)
+
+
+def _label(headers: Mapping[bytes, bytes], name: bytes, shown: str, max_chars: int) -> str | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    if len(value) > max_chars or _VISIBLE.fullmatch(value) is None:
+        raise BadRequest(f"{shown} must be 1 to {max_chars} visible ASCII characters", param=shown)
+    return value.decode("ascii")
+
+
+def _deadline(headers: Mapping[bytes, bytes]) -> float | None:
+    value = headers.get(b"x-deadline-ms")
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > len(str(MAX_DEADLINE_MS)) or not 0 < int(value) <= MAX_DEADLINE_MS:
+        raise BadRequest(
+            f"X-Deadline-Ms must be a whole number of milliseconds from now, 1 to {MAX_DEADLINE_MS}",
+            param="X-Deadline-Ms",
+        )
+    return int(value) / 1000

@@ -1,0 +1,19 @@
+"""An instance of the whole system on this machine: its Ray, its ports, its state, its end."""
+
+from serve_app.local.cluster import LocalCluster, clean_up
+from serve_app.local.processes import MARK, Listener, listening_ports, marked
+from serve_app.local.state import DEFAULT_INSTANCE, Instance, InstanceState, api_key_at, state_root
+
+__all__ = [
+    "DEFAULT_INSTANCE",
+    "MARK",
+    "Instance",
+    "InstanceState",
+    "Listener",
+    "LocalCluster",
+    "api_key_at",
+    "clean_up",
+    "listening_ports",
+    "marked",
+    "state_root",
+]

@@ -1,0 +1,124 @@
+"""Ports for an instance of ours, so that several live beside each other and beside a user's own Ray.
+
+Ray's own services take ports the kernel gives them; what Serve wants to know beforehand comes from one block per
+instance. Invariant: two running instances never share a block, because each holds the block's first port bound (not
+listening) for as long as its owner lives; the kernel lets go of it when the owner dies.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from serve_app.errors import ConfigError, Unavailable
+from serve_app.local.processes import Listener, listening_ports, pids
+
+# Above the worker ports of a default `ray start` (10002 to 19999), below the kernel's usual ephemeral range (32768).
+FIRST_PORT = 20_000
+LAST_PORT = 32_700
+INGRESS_PORTS = 256  # a router replica's port rests for minutes after its end (see environment.py): room for restarts
+BLOCK_PORTS = INGRESS_PORTS + 16
+PROBED_INGRESS_PORTS = 8  # looked at before a block is taken; Serve itself steps over a taken port further up
+
+
+@dataclass(frozen=True, slots=True)
+class PortBlock:
+    """The ports of one instance; `base` is the reservation itself."""
+
+    base: int
+
+    @property
+    def http(self) -> int:
+        """The endpoint, where the caller did not choose a port."""
+        return self.base + 1
+
+    @property
+    def fallback_http(self) -> int:
+        return self.base + 2
+
+    @property
+    def fallback_grpc(self) -> int:
+        return self.base + 3
+
+    @property
+    def haproxy_stats(self) -> int:
+        """Never opened: the HAProxy wrapper turns it into a unix socket."""
+        return self.base + 4
+
+    @property
+    def haproxy_metrics(self) -> int:
+        """Never opened: the HAProxy wrapper turns it into a unix socket."""
+        return self.base + 5
+
+    @property
+    def dashboard(self) -> int:
+        return self.base + 6
+
+    @property
+    def head_metrics(self) -> int:
+        """Ray's head, about itself; loopback. Its default is one fixed port for the whole machine."""
+        return self.base + 7
+
+    @property
+    def ingress(self) -> range:
+        return range(self.base + 16, self.base + BLOCK_PORTS)
+
+    @property
+    def probed(self) -> list[int]:
+        return [*range(self.base + 1, self.base + 8), *self.ingress[:PROBED_INGRESS_PORTS]]
+
+
+def can_bind(host: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections do not count
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", param="host") from None
+    return True
+
+
+def holder_of(port: int) -> Listener | None:
+    """Who listens on the port, as far as this user may see."""
+    return next((one for one in listening_ports(pids()) if one.port == port), None)
+
+
+def require_free(host: str, port: int) -> None:
+    """Raises ConfigError, naming the holder where it can be seen, unless a server could listen on host:port."""
+    if can_bind(host, port):
+        return
+    holder = holder_of(port)
+    if holder is not None:
+        raise ConfigError(f"port {port} is taken by {holder.process} (process {holder.pid})", param="port")
+    reason = "needs more rights than this user has" if port < 1024 else "is taken"
+    raise ConfigError(f"port {port} {reason}; choose another one with --port", param="port")
+
+
+@contextmanager
+def reserved_block(host: str, seed: int | None = None) -> Iterator[PortBlock]:
+    """A block of free ports, ours until the context ends.
+
+    Raises:
+        Unavailable: every block has a port in use.
+    """
+    bases = list(range(FIRST_PORT, LAST_PORT - BLOCK_PORTS + 1, BLOCK_PORTS))
+    random.Random(seed).shuffle(bases)
+    for base in bases:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reservation:
+            try:
+                reservation.bind(("127.0.0.1", base))
+            except OSError:
+                continue  # another instance's, or someone's server
+            block = PortBlock(base)
+            if all(can_bind(host, port) for port in block.probed):
+                yield block
+                return
+    raise Unavailable(f"no free block of ports between {FIRST_PORT} and {LAST_PORT}", code="no_ports")

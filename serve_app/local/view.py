@@ -1,0 +1,88 @@
+"""The state of a running application in the words of `serve-app status`, from Serve's own details.
+
+Invariant: `state` is "running" only when every deployment is healthy and the endpoint's proxy too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+APPLICATION = "serve_app"
+ROUTER = "Router"
+ENGINE_PREFIX = "engine-"
+STATES = {
+    "RUNNING": "running",
+    "UNHEALTHY": "unhealthy",
+    "DEPLOY_FAILED": "failed",
+    "DELETING": "stopping",
+}  # of Serve's application states; all others mean that it is starting
+
+
+def deployment_of(model: str) -> str:
+    """The deployment of a model's engine; Serve allows no '/' in such a name."""
+    return ENGINE_PREFIX + model.replace("/", "--")
+
+
+def _word(value: Any) -> str:
+    """Serve's details hold enumerations or, once they were JSON, their values."""
+    return str(value.value) if isinstance(value, enum.Enum) else str(value)
+
+
+def _replicas(deployment: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"id": replica["replica_id"], "state": _word(replica["state"]), "node": replica["node_id"]}
+        for replica in deployment["replicas"]
+    ]
+
+
+def _deployment(deployment: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "deployment": deployment["name"],
+        "state": _word(deployment["status"]).lower(),
+        "message": reason(deployment["message"]),
+        "replicas": _replicas(deployment),
+        "target": deployment["target_num_replicas"],
+    }
+
+
+def reason(message: str) -> str:
+    """A Serve message without its traceback: the last error named in it, or all of it when there is none."""
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    errors = [line for line in lines if line.split(":", 1)[0].isidentifier() or "Error:" in line.split(" ")[0]]
+    if len(lines) <= 1 or not errors:
+        return " ".join(lines)
+    return errors[-1]
+
+
+def describe(details: Mapping[str, Any], models: Sequence[str], name: str = APPLICATION) -> dict[str, Any]:
+    """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`.
+
+    Args:
+        details: `ServeInstanceDetails` as a dictionary.
+        models: the configured names; a deployment of another name counts as the model its name spells.
+    """
+    application = details["applications"].get(name)
+    if application is None:
+        return {"state": "absent", "message": "", "models": [], "routers": []}
+    by_deployment = {deployment_of(model): model for model in models}
+    deployments = {one["name"]: _deployment(one) for one in application["deployments"].values()}
+    engines = [
+        {"name": by_deployment.get(key, key.removeprefix(ENGINE_PREFIX).replace("--", "/")), **one}
+        for key, one in deployments.items()
+        if key.startswith(ENGINE_PREFIX)
+    ]
+    state = STATES.get(_word(application["status"]), "starting")
+    proxies = [_word(proxy["status"]) for proxy in details["proxies"].values()]
+    if state == "running" and (not proxies or any(status != "HEALTHY" for status in proxies)):
+        state = "starting"
+    failed = [one for one in deployments.values() if one["message"] and one["state"] != "healthy"]
+    messages = [f"{one['deployment']}: {one['message']}" for one in failed] or [reason(application["message"])]
+    router = deployments.get(ROUTER)
+    return {
+        "state": state,
+        "message": "; ".join(message for message in messages if message),
+        "models": engines,
+        "routers": router["replicas"] if router else [],
+    }

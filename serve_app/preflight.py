@@ -1,0 +1,231 @@
+"""What this machine must have before anything is installed, and the command that brings what is missing.
+
+It runs with the system's `python3 -I` before any dependency exists: the standard library only, and a syntax that a
+Python too old for the rest can still read. `-I` matters: without it this folder's `types.py` would hide Python's own.
+
+Invariant: everything missing is named at once, each with its remedy; nothing on the machine is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+PYTHON_MIN = (3, 11)  # pyproject's requires-python; a test compares the two
+PYTHON_END = (3, 14)  # exclusive: the lock files have no wheels for 3.14
+GLIBC_MIN = (2, 31)  # llguidance's wheel in both lock files asks for it; every other wheel is content with 2.28
+ARCHITECTURES = ("x86_64", "aarch64")  # Linux; the lock files have wheels for both
+DISK_GB = {"cpu": 5.0, "gpu": 16.0}  # .venv: 3.8 GB measured on CPU; CUDA's libraries add about 9 GB (inferred)
+PROBE_S = 20.0  # nvidia-smi takes seconds on a machine with many GPUs; a hung driver must not hang us
+NVIDIA_PROC = Path("/proc/driver/nvidia/gpus")
+
+
+class Missing(NamedTuple):
+    """One thing this machine lacks. `packages` maps a package manager to what brings it; empty: no package does."""
+
+    what: str
+    why: str
+    packages: Mapping[str, str]
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU is visible here, by the driver's own listing or by nvidia-smi (containers, WSL)."""
+    if NVIDIA_PROC.is_dir() and any(NVIDIA_PROC.iterdir()):
+        return True
+    if shutil.which("nvidia-smi") is None:
+        return False
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "GPU " in listing.stdout
+
+
+def choose_device(wanted: str | None) -> str:
+    """ "cpu" or "gpu": what the operator named, else what the machine has.
+
+    Raises:
+        ValueError: another word.
+    """
+    if not wanted:
+        return "gpu" if has_gpu() else "cpu"
+    if wanted not in DISK_GB:
+        raise ValueError(f"DEVICE={wanted}: cpu or gpu is wanted")
+    return wanted
+
+
+def version_text(version: tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)
+
+
+def glibc_version() -> tuple[int, ...] | None:
+    """glibc's version; None on another C library (musl)."""
+    name, version = platform.libc_ver()
+    return tuple(int(part) for part in version.split(".")[:2]) if name == "glibc" else None
+
+
+def check_python(version: tuple[int, ...], usable: Callable[[str], bool]) -> list[Missing]:
+    if PYTHON_MIN <= version < PYTHON_END:
+        return []
+    what = f"Python from {version_text(PYTHON_MIN)} to {PYTHON_END[0]}.{PYTHON_END[1] - 1}"
+    this = f"this is {version_text(version)}"
+    others = [name for minor in range(PYTHON_MIN[1], PYTHON_END[1]) if usable(name := f"python3.{minor}")]
+    if others:
+        return [Missing(what, f"{this}, and {others[0]} is here: say `make PYTHON={others[0]} ...`", {})]
+    name = f"python{version_text(PYTHON_MIN)}"
+    return [Missing(what, f"{this}; then say `make PYTHON={name} ...`", {"apt-get": name, "dnf": name})]
+
+
+def check_platform(system: str, machine: str, glibc: tuple[int, ...] | None) -> list[Missing]:
+    found: list[Missing] = []
+    if system != "Linux" or machine not in ARCHITECTURES:
+        found.append(Missing(f"Linux on {' or '.join(ARCHITECTURES)}", f"this is {system} on {machine}", {}))
+    elif glibc is None or glibc < GLIBC_MIN:
+        here = "another C library" if glibc is None else f"glibc {version_text(glibc)}"
+        found.append(
+            Missing(f"glibc {version_text(GLIBC_MIN)}", f"this system has {here}; a newer system is needed", {})
+        )
+    return found
+
+
+def check_disk(folder: Path, device: str, free_bytes: int) -> list[Missing]:
+    if free_bytes >= DISK_GB[device] * 1e9:
+        return []
+    have = f"{folder} has {free_bytes / 1e9:.1f} GB"
+    return [Missing(f"{DISK_GB[device]:.0f} GB of free disk", f".venv goes there; {have}", {})]
+
+
+def loads(library: str) -> bool:
+    """Whether the dynamic loader finds a shared library."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def check_python_parts(
+    version: tuple[int, ...],
+    *,
+    importable: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
+    headers: Path | None = None,
+) -> list[Missing]:
+    """The parts of Python that distributions put into packages of their own."""
+    found: list[Missing] = []
+    python = f"python{version_text(version)}"
+    if not (importable("ensurepip") and importable("venv")):
+        packages = {"apt-get": f"{python}-venv", "dnf": "python3-pip"}
+        found.append(Missing("Python's venv with ensurepip", "the dependencies go into a .venv", packages))
+    include = headers if headers is not None else Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").is_file():
+        packages = {"apt-get": f"{python}-dev", "dnf": "python3-devel"}
+        found.append(
+            Missing("Python's C headers (Python.h)", "the kernels that torch.compile makes need them", packages)
+        )
+    return found
+
+
+def check_libraries(
+    device: str,
+    *,
+    loadable: Callable[[str], bool] = loads,
+    command: Callable[[str], bool] = lambda name: shutil.which(name) is not None,
+) -> list[Missing]:
+    """System libraries and tools. The probes are arguments so that a test can take each thing away."""
+    found: list[Missing] = []
+    if device == "cpu" and not loadable("libnuma.so.1"):
+        packages = {"apt-get": "libnuma1", "dnf": "numactl-libs"}
+        found.append(Missing("libnuma.so.1", "vLLM's CPU extension is linked with it", packages))
+    if not command("g++"):
+        packages = {"apt-get": "g++", "dnf": "gcc-c++"}
+        found.append(Missing("a C++ compiler (g++)", "torch.compile makes kernels when a model starts", packages))
+    return found
+
+
+def _runs(python: str) -> bool:
+    """Whether a Python of this name works here (a pyenv shim can exist and not work)."""
+    if shutil.which(python) is None:
+        return False
+    try:
+        done = subprocess.run([python, "-I", "-c", ""], capture_output=True, timeout=PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def check(device: str, venv_folder: Path | None = None) -> list[Missing]:
+    """Everything this machine lacks for `device`; the disk only where something is to be installed in `venv_folder`."""
+    version = tuple(sys.version_info[:2])
+    # the packages of a Python that is not to be used would only mislead
+    found = check_python(version, _runs) or check_python_parts(version)
+    found += check_platform(platform.system(), platform.machine(), glibc_version())
+    found += check_libraries(device)
+    if venv_folder is not None:
+        found += check_disk(venv_folder, device, shutil.disk_usage(venv_folder).free)
+    return found
+
+
+def install_command(manager: str | None, packages: list[str], root: bool) -> str:
+    """The one command that brings `packages` on this machine."""
+    names = " ".join(packages)
+    if manager is None:
+        return f"with this system's package manager, what Debian calls: {names}"
+    sudo = "" if root else "sudo "
+    refresh = f"{sudo}apt-get update && " if manager == "apt-get" else ""
+    return f"{refresh}{sudo}{manager} install -y {names}"
+
+
+def report(found: list[Missing], manager: str | None, root: bool) -> str:
+    """What is missing and what to do, for a person to read; lines without an end."""
+    family = manager or "apt-get"
+    lines = ["This machine lacks:"]
+    for missing in found:
+        package = missing.packages.get(family)
+        lines.append(f"  - {missing.what}: {missing.why}" + (f" (package {package})" if package else ""))
+    packages = [missing.packages[family] for missing in found if family in missing.packages]
+    if packages:
+        lines += ["All of it that comes in packages:", f"    {install_command(manager, packages, root)}"]
+    return "\n".join(lines)
+
+
+def package_manager() -> str | None:
+    return next((name for name in ("apt-get", "dnf") if shutil.which(name)), None)
+
+
+def advice(found: list[Missing]) -> str:
+    """`report` for this machine and this user."""
+    return report(found, package_manager(), os.geteuid() == 0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Name what this machine lacks for serve-app.")
+    parser.add_argument("--device", choices=sorted(DISK_GB), help="default: gpu where an NVIDIA GPU is visible")
+    parser.add_argument("--venv-folder", type=Path, help="also check the disk this folder is on")
+    parser.add_argument("--packages", action="store_true", help="print only the names of missing packages, on one line")
+    options = parser.parse_args(arguments)
+    device = choose_device(options.device)
+    found = check(device, options.venv_folder)
+    if options.packages:
+        manager = package_manager()
+        print(" ".join(missing.packages[manager] for missing in found if manager and manager in missing.packages))
+        return 0
+    if found:
+        print(advice(found), file=sys.stderr)
+        return 1
+    here = f"Python {platform.python_version()}, {platform.machine()}, glibc {version_text(glibc_version() or ())}"
+    print(f"preflight: this machine has what the {device} build needs ({here})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

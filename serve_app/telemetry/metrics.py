@@ -1,0 +1,98 @@
+"""The router's metrics, in Prometheus' format.
+
+Labels are bounded: models and tenants come from the configuration, classes and outcomes from enums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from serve_app.core.admission import Snapshot
+from serve_app.engine.protocol import EngineLoad
+from serve_app.types import Outcome, RequestClass
+
+# seconds; from an idle tiny model's first token to the longest wait that is admitted
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class RouterMetrics:
+    """Counters, gauges and histograms of one router replica, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("model", "tenant", "priority")
+        self._requests = Counter(
+            "serve_app_requests", "Requests by how they ended.", (*labels, "outcome"), registry=self.registry
+        )
+        self._wait = Histogram(
+            "serve_app_queue_wait_seconds",
+            "Seconds from arrival to grant.",
+            ("model", "priority"),
+            registry=self.registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
+        self._ttft = Histogram(
+            "serve_app_time_to_first_token_seconds",
+            "Seconds from arrival to the first frame of a generation.",
+            ("model", "priority"),
+            registry=self.registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
+        self._prompt = Counter("serve_app_prompt_tokens", "Prompt tokens.", ("model", "tenant"), registry=self.registry)
+        self._output = Counter(
+            "serve_app_completion_tokens", "Generated tokens.", ("model", "tenant"), registry=self.registry
+        )
+        self._gauge_waiting = Gauge(
+            "serve_app_waiting", "Requests waiting in the line.", ("model", "priority"), registry=self.registry
+        )
+        self._gauge_slots = Gauge(
+            "serve_app_slots",
+            "Batch slots of an engine replica.",
+            ("model", "replica", "state"),
+            registry=self.registry,
+        )
+        self._gauge_refused = Gauge(
+            "serve_app_refused", "Requests the line has refused.", ("model", "reason"), registry=self.registry
+        )
+        self._gauge_engine = Gauge(
+            "serve_app_engine", "Live figures of an engine.", ("model", "replica", "figure"), registry=self.registry
+        )
+
+    def ended(self, model: str, tenant: str, request_class: RequestClass, outcome: Outcome) -> None:
+        """Count a request's end."""
+        self._requests.labels(model, tenant, request_class.label, outcome.value).inc()
+
+    def waited(self, model: str, request_class: RequestClass, seconds: float) -> None:
+        self._wait.labels(model, request_class.label).observe(seconds)
+
+    def first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
+        self._ttft.labels(model, request_class.label).observe(seconds)
+
+    def tokens(self, model: str, tenant: str, prompt: int, completion: int) -> None:
+        self._prompt.labels(model, tenant).inc(prompt)
+        self._output.labels(model, tenant).inc(completion)
+
+    def line(self, model: str, view: Snapshot) -> None:
+        """Set the gauges of a model's line to exactly this view of it."""
+        for request_class, count in view.waiting.items():
+            self._gauge_waiting.labels(model, request_class).set(count)
+        self._gauge_slots.remove_by_labels({"model": model})
+        for replica, use in view.replicas.items():
+            self._gauge_slots.labels(model, replica, "granted").set(use.used)
+            self._gauge_slots.labels(model, replica, "total").set(use.slots)
+        for reason, count in view.refused.items():
+            self._gauge_refused.labels(model, reason).set(count)
+
+    def engines(self, model: str, loads: Mapping[str, EngineLoad]) -> None:
+        """Set the engine gauges of a model to exactly these replicas."""
+        self._gauge_engine.remove_by_labels({"model": model})
+        for replica, load in loads.items():
+            for field, value in msgspec.structs.asdict(load).items():
+                self._gauge_engine.labels(model, replica, field).set(value)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)

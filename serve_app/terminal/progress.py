@@ -1,0 +1,99 @@
+"""Progress a person can follow: a live display on a terminal, plain lines anywhere else.
+
+Invariant: whatever happens between, each phase that began is reported once as done, failed or left.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+HEARTBEAT_S = 15.0  # without a terminal: how often a phase that takes long says so
+REFRESH_PER_SECOND = 8  # of the spinner; more costs CPU that the engine needs
+
+
+class Progress:
+    """One phase after the other. Use as a context manager, so that the terminal is left in order."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._title = ""
+        self._detail = ""
+        self._began = 0.0
+        self._said = 0.0
+        self._live: Live | None = None
+        self._spinner = Spinner("dots")
+
+    def begin(self, title: str) -> None:
+        """Start a phase; a phase still running is done with."""
+        self.done()
+        self._title, self._detail = title, ""
+        self._began = self._said = time.monotonic()
+        if self._console.is_terminal:
+            self._live = Live(
+                self,
+                console=self._console,
+                refresh_per_second=REFRESH_PER_SECOND,
+                transient=True,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        else:
+            self._print(f"{title} ...")
+
+    def detail(self, text: str) -> None:
+        """What the phase is at now."""
+        now = time.monotonic()
+        changed, self._detail = text != self._detail, text
+        if self._live is None and text and (changed or now - self._said > HEARTBEAT_S):
+            self._said = now
+            self._print(f"  {self._title}: {text} ({self.elapsed_s:.0f} s)")
+
+    def done(self) -> None:
+        """The phase ended well; without effect when none is running."""
+        self._end("✓", "green", "")
+
+    def fail(self) -> None:
+        """The phase failed; without effect when none is running."""
+        self._end("✗", "red", "failed after ")
+
+    def leave(self) -> None:
+        """The phase was interrupted; without effect when none is running."""
+        self._end("-", "yellow", "interrupted after ")
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def __rich__(self) -> Spinner:
+        detail = f"  {self._detail}" if self._detail else ""
+        self._spinner.update(text=Text.assemble(self._title, (f"{detail}  {self.elapsed_s:.0f} s", "dim")))
+        return self._spinner
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.done()
+        else:
+            self.leave()
+
+    def _end(self, sign: str, colour: str, how: str) -> None:
+        if not self._title:
+            return
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        title, self._title = self._title, ""
+        self._print(Text.assemble((sign, colour), f" {title}", (f"  {how}{self.elapsed_s:.1f} s", "dim")))
+
+    def _print(self, what: str | Text) -> None:
+        self._console.print(what, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,196 @@
+"""Request bodies: what is decoded, what is refused, and that hostile ones cost little."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.errors import BadRequest, BodyTooLarge
+from serve_app.http.body import MAX_CONTAINERS, check_content, decode
+from serve_app.settings import HttpSettings
+
+BOUNDS = HttpSettings()
+SHALLOW = HttpSettings(max_json_depth=4)
+LINEAR_S = 5.0  # 8 MB take under 0.5 s; a quadratic scan would take hours, so a busy machine cannot blur the two
+
+scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('[]{}"\\'), max_size=12)
+values = st.recursive(
+    scalars | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth, value.values()), default=0)
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+
+def refusal(body: bytes, bounds: HttpSettings = BOUNDS) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        decode(body, bounds)
+    assert caught.value.param == "body"
+    return caught.value
+
+
+@given(st.dictionaries(texts, values, max_size=5), st.booleans())
+def test_any_json_object_is_decoded_as_the_standard_library_does(value: dict[str, Any], ascii_only: bool) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    assert decode(body, HttpSettings(max_json_depth=512)) == json.loads(body) == value
+
+
+@given(st.dictionaries(texts, values, max_size=3), st.integers(4, 8))
+def test_the_depth_bound_is_exact(value: dict[str, Any], bound: int) -> None:
+    bounds = HttpSettings(max_json_depth=bound)
+    body = json.dumps(value).encode()
+    if depth(value) <= bound:
+        assert decode(body, bounds) == value
+    else:
+        assert f"deeper than {bound} levels" in refusal(body, bounds).message
+
+
+@given(st.binary(max_size=60) | st.text('{}[]":,\\u0d8123eE.-+ntf\x00é', max_size=40).map(str.encode))
+def test_any_bytes_are_a_dict_or_a_bad_request(body: bytes) -> None:
+    with contextlib.suppress(BadRequest):
+        assert decode(body, SHALLOW) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "empty"),
+        (b" \n", "empty"),
+        (b"{", "ends too early (byte 1)"),
+        (b'{"a": oops}', "byte 6"),
+        (b'{"a": 1,}', "byte 8"),
+        (b'{"a": NaN}', "byte 6"),
+        (b'{"a": -Infinity}', "byte 7"),
+        (b'{"a": 1e999}', "out of range"),
+        (b'{"a": 1} x', "trailing"),
+        (b'{"a": "b\xff"}', "UTF-8 at byte 8"),
+        (b'{"a": "\xed\xa0\x80"}', "UTF-8 at byte 7"),
+        (b'{"a": "\\udc00 alone"}', "surrogate"),
+        (b'{"a": "\\ud800 alone"}', "not valid JSON"),
+        (b"\xef\xbb\xbf{}", "byte 0"),
+        (b'{"a": "\x00"}', "byte"),
+    ],
+)
+def test_bad_json_is_named_with_its_place(body: bytes, said: str) -> None:
+    error = refusal(body)
+    assert said in error.message
+    assert "request body" in error.message
+    assert error.status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b"[]", "an array"),
+        (b'"x"', "a string"),
+        (b"1", "a number"),
+        (b"1.5", "a number"),
+        (b"null", "null"),
+        (b"true", "a"),
+    ],
+)
+def test_only_an_object_is_a_request(body: bytes, found: str) -> None:
+    assert f"it is {found}" in refusal(body).message
+
+
+def test_of_a_key_given_twice_the_last_counts() -> None:
+    assert decode(b'{"model": "a", "model": "b"}', BOUNDS) == {"model": "b"}
+
+
+def test_a_body_at_the_byte_bound_passes_and_one_byte_more_does_not() -> None:
+    bounds = HttpSettings(max_body_bytes=1024)
+    body = b'{"a":"' + b"x" * (1024 - 8) + b'"}'
+    assert len(decode(body, bounds)["a"]) == 1016
+    with pytest.raises(BodyTooLarge) as caught:
+        decode(body + b" ", bounds)
+    assert caught.value.status == 413
+
+
+def test_brackets_in_text_are_not_containers() -> None:
+    text = "a[i] = {'b': [\"\\\\\"]};" * (MAX_CONTAINERS // 3)
+    body = json.dumps({"prompt": [text, '"[', "\\"]}).encode()
+    assert body.count(b"[") + body.count(b"{") > MAX_CONTAINERS
+    assert decode(body, BOUNDS) == {"prompt": [text, '"[', "\\"]}
+
+
+def test_the_container_bound_is_exact() -> None:
+    body = b'{"a":[' + b"[]," * (MAX_CONTAINERS - 3) + b"[]]}"
+    assert len(decode(body, BOUNDS)["a"]) == MAX_CONTAINERS - 2
+    assert "objects and arrays" in refusal(body.replace(b"]]}", b"],[]]}")).message
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        b"[",
+        b'{"a":',
+        b'["[",',
+        b'"\\"',
+        b'["\\\\",',
+        b"[],",
+        b'{"a":{},"b":[]},',
+        b"[{",
+        b'"',
+        b"\\",
+        b"9" * 4300 + b",",
+    ],
+)
+@pytest.mark.parametrize("head", [b"", b'{"a":[', b'{"a":"'])
+def test_eight_hostile_megabytes_are_refused_in_linear_time(head: bytes, unit: bytes) -> None:
+    body = head + unit * ((BOUNDS.max_body_bytes - len(head)) // len(unit))
+    started = time.perf_counter()
+    refusal(body)
+    assert time.perf_counter() - started < LINEAR_S
+
+
+def test_nesting_below_the_container_bound_is_refused_without_recursion_errors() -> None:
+    nested = b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    assert "deeper" in refusal(nested, HttpSettings(max_json_depth=512)).message
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        None,
+        b"application/json",
+        b"application/json; charset=utf-8",
+        b"Application/JSON;charset=utf-8",
+        b" application/json ",
+    ],
+)
+def test_json_content_types_pass(kind: bytes | None) -> None:
+    headers = [(b"content-length", b"10"), (b"content-encoding", b"identity")]
+    check_content(headers + ([(b"content-type", kind)] if kind else []), 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        (b"content-type", b"text/plain", 400),
+        (b"content-type", b"application/x-www-form-urlencoded", 400),
+        (b"content-type", b"multipart/form-data; boundary=\xff" + b"x" * 9999, 400),
+        (b"content-type", b"", 400),
+        (b"content-encoding", b"gzip", 400),
+        (b"content-length", b"-1", 400),
+        (b"content-length", b"1" * 5000, 400),
+        (b"content-length", b"11", 413),
+    ],
+)
+def test_a_body_is_refused_by_its_headers_before_it_is_read(name: bytes, value: bytes, status: int) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_content([(name, value)], 10)
+    assert caught.value.status == status
+    assert len(caught.value.message) < 600
+    assert caught.value.param

@@ -1,0 +1,102 @@
+"""The table of routes: what resolves, and what the refusals say."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.errors import NotFound
+from serve_app.http.routes import ROUTES, Local, Route, WrongMethod, resolve
+from serve_app.types import Operation
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+
+@pytest.mark.parametrize(("method", "path", "target"), ROUTES)
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_every_listed_route_resolves_with_and_without_a_trailing_slash(
+    method: str, path: str, target: Operation | Local, slash: str
+) -> None:
+    assert resolve(method, path + slash) == Route(target)
+
+
+def test_every_operation_has_exactly_one_route() -> None:
+    assert sorted(t for _, _, t in ROUTES if isinstance(t, Operation)) == sorted(Operation)
+
+
+@pytest.mark.parametrize(("method", "path", "target"), [row for row in ROUTES if row[0] == "GET"])
+def test_head_goes_where_get_goes(method: str, path: str, target: Local) -> None:
+    assert resolve("HEAD", path) == Route(target, head=True)
+
+
+@pytest.mark.parametrize("model", ["tiny", "Qwen/Qwen3-0.6B", "a/b/c", "models"])
+def test_a_model_id_may_hold_slashes(model: str) -> None:
+    assert resolve("GET", f"/v1/models/{model}") == Route(Local.MODEL, argument=model)
+    assert resolve("HEAD", f"/v1/models/{model}/") == Route(Local.MODEL, argument=model, head=True)
+
+
+def test_the_model_list_with_a_slash_is_no_model_without_a_name() -> None:
+    assert resolve("GET", "/v1/models/").target is Local.MODELS
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/v1/chat/completions", ("POST",)),
+        ("OPTIONS", "/v1/chat/completions/", ("POST",)),
+        ("POST", "/v1/models", ("GET", "HEAD")),
+        ("DELETE", "/v1/models/a/b", ("GET", "HEAD")),
+    ],
+)
+def test_a_wrong_method_is_told_which_are_right(method: str, path: str, allow: tuple[str, ...]) -> None:
+    with pytest.raises(WrongMethod) as caught:
+        resolve(method, path)
+    assert caught.value.allow == allow
+    assert caught.value.status == 405
+    assert pickle.loads(pickle.dumps(caught.value)).allow == allow
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "//", "/v1", "/v1/chat", "/V1/models", "/v1/chat/completions//", "/health/x"]
+)
+def test_an_unknown_path_is_not_found(path: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        resolve("POST", path)
+    assert caught.value.code == "unknown_url"
+
+
+def test_a_forgotten_v1_is_pointed_out() -> None:
+    with pytest.raises(NotFound, match="did you mean /v1/chat/completions"):
+        resolve("POST", "/chat/completions")
+
+
+def test_a_huge_path_is_not_echoed_whole() -> None:
+    for path in ("/" + "x" * 100_000, "/v1/models/" + "x" * 100_000):
+        with pytest.raises((NotFound, WrongMethod)) as caught:
+            resolve("M" * 100_000, path)
+        assert len(caught.value.message) < 400
+
+
+def kind_of(method: str, path: str) -> type:
+    try:
+        return type(resolve(method, path))
+    except (NotFound, WrongMethod) as error:
+        return type(error)
+
+
+@given(
+    st.sampled_from(METHODS) | st.text(max_size=8),
+    st.text(max_size=12)
+    | st.builds(str.__add__, st.sampled_from([p for _, p, _ in ROUTES]), st.text("/ax", max_size=3)),
+)
+def test_any_request_line_is_a_route_or_a_refusal_that_holds(method: str, path: str) -> None:
+    accepted = [name for name in {*METHODS, method} if kind_of(name, path) is Route]
+    kind = kind_of(method, path)
+    assert kind is not NotFound or not accepted
+    if kind is WrongMethod:
+        with pytest.raises(WrongMethod) as caught:
+            resolve(method, path)
+        assert sorted(caught.value.allow) == sorted(accepted)
