@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.procs import ENGINE_CORE, INSTANCE_VARIABLE, Process, alive, environment_of, family, role_of, title_of
+from benchmarks.procs import ENGINE_CORE, INSTANCE_VARIABLE, Process, alive, family, role_of, title_of
 from serve_app.engine import environment
 
 OURS, VLLM = "ours", "vllm"
@@ -74,11 +74,16 @@ class Arm:
         """Every process of this arm by pid."""
         return family(self.process.pid, self.instance)
 
-    def engine_environment(self) -> dict[str, str]:
-        """What EngineCore was started with, as far as `/proc` still shows it: evidence that the arms are alike."""
-        cores = [pid for pid in self.members() if role_of(title_of(pid)) == ENGINE_CORE]
-        found = environment_of(cores[0]) if cores else {}
-        return {name: found[name] for name in engine_environment() if name in found}
+    def engine_placement(self) -> dict[str, Any]:
+        """Cores, niceness and threads of EngineCore: evidence that the arms run their engines alike (vLLM's process
+        title hides its environment from `/proc`)."""
+        engines = [pid for pid in self.members() if role_of(title_of(pid)) == ENGINE_CORE]
+        return {
+            "processes": len(engines),
+            "cores": sorted(set().union(*(os.sched_getaffinity(pid) for pid in engines))),
+            "nice": sorted({os.getpriority(os.PRIO_PROCESS, pid) for pid in engines}),
+            "threads": sum(len(os.listdir(f"/proc/{pid}/task")) for pid in engines),
+        }
 
     def log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-LOG_TAIL_CHARS:]

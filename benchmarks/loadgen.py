@@ -57,7 +57,8 @@ class Run:
         self.cpu_at_begin = self.cpu_s = 0.0
         self.in_window = 0
         self.open_clients = spec.clients
-        self.finished = loop.create_future()
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.connecting: set[asyncio.Task[Any]] = set()  # the loop itself keeps no reference to its tasks
 
     def start(self) -> None:
         """Open the connections, spread over the warm-up, and set the clocks that bound the run.
@@ -76,9 +77,11 @@ class Run:
         task = self.loop.create_task(
             self.loop.create_connection(lambda: Client(self, number), self.spec.host, self.spec.port)
         )
-        task.add_done_callback(lambda done: self._connected(done))
+        self.connecting.add(task)
+        task.add_done_callback(self._connected)
 
     def _connected(self, task: asyncio.Task[Any]) -> None:
+        self.connecting.discard(task)
         if error := task.exception():
             self.fail(f"no connection: {error}")
             self.close_one()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-INSTANCE_VARIABLE = "SERVE_APP_INSTANCE"  # set for `serve-app up` by whoever starts it, inherited by all it starts
+INSTANCE_VARIABLE = "SERVE_APP_INSTANCE"  # inherited by all that `serve-app up` starts
 
 ENGINE_CORE = "EngineCore"
 # Searched in this order in command line or process title; the first part found gives the role.
@@ -22,6 +22,8 @@ ROLE_MARKS: tuple[tuple[str, str], ...] = (
     ("VLLM::Worker", ENGINE_CORE),  # ranks of a tensor-parallel engine run the model outside EngineCore's process
     ("vllm.entrypoints", "vLLM API server"),
     ("VLLM::APIServer", "vLLM API server"),
+    ("serve_app.cli", "supervisor"),
+    ("serve_app.local", "supervisor"),
     ("haproxy", "HAProxy"),
     ("ray::ServeController", "Serve controller"),
     ("raylet/raylet", "raylet"),
@@ -107,10 +109,10 @@ def title_of(pid: int) -> str:
     return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
-def environment_of(pid: int) -> dict[str, str]:
-    """The environment a process was started with; incomplete where a long title has overwritten it."""
-    pairs = (line.partition(b"=") for line in _read(pid, "environ").split(b"\0"))
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, mid, value in pairs if mid}
+def is_marked(environ: bytes, instance: str) -> bool:
+    """Whether an environment, as `/proc` gives it, names the instance; `up` adds "-" and a token to the name."""
+    prefix = f"{INSTANCE_VARIABLE}={instance}".encode()
+    return any(line == prefix or line.startswith(prefix + b"-") for line in environ.split(b"\0"))
 
 
 def family(root: int, instance: str | None = None) -> dict[int, Process]:
@@ -118,8 +120,7 @@ def family(root: int, instance: str | None = None) -> dict[int, Process]:
     table = {p.pid: p for entry in PROC.iterdir() if entry.name.isdigit() and (p := process(int(entry.name)))}
     seeds = {root}
     if instance is not None:
-        mark = f"{INSTANCE_VARIABLE}={instance}".encode()
-        seeds |= {pid for pid in table if mark in _read(pid, "environ").split(b"\0")}
+        seeds |= {pid for pid in table if is_marked(_read(pid, "environ"), instance)}
     members = descendants({pid: p.parent for pid, p in table.items()}, seeds)
     members.discard(os.getpid())
     return {pid: table[pid] for pid in members}

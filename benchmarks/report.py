@@ -8,7 +8,7 @@ count's CPU per token: CPU seconds of a role in the window over the tokens of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +68,16 @@ def progress_line(window: Window) -> str:
 class Analysis:
     """The windows of a whole run, by arm and client count. The first arm is the baseline, the second is compared."""
 
-    def __init__(self, windows: Sequence[Window], arms: Sequence[str], clients: Sequence[int], seed: int) -> None:
-        self.windows, self.arms, self.clients = windows, arms, clients
+    def __init__(
+        self,
+        windows: Sequence[Window],
+        arms: Sequence[str],
+        clients: Sequence[int],
+        *,
+        seed: int,
+        resamples: int = stats.RESAMPLES,
+    ) -> None:
+        self.windows, self.arms, self.clients, self._resamples = windows, arms, clients, resamples
         self._rng = np.random.default_rng(seed)
 
     def of(self, arm: str, clients: int) -> list[Window]:
@@ -82,7 +90,7 @@ class Analysis:
         """Everything about one arm at one client count."""
         windows = self.of(arm, clients)
         gaps = [[np.asarray(g, dtype=np.float64) / 1000.0 for g in w.result["gaps_us"]] for w in windows]
-        itl_p50, itl_p99 = stats.clustered_quantiles(gaps, [P50, P99], self._rng)
+        itl_p50, itl_p99 = stats.clustered_quantiles(gaps, [P50, P99], self._rng, resamples=self._resamples)
         roles = sorted({role for w in windows for role in w.cpu_s})
         prompt_tokens = [n for w in windows for n in w.result["prompt_tokens"]]
         events = sum(w.result["events"] for w in windows)
@@ -105,28 +113,33 @@ class Analysis:
             "foreign_cores": _median([w.foreign_cores for w in windows]),
         }
 
+    def _estimate(self, arms: Sequence[stats.Rounds], statistic: Callable[[Sequence[stats.Rounds]], float]) -> Estimate:
+        return stats.estimate(arms, statistic, self._rng, resamples=self._resamples)
+
     def _throughput(self, arm: str, clients: int) -> Estimate:
         rounds = self.rounds(arm, clients, "tokens_per_s_slices")
-        return stats.estimate([rounds], lambda arms: stats.median_of_means(arms[0]), self._rng)
+        return self._estimate([rounds], lambda arms: stats.median_of_means(arms[0]))
 
     def _quantile(self, arm: str, clients: int, key: str, q: float) -> dict[str, Any]:
-        return stats.quantile_estimate(self.rounds(arm, clients, key), q, self._rng).as_json()
+        return stats.quantile_estimate(
+            self.rounds(arm, clients, key), q, self._rng, resamples=self._resamples
+        ).as_json()
 
     def compare(self, clients: int) -> dict[str, Any]:
         """Second arm against first at one client count: throughput ratio, and TTFT added in milliseconds."""
         slices = [self.rounds(arm, clients, "tokens_per_s_slices") for arm in self.arms[:2]]
         ttft = [self.rounds(arm, clients, "ttft_ms") for arm in self.arms[:2]]
         return {
-            "ratio": stats.estimate(slices, stats.ratio_of_medians, self._rng).as_json(),
-            "ratio_paired": stats.estimate(slices, stats.median_of_ratios, self._rng).as_json(),
-            "ttft_added_ms": stats.estimate(ttft, stats.pooled_median_difference, self._rng).as_json(),
+            "ratio": self._estimate(slices, stats.ratio_of_medians).as_json(),
+            "ratio_paired": self._estimate(slices, stats.median_of_ratios).as_json(),
+            "ttft_added_ms": self._estimate(ttft, stats.pooled_median_difference).as_json(),
         }
 
     def outside_engine(self, arm: str) -> Estimate:
         """CPU microseconds a token of all processes but EngineCore: each client count weighs the same."""
         by_count = [[w.cpu_us_per_token() for w in self.of(arm, c)] for c in self.clients]
         per_round = [[float(np.mean(values))] for values in zip(*by_count, strict=False)]
-        return stats.estimate([stats.as_rounds(per_round)], lambda arms: stats.median_of_means(arms[0]), self._rng)
+        return self._estimate([stats.as_rounds(per_round)], lambda arms: stats.median_of_means(arms[0]))
 
 
 def _median(values: Sequence[float]) -> float | None:

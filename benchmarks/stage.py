@@ -44,7 +44,7 @@ class Stage:
     up: dict[str, Arm] = field(default_factory=dict)
     idle_cores: dict[str, dict[str, float]] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
-    engine_environments: dict[str, dict[str, str]] = field(default_factory=dict)
+    engines: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def get(self, label: str) -> Arm:
         """The arm, started and warmed up if need be.
@@ -78,9 +78,9 @@ class Stage:
         )
 
     def _look_at(self, arm: Arm) -> None:
-        """What it answers, what its engine was started with, and what it costs when idle."""
+        """What it answers, where its engine runs, and what it costs when idle."""
         self.answers[arm.label] = greedy_answer(arm, self.model, CHECK_PROMPT, CHECK_TOKENS)
-        self.engine_environments[arm.label] = arm.engine_environment()
+        self.engines[arm.label] = arm.engine_placement()
         time.sleep(IDLE_SETTLE_S)
         meter = CpuMeter(arm.process.pid, arm.instance)
         meter.begin()

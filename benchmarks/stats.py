@@ -116,7 +116,11 @@ def pooled_median_difference(arms: Sequence[Rounds]) -> float:
 
 
 def estimate(
-    arms: Sequence[Rounds], statistic: Callable[[Sequence[Rounds]], float], rng: np.random.Generator
+    arms: Sequence[Rounds],
+    statistic: Callable[[Sequence[Rounds]], float],
+    rng: np.random.Generator,
+    *,
+    resamples: int = RESAMPLES,
 ) -> Estimate:
     """`statistic` of the arms with its interval; the samples counted are those of the arm with fewest."""
     if not all(arms) or any(len(rounds) != len(arms[0]) for rounds in arms):
@@ -124,16 +128,18 @@ def estimate(
     samples = min(sum(map(len, rounds)) for rounds in arms)
     if samples < 2:  # nothing to resample: an interval would pretend to certainty
         return Estimate(statistic(arms), None, None, samples, len(arms[0]))
-    return Estimate(statistic(arms), *bootstrap(arms, statistic, rng), samples, len(arms[0]))
+    return Estimate(statistic(arms), *bootstrap(arms, statistic, rng, resamples=resamples), samples, len(arms[0]))
 
 
-def quantile_estimate(rounds: Rounds, q: float, rng: np.random.Generator) -> Estimate:
+def quantile_estimate(rounds: Rounds, q: float, rng: np.random.Generator, *, resamples: int = RESAMPLES) -> Estimate:
     """The pooled q-quantile with its interval; a p99 from too few samples is None."""
     samples = sum(map(len, rounds))
     value = quantile(np.concatenate(rounds), q) if rounds else None
     if value is None:
         return Estimate(None, None, None, samples, len(rounds))
-    low, high = bootstrap([rounds], lambda arms: float(np.quantile(np.concatenate(arms[0]), q)), rng)
+    low, high = bootstrap(
+        [rounds], lambda arms: float(np.quantile(np.concatenate(arms[0]), q)), rng, resamples=resamples
+    )
     return Estimate(value, low, high, samples, len(rounds))
 
 

@@ -73,7 +73,7 @@ def run(stage: Stage, plan: Plan, idle: str, raw: Path | None) -> tuple[list[Win
         "seconds": round(time.monotonic() - began),
         "idle_arm": "stopped" if stage.one_at_a_time else "up",
         "idle_cores": stage.idle_cores,
-        "engine_environment_seen": stage.engine_environments,
+        "engines": stage.engines,
         "same_greedy_answer": len(set(stage.answers.values())) == 1,
         "foreign_cores_max": max((w.foreign_cores for w in windows), default=None),
     }
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         finally:
             stage.close()
-    result = report.build(Analysis(windows, plan.arms, plan.clients, plan.seed), facts)
+    result = report.build(Analysis(windows, plan.arms, plan.clients, seed=plan.seed), facts)
     if options.batch_curve:
         result["batch_curve"] = report.batch_curve(result)
     show(console, result)

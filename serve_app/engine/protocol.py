@@ -5,8 +5,8 @@ requests. Requests are handed in by a unary call (`Submit`) that stays open unti
 count of ongoing requests, its drain and its cancellation stay true; cancelling that call aborts the request.
 
 Invariant: the frames of one request arrive in order, the first with a status, the last with `usage`. The serving
-objects yield their events as a pure function of the token groups they pulled, so replaying the groups of the frames up to k and
-dropping as many events as these frames counted continues the stream from frame border k (docs/decisions.md).
+objects yield their events as a pure function of the token groups they pulled, so replaying the groups of the frames up
+to k and dropping as many events as these frames counted continues the stream from frame border k (docs/decisions.md).
 """
 
 from __future__ import annotations

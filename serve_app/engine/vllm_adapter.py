@@ -1,8 +1,8 @@
 """vLLM behind our engine protocol: the only module that imports vllm (0.32.0; what is private: docs/decisions.md).
 
 `AsyncLLM` runs the model; vLLM's own OpenAI serving objects turn its output into OpenAI's wire format. What is ours:
-the token ids behind each piece of output are recorded on their way through, aborts are certain, and health sees a frozen
-engine too.
+the token ids behind each piece of output are recorded on their way through, aborts are certain, and health sees a
+frozen engine too.
 
 Invariant: when `VllmEngine.run` ends, in whatever way, EngineCore holds nothing of that request.
 """
@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 import psutil
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.datastructures import State
@@ -41,7 +42,7 @@ from serve_app.engine import environment
 from serve_app.engine.engine_args import engine_arguments
 from serve_app.engine.liveness import StallDetector
 from serve_app.engine.protocol import EngineInfo, EngineLoad, Piece, Submit, Usage
-from serve_app.errors import EngineFailed
+from serve_app.errors import EngineFailed, NotFound
 from serve_app.settings import ModelSettings
 from serve_app.types import Operation
 
@@ -354,6 +355,7 @@ class VllmEngine:
         return self._llm
 
 
+_TOO_LONG = "maximum context length"  # how vLLM's messages name a prompt the model cannot hold
 _TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
 
 
@@ -395,8 +397,16 @@ async def _responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator
 
 
 def _refusal(error: ErrorResponse) -> Piece:
-    status = error.error.code
-    return Piece(body=error.model_dump_json().encode(), status=status, media="json", usage=Usage())
+    """vLLM's error in OpenAI's form: it puts the HTTP status where OpenAI has a machine-readable word or null."""
+    said, status = error.error, error.error.code
+    body = {"message": said.message, "type": said.type, "param": said.param, "code": None}
+    if status < 500:
+        body["type"] = "invalid_request_error"
+    if status == NotFound.status:
+        body["code"] = "model_not_found"
+    elif _TOO_LONG in said.message:
+        body["code"] = "context_length_exceeded"
+    return Piece(body=msgspec.json.encode({"error": body}), status=status, media="json", usage=Usage())
 
 
 def _validation_error(error: ValidationError) -> ErrorResponse:

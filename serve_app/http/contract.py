@@ -26,7 +26,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from serve_app.errors import BadRequest, Forbidden
-from serve_app.http.body import check_content
 from serve_app.http.measure import estimate_tokens, prefix_key, prompt_bytes, slots
 from serve_app.settings import HttpSettings
 from serve_app.types import CLASS_ALIASES, Contract, Identity, Operation, RequestClass
@@ -36,7 +35,6 @@ __all__ = [
     "FORWARDED",
     "REFUSED",
     "STRIPPED",
-    "check_content",
     "estimate_tokens",
     "prefix_key",
     "prompt_bytes",

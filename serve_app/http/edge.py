@@ -7,6 +7,7 @@ on to an engine; nothing is answered without a key.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -19,6 +20,7 @@ from serve_app.engine.protocol import Frame, Submit
 from serve_app.errors import BadRequest, BodyTooLarge, EngineFailed, NotFound, Overloaded, ServeAppError, Unauthorized
 from serve_app.http import contract, measure, routes
 from serve_app.http.body import check_content, decode
+from serve_app.http.idempotency import Answer, Owner, Replays, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.responses import error_response, sse_error
@@ -34,6 +36,7 @@ Headers = list[tuple[bytes, bytes]]
 # The id inside the OpenAI object's; `x-request-id` is Serve's own, and echoes what the client sends.
 REQUEST_ID_HEADER = b"x-serve-app-request-id"
 
+_REPLAYED = (b"x-idempotent-replay", b"true")
 _SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -67,6 +70,7 @@ class Edge:
         self._salt_secret = salt_secret
         self._salts: dict[str, str] = {}
         self._local = LocalRoutes(lines, metrics)
+        self._replays = Replays(time.monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -102,7 +106,12 @@ class Edge:
             record.model = line.model.name
             body, wanted = contract.split(operation, body, headers, identity, self._settings.http)
             record.request_class = wanted.request_class
-            await self._run(operation, body, wanted, identity, line, exchange, record, started)
+            run = functools.partial(self._run, operation, body, wanted, identity, line, exchange, record, started)
+            if wanted.idempotency_key is None:
+                await run()
+            else:
+                owner = (identity.tenant, wanted.idempotency_key)
+                await self._run_once(owner, fingerprint(operation, body), exchange, run)
             record.outcome = Outcome.OK if exchange.status < 400 else Outcome.BAD_REQUEST
         except asyncio.CancelledError:
             record.outcome = Outcome.CANCELLED_RUNNING if record.granted else Outcome.CANCELLED_QUEUED
@@ -112,6 +121,22 @@ class Edge:
             raise
         finally:
             self._metrics.ended(record.model, record.tenant, record.request_class, record.outcome)
+
+    async def _run_once(
+        self, owner: Owner, print_: bytes, exchange: _Exchange, run: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Run a request with an Idempotency-Key, or repeat its kept answer."""
+        kept = await self._replays.claim(owner, print_)
+        if kept is not None:
+            await exchange.whole(kept.status, [*kept.headers, _REPLAYED], kept.body)
+            return
+        answer = None
+        try:
+            exchange.record()
+            await run()
+            answer = exchange.recorded()
+        finally:
+            self._replays.settle(owner, answer)
 
     async def _read(self, headers: Headers, receive: Receive) -> dict[str, Any]:
         """The request's body, decoded; refused as soon as it is seen to be too large."""
@@ -218,7 +243,7 @@ class _Record:
 class _Exchange:
     """The answering half of one HTTP exchange."""
 
-    __slots__ = ("_send", "_streaming", "operation", "request_id", "status")
+    __slots__ = ("_headers", "_kept", "_send", "_streaming", "operation", "request_id", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -226,10 +251,23 @@ class _Exchange:
         self.status = 0
         self.request_id = ""
         self.operation = Operation.CHAT
+        self._headers: Headers = []
+        self._kept: list[bytes] | None = None
+
+    def record(self) -> None:
+        """Keep a copy of what goes out from now on."""
+        self._kept = []
+
+    def recorded(self) -> Answer | None:
+        """What has gone out since `record`; None where a repeat should be run again."""
+        final = 200 <= self.status < 500 and self.status != 429
+        return Answer(self.status, self._headers, b"".join(self._kept)) if final and self._kept is not None else None
 
     async def whole(self, status: int, headers: Headers, body: bytes, *, head: bool = False) -> None:
         """A complete answer; `head`: all of it but the body."""
-        self.status = status
+        self.status, self._headers = status, headers
+        if self._kept is not None:
+            self._kept.append(body)
         headers = [*headers, (b"content-length", b"%d" % len(body))]
         if self.request_id:
             headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
@@ -249,12 +287,14 @@ class _Exchange:
             body = b"".join([frame.body for frame in frames])
             await self.whole(first.status, _JSON_HEADERS, body)
             return frames[-1]
-        self.status, self._streaming = first.status, True
+        self.status, self._streaming, self._headers = first.status, True, _SSE_HEADERS
         headers = [*_SSE_HEADERS, (REQUEST_ID_HEADER, self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": first.status, "headers": headers})
         while True:
             last = frames[-1].usage is not None
             body = frames[0].body if len(frames) == 1 else b"".join([frame.body for frame in frames])
+            if self._kept is not None:
+                self._kept.append(body)
             if body or last:
                 await self._send({"type": "http.response.body", "body": body, "more_body": not last})
             if last:

@@ -32,7 +32,8 @@ def _word(value: Any) -> str:
 
 def _replicas(deployment: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"id": replica["replica_id"], "state": _word(replica["state"]), "node": replica["node_id"]}
+        # a replica that waits for a place has no node yet
+        {"id": replica["replica_id"], "state": _word(replica["state"]), "node": replica.get("node_id") or ""}
         for replica in deployment["replicas"]
     ]
 

@@ -83,6 +83,8 @@ class Progress:
     ) -> None:
         if kind is None:
             self.done()
+        elif issubclass(kind, Exception):
+            self.fail()
         else:
             self.leave()
 

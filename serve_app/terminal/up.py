@@ -87,10 +87,9 @@ class _Session:
         self._cluster: LocalCluster | None = None
         self._driver: RemoteDriver | None = None
         self._deployed = False
+        self._state.require_unowned()
         require_free(options.host, options.port)
         self._state.create()
-        if self._state.owned_elsewhere():
-            self._state.acquire()  # raises, with what it is
         self._keys = keys.resolve(options.settings, self._state)
 
     def run(self) -> int:
@@ -104,7 +103,6 @@ class _Session:
             self._announce()
             self._watch()
         except ServeAppError as error:
-            self._progress.fail()
             self._console.print(Text(f"error: {error.message}", "red"), soft_wrap=True)
         return 1
 

@@ -147,7 +147,7 @@ def test_the_container_bound_is_exact() -> None:
         b"9" * 4300 + b",",
     ],
 )
-@pytest.mark.parametrize("head", [b"", b'{"a":[', b'{"a":"'])
+@pytest.mark.parametrize("head", [b"", b'{"a":[', b'{"a":"', b'{"a":"' + b"[" * 2 * MAX_CONTAINERS])
 def test_eight_hostile_megabytes_are_refused_in_linear_time(head: bytes, unit: bytes) -> None:
     body = head + unit * ((BOUNDS.max_body_bytes - len(head)) // len(unit))
     started = time.perf_counter()

@@ -413,6 +413,7 @@ def test_tools_and_tool_calls_count_and_token_ids_count_as_four_bytes() -> None:
         (Operation.COMPLETION, {"prompt": ["x" * 400] * 2, "max_tokens": 50, "n": 3}, 500),
         (Operation.COMPLETION, {"prompt": "x" * 401}, 101 + 256),
         (Operation.COMPLETION, {"prompt": "", "max_tokens": -(10**30)}, 1),
+        (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": -50}, 100),
         (Operation.EMBEDDING, {"input": "x" * 400, "max_tokens": 50}, 100),
         (Operation.TOKENIZE, {}, 1),
     ],

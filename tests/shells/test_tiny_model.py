@@ -42,6 +42,7 @@ def model(folder: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # on a busy machine more threads wait for each other
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 

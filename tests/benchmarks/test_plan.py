@@ -1,0 +1,63 @@
+"""The order of windows, their prompts, and command lines that make no sense."""
+
+from __future__ import annotations
+
+from itertools import islice, pairwise
+
+import pytest
+
+from benchmarks.plan import labels_of, order, parse_arguments, plan_of, seed_of
+from benchmarks.workload import prompts
+
+KEYS = ["--clients", "1,8"]
+
+
+def plan(*arguments: str):
+    return plan_of(parse_arguments([*KEYS, *arguments], "text"))
+
+
+def test_arms_that_stay_up_alternate_at_each_client_count() -> None:
+    assert list(order(plan(), None)) == [("vllm", 1), ("ours", 1), ("vllm", 8), ("ours", 8)]
+
+
+def test_one_arm_at_a_time_begins_with_the_one_that_is_up() -> None:
+    assert list(order(plan(), {"ours"})) == [("ours", 1), ("ours", 8), ("vllm", 1), ("vllm", 8)]
+    assert [arm for arm, _ in order(plan(), set())] == ["vllm", "vllm", "ours", "ours"]
+
+
+def test_the_same_kind_twice_gets_two_names() -> None:
+    assert labels_of(["vllm", "vllm"]) == ("vllm", "vllm#2")
+    assert labels_of(["vllm", "ours"]) == ("vllm", "ours")
+
+
+def test_quick_is_smaller_and_bounded_in_time() -> None:
+    quick, full = plan("--quick"), plan()
+    assert quick.budget_s is not None
+    assert quick.budget_s < 480
+    assert full.budget_s is None
+    assert quick.rounds * quick.window_s < full.rounds * full.window_s
+
+
+def test_every_window_of_a_round_has_prompts_of_its_own() -> None:
+    seeds = [seed_of(plan(), r, c) for r in range(1, 6) for c in (1, 8, 32, 64)]
+    assert len(set(seeds)) == len(seeds)
+    assert next(prompts(seeds[0])) != next(prompts(seeds[1]))
+
+
+def test_prompts_repeat_with_their_seed_and_share_no_beginning() -> None:
+    first, second = (list(islice(prompts(3), 200)) for _ in range(2))
+    assert first == second
+    assert all(a[:8] != b[:8] for a, b in pairwise(sorted(first)))
+
+
+@pytest.mark.parametrize("arms", ["vllm,ours,vllm", "sglang", ""])
+def test_unknown_or_too_many_arms_are_refused(arms: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--arms", arms], "text")
+    assert "--arms takes" in capsys.readouterr().err
+
+
+def test_a_batch_curve_needs_the_single_client(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--batch-curve", "--clients", "8"], "text")
+    assert "needs 1" in capsys.readouterr().err
