@@ -30,6 +30,7 @@ from benchmarks.stage import Stage, measure
 from serve_app.engine.tiny_model import ensure_tiny_model
 
 IDLE_LIMIT_CORES = 0.02  # an idle arm above this would slow the other by more than we want to tell apart
+FOREIGN_LIMIT_CORES = 0.2  # a tenth of a two-core machine: more moves a ratio by more than its bar
 CONSOLE_WIDTH = 150  # of tables when the output is not a terminal
 
 
@@ -75,7 +76,7 @@ def run(stage: Stage, plan: Plan, idle: str, raw: Path | None) -> tuple[list[Win
         "idle_cores": stage.idle_cores,
         "engines": stage.engines,
         "same_greedy_answer": len(set(stage.answers.values())) == 1,
-        "foreign_cores_max": max((w.foreign_cores for w in windows), default=None),
+        "foreign_cores_max": round(max(w.foreign_cores for w in windows), 3),
     }
 
 
@@ -84,6 +85,9 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     report.print_tables(console, result)
     if result.get("batch_curve"):
         report.print_batch_curve(console, result["batch_curve"])
+    foreign = result["conditions"]["foreign_cores_max"]
+    if foreign > FOREIGN_LIMIT_CORES:
+        console.print(f"  other processes used up to {foreign:.2f} cores in a window: ratios are noise", style="yellow")
     if not result["conditions"]["same_greedy_answer"]:
         console.print(
             "  the arms gave different greedy answers: look whether they serve the same model", style="yellow"

@@ -148,9 +148,9 @@ def progress_text(log: str, installed: int, total: int) -> str:
     found = len(re.findall(r"^(?:Collecting|Processing) ", log, re.MULTILINE))
     fetched = re.findall(r"^ *(?:Downloading|Using cached) (?:\S*/)?([^/\s]+)\.whl(?!\.metadata)", log, re.MULTILINE)
     if "\nInstalling collected packages" in log:
-        return f"unpacking: {installed} of {total} packages"
-    last = f" (now {'-'.join(fetched[-1].split('-')[:2])})" if fetched else ""
-    return f"downloading: {len(fetched)} fetched of {min(found, total)} found, {total} in all{last}"
+        return f"unpacked {installed} of {total}"
+    last = f", now {' '.join(fetched[-1].split('-')[:2])}" if fetched else ""
+    return f"found {min(found, total)} of {total}, downloaded {len(fetched)}{last}"
 
 
 class Environment:
@@ -189,7 +189,7 @@ class Environment:
     def installed(self) -> int:
         return sum(1 for _ in self.venv.glob("lib/python3*/site-packages/*.dist-info/RECORD"))
 
-    def pip(self, *arguments: str, total: int = 1) -> str | None:
+    def pip(self, label: str, *arguments: str, total: int = 1) -> str | None:
         """Run pip with progress; its output goes to `.venv/install.log`. Returns that output where pip failed."""
         options = ["--disable-pip-version-check", "--no-input", "--no-color"]
         command = [str(self.python), "-I", "-m", "pip", *options, *arguments]
@@ -202,7 +202,8 @@ class Environment:
                     child.wait(POLL_S)
                     break
                 except subprocess.TimeoutExpired:
-                    progress.show(progress_text(log.read_text(errors="replace"), self.installed() - before, total))
+                    doing = progress_text(log.read_text(errors="replace"), self.installed() - before, total)
+                    progress.show(f"{label}: {doing}")
         finally:
             child.terminate()
             child.wait()
@@ -222,13 +223,13 @@ def install_torch(environment: Environment, pin: str) -> None:
         Failure: neither has it; says what to do.
     """
     arguments = ("install", "--no-user", "--no-deps", pin)
-    output = environment.pip(*arguments)
+    output = environment.pip(pin, *arguments)
     if output is None:
         return
     index = os.environ.get("TORCH_INDEX", "")
     if index:
         say(f"{pin}: not on pip's own index, trying TORCH_INDEX")
-        output = environment.pip(*arguments, "--index-url", index)
+        output = environment.pip(pin, *arguments, "--index-url", index)
         if output is None:
             return
     if "No matching distribution" not in output:
@@ -256,13 +257,16 @@ def install_everything(environment: Environment, device: str, found: Stamp | Non
     torch = [pin for pin in wanted.pins if pin.startswith("torch==") and "+" in pin]
     for pin in torch:
         install_torch(environment, pin)
-    steps: list[tuple[str, ...]] = [("install", "--no-user", "--no-deps", "-r", lock)]
-    # setuptools is in the lock: no second environment to build in
-    steps.append(("install", "--no-user", "--no-deps", "--no-build-isolation", "-e", str(environment.root)))
+    # setuptools is in the lock: no second environment to build the project in
+    project = ("--no-build-isolation", "-e", str(environment.root))
+    steps: list[tuple[str, ...]] = [
+        ("packages", "install", "--no-user", "--no-deps", "-r", lock),
+        ("serve-app", "install", "--no-user", "--no-deps", *project),
+    ]
     if gone:
-        steps.insert(0, ("uninstall", "--yes", *gone))
-    for arguments in steps:
-        output = environment.pip(*arguments, total=total - len(torch))
+        steps.insert(0, ("left-overs", "uninstall", "--yes", *gone))
+    for label, *arguments in steps:
+        output = environment.pip(label, *arguments, total=total - len(torch))
         if output is not None:
             raise Failure(f"pip {arguments[0]} failed; its last words:\n{tail(output)}")
 

@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import fields
 from typing import Any
 
-import msgspec
 import psutil
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.datastructures import State
@@ -40,76 +39,21 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from serve_app.engine import environment
 from serve_app.engine.engine_args import engine_arguments
+from serve_app.engine.live_load import LoadSink
 from serve_app.engine.liveness import StallDetector
+from serve_app.engine.openai_errors import error_body
 from serve_app.engine.protocol import EngineInfo, EngineLoad, Piece, Submit, Usage
-from serve_app.errors import EngineFailed, NotFound
+from serve_app.engine.recorder import Recorder
+from serve_app.errors import EngineFailed
 from serve_app.settings import ModelSettings
 from serve_app.types import Operation
 
 PROBE_TIMEOUT_S = 2.0  # a round trip to an idle EngineCore takes 1 ms; a busy one answers between two steps
 SHUTDOWN_TIMEOUT_S = 10.0  # EngineCore frees GPU memory within seconds; then it is ended by force
 
-_recorder: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar("recorder", default=None)
+FATAL = (EngineDeadError, EngineGenerateError)
 
-
-class _Recorder:
-    """Collects one request's token groups and usage while vLLM's serving objects pull its outputs."""
-
-    __slots__ = ("calls", "choices", "failure", "groups", "usage_by_call")
-
-    def __init__(self, choices: int) -> None:
-        self.choices = choices  # per prompt
-        self.calls = 0  # one call of generate() per prompt
-        self.groups: list[list[int]] = []
-        self.usage_by_call: list[list[int]] = []
-        self.failure: BaseException | None = None
-
-    def take(self) -> list[list[int]]:
-        groups, self.groups = self.groups, []
-        return groups
-
-    def usage(self) -> Usage:
-        return Usage(*(sum(column) for column in zip(*self.usage_by_call, strict=True))) if self.calls else Usage()
-
-    async def record(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
-        """Pass `outputs` on, noting the token ids of each before its consumer sees it."""
-        first_choice = self.calls * self.choices
-        self.calls += 1
-        used = [0, 0, 0]  # prompt, completion, cached tokens
-        self.usage_by_call.append(used)
-        try:
-            async for output in outputs:
-                if not used[0] and output.prompt_token_ids is not None:
-                    used[0] = len(output.prompt_token_ids)
-                    used[2] = output.num_cached_tokens or 0
-                for choice in output.outputs:
-                    ids = choice.token_ids
-                    if ids:
-                        used[1] += len(ids)
-                        self.groups.append([first_choice + choice.index, *ids])
-                yield output
-        except (EngineDeadError, EngineGenerateError) as error:
-            self.failure = error
-            raise
-        finally:
-            await outputs.aclose()
-
-    async def record_pooling(
-        self, outputs: AsyncGenerator[PoolingRequestOutput, None]
-    ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """The same for embeddings, where only the prompt counts."""
-        self.calls += 1
-        used = [0, 0, 0]
-        self.usage_by_call.append(used)
-        try:
-            async for output in outputs:
-                used[0] = len(output.prompt_token_ids)
-                yield output
-        except (EngineDeadError, EngineGenerateError) as error:
-            self.failure = error
-            raise
-        finally:
-            await outputs.aclose()
+_recorder: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
 
 
 class _RecordedLLM(AsyncLLM):
@@ -140,7 +84,7 @@ class _RecordedLLM(AsyncLLM):
 class _LiveStats(StatLoggerBase):
     """Keeps the newest figures of each engine step; vLLM calls `record` in our event loop, no RPC."""
 
-    def __init__(self, sink: _LoadSink) -> None:
+    def __init__(self, sink: LoadSink) -> None:
         self._sink = sink
 
     def record(
@@ -167,47 +111,13 @@ class _LiveStats(StatLoggerBase):
         """Nothing to say: the replica logs its own start."""
 
 
-class _LoadSink:
-    """Mutable counters behind `EngineLoad`."""
-
-    __slots__ = (
-        "generated",
-        "kv_cache_usage",
-        "preempted",
-        "prefix_hits",
-        "prefix_queries",
-        "prompted",
-        "running",
-        "steps",
-        "waiting",
-    )
-
-    def __init__(self) -> None:
-        self.running = self.waiting = self.steps = self.generated = self.prompted = self.preempted = 0
-        self.prefix_queries = self.prefix_hits = 0
-        self.kv_cache_usage = 0.0
-
-    def snapshot(self) -> EngineLoad:
-        return EngineLoad(
-            running=self.running,
-            waiting=self.waiting,
-            kv_cache_usage=self.kv_cache_usage,
-            steps=self.steps,
-            generated_tokens=self.generated,
-            prompt_tokens=self.prompted,
-            preemptions=self.preempted,
-            prefix_cache_queries=self.prefix_queries,
-            prefix_cache_hits=self.prefix_hits,
-        )
-
-
 class VllmEngine:
     """`EngineBackend` on vLLM. `environment.prepare` must have run before this module was imported."""
 
     def __init__(self, settings: ModelSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._sink = _LoadSink()
+        self._sink = LoadSink()
         self._llm: _RecordedLLM | None = None
         self._state = State()
         self._stall = StallDetector(settings.health_stall_s)
@@ -246,7 +156,7 @@ class VllmEngine:
 
     async def run(self, submit: Submit) -> AsyncIterator[Piece]:
         """See `EngineBackend.run`."""
-        recorder = _Recorder(_choices(submit))
+        recorder = Recorder(_choices(submit), FATAL)
         _recorder.set(recorder)
         try:
             answer = await self._answer(submit)
@@ -355,7 +265,6 @@ class VllmEngine:
         return self._llm
 
 
-_TOO_LONG = "maximum context length"  # how vLLM's messages name a prompt the model cannot hold
 _TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
 
 
@@ -397,16 +306,10 @@ async def _responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator
 
 
 def _refusal(error: ErrorResponse) -> Piece:
-    """vLLM's error in OpenAI's form: it puts the HTTP status where OpenAI has a machine-readable word or null."""
     said, status = error.error, error.error.code
-    body = {"message": said.message, "type": said.type, "param": said.param, "code": None}
-    if status < 500:
-        body["type"] = "invalid_request_error"
-    if status == NotFound.status:
-        body["code"] = "model_not_found"
-    elif _TOO_LONG in said.message:
-        body["code"] = "context_length_exceeded"
-    return Piece(body=msgspec.json.encode({"error": body}), status=status, media="json", usage=Usage())
+    return Piece(
+        body=error_body(said.message, status, said.type, said.param), status=status, media="json", usage=Usage()
+    )
 
 
 def _validation_error(error: ValidationError) -> ErrorResponse:

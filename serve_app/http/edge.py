@@ -184,6 +184,7 @@ class Edge:
         slots = measure.slots(operation, body, self._settings.http)
 
         def make(number: int) -> Submit:
+            record.granted = True
             return Submit(
                 number=number,
                 request_id=request_id,
@@ -195,7 +196,6 @@ class Edge:
             )
 
         async def relay(stream: Stream, frames: list[Frame], granted: Granted) -> None:
-            record.granted = True
             now = time.monotonic()
             self._metrics.waited(record.model, wanted.request_class, granted.waited_s)
             if operation.generates:

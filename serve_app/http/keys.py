@@ -1,7 +1,7 @@
 """API keys: who calls is decided by the key alone, and a key leaves no trace.
 
 Invariant: no key is ever part of an error, a log line, or a comparison that stops early. Only the SHA-256 of a key is
-kept and looked up: a guess cannot be steered towards the digest of a key, so the time of a lookup tells nothing about it.
+kept and looked up: a guess cannot be steered towards the digest of a key, so the time of a lookup tells nothing.
 
 A key comes as `Authorization: Bearer <key>` or `x-api-key: <key>`; where both are sent, `Authorization` alone counts.
 """

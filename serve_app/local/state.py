@@ -155,9 +155,7 @@ class InstanceState:
                     time.sleep(LOCK_POLL_S)
                     continue
                 lock.close()
-                running = self.read()
-                where = f" at {running.url}" if running and running.url else ""
-                raise Unavailable(f"instance {self.name!r} is already running{where}", code="already_running") from None
+                raise self._already_running() from None
             self._lock = lock
             return
 
@@ -165,6 +163,11 @@ class InstanceState:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def require_unowned(self) -> None:
+        """Raises Unavailable ("already_running") when a living process owns the instance; changes nothing."""
+        if self.owned_elsewhere():
+            raise self._already_running()
 
     def owned_elsewhere(self) -> bool:
         """Whether a living process other than this object's owner holds the instance."""
@@ -222,6 +225,11 @@ class InstanceState:
         self.logs.mkdir(mode=0o700)
         for source in sources:
             shutil.move(source, self.logs / ("ray" if source.is_dir() else source.name))
+
+    def _already_running(self) -> Unavailable:
+        running = self.read()
+        where = f" at {running.url}" if running and running.url else ""
+        return Unavailable(f"instance {self.name!r} is already running{where}", code="already_running")
 
     def _json(self, name: str) -> dict[str, Any] | None:
         text = _read(self.folder / name)

@@ -17,7 +17,7 @@ from serve_app.settings import HttpSettings
 
 BOUNDS = HttpSettings()
 SHALLOW = HttpSettings(max_json_depth=4)
-LINEAR_S = 5.0  # 8 MB take under 0.5 s; a quadratic scan would take hours, so a busy machine cannot blur the two
+LINEAR_S = 5.0  # of CPU time: 8 MB take under 0.5 s, a quadratic scan minutes to hours, so nothing blurs the two
 
 scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('[]{}"\\'), max_size=12)
@@ -144,15 +144,16 @@ def test_the_container_bound_is_exact() -> None:
         b"[{",
         b'"',
         b"\\",
+        b'\\"',
         b"9" * 4300 + b",",
     ],
 )
 @pytest.mark.parametrize("head", [b"", b'{"a":[', b'{"a":"', b'{"a":"' + b"[" * 2 * MAX_CONTAINERS])
 def test_eight_hostile_megabytes_are_refused_in_linear_time(head: bytes, unit: bytes) -> None:
     body = head + unit * ((BOUNDS.max_body_bytes - len(head)) // len(unit))
-    started = time.perf_counter()
+    started = time.process_time()
     refusal(body)
-    assert time.perf_counter() - started < LINEAR_S
+    assert time.process_time() - started < LINEAR_S
 
 
 def test_nesting_below_the_container_bound_is_refused_without_recursion_errors() -> None:

@@ -1,0 +1,39 @@
+"""Counters behind `EngineLoad`, fed by the engine at each step."""
+
+from __future__ import annotations
+
+from serve_app.engine.protocol import EngineLoad
+
+
+class LoadSink:
+    """The newest figures; one writer, any reader, one event loop."""
+
+    __slots__ = (
+        "generated",
+        "kv_cache_usage",
+        "preempted",
+        "prefix_hits",
+        "prefix_queries",
+        "prompted",
+        "running",
+        "steps",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.running = self.waiting = self.steps = self.generated = self.prompted = self.preempted = 0
+        self.prefix_queries = self.prefix_hits = 0
+        self.kv_cache_usage = 0.0
+
+    def snapshot(self) -> EngineLoad:
+        return EngineLoad(
+            running=self.running,
+            waiting=self.waiting,
+            kv_cache_usage=self.kv_cache_usage,
+            steps=self.steps,
+            generated_tokens=self.generated,
+            prompt_tokens=self.prompted,
+            preemptions=self.preempted,
+            prefix_cache_queries=self.prefix_queries,
+            prefix_cache_hits=self.prefix_hits,
+        )
