@@ -57,6 +57,6 @@ lint: setup ## style and types
 lock: ## resolve requirements/*.txt anew
 	@exec $(PYTHON) -I scripts/lock.py
 
-clean: ## remove .venv and everything made by tools (a running server's .state stays)
+clean: ## remove .venv and everything made by tools
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,6 +36,7 @@ TERM_TIMEOUT_S = 60.0  # a clean stop takes seconds; Serve may take longer over 
 KILL_TIMEOUT_S = 10.0  # after SIGKILL only the kernel is left to wait for
 HTTP_TIMEOUT_S = 10.0  # of one readiness question
 LOG_TAIL_CHARS = 4000  # of a server's log, when it fails
+STATE_VARIABLE = "SERVE_APP_STATE"  # where `serve-app` records instances: ours go into the benchmark's own folder
 ENGINE_VARIABLES = ("VLLM_", "OMP_", "KMP_")  # prefixes of what changes an engine's speed
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -206,7 +207,7 @@ def _spawn_ours(label: str, model: ModelChoice, folder: Path, extra: Sequence[st
     config.write_text(yaml.safe_dump(our_settings(model, key)))
     command = [sys.executable, "-m", "serve_app.cli", "up", "--config", str(config)]
     command += ["--port", str(port), "--instance", instance]
-    process = spawn(command, {INSTANCE_VARIABLE: instance}, log)
+    process = spawn(command, {INSTANCE_VARIABLE: instance, STATE_VARIABLE: str(folder)}, log)
     return Arm(label, OURS, port, key, process, log, instance, signal.SIGINT)
 
 
@@ -235,7 +236,10 @@ def _is_ready(arm: Arm) -> bool:
 def our_status(arm: Arm) -> dict[str, Any] | None:
     """What `serve-app status --json` says, once it says a URL."""
     command = [sys.executable, "-m", "serve_app.cli", "status", "--json", "--instance", str(arm.instance)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+    variables = {**os.environ, STATE_VARIABLE: str(arm.log.parent)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+    )
     try:
         status = json.loads(done.stdout)
     except ValueError:

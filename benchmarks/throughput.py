@@ -10,6 +10,7 @@ Invariant: at any time at most one arm is under load; any failed request ends th
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -108,15 +109,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.raw is not None:
         options.raw.mkdir(parents=True, exist_ok=True)
     model = ModelChoice(path=options.model or str(ensure_tiny_model()))
-    with tempfile.TemporaryDirectory(prefix="serve-bench-") as folder:
-        stage = Stage(model, Path(folder), options.vllm_arg, console, one_at_a_time=options.idle == "stop")
-        try:
-            windows, facts = run(stage, plan, options.idle, options.raw)
-        except BenchmarkError as error:
-            console.print(f"failed: {error}", style="red", markup=False)
-            return 1
-        finally:
-            stage.close()
+    folder = Path(tempfile.mkdtemp(prefix="serve-bench-"))
+    stage = Stage(model, folder, options.vllm_arg, console, one_at_a_time=options.idle == "stop")
+    try:
+        windows, facts = run(stage, plan, options.idle, options.raw)
+    except BenchmarkError as error:
+        console.print(f"failed: {error}\nlogs are in {folder}", style="red", markup=False)
+        return 1
+    finally:
+        stage.close()
+    shutil.rmtree(folder)  # only after a success: a failure's logs are worth keeping
     result = report.build(Analysis(windows, plan.arms, plan.clients, seed=plan.seed), facts)
     if options.batch_curve:
         result["batch_curve"] = report.batch_curve(result)

@@ -2,6 +2,7 @@
 
 Invariant: every call handed in ends exactly once, by its last frame or by an error; the channel stands while a call
 needs it, is closed `IDLE_CLOSE_S` after the last one, and at once when the replica leaves Serve's set and nothing runs.
+A call needs it from before the channel is attached until its last frame has arrived, however slowly its client reads.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from serve_app.engine.protocol import Frame, Submit, batch_decoder
@@ -21,22 +22,25 @@ logger = logging.getLogger("ray.serve")
 IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel must not hold that up
 ATTACH_TIMEOUT_S = 10.0  # a local attach takes 2 ms; Serve retries an unreachable replica without end
 MAX_BUFFERED_BYTES = 16 * 2**20  # per request, for a client that does not read; about 60,000 chat chunks
+HANDOVER_S = 1.0  # Serve sends a call on within ms: one that is older has reached its replica
 
 
 class Stream:
     """The frames of one request, in order, as they arrive."""
 
-    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "finished")
+    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished")
 
     def __init__(self) -> None:
         self._frames: list[Frame] = []
         self._buffered = 0
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.begun = False  # whether the first frame has arrived
         self.finished = False  # whether the last frame has arrived
 
     def push(self, frame: Frame) -> bool:
         """Add a frame. Returns False when the consumer is too far behind to go on."""
+        self.begun = True
         self.finished = frame.usage is not None
         self._frames.append(frame)
         self._buffered += len(frame.body)
@@ -74,6 +78,33 @@ class Stream:
             self._waiter.set_result(None)
 
 
+class _Call:
+    """A request on its way: its stream, and the unary call that keeps it alive on the replica."""
+
+    __slots__ = ("_handed_in_s", "_task", "on_end", "stream")
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self.stream = Stream()
+        self.on_end = on_end
+        self._task: asyncio.Task[Any] | None = None
+        self._handed_in_s = 0.0
+
+    def hand_in(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
+        self._handed_in_s = asyncio.get_running_loop().time()
+        self._task = in_fresh_context(coroutine, name)
+        return self._task
+
+    def surely_there(self) -> bool:
+        """Whether the replica has the request beyond doubt."""
+        waited_s = asyncio.get_running_loop().time() - self._handed_in_s
+        return self.stream.begun or (self._task is not None and waited_s > HANDOVER_S)
+
+    def abort(self) -> None:
+        """End the call on the replica unless it is over, or as good as over."""
+        if self._task is not None and not self._task.done() and not self.stream.finished:
+            self._task.cancel()
+
+
 class Channel:
     """All requests of this router on one engine replica.
 
@@ -81,49 +112,69 @@ class Channel:
         handle: how the replica is called.
         router_id: this router's name, unique for its process's life.
         replica_id: the engine replica.
-        on_slots: called with this router's share of the replica's batch whenever the replica changes it.
+        numbers: numbers for requests; none is given twice to this router's requests on this replica.
+        on_slots: called with this router's share of the replica's batch whenever the replica changes it, and with None
+            once the channel does not stand any more: the share may go to another router then.
     """
 
-    def __init__(self, handle: EngineHandle, router_id: str, replica_id: str, on_slots: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        handle: EngineHandle,
+        router_id: str,
+        replica_id: str,
+        numbers: Iterator[int],
+        on_slots: Callable[[int | None], None],
+    ) -> None:
         self._handle = handle
         self._router_id = router_id
         self.replica_id = replica_id
+        self._numbers = numbers
         self._on_slots = on_slots
-        self._streams: dict[int, Stream] = {}
-        self._calls: dict[int, asyncio.Task[Any]] = {}
+        self._calls: dict[int, _Call] = {}  # those that need the channel
+        self._tasks: set[asyncio.Task[Any]] = set()  # the event loop itself refers to tasks weakly
         self._reader: asyncio.Task[Any] | None = None
         self._attached: asyncio.Future[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._retired = False
-        self._next_number = 0
 
     @contextlib.asynccontextmanager
-    async def run(self, make: Callable[[int], Submit]) -> AsyncIterator[Stream]:
+    async def run(self, make: Callable[[int], Submit], on_end: Callable[[], None]) -> AsyncIterator[Stream]:
         """Hand a request in; its stream ends with the block, and leaving the block early aborts it on the replica.
+
+        Args:
+            make: the request, with the number it is given.
+            on_end: called at most once, when the replica is done with the request and the block is not: the last frame
+                has arrived, or the client is too far behind and the request was aborted.
 
         Raises:
             EngineFailed: the replica cannot be reached.
         """
-        await self._attach()
-        self._next_number += 1
-        number = self._next_number
-        stream = self._streams[number] = Stream()
-        call = self._calls[number] = in_fresh_context(self._submit(make(number), stream), f"submit-{number}")
+        number = next(self._numbers)
+        call = self._calls[number] = _Call(on_end)
         try:
-            yield stream
+            await self._attach()
+            task = call.hand_in(self._submit(make(number), call.stream), f"submit-{number}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            yield call.stream
         finally:
-            self._streams.pop(number, None)
-            self._calls.pop(number, None)
-            if not call.done() and not stream.finished:
-                call.cancel()
-            self._close_when_idle()
+            call.abort()
+            if self._calls.pop(number, None) is not None:
+                self._close_when_idle()
 
     async def _submit(self, submit: Submit, stream: Stream) -> None:
+        """The unary call. Whatever ends it without a last frame ends the stream, or its reader would wait for ever."""
         try:
             await self._handle.call("submit", self._router_id, submit, replica_id=self.replica_id)
         except ServeAppError as error:
             stream.fail(error)
         except CALL_ERRORS as error:
+            stream.fail(EngineFailed(f"engine replica {self.replica_id} failed: {_brief(error)}"))
+        except asyncio.CancelledError:  # ours, or one that happened on the replica: Serve passes that on as it is
+            stream.fail(EngineFailed(f"engine replica {self.replica_id} dropped the request"))
+            raise
+        except Exception as error:
+            logger.exception("engine replica %s failed a request", self.replica_id)
             stream.fail(EngineFailed(f"engine replica {self.replica_id} failed: {_brief(error)}"))
 
     async def _attach(self) -> None:
@@ -134,15 +185,20 @@ class Channel:
         if self._reader is None or self._reader.done():
             self._attached = asyncio.get_running_loop().create_future()
             self._reader = in_fresh_context(self._read(self._attached), f"channel-{self.replica_id}")
-        assert self._attached is not None
+        attached = self._attached
+        assert attached is not None
+        if attached.done():
+            return attached.result()
         try:
-            await asyncio.wait_for(asyncio.shield(self._attached), ATTACH_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.shield(attached), ATTACH_TIMEOUT_S)
         except TimeoutError:
+            if self._attached is attached:
+                self._drop()
             raise EngineFailed(f"engine replica {self.replica_id} does not answer", code="no_channel") from None
 
     async def _read(self, attached: asyncio.Future[None]) -> None:
         """Demultiplex the channel until it ends; then no request on it can go on."""
-        error: BaseException = EngineFailed(f"the channel to engine replica {self.replica_id} broke")
+        reason = f"the channel to engine replica {self.replica_id} broke"
         try:
             async with contextlib.aclosing(
                 self._handle.stream("attach", self._router_id, replica_id=self.replica_id)
@@ -152,26 +208,36 @@ class Channel:
                         attached.set_result(None)  # the first message tells our share
                     self._dispatch(message)
         except CALL_ERRORS as failure:
-            error = EngineFailed(f"the channel to engine replica {self.replica_id} broke: {_brief(failure)}")
-            logger.warning("%s", error)
+            reason = f"{reason}: {_brief(failure)}"
+            logger.warning("%s", reason)
         finally:
             if not attached.done():
-                attached.set_exception(error)
+                attached.set_exception(EngineFailed(reason))
                 attached.exception()  # retrieved here: nobody may be waiting any more
-            for stream in list(self._streams.values()):
-                stream.fail(error)
+            if self._attached is attached:  # else it was dropped, and what is in `_calls` belongs to a later one
+                for call in self._calls.values():
+                    call.stream.fail(EngineFailed(reason))
+                self._drop()
 
     def _dispatch(self, message: bytes) -> None:
         batch = batch_decoder.decode(message)
         if batch.slots:
             self._on_slots(batch.slots)
         for frame in batch.frames:
-            stream = self._streams.get(frame.number)
-            if stream is not None and not stream.push(frame):
-                stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
+            call = self._calls.get(frame.number)
+            if call is None:
+                continue
+            fits = call.stream.push(frame)
+            if not (fits or call.stream.finished):
+                call.stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
+                call.abort()
+            if not fits or call.stream.finished:
+                del self._calls[frame.number]
+                call.on_end()
+                self._close_when_idle()
 
     def _close_when_idle(self) -> None:
-        if self._streams or self._reader is None:
+        if self._calls or self._reader is None:
             return
         if self._idle is not None:
             self._idle.cancel()
@@ -180,19 +246,38 @@ class Channel:
 
     def _close(self) -> None:
         self._idle = None
-        if not self._streams and self._reader is not None:
-            self._reader.cancel()
-            self._reader = None
+        if not self._calls and self._reader is not None:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Be done with the present reader, whether it runs or has just ended."""
+        reader, self._reader, self._attached = self._reader, None, None
+        if reader is not None and reader is not asyncio.current_task():
+            reader.cancel()
+        self._on_slots(None)
 
     def retire(self) -> None:
-        """The replica has left Serve's set: finish what runs, then close at once."""
+        """The replica has left Serve's set: finish what runs, then close at once.
+
+        Serve sends nothing more to it, so a request that may still be on its way there has to go elsewhere.
+        """
         self._retired = True
+        for call in self._calls.values():
+            if not call.surely_there():
+                call.stream.fail(EngineFailed(f"engine replica {self.replica_id} has left"))
+        if self._attached is not None and not self._attached.done():
+            self._attached.set_exception(EngineFailed(f"engine replica {self.replica_id} has left"))
+            self._drop()
         self._close_when_idle()
+
+    def restore(self) -> None:
+        """The replica is back in Serve's set."""
+        self._retired = False
 
     @property
     def busy(self) -> bool:
-        """Whether a request of ours runs there."""
-        return bool(self._streams)
+        """Whether a request of ours runs there, or is on its way."""
+        return bool(self._calls)
 
     @property
     def open(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import time
@@ -19,7 +20,7 @@ from serve_app.channel import Channel, Stream
 from serve_app.core.admission import Action, Admission, Arrival, Grant, Policy, refusal_error
 from serve_app.engine.protocol import EngineInfo, EngineLoad, Frame, Submit
 from serve_app.errors import EngineFailed, Unavailable
-from serve_app.serve_adapter import CALL_ERRORS, EngineHandle
+from serve_app.serve_adapter import CALL_ERRORS, EngineHandle, in_fresh_context
 from serve_app.settings import AdmissionSettings, ModelSettings
 
 logger = logging.getLogger("ray.serve")
@@ -62,7 +63,13 @@ class ModelLine:
         routers: int,
     ) -> None:
         self.model = model
-        self.line = Admission(Policy(max_queued=admission.max_queued, max_wait_s=admission.max_wait_s))
+        self.line = Admission(
+            Policy(
+                max_queued=admission.max_queued,
+                max_wait_s=admission.max_wait_s,
+                no_replica_wait_s=admission.no_replica_wait_s,
+            )
+        )
         self._handle = handle
         self._router_id = router_id
         self._initial_slots = max(1, model.max_num_seqs // routers)
@@ -73,7 +80,9 @@ class ModelLine:
         self._waiters: dict[str, asyncio.Future[Granted]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._turn = 0
+        self._numbers = itertools.count(1)  # of the requests handed in; one series, for a replica may leave and return
         self._info: EngineInfo | None = None
+        self._asking: asyncio.Task[EngineInfo | None] | None = None
 
     async def start(self) -> None:
         """Follow the replica set; returns once the first one is known."""
@@ -87,6 +96,16 @@ class ModelLine:
     @property
     def replicas(self) -> frozenset[str]:
         return self._running
+
+    @property
+    def largest(self) -> int:
+        """The slots of the replica that has most of them for this router."""
+        return max((self._slots[name] for name in self._running), default=self._initial_slots)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest prompt and answer together, in tokens; None while no engine has told."""
+        return self._info.max_model_len if self._info is not None else self.model.max_model_len
 
     @contextlib.asynccontextmanager
     async def slot(self, arrival: Arrival) -> AsyncIterator[Granted]:
@@ -104,8 +123,7 @@ class ModelLine:
         try:
             yield granted
         finally:
-            self._perform(self.line.on_done(arrival.request_id, time.monotonic()))
-            self._forget_gone()
+            self._give_back(arrival.request_id)
 
     async def serve(self, arrival: Arrival, make: Callable[[int], Submit], relay: Relay) -> None:
         """Wait, hand in, and give the stream with its first frames to `relay`.
@@ -113,11 +131,12 @@ class ModelLine:
         A replica lost before its first frame costs the client nothing: the request waits again. Raises as `slot`, and
         `EngineFailed` when the replica fails under `relay` or none answers.
         """
+        give_back = functools.partial(self._give_back, arrival.request_id)
         for attempt in itertools.count(1):
             async with self.slot(arrival) as granted:
                 relayed = False
                 try:
-                    async with self._channel(granted.replica_id).run(make) as stream:
+                    async with self._channel(granted.replica_id).run(make, give_back) as stream:
                         frames = await stream.next()
                         relayed = True
                         await relay(stream, frames, granted)
@@ -133,7 +152,7 @@ class ModelLine:
         for attempt in itertools.count(1):
             replica_id, relayed = self._any_replica(), False
             try:
-                async with self._channel(replica_id).run(make) as stream:
+                async with self._channel(replica_id).run(make, self._forget_gone) as stream:
                     frames = await stream.next()
                     relayed = True
                     await relay(stream, frames, Granted(replica_id, 0.0))
@@ -142,6 +161,11 @@ class ModelLine:
                 if relayed or attempt == MAX_ATTEMPTS:
                     raise
                 self._eject(replica_id)
+
+    def _give_back(self, request_id: str) -> None:
+        """End a grant; the first call for it counts. A replica is done with a request before its slowest reader is."""
+        self._perform(self.line.on_done(request_id, time.monotonic()))
+        self._forget_gone()
 
     def _any_replica(self) -> str:
         names = sorted(self._running - self._ejected.keys()) or sorted(self._running)
@@ -229,10 +253,16 @@ class ModelLine:
                 self._channels[replica_id].retire()
         for replica_id in names - self._running:
             self._slots.setdefault(replica_id, self._initial_slots)
-            actions += self.line.on_replica(replica_id, self._slots[replica_id], now)
+            if replica_id in self._channels:
+                self._channels[replica_id].restore()
+            if replica_id not in self._ejected:
+                actions += self.line.on_replica(replica_id, self._slots[replica_id], now)
         self._running = names
         self._perform(actions)
         self._forget_gone()
+        if names and self._info is None and self._asking is None:
+            self._asking = in_fresh_context(self.info(), f"info-{self.model.name}")
+            self._asking.add_done_callback(lambda _: setattr(self, "_asking", None))
 
     def _forget_gone(self) -> None:
         """Drop what is known of replicas that have left and on which nothing of ours runs any more."""
@@ -245,7 +275,7 @@ class ModelLine:
 
     def _eject(self, replica_id: str) -> None:
         """Grant nothing on a replica that just failed a call, until Serve has had time to notice its death."""
-        if replica_id in self._ejected:
+        if replica_id in self._ejected or replica_id not in self._running:
             return
         self._perform(self.line.on_replica(replica_id, 0, time.monotonic()))
         self._ejected[replica_id] = asyncio.get_running_loop().call_later(EJECT_S, self._readmit, replica_id)
@@ -256,18 +286,25 @@ class ModelLine:
             self._perform(self.line.on_replica(replica_id, self._slots[replica_id], time.monotonic()))
 
     def _channel(self, replica_id: str) -> Channel:
+        """The channel to a replica. EngineFailed: it has left since it was granted, and takes no new calls."""
+        if replica_id not in self._running:
+            raise EngineFailed(f"engine replica {replica_id} has left")
         channel = self._channels.get(replica_id)
         if channel is None:
             channel = Channel(
                 self._handle,
                 self._router_id,
                 replica_id,
+                self._numbers,
                 lambda slots: self._share_changed(replica_id, slots),
             )
             self._channels[replica_id] = channel
         return channel
 
-    def _share_changed(self, replica_id: str, slots: int) -> None:
-        self._slots[replica_id] = slots
+    def _share_changed(self, replica_id: str, slots: int | None) -> None:
+        """Without a channel nobody tells our share, so no more than the cautious first guess is granted."""
+        if replica_id not in self._slots:
+            return  # forgotten: what its channel still has to say is of no interest
+        slots = self._slots[replica_id] = self._initial_slots if slots is None else slots
         if replica_id in self._running and replica_id not in self._ejected:
             self._perform(self.line.on_replica(replica_id, slots, time.monotonic()))

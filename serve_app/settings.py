@@ -20,8 +20,10 @@ from serve_app.types import RequestClass
 DEFAULT_MAX_BODY_BYTES = 8 * 2**20  # a 128K-token prompt is about 0.6 MB; vision inputs are links or a few MB
 DEFAULT_MAX_JSON_DEPTH = 64  # nested JSON schemas of real tools stay under 20; parsers recurse per level
 DEFAULT_MAX_SEQUENCES = 8  # per request: n x prompts; vLLM's own default of 16384 lets one call fill the engine
+DEFAULT_MAX_EMBEDDING_INPUTS = 2048  # OpenAI's own bound on the inputs of one embeddings call
 DEFAULT_MAX_QUEUED = 1000  # requests waiting per model; the middle size the field uses (256, 1,000, 10,000)
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
+DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back in less; raise it for slow loads
 DEFAULT_MAX_NUM_SEQS = 64  # sequences one engine step runs; the knee of the batch curve on two cores
 DEFAULT_KV_CACHE_GB = 0.5  # CPU only, where the engine cannot measure what is free: 0.5 GiB holds 64 tiny sequences
 DEFAULT_HEALTH_STALL_S = 30.0  # a step of a big prefill takes seconds; 30 s without CPU time or a step is frozen
@@ -81,6 +83,7 @@ class ModelSettings(_Frozen):
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     chat_template: str | None = None
+    media_domains: tuple[str, ...] = ()  # hosts that images in requests may be fetched from; none: none
     cpus_per_rank: float = Field(1.0, ge=0)
     gpus_per_rank: float = Field(1.0, ge=0, le=1)  # used only where the cluster has GPUs
     accelerator_type: str | None = None
@@ -124,6 +127,7 @@ class AdmissionSettings(_Frozen):
 
     max_queued: int = Field(DEFAULT_MAX_QUEUED, ge=0)
     max_wait_s: float = Field(DEFAULT_MAX_WAIT_S, gt=0)
+    no_replica_wait_s: float = Field(DEFAULT_NO_REPLICA_WAIT_S, gt=0)
 
 
 class HttpSettings(_Frozen):
@@ -132,6 +136,7 @@ class HttpSettings(_Frozen):
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024)
     max_json_depth: int = Field(DEFAULT_MAX_JSON_DEPTH, ge=4, le=512)
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1)
+    max_embedding_inputs: int = Field(DEFAULT_MAX_EMBEDDING_INPUTS, ge=1)
     max_output_tokens: int | None = Field(None, ge=1)  # caps what a request may ask for; None: the model's length
 
 

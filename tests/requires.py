@@ -30,13 +30,16 @@ def _gpu() -> str | None:
     return None if preflight.has_gpu() else "no NVIDIA GPU is visible"
 
 
+def _system_packages() -> str | None:
+    missing = preflight.check(preflight.choose_device(None))
+    return f"{missing[0].what} is missing: {missing[0].why}" if missing else None
+
+
 def _engine() -> str | None:
     """A real vLLM engine: the package, what it links with and what it compiles with."""
     if (absent := _module("vllm")) is not None:
         return absent
-    device = preflight.choose_device(None)
-    missing = preflight.check_libraries(device) + preflight.check_python_parts(tuple(sys.version_info[:2]))
-    return f"{missing[0].what} is missing: {missing[0].why}" if missing else None
+    return _system_packages()
 
 
 def _two_cores() -> str | None:
@@ -62,6 +65,7 @@ def _own_venv() -> str | None:
 # Each says what is lacking, or None.
 PROBES: Mapping[str, Callable[[], str | None]] = {
     "gpu": _gpu,
+    "system_packages": _system_packages,
     "engine": _engine,
     "two_cores": _two_cores,
     "haproxy": _haproxy,

@@ -16,7 +16,7 @@ from typing import Any
 from serve_app.engine import environment
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.protocol import EngineBackend, EngineInfo, EngineLoad, Frame, Submit
-from serve_app.errors import Unavailable
+from serve_app.errors import EngineFailed
 from serve_app.settings import ModelSettings
 
 logger = logging.getLogger("ray.serve")
@@ -94,8 +94,7 @@ class EngineReplica:
         """Run one request to its end; its frames leave through the router's channel, the last one with its usage.
 
         Raises:
-            EngineFailed: the engine broke under the request; frames may have left.
-            Unavailable: the router has no channel here.
+            EngineFailed: the engine broke under the request, frames may have left; or the router has no channel here.
         """
         attachment = await self._attached(router_id)
         task = asyncio.current_task()
@@ -123,7 +122,7 @@ class EngineReplica:
             if attachment is not None and attachment.streams:
                 return attachment
             await asyncio.sleep(0.01)
-        raise Unavailable(f"router {router_id} has no channel to this replica", code="no_channel")
+        raise EngineFailed(f"router {router_id} has no channel to this replica", code="no_channel")
 
     def _detach(self, router_id: str) -> None:
         attachment = self._attachments.get(router_id)

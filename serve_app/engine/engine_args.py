@@ -11,6 +11,7 @@ from serve_app.engine.environment import Platform
 from serve_app.engine.tiny_model import ensure_tiny_model
 from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
 
+NO_DOMAIN = "media.invalid"  # vLLM reads an empty list as "any"; this name never resolves (RFC 2606)
 TINY = "tiny"  # the name of the built-in model
 
 
@@ -48,6 +49,7 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
         "max_num_seqs": settings.max_num_seqs,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "trust_remote_code": False,
+        "allowed_media_domains": list(settings.media_domains) or [NO_DOMAIN],
         "disable_log_stats": True,
     }
     optional = {

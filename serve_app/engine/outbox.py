@@ -19,6 +19,7 @@ class Outbox:
         self._frames: dict[int, Frame] = {}  # by request number: a later frame is merged into the waiting one
         self._slots = 0
         self._closed = False
+        self._reader: object = None
         self._wake = asyncio.Event()
 
     def put(self, frame: Frame) -> None:
@@ -38,8 +39,11 @@ class Outbox:
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Encoded `Batch` messages until closed."""
-        while True:
+        """Encoded `Batch` messages until closed, or until a later call takes over: a message must not go to a reader
+        that is already gone and not yet known to be."""
+        self._reader = reader = object()
+        self._wake.set()  # for the earlier reader to see this
+        while self._reader is reader:
             if self._frames or self._slots:
                 batch = Batch(list(self._frames.values()), self._slots)
                 self._frames, self._slots = {}, 0

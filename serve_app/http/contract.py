@@ -26,21 +26,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from serve_app.errors import BadRequest, Forbidden
-from serve_app.http.measure import estimate_tokens, prefix_key, prompt_bytes, slots
 from serve_app.settings import HttpSettings
 from serve_app.types import CLASS_ALIASES, Contract, Identity, Operation, RequestClass
-
-__all__ = [
-    "CONSUMED",
-    "FORWARDED",
-    "REFUSED",
-    "STRIPPED",
-    "estimate_tokens",
-    "prefix_key",
-    "prompt_bytes",
-    "slots",
-    "split",
-]
 
 MAX_SESSION_ID_CHARS = 128  # a UUID has 36; session ids are kept in routing tables
 MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound payment interfaces use, so their client code fits

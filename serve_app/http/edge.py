@@ -104,7 +104,7 @@ class Edge:
             body = await self._read(headers, receive)
             line = self._line(body.get("model"))
             record.model = line.model.name
-            body, wanted = contract.split(operation, body, headers, identity, self._settings.http)
+            body, wanted = contract.split(operation, body, headers, identity, self._settings.http, line.max_model_len)
             record.request_class = wanted.request_class
             run = functools.partial(self._run, operation, body, wanted, identity, line, exchange, record, started)
             if wanted.idempotency_key is None:
@@ -182,6 +182,8 @@ class Edge:
         request_id = secrets.token_hex(16)
         exchange.request_id, exchange.operation = request_id, operation
         slots = measure.slots(operation, body, self._settings.http)
+        if operation is Operation.EMBEDDING:
+            slots = min(slots, line.largest)  # inputs end one by one: a call of many takes a whole replica, not more
 
         def make(number: int) -> Submit:
             record.granted = True

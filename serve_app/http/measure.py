@@ -44,6 +44,10 @@ def slots(operation: Operation, body: Mapping[str, Any], bounds: HttpSettings) -
         n = 1
     elif type(n) is not int or n < 1:
         raise BadRequest("`n` must be a positive integer", param="n")
+    if operation is Operation.EMBEDDING:
+        if prompts > bounds.max_embedding_inputs:
+            raise BadRequest(f"`{field}` may have {bounds.max_embedding_inputs} inputs, it has {prompts}", param=field)
+        return prompts
     if n * prompts > bounds.max_sequences:
         shown = n if n < 2**63 else "too many"
         asked = f"{shown} x {prompts} (`n` times the prompts in `{field}`)" if n > 1 else f"{prompts} in `{field}`"

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from serve_app.errors import Unavailable
 from serve_app.local import InstanceState, clean_up, marked
+from serve_app.local.cluster import TERM_GRACE_S
 from serve_app.local.driver import SERVE_SHUTDOWN_S
 from serve_app.local.node import driver_environment
 from serve_app.local.processes import POLL_S, end_marked, start_ticks
@@ -85,7 +86,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 def down(state: InstanceState, say: Callable[[str], None]) -> bool:
-    """End the instance, whoever started it. Returns whether anything ran.
+    """End the instance, whoever started it. Returns whether any process of it ran.
 
     An `up` that still lives is asked to end it and watched; what is left after that, or was left by an owner that died,
     is ended here: first through Serve, then by process.
@@ -93,12 +94,14 @@ def down(state: InstanceState, say: Callable[[str], None]) -> bool:
     instance = state.read()
     if instance is None:
         return False
+    ran = bool(marked(instance.mark))
     if state.owned_elsewhere() and _supervised(instance):
         say("Asking the process that runs it to end")
         _ask_supervisor(state, instance)
     if state.owned_elsewhere():
         say("Ending its processes; the program that owns it goes on")
-        return bool(end_marked(instance.mark, POLL_S, spare=(os.getpid(),)))
+        end_marked(instance.mark, TERM_GRACE_S, spare=(os.getpid(),))
+        return ran
     state.acquire()
     try:
         left = bool(marked(instance.mark))
@@ -111,7 +114,7 @@ def down(state: InstanceState, say: Callable[[str], None]) -> bool:
         clean_up(state)
     finally:
         state.release()
-    return True
+    return ran
 
 
 def _shut_down_serve(instance: Instance, token: str, say: Callable[[str], None]) -> None:

