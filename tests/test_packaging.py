@@ -98,7 +98,7 @@ def unmet(pins: dict[str, str], roots: list[str], environment: dict[str, str]) -
 @pytest.mark.parametrize("minor", range(preflight.PYTHON_MIN[1], preflight.PYTHON_END[1]))
 @pytest.mark.parametrize("machine", preflight.ARCHITECTURES)
 def test_the_lock_is_complete_for_every_supported_machine(minor: int, machine: str) -> None:
-    requires("own_venv")
+    requires("own venv")
     device = json.loads((ROOT / ".venv" / install.STAMP).read_text())["base"]["device"]
     python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1"}
     environment = {**{k: str(v) for k, v in default_environment().items()}, **python, "platform_machine": machine}
@@ -108,7 +108,7 @@ def test_the_lock_is_complete_for_every_supported_machine(minor: int, machine: s
 
 
 def test_the_environment_holds_exactly_the_pins() -> None:
-    requires("own_venv")
+    requires("own venv")
     device = json.loads((ROOT / ".venv" / install.STAMP).read_text())["base"]["device"]
     pins = LOCKS[device]
     have = {lock.canonical(d.metadata["Name"]): d.version for d in importlib.metadata.distributions()}
@@ -216,11 +216,11 @@ def test_preflight_runs_isolated_before_anything_is_installed(tmp_path: Path) ->
 
 
 def test_what_is_lacking_is_skipped_here_and_fails_in_ci() -> None:
-    lacking = {"engine": lambda: "no engine", "gpu": lambda: "no gpu"}
-    with pytest.raises(pytest.skip.Exception, match="requires engine: no engine"):
-        requires("engine", probes=lacking, environ={})
-    with pytest.raises(pytest.fail.Exception, match="requires engine: no engine"):
-        requires("engine", probes=lacking, environ={"CI": "true"})
+    lacking = {"vllm": lambda: "no engine", "gpu": lambda: "no gpu"}
+    with pytest.raises(pytest.skip.Exception, match="requires vllm: no engine"):
+        requires("vllm", probes=lacking, environ={})
+    with pytest.raises(pytest.fail.Exception, match="requires vllm: no engine"):
+        requires("vllm", probes=lacking, environ={"CI": "true"})
     with pytest.raises(pytest.skip.Exception, match="requires gpu"):
         requires("gpu", probes=lacking, environ={"CI": "true"})
     with pytest.raises(KeyError):
@@ -228,7 +228,7 @@ def test_what_is_lacking_is_skipped_here_and_fails_in_ci() -> None:
 
 
 def test_what_is_there_is_not_skipped() -> None:
-    requires("engine", probes={"engine": lambda: None}, environ={"CI": "true"})
+    requires("vllm", probes={"vllm": lambda: None}, environ={"CI": "true"})
 
 
 def test_every_probe_answers_on_this_machine() -> None:

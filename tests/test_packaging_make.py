@@ -37,7 +37,7 @@ except KeyboardInterrupt:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real Makefile and set-up step beside a `.venv` that is stamped as complete and holds a stand-in."""
     requires("make")
-    requires("system_packages")
+    requires("system packages")
     root = tmp_path_factory.mktemp("make") / "check out"
     for name in ("Makefile", "pyproject.toml", "requirements", "scripts", "serve_app/preflight.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

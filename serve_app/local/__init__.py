@@ -2,7 +2,7 @@
 
 from serve_app.local.cluster import LocalCluster, clean_up
 from serve_app.local.processes import MARK, Listener, listening_ports, marked
-from serve_app.local.state import DEFAULT_INSTANCE, Instance, InstanceState, api_key_at, state_root
+from serve_app.local.state import DEFAULT_INSTANCE, Instance, InstanceState, state_root
 
 __all__ = [
     "DEFAULT_INSTANCE",
@@ -11,7 +11,6 @@ __all__ = [
     "InstanceState",
     "Listener",
     "LocalCluster",
-    "api_key_at",
     "clean_up",
     "listening_ports",
     "marked",

@@ -21,9 +21,7 @@ from serve_app.local.processes import MARK
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 200 * 10**6  # requests travel by gRPC; Ray wants 75 MB at least
-HARD_STOP_S = (
-    900  # HAProxy cuts a replaced worker's connections then: above the longest stream (600 s, settings.drain_s)
-)
+HARD_STOP_S = 3600  # HAProxy cuts what a replaced worker still carries then: as long as a router drains (app.py)
 # A router replica that leaves goes on answering for so long: HAProxy has taken it out of its list after about a second.
 MIN_DRAINING_S = 2.0
 HAPROXY_THREADS_PER_CORES = 4  # HAProxy costs 2% of a stream's CPU: one thread for four cores, two at most
@@ -87,7 +85,7 @@ def node_environment(mark: str, token: str, run_dir: Path, block: PortBlock) -> 
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(block.haproxy_metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(block.haproxy_stats),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(haproxy_threads()),
-        # Serve keeps a stopped router replica's port back for 30 s longer than this: see ports.INGRESS_PORTS
+        # Serve keeps the port of a router replica that left back for 30 s longer than this: see ports.INGRESS_PORTS
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_S),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(MIN_DRAINING_S),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(block.ingress.start),
@@ -144,8 +142,10 @@ def haproxy_binary() -> Path:
 
 
 WRAPPER = """#!/bin/sh
-# Serve's template lets statistics and metrics listen on all interfaces without a key. Before HAProxy reads a newly
-# written configuration, these two listeners are moved to unix sockets in this private folder.
+# Before HAProxy reads a newly written configuration of Serve's, two things in it are changed. Statistics and metrics
+# listen on all interfaces without a key: they are moved to unix sockets in this private folder. And with
+# `option splice-request` a client's disconnect goes unnoticed when its body came in a later segment than its headers,
+# as every SDK sends it (seen with HAProxy 2.8.25): the option is taken out.
 set -e
 config=
 previous=
@@ -154,9 +154,14 @@ for argument in "$@"; do
     previous=$argument
 done
 sed -i -e 's#^\\( *bind \\).*:{stats}$#\\1unix@{folder}/s.sock mode 600#' \\
-    -e 's#^\\( *bind \\).*:{metrics}$#\\1unix@{folder}/m.sock mode 600#' "$config"
+    -e 's#^\\( *bind \\).*:{metrics}$#\\1unix@{folder}/m.sock mode 600#' \\
+    -e '/^ *option splice-request *$/d' "$config"
 if grep -q -E '^ *bind .*:({stats}|{metrics})( |$)' "$config"; then
     echo "the statistics of HAProxy would be open to all: the template of Ray Serve has changed" >&2
+    exit 1
+fi
+if grep -q splice-request "$config"; then
+    echo "disconnects would go unnoticed: the template of Ray Serve has changed" >&2
     exit 1
 fi
 exec {haproxy} "$@"
@@ -164,7 +169,7 @@ exec {haproxy} "$@"
 
 
 def write_haproxy_wrapper(run_dir: Path, block: PortBlock) -> Path:
-    """The program Serve runs as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH): HAProxy itself, two listeners closed."""
+    """The program Serve runs as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH): HAProxy, with its configuration mended."""
     path = run_dir / "haproxy"
     path.write_text(
         WRAPPER.format(

@@ -32,10 +32,8 @@ from serve_app.errors import ConfigError, Unavailable
 DEFAULT_INSTANCE = "default"
 STATE_VARIABLE = "SERVE_APP_STATE"
 TOKEN_BYTES = 32  # Ray's own generator makes tokens of 256 bits
-KEY_BYTES = 24  # 192 bits: beyond guessing, still short enough to paste
 LOCK_WAIT_S = 0.3  # `status` holds the lock for microseconds when it asks who owns the instance
 LOCK_POLL_S = 0.02
-KEY_PREFIX = "sk-"  # what OpenAI clients expect a key to look like
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")  # it becomes a folder's name and part of a process's environment
 
 
@@ -240,27 +238,3 @@ class InstanceState:
         except ValueError:
             return None
         return data if isinstance(data, dict) else None
-
-
-def api_key_at(path: Path) -> str:
-    """The API key kept in the file, generated at the first call; mode 0600.
-
-    Raises:
-        ConfigError: the file cannot be written or read, or others may read it.
-    """
-    try:
-        kept = _read(path)
-        if kept is not None and kept.strip():
-            if path.stat().st_mode & 0o077:
-                raise ConfigError(
-                    f"{path}: others may read this key; chmod 600 it, or delete it", param="auth.key_file"
-                )
-            return kept.strip()
-        key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(path, key + "\n")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: the API key cannot be kept there: {error.strerror}", param="auth.key_file"
-        ) from None
-    return key

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serve_app.local.state import InstanceState, api_key_at, write_private
+from serve_app.http.keys import load_or_create_key
+from serve_app.local.state import InstanceState, write_private
 from serve_app.settings import KeySettings, Settings
 
 
@@ -51,7 +52,7 @@ def resolve(settings: Settings, state: InstanceState) -> ResolvedKeys:
     else:
         generated = True
         file = Path(settings.auth.key_file).expanduser() if settings.auth.key_file else state.generated_key_file
-        key = api_key_at(file)
+        key = load_or_create_key(file)
         hidden = [_hidden(KeySettings.model_validate({"key_sha256": digest(key)}))]
     arguments = settings.model_dump(mode="json")
     arguments["auth"] = {**arguments["auth"], "keys": hidden}

@@ -38,9 +38,9 @@ POLL_S = 0.005  # between looks at a condition that nothing signals
 
 # Production's waits are up to 10 s and several in a row: the scenarios run the same code with these.
 WAITS = {
-    (channel, "IDLE_CLOSE_S"): 0.1,
+    (channel, "IDLE_CLOSE_S"): 0.05,
     (channel, "ATTACH_TIMEOUT_S"): 0.4,
-    (deployment, "BREAK_GRACE_S"): 0.1,
+    (deployment, "BREAK_GRACE_S"): 0.05,
     (dispatch, "EJECT_S"): 0.1,
 }
 
@@ -293,7 +293,11 @@ def run(
     with contextlib.ExitStack() as patches:
         for (module, name), seconds in (WAITS | (waits or {})).items():
             patches.enter_context(mock.patch.object(module, name, seconds))
-        return asyncio.run(_checked(scenario, settings or model()))
+        gc.freeze()  # so that the collection at the end looks at what the scenario has made and not at all of Ray
+        try:
+            return asyncio.run(_checked(scenario, settings or model()))
+        finally:
+            gc.unfreeze()
 
 
 async def _checked(scenario: Callable[[FakeCluster], Awaitable[Any]], settings: ModelSettings) -> Any:

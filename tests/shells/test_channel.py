@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Callable
@@ -109,10 +110,14 @@ def test_an_error_in_the_block_aborts_the_request_and_goes_on() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)
         link, _ = opened(cluster)
-        with pytest.raises(ZeroDivisionError):
+
+        async def fail() -> None:
             async with link.run(asked("a", LONG), nothing) as stream:
                 await stream.next()
                 raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
         await until(lambda: not cluster[REPLICA].work, SOON_S, "the request aborted")
 
     run(scenario)
@@ -249,10 +254,11 @@ def test_a_lost_channel_fails_every_request_on_it_after_the_frames_that_arrived(
         async def one(number: int) -> int:
             async with link.run(asked(f"prompt {number}", LONG), nothing) as stream:
                 frames = await stream.next()
-                with pytest.raises(EngineFailed, match=REPLICA):
-                    while True:
+                with contextlib.suppress(EngineFailed):
+                    while frames[-1].usage is None:
                         frames += await stream.next()
-                assert frames[-1].usage is None
+                with pytest.raises(EngineFailed, match=REPLICA):
+                    await stream.next()
                 return sum(len(group) - 1 for frame in frames for group in frame.groups)
 
         requests = [asyncio.create_task(one(number)) for number in range(20)]

@@ -1,0 +1,69 @@
+"""One stack for all end-to-end tests: our own, or with SERVE_APP_E2E_URL and SERVE_APP_E2E_KEY one that runs already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.e2e import stack as stacks
+from tests.e2e.observe import Observer
+from tests.e2e.reference import Reference
+from tests.e2e.stack import SIMULATED, Stack
+from tests.requires import requires
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    running = stacks.external()
+    if running is not None:
+        yield running
+        return
+    requires("engine")
+    requires("haproxy")
+    with stacks.own(tmp_path_factory.mktemp("e2e-state")) as started:
+        yield started
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    """The official SDK with the normal key, without retries."""
+    with stack.client() as opened:
+        yield opened
+
+
+@pytest.fixture
+def batch_client(stack: Stack, batch_key: str) -> Iterator[openai.OpenAI]:
+    """The official SDK with the key of the tenant `batch`, whose class is low at most."""
+    with stack.client(batch_key) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def batch_key(stack: Stack) -> str:
+    if stack.batch_key is None:
+        pytest.skip("SERVE_APP_E2E_BATCH_KEY is not set: the external stack has no known second tenant")
+    return stack.batch_key
+
+
+@pytest.fixture
+def simulated(stack: Stack, observer: Observer) -> Iterator[str]:
+    """The simulated model's name, idle before the test and after it."""
+    if SIMULATED not in stack.models:
+        pytest.skip(f"the external stack does not serve {SIMULATED}")
+    observer.wait_idle(SIMULATED)
+    yield SIMULATED
+    observer.wait_idle(SIMULATED)
+
+
+@pytest.fixture(scope="session")
+def observer(stack: Stack) -> Observer:
+    """The stack's metrics."""
+    return Observer(stack)
+
+
+@pytest.fixture(scope="session")
+def reference(stack: Stack) -> Reference:
+    """The `transformers` library on the weights the stack serves."""
+    return Reference(stack.model_folder)

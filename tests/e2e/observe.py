@@ -1,0 +1,88 @@
+"""What the tests see of the inside: the figures of GET /metrics, as any operator would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
+
+POLL_S = 0.02  # between two looks; a look itself costs the stack some 10 ms
+ABORT_S = 1.0  # what is promised for a client's disconnect
+IDLE_S = 30.0  # for what is already ending to end, on a machine others use as well
+FILL_S = 30.0  # for requests in flight to reach the line or the engine
+
+
+class Observer:
+    """Reads /metrics over one kept connection, so that a look never waits for a new one."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._session = requests.Session()
+        self._session.headers.update(stack.headers())
+        self._url = f"{stack.base_url}/metrics"
+
+    def text(self) -> str:
+        response = self._session.get(self._url, timeout=REQUEST_TIMEOUT_S)
+        response.raise_for_status()
+        return response.text
+
+    def value(self, metric: str, **labels: str) -> float:
+        """Sum of the samples of this name that carry these labels."""
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(self.text())
+            for sample in family.samples
+            if sample.name == metric and labels.items() <= sample.labels.items()
+        )
+
+    def running(self, model: str) -> float:
+        """Sequences the engines run."""
+        return self.value("serve_app_engine", model=model, figure="running")
+
+    def waiting(self, model: str) -> float:
+        """Requests in the router's line."""
+        return self.value("serve_app_waiting", model=model)
+
+    def granted(self, model: str) -> float:
+        """Slots the line has given away."""
+        return self.value("serve_app_slots", model=model, state="granted")
+
+    def generated(self, model: str) -> float:
+        """Tokens the engines have generated since their start."""
+        return self.value("serve_app_engine", model=model, figure="generated_tokens")
+
+    def ended(self, model: str, outcome: str) -> float:
+        """Requests that have ended so."""
+        return self.value("serve_app_requests_total", model=model, outcome=outcome)
+
+    def figures(self, model: str) -> tuple[float, float, float]:
+        """Running in the engine, waiting in the line, slots granted."""
+        return self.running(model), self.waiting(model), self.granted(model)
+
+    def wait_idle(self, model: str) -> None:
+        """Until nothing of the model runs or waits and no slot is granted."""
+        within(IDLE_S, lambda: self.figures(model), (0, 0, 0), f"{model} (running, waiting, granted)")
+
+    @contextmanager
+    def ends(self, model: str, outcome: str, count: int = 1) -> Iterator[None]:
+        """Exactly `count` requests end so during the block, or shortly after it."""
+        before = self.ended(model, outcome)
+        yield
+        within(IDLE_S, lambda: self.ended(model, outcome) - before, count, f"{model} requests ended as {outcome}")
+
+
+def within(bound_s: float, look: Callable[[], object], wanted: object, what: str) -> None:
+    """Look until it is as wanted. Fails when a look that began after the bound is not; a slow look is not held against
+    the stack."""
+    began = time.monotonic()
+    while True:
+        asked_s = time.monotonic() - began
+        seen = look()
+        if seen == wanted:
+            return
+        assert asked_s <= bound_s, f"{what}: {seen} after {asked_s:.2f} s, wanted {wanted} within {bound_s} s"
+        time.sleep(POLL_S)
