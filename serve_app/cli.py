@@ -24,6 +24,7 @@ from serve_app.settings import Settings
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_RUNS = 3
+EXIT_INTERRUPTED = 130  # as shells put it: 128 + SIGINT
 
 P = ParamSpec("P")
 app = typer.Typer(
@@ -53,6 +54,8 @@ def _reported(command: Callable[P, int]) -> Callable[P, None]:
                 f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
             )
             code = EXIT_USAGE if isinstance(error, ConfigError | BadRequest) else EXIT_FAILED
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
         raise typer.Exit(code)
 
     return run

@@ -247,17 +247,18 @@ class ModelLine:
     def _replicas_changed(self, names: frozenset[str]) -> None:
         now = time.monotonic()
         actions: list[Action] = []
-        for replica_id in self._running - names:
+        gone, new = self._running - names, names - self._running
+        self._running = names  # first: what a channel tells while it retires must find its replica gone
+        for replica_id in gone:
             actions += self.line.on_replica(replica_id, 0, now)  # drains: what runs there finishes
             if replica_id in self._channels:
                 self._channels[replica_id].retire()
-        for replica_id in names - self._running:
+        for replica_id in new:
             self._slots.setdefault(replica_id, self._initial_slots)
             if replica_id in self._channels:
                 self._channels[replica_id].restore()
             if replica_id not in self._ejected:
                 actions += self.line.on_replica(replica_id, self._slots[replica_id], now)
-        self._running = names
         self._perform(actions)
         self._forget_gone()
         if names and self._info is None and self._asking is None:

@@ -147,10 +147,14 @@ class RouterSettings(_Frozen):
     cpus: float = Field(0.0, ge=0)
 
 
+# What is served when nothing is configured; float32, since a model this small computes no faster in less.
+BUILT_IN = ModelSettings(name="tiny", path="tiny", dtype="float32", tool_parser="hermes")
+
+
 class Settings(_Frozen):
     """The whole configuration."""
 
-    models: tuple[ModelSettings, ...] = (ModelSettings(name="tiny", path="tiny"),)
+    models: tuple[ModelSettings, ...] = (BUILT_IN,)
     auth: AuthSettings = AuthSettings()
     admission: AdmissionSettings = AdmissionSettings()
     http: HttpSettings = HttpSettings()

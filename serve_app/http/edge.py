@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -27,6 +28,8 @@ from serve_app.http.responses import error_response, sse_error
 from serve_app.settings import Settings
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
+
+logger = logging.getLogger("ray.serve")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -93,6 +96,9 @@ class Edge:
                 await exchange.whole(status, found, body, head=route.head)
         except ServeAppError as error:
             await exchange.fail(error)
+        except Exception:
+            logger.exception("request %s failed inside the router", exchange.request_id)
+            await exchange.fail(ServeAppError("the server failed; its log says more"))
 
     async def _operate(
         self, operation: Operation, identity: Identity, headers: Headers, receive: Receive, exchange: _Exchange

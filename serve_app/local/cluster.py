@@ -128,8 +128,8 @@ class LocalCluster:
         return self._keeper is not None and self._keeper.poll() is None
 
     def environment(self) -> dict[str, str]:
-        """What another process needs in its environment to connect with `ray.init()` (it must not have the node's
-        RAY_SERVE_* variables)."""
+        """What another process needs in its environment to connect with `ray.init()`; it must not have the node's
+        RAY_SERVE_* variables. A process started with it is ended with the cluster."""
         return node.driver_environment(self.address, self._token, self.mark)
 
     def run(self, application: Any, name: str, *, wait: bool = True) -> Any:

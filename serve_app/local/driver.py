@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from serve_app.local.processes import MARK
 from serve_app.local.view import describe
 
 STARTING_PERIOD_S = 0.5  # how often the state is looked at while the application starts
@@ -48,7 +49,8 @@ def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
                 f"{name}={os.environ[name]}: synchronous handle calls would fail in this process; unset it"
             )
     address = environment["RAY_ADDRESS"]
-    ours = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
+    # without the mark: what this process starts is not to end with the cluster
+    ours = {name: value for name, value in environment.items() if name not in ("RAY_ADDRESS", MARK)}
     import ray
 
     if ray.is_initialized():
@@ -58,7 +60,11 @@ def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     _read_environment_again()
-    ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
+    except BaseException:
+        restore(before)
+        raise
     return before
 
 

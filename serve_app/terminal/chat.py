@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 from rich.console import Console
@@ -18,6 +19,7 @@ from serve_app.errors import BadRequest, ServeAppError, Unauthorized, Unavailabl
 CONNECT_S = 5.0  # the instance is on this machine or near
 SILENCE_S = 300.0  # between two pieces: a long prompt in a full line waits a minute, then prefills
 DONE = "[DONE]"
+LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +29,21 @@ class Endpoint:
     url: str
     key: str | None
 
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+def session(endpoint: Endpoint) -> requests.Session:
+    """A session that sends the key. On this machine it leaves the user's proxy and .netrc aside: the one does not reach
+    our loopback, the other would replace the key."""
+    made = requests.Session()
+    made.trust_env = urlsplit(endpoint.url).hostname not in LOCAL_NAMES
+    if endpoint.key:
+        made.headers["Authorization"] = f"Bearer {endpoint.key}"
+    return made
 
 
-def _request(endpoint: Endpoint, method: str, path: str, **options: Any) -> requests.Response:
+def _request(http: requests.Session, endpoint: Endpoint, method: str, path: str, **options: Any) -> requests.Response:
     url = endpoint.url.rstrip("/") + path
     try:
-        response = requests.request(
-            method, url, headers=endpoint.headers(), timeout=(CONNECT_S, SILENCE_S), allow_redirects=False, **options
-        )
+        response = http.request(method, url, timeout=(CONNECT_S, SILENCE_S), allow_redirects=False, **options)
     except requests.ConnectionError:
         raise Unavailable(f"nothing answers at {endpoint.url}; is the instance running? (serve-app status)") from None
     except requests.Timeout:
@@ -70,7 +77,8 @@ def error_message(text: str) -> str | None:
 
 def models(endpoint: Endpoint) -> list[str]:
     """Names of the models served."""
-    return [model["id"] for model in _request(endpoint, "GET", "/v1/models").json()["data"]]
+    with session(endpoint) as http:
+        return [model["id"] for model in _request(http, endpoint, "GET", "/v1/models").json()["data"]]
 
 
 def events(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
@@ -106,7 +114,8 @@ def answer(
     body: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
     if priority is not None:
         body["priority"] = priority
-    with _request(endpoint, "POST", "/v1/chat/completions", json=body, stream=True) as response:
+    with session(endpoint) as http:
+        response = _request(http, endpoint, "POST", "/v1/chat/completions", json=body, stream=True)
         response.encoding = "utf-8"
         try:
             for event in events(response.iter_lines(decode_unicode=True)):

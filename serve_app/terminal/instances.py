@@ -70,9 +70,10 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(f"{found['instance']}: {found['state']} at {found['url']}", markup=False, highlight=False)
     if found["message"]:
         console.print(found["message"], markup=False, highlight=False, soft_wrap=True)
-    table = Table("model", "deployment", "state", "replica", "replica state", "node")
+    table = Table("model", "deployment", "state", "replica", "", "node")
     for model in found["models"]:
-        first = (model["name"], model["deployment"], f"{model['state']} ({model['target']} wanted)")
+        running = sum(replica["state"] == "RUNNING" for replica in model["replicas"])
+        first = (model["name"], model["deployment"], f"{model['state']} {running}/{model['target']}")
         for index, replica in enumerate(model["replicas"] or [{"id": "-", "state": "-", "node": "-"}]):
             table.add_row(
                 *(first if index == 0 else ("", "", "")), replica["id"], replica["state"], replica["node"][:12]

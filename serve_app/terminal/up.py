@@ -6,8 +6,6 @@ process of the instance is left when it returns.
 
 from __future__ import annotations
 
-import json
-import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,8 @@ from serve_app.local.remote import RemoteDriver
 from serve_app.local.view import APPLICATION
 from serve_app.settings import Settings
 from serve_app.terminal import keys
+from serve_app.terminal.chat import Endpoint, session
+from serve_app.terminal.lines import curl_line, duration, state_line
 from serve_app.terminal.progress import Progress
 from serve_app.terminal.signals import Interrupted, interruptible
 
@@ -181,21 +181,23 @@ class _Session:
                 raise Unavailable(f"the application did not start: {status['message']}", code="application_failed")
             if status["state"] == "running":
                 return
-            self._progress.detail(_replica_states(status) or status["message"])
+            self._progress.detail(state_line(status, with_state=False))
 
     def _wait_ready(self) -> None:
         """Until the endpoint itself answers, through HAProxy."""
         assert self._cluster is not None
-        headers = {"Authorization": f"Bearer {self._keys.key}"} if self._keys.key else {}
+        endpoint = Endpoint(self._cluster.url, self._keys.key)
+        # without a key at hand, its refusal is the answer: only a router that runs asks for one
+        wanted = {"200"} if self._keys.key else {"200", "401"}
         deadline = time.monotonic() + READY_S
         answer = "nothing"
         while time.monotonic() < deadline:
             try:
-                response = requests.get(f"{self._cluster.url}/ready", headers=headers, timeout=READY_REQUEST_S)
-                answer = str(response.status_code)
+                with session(endpoint) as http:
+                    answer = str(http.get(f"{endpoint.url}/ready", timeout=READY_REQUEST_S).status_code)
             except requests.RequestException as error:
                 answer = type(error).__name__
-            if answer == "200":
+            if answer in wanted:
                 return
             self._progress.detail(f"/ready answers {answer}")
             self._next_status()
@@ -251,45 +253,12 @@ class _Session:
                 status = self._next_status()
                 if status is None:
                     continue
-                line = f"{status['state']}  {_replica_states(status)}  {status['message']}".rstrip()
+                line = state_line(status)
                 if live is not None:
-                    live.update(Text(f"{line}  up {_duration(time.monotonic() - began)}", "dim"), refresh=True)
+                    live.update(Text(f"{line}  up {duration(time.monotonic() - began)}", "dim"), refresh=True)
                 elif line != shown:
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
                 shown = line
         finally:
             if live is not None:
                 live.stop()
-
-
-def curl_line(url: str, key: str | None, settings: Settings) -> str:
-    """A command that asks the first model something, ready to paste into a shell."""
-    model = settings.models[0]
-    body: dict[str, Any]
-    if model.task == "embed":
-        path, body = "/v1/embeddings", {"model": model.name, "input": "Hello"}
-    else:
-        messages = [{"role": "user", "content": "Hello"}]
-        path, body = "/v1/chat/completions", {"model": model.name, "messages": messages, "max_tokens": 32}
-    bearer = shlex.quote(f"Authorization: Bearer {key}") if key else '"Authorization: Bearer $API_KEY"'
-    return f"curl {url}{path} -H {bearer} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
-
-
-def _replica_states(status: dict[str, Any]) -> str:
-    """Like `tiny 1/2 (1 starting)  router 1`."""
-    parts = []
-    for model in status["models"]:
-        states = [replica["state"] for replica in model["replicas"]]
-        ready = states.count("RUNNING")
-        others = sorted({state.lower().replace("_", " ") for state in states if state != "RUNNING"})
-        rest = f" ({', '.join(others)})" if others else ""
-        parts.append(f"{model['name']} {ready}/{model['target']}{rest}")
-    if status["routers"]:
-        parts.append(f"router {sum(replica['state'] == 'RUNNING' for replica in status['routers'])}")
-    return "  ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

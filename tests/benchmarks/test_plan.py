@@ -6,13 +6,13 @@ from itertools import islice, pairwise
 
 import pytest
 
-from benchmarks.plan import labels_of, order, parse_arguments, plan_of, seed_of
+from benchmarks.plan import Plan, labels_of, order, parse_arguments, plan_of, seed_of
 from benchmarks.workload import prompts
 
 KEYS = ["--clients", "1,8"]
 
 
-def plan(*arguments: str):
+def plan(*arguments: str) -> Plan:
     return plan_of(parse_arguments([*KEYS, *arguments], "text"))
 
 

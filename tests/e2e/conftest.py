@@ -11,7 +11,7 @@ from tests.e2e import stack as stacks
 from tests.e2e.observe import Observer
 from tests.e2e.reference import Reference
 from tests.e2e.stack import SIMULATED, Stack
-from tests.requires import requires
+from tests.requires import missing, requires
 
 
 @pytest.fixture(scope="session")
@@ -20,8 +20,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     if running is not None:
         yield running
         return
-    requires("engine")
-    requires("haproxy")
+    requires("vllm")
+    requires("linux")
     with stacks.own(tmp_path_factory.mktemp("e2e-state")) as started:
         yield started
 
@@ -43,7 +43,8 @@ def batch_client(stack: Stack, batch_key: str) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="session")
 def batch_key(stack: Stack) -> str:
     if stack.batch_key is None:
-        pytest.skip("SERVE_APP_E2E_BATCH_KEY is not set: the external stack has no known second tenant")
+        missing("SERVE_APP_E2E_BATCH_KEY is not set: the external stack has no known second tenant")
+    assert stack.batch_key is not None
     return stack.batch_key
 
 
@@ -51,7 +52,7 @@ def batch_key(stack: Stack) -> str:
 def simulated(stack: Stack, observer: Observer) -> Iterator[str]:
     """The simulated model's name, idle before the test and after it."""
     if SIMULATED not in stack.models:
-        pytest.skip(f"the external stack does not serve {SIMULATED}")
+        missing(f"the external stack does not serve {SIMULATED}")
     observer.wait_idle(SIMULATED)
     yield SIMULATED
     observer.wait_idle(SIMULATED)

@@ -68,6 +68,13 @@ class Reference:
                     return Comparison(at, ties, f"token {at}: the library's text has ended there")
         return Comparison(at, ties)
 
+    def logprobs(self, prompt: Sequence[int], produced: Sequence[int]) -> list[float]:
+        """Of each produced token, given all before it."""
+        ids = self._torch.tensor([[*prompt, *produced]])
+        with self._torch.inference_mode():
+            scores = self.model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        return [float(row[token]) for row, token in zip(scores, produced, strict=True)]
+
     def _greedy(self, prompt: Sequence[int], count: int) -> tuple[list[int], Any]:
         """The library's own `generate`, `count` tokens at most (fewer if the text ends), and the logits behind each."""
         ids = self._torch.tensor([list(prompt)])

@@ -1,0 +1,85 @@
+"""The stateless Responses API through the official SDK."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.e2e import prompts
+from tests.e2e.stack import TINY
+
+MESSAGES = prompts.chat(2)
+
+
+def test_a_response_says_what_a_chat_says(client: openai.OpenAI) -> None:
+    response = client.responses.create(model=TINY, input=prompts.text(2), max_output_tokens=15, temperature=0)
+    chat = client.chat.completions.create(model=TINY, messages=MESSAGES[-1:], max_tokens=15, temperature=0)
+
+    assert response.id.startswith("resp_")
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output_text == chat.choices[0].message.content
+    assert response.usage is not None
+    assert chat.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (chat.usage.prompt_tokens, 15)
+
+
+def test_instructions_are_the_system_turn(client: openai.OpenAI) -> None:
+    response = client.responses.create(
+        model=TINY, instructions="Be brief.", input=prompts.text(3), max_output_tokens=10, temperature=0
+    )
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompts.text(3)}]
+    chat = client.chat.completions.create(model=TINY, messages=messages, max_tokens=10, temperature=0)
+
+    assert response.output_text == chat.choices[0].message.content
+
+
+def test_a_whole_conversation_can_be_sent_as_input(client: openai.OpenAI) -> None:
+    messages = [
+        {"role": "user", "content": "What is a letter?"},
+        {"role": "assistant", "content": "A story."},
+        {"role": "user", "content": prompts.text(5)},
+    ]
+    response = client.responses.create(model=TINY, input=messages, max_output_tokens=10, temperature=0)
+    chat = client.chat.completions.create(model=TINY, messages=messages, max_tokens=10, temperature=0)
+
+    assert response.output_text == chat.choices[0].message.content
+
+
+def test_events_of_a_stream_come_in_order_and_add_up(client: openai.OpenAI) -> None:
+    asked = {"model": TINY, "input": prompts.text(4), "max_output_tokens": 12, "temperature": 0}
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(stream=True, **asked))
+
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1].type in ("response.completed", "response.incomplete")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert said == whole.output_text
+    assert events[-1].response.output_text == said
+    assert events[-1].response.usage.output_tokens == 12
+
+
+def test_no_response_is_stored(client: openai.OpenAI) -> None:
+    response = client.responses.create(model=TINY, input="a", max_output_tokens=1, store=True)
+
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("previous_response_id", "resp_1"), ("background", True), ("conversation", "conv_1")]
+)
+def test_what_needs_a_store_is_refused_by_name(client: openai.OpenAI, field: str, value: object) -> None:
+    with pytest.raises(openai.BadRequestError, match=field) as caught:
+        client.responses.create(model=TINY, input="a", **{field: value})
+
+    assert caught.value.param == field
+
+
+def test_a_wrong_class_is_refused_in_a_response_too(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=TINY, input="a", service_tier="gold")
+
+    assert caught.value.param == "service_tier"

@@ -1,0 +1,214 @@
+"""Tool calls (hermes format) and structured output: whatever the noise model says has to fit what was asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from tests.e2e import prompts
+from tests.e2e.stack import TINY
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"type": "string", "enum": ["c", "f"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+COUNT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"item": {"type": "string", "enum": ["letter", "window"]}, "limit": {"type": "integer"}},
+    "required": ["item", "limit"],
+    "additionalProperties": False,
+}
+# strict: without it vLLM lets the arguments be any JSON value, as OpenAI's API does not promise the schema either
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER, "strict": True}},
+    {"type": "function", "function": {"name": "count_items", "parameters": COUNT, "strict": True}},
+]
+SCHEMAS = {"get_weather": WEATHER, "count_items": COUNT}
+NAMED: Any = {"type": "function", "function": {"name": "count_items"}}
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+ROOM = 400  # tokens: the noise model puts up to a hundred of white space around a short answer
+
+
+def test_a_named_tool_is_the_one_called(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=TINY, messages=prompts.chat(1), tools=TOOLS, tool_choice=NAMED, max_tokens=ROOM, temperature=0
+    )
+
+    (choice,) = answer.choices
+    assert choice.message.tool_calls
+    call = choice.message.tool_calls[0]
+    assert call.type == "function"
+    assert call.function.name == "count_items"
+    jsonschema.validate(json.loads(call.function.arguments), COUNT)
+    assert choice.finish_reason in ("stop", "tool_calls")
+
+
+def test_a_required_tool_call_fits_its_schema(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=TINY,
+        messages=prompts.chat(2),
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=ROOM,
+        temperature=0,
+    )
+
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls
+    (call,) = choice.message.tool_calls
+    assert call.id
+    assert call.type == "function"
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+def test_a_streamed_tool_call_adds_up_to_the_same_arguments(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": TINY,
+        "messages": prompts.chat(2),
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": ROOM,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**asked).choices[0].message.tool_calls
+    name, arguments, ids = "", "", set()
+    for chunk in client.chat.completions.create(stream=True, **asked):
+        for call in chunk.choices[0].delta.tool_calls or []:
+            assert call.index == 0
+            ids |= {call.id} - {None}
+            assert call.function is not None
+            name += call.function.name or ""
+            arguments += call.function.arguments or ""
+
+    assert whole
+    assert name == whole[0].function.name
+    assert json.loads(arguments) == json.loads(whole[0].function.arguments)
+    assert len(ids) == 1
+
+
+def test_the_sdk_s_stream_helper_understands_the_tool_call(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=TINY,
+        messages=prompts.chat(3),
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=ROOM,
+        temperature=0,
+    ) as stream:
+        final = stream.get_final_completion()
+
+    calls = final.choices[0].message.tool_calls
+    assert calls
+    assert calls[0].function.parsed_arguments == json.loads(calls[0].function.arguments)
+
+
+def test_a_tool_s_result_goes_back_in(client: openai.OpenAI) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "count_items", "arguments": '{"item": "letter"}'}}
+    messages: list[Any] = [
+        {"role": "user", "content": "Count."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "12"},
+    ]
+    answer = client.chat.completions.create(
+        model=TINY, messages=messages, tools=TOOLS, tool_choice="none", max_tokens=8, temperature=0
+    )
+
+    assert answer.choices[0].message.content
+    assert not answer.choices[0].message.tool_calls
+
+
+def test_json_schema_output_parses_and_validates(client: openai.OpenAI) -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    for number in range(5):
+        answer = client.chat.completions.create(
+            model=TINY, messages=prompts.chat(number), response_format=wanted, max_tokens=ROOM, temperature=0
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        jsonschema.validate(json.loads(answer.choices[0].message.content or ""), PERSON)
+
+
+def test_json_schema_output_streams_to_the_same_object(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": TINY,
+        "messages": prompts.chat(1),
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
+        "max_tokens": ROOM,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**asked).choices[0].message.content
+    pieces = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(stream=True, **asked)]
+
+    assert "".join(pieces) == whole
+
+
+def test_the_sdk_parses_into_a_pydantic_model(client: openai.OpenAI) -> None:
+    class Light(pydantic.BaseModel):
+        colour: str = pydantic.Field(max_length=10)
+        level: int
+
+    answer = client.chat.completions.parse(
+        model=TINY, messages=prompts.chat(6), response_format=Light, max_tokens=ROOM, temperature=0
+    )
+
+    parsed = answer.choices[0].message.parsed
+    assert isinstance(parsed, Light)
+    assert len(parsed.colour) <= 10
+
+
+def test_json_object_output_is_an_object(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=TINY,
+        messages=prompts.chat(3),
+        response_format={"type": "json_object"},
+        max_tokens=ROOM,
+        temperature=0,
+    )
+
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+
+
+def test_vllm_s_own_structured_outputs_pass(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=TINY,
+        messages=prompts.chat(8),
+        max_tokens=30,
+        temperature=0,
+        extra_body={"structured_outputs": {"choice": ["mountain", "ocean"]}},
+    )
+
+    assert answer.choices[0].message.content in ("mountain", "ocean")
+
+
+def test_a_schema_that_is_none_is_the_client_s_error(client: openai.OpenAI) -> None:
+    broken: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model=TINY, messages=prompts.chat(9), response_format=broken, max_tokens=5)
+
+
+def test_a_tool_choice_without_such_a_tool_is_the_client_s_error(client: openai.OpenAI) -> None:
+    unknown: Any = {"type": "function", "function": {"name": "unknown"}}
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(
+            model=TINY, messages=prompts.chat(9), tools=TOOLS, tool_choice=unknown, max_tokens=5
+        )
