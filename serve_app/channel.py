@@ -39,7 +39,10 @@ class Stream:
         self.finished = False  # whether the last frame has arrived
 
     def push(self, frame: Frame) -> bool:
-        """Add a frame. Returns False when the consumer is too far behind to go on."""
+        """Add a frame. Returns False when the consumer is too far behind to go on. One that comes after `fail` is
+        dropped: others may be missing before it."""
+        if self._error is not None:
+            return True
         self.begun = True
         self.finished = frame.usage is not None
         self._frames.append(frame)
@@ -192,9 +195,10 @@ class Channel:
         try:
             return await asyncio.wait_for(asyncio.shield(attached), ATTACH_TIMEOUT_S)
         except TimeoutError:
+            reason = f"engine replica {self.replica_id} does not answer"
             if self._attached is attached:
-                self._drop()
-            raise EngineFailed(f"engine replica {self.replica_id} does not answer", code="no_channel") from None
+                self._drop(reason)
+            raise EngineFailed(reason, code="no_channel") from None
 
     async def _read(self, attached: asyncio.Future[None]) -> None:
         """Demultiplex the channel until it ends; then no request on it can go on."""
@@ -211,13 +215,12 @@ class Channel:
             reason = f"{reason}: {_brief(failure)}"
             logger.warning("%s", reason)
         finally:
-            if not attached.done():
-                attached.set_exception(EngineFailed(reason))
-                attached.exception()  # retrieved here: nobody may be waiting any more
             if self._attached is attached:  # else it was dropped, and what is in `_calls` belongs to a later one
-                for call in self._calls.values():
+                calls, self._calls = self._calls, {}  # a later channel must not go on with what has lost frames
+                for call in calls.values():
                     call.stream.fail(EngineFailed(reason))
-                self._drop()
+                    call.abort()
+                self._drop(reason)
 
     def _dispatch(self, message: bytes) -> None:
         batch = batch_decoder.decode(message)
@@ -247,11 +250,14 @@ class Channel:
     def _close(self) -> None:
         self._idle = None
         if not self._calls and self._reader is not None:
-            self._drop()
+            self._drop("closed")
 
-    def _drop(self) -> None:
+    def _drop(self, reason: str) -> None:
         """Be done with the present reader, whether it runs or has just ended."""
-        reader, self._reader, self._attached = self._reader, None, None
+        reader, attached, self._reader, self._attached = self._reader, self._attached, None, None
+        if attached is not None and not attached.done():
+            attached.set_exception(EngineFailed(reason))
+            attached.exception()  # retrieved here: nobody may be waiting any more
         if reader is not None and reader is not asyncio.current_task():
             reader.cancel()
         self._on_slots(None)
@@ -262,12 +268,12 @@ class Channel:
         Serve sends nothing more to it, so a request that may still be on its way there has to go elsewhere.
         """
         self._retired = True
+        reason = f"engine replica {self.replica_id} has left"
         for call in self._calls.values():
             if not call.surely_there():
-                call.stream.fail(EngineFailed(f"engine replica {self.replica_id} has left"))
+                call.stream.fail(EngineFailed(reason))
         if self._attached is not None and not self._attached.done():
-            self._attached.set_exception(EngineFailed(f"engine replica {self.replica_id} has left"))
-            self._drop()
+            self._drop(reason)
         self._close_when_idle()
 
     def restore(self) -> None:

@@ -97,11 +97,10 @@ class EngineReplica:
             EngineFailed: the engine broke under the request, frames may have left; or the router has no channel here.
         """
         attachment = await self._attached(router_id)
-        task = asyncio.current_task()
-        assert task is not None
-        attachment.tasks[submit.number] = task
+        # A task of its own: each token resumes every frame of the task that waits for it, and Serve's add a dozen.
+        task = attachment.tasks[submit.number] = asyncio.create_task(self._relay(submit, attachment.outbox))
         try:
-            await self._relay(submit, attachment.outbox)
+            await task
         finally:
             del attachment.tasks[submit.number]
 

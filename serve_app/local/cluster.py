@@ -167,8 +167,7 @@ class LocalCluster:
             self._before = None
         if self._keeper is not None:
             say("Ray")
-            if self._keeper.stdin is not None:
-                self._keeper.stdin.close()
+            self._close_pipe(self._keeper)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(KEEPER_STOP_S)
         self.kill()
@@ -180,7 +179,14 @@ class LocalCluster:
         """End every process of this cluster now."""
         end_marked(self.mark, 0.0, spare=(os.getpid(),))
         if self._keeper is not None:
+            self._close_pipe(self._keeper)
             self._keeper.wait()
+
+    @staticmethod
+    def _close_pipe(keeper: subprocess.Popen[bytes]) -> None:
+        """What tells the keeper to end."""
+        assert keeper.stdin is not None
+        keeper.stdin.close()
 
     def __enter__(self) -> LocalCluster:
         return self

@@ -193,7 +193,7 @@ def _socket_inodes(pid: int) -> list[str]:
 def listening_ports(root_pids: Iterable[int]) -> list[Listener]:
     """Every TCP socket on which these processes or their descendants listen, by port.
 
-    A socket shared by several processes is listed once, with the oldest process id.
+    A socket shared by several processes is listed once, with the lowest process id.
     """
     listeners: dict[str, Listener] = {}
     sockets = _listening_sockets()

@@ -39,7 +39,8 @@ class RemoteDriver:
                 start_new_session=True,
             )
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True, name="driver events").start()
+        self._reader = threading.Thread(target=self._read, daemon=True, name="driver events")
+        self._reader.start()
         self.send(order)
 
     def send(self, command: Mapping[str, Any]) -> None:
@@ -77,11 +78,13 @@ class RemoteDriver:
         if not self.wait(END_S):
             self._process.kill()
             self._process.wait()
+        self._reader.join(END_S)  # it reads to the end of the child's output, which is there now
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._events.put(json.loads(line))
+        with self._process.stdout as answers:
+            for line in answers:
+                self._events.put(json.loads(line))
         self._events.put({"event": "end"})
 
 

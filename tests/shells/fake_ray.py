@@ -4,7 +4,7 @@
 
 Modes: `run` writes the address and stays, beside a child in a session of its own (as HAProxy and engines are); `refuse`
 says why it cannot start; `busy` fails for a port the first time and runs the second; `stubborn` ignores SIGTERM, and so
-does its child; `short` ends by itself a moment after it has started.
+does its child; `silent` never gets as far as an address; `short` ends by itself a moment after it has started.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def main(run_dir: Path, mode: str, folder: Path) -> int:
     logs = run_dir / "ray" / "session_2026" / "logs"
     logs.mkdir(parents=True)
     (logs / "gcs_server.out").write_text("hello")
-    (run_dir / "ray" / "ray_current_cluster").write_text(ADDRESS)
+    if mode != "silent":
+        (run_dir / "ray" / "ray_current_cluster").write_text(ADDRESS)
     time.sleep(SHORT_S if mode == "short" else STAY_S)
     return 0
 

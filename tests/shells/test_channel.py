@@ -13,6 +13,7 @@ import pytest
 
 from serve_app import channel
 from serve_app.channel import Channel, Stream
+from serve_app.engine import deployment
 from serve_app.engine.protocol import Frame, Submit, Usage
 from serve_app.engine.simulated.text import text_key, text_of
 from serve_app.errors import EngineFailed
@@ -60,11 +61,18 @@ async def answer(link: Channel, prompt: str, tokens: int) -> list[Frame]:
         return await read(stream)
 
 
-def text(frames: list[Frame]) -> str:
-    events = b"".join(frame.body for frame in frames).split(b"\n\n")
-    assert events[-2:] == [b"data: [DONE]", b""]
-    told: list[dict[str, Any]] = [json.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
+def heard(frames: list[Frame]) -> str:
+    """The text so far."""
+    events = b"".join(frame.body for frame in frames).split(b"\n\n")[:-1]
+    told = [json.loads(event.removeprefix(b"data: ")) for event in events if event != b"data: [DONE]"]
     return "".join(choice["text"] for event in told for choice in event["choices"])
+
+
+def text(frames: list[Frame]) -> str:
+    """The text of an answer that is whole."""
+    assert frames[-1].usage is not None
+    assert frames[-1].body.endswith(b"data: [DONE]\n\n")
+    return heard(frames)
 
 
 def said(prompt: str, tokens: int) -> str:
@@ -353,7 +361,26 @@ def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(monkeypatch
     run(scenario)
 
 
-def test_frames_for_requests_that_are_gone_are_dropped() -> None:
+def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+        async with link.run(asked("slow", 300), nothing) as stream:
+            frames = await stream.next()
+            cluster.break_channels(REPLICA)
+            await until(lambda: not link.open, SOON_S, "the break seen")
+            await answer(link, "quick", 30)  # over the next channel, while the one that lost frames has not looked yet
+            with contextlib.suppress(EngineFailed):
+                while frames[-1].usage is None:
+                    frames += await stream.next()
+            assert said("slow", 300).startswith(heard(frames))
+            with pytest.raises(EngineFailed, match="broke"):
+                await asyncio.wait_for(stream.next(), SOON_S)
+
+    run(scenario, waits={(deployment, "BREAK_GRACE_S"): 0.5})
+
+
+def test_frames_that_come_after_a_failure_are_dropped() -> None:
     stream = Stream()
     assert stream.push(Frame(1, b"a", 200, "sse"))
     stream.fail(EngineFailed("first"))
@@ -361,7 +388,7 @@ def test_frames_for_requests_that_are_gone_are_dropped() -> None:
     assert stream.push(Frame(1, b"b", usage=Usage()))
 
     async def scenario() -> None:
-        assert [frame.body for frame in await stream.next()] == [b"a", b"b"]
+        assert [frame.body for frame in await stream.next()] == [b"a"]
         with pytest.raises(EngineFailed, match="first"):
             await stream.next()
 

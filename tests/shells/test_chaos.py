@@ -114,29 +114,29 @@ class Chaos:
 
 def judge(asked: Asked) -> Outcome:
     """The outcome that the client saw; AssertionError if what it got is none."""
-    reply, whole = asked.reply, said(asked.prompt, asked.tokens)
-    if asked.task.cancelled():
-        if reply.status == 200 and reply.chunks and reply.chunks[0]:
-            assert whole.startswith(reply.text)
-        return Outcome.CANCELLED_RUNNING  # or while it waited: the client cannot tell
-    error = asked.task.exception()
-    assert error is None, repr(error)
-    assert reply.ended
-    if reply.status == 200 and reply.headers["content-type"].startswith("text/event-stream"):
-        failed = [event for event in reply.events if "error" in event]
-        assert reply.body.count(b"data: [DONE]") == 1
-        if failed:
-            assert whole.startswith(reply.text)
-            assert failed == reply.events[-1:]
-            return Outcome.ENGINE_FAILED
-    if reply.status == 200:
-        assert reply.text == whole
-        return Outcome.OK
+    reply, whole, left = asked.reply, said(asked.prompt, asked.tokens), asked.task.cancelled()
+    if not left:
+        error = asked.task.exception()
+        assert error is None, repr(error)
+        assert reply.ended
     if reply.status == 502:
         return Outcome.ENGINE_FAILED
-    assert reply.status in (429, 503), reply.body
-    assert int(reply.headers["retry-after"]) >= 0
-    return Outcome.REFUSED
+    if reply.status in (429, 503):
+        assert int(reply.headers["retry-after"]) >= 0
+        return Outcome.REFUSED
+    if reply.status == 200 and reply.headers["content-type"].startswith("text/event-stream"):
+        assert reply.body.count(b"data: [DONE]") == int(reply.ended)
+        assert whole.startswith(reply.text)
+        failed = [event for event in reply.events if "error" in event]
+        if failed:
+            assert failed == reply.events[-1:]
+            return Outcome.ENGINE_FAILED
+    if left:  # it may not have got anything, or got everything and been away before it was counted
+        assert reply.status in (0, 200)
+        return Outcome.CANCELLED_RUNNING
+    assert reply.status == 200, reply.body
+    assert reply.text == whole
+    return Outcome.OK
 
 
 def count(client: Client, requests: list[Asked]) -> Counter[str]:
@@ -170,7 +170,6 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int) ->
             view = client.view
             assert client.at_rest(), view
             assert view.arrived == sum(view.granted.values()) + sum(view.refused.values()) + view.cancelled_waiting
-            assert sum(view.granted.values()) == view.done + view.cancelled_running
             channels = client.line._channels.values()
             assert not any(link.busy for link in channels)
             await until(lambda: not any(link.open for link in channels), SETTLE_S, "channels closed")  # noqa: B023

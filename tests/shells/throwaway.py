@@ -1,4 +1,4 @@
-"""The smallest application with our shape, for tests of the cluster around it: a raw ASGI router and an engine of nothing."""
+"""The smallest application of our shape, for tests of the cluster around it: a raw ASGI router, an empty engine."""
 
 from __future__ import annotations
 

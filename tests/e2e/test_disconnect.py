@@ -1,0 +1,166 @@
+"""A client that goes away takes its request with it: out of the line, out of the engine, within a second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.observe import ABORT_S, FILL_S, Observer, within
+from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, TINY, Stack
+from tests.e2e.wire import read_until, send
+
+# Tokens that take many times ABORT_S, so that a request that is gone in time has not ended by itself: the simulated
+# engine makes 200 a second of one sequence, tiny at most some 600.
+LONG = {SIMULATED: 8000, TINY: 2000}
+MODELS = [TINY, SIMULATED]
+ROUTES = ["/v1/completions", "/v1/chat/completions"]
+
+
+def body_for(model: str, path: str = "/v1/completions", **more: Any) -> dict[str, Any]:
+    asked: dict[str, Any] = {"model": model, "max_tokens": LONG[model], "temperature": 0, "ignore_eos": True}
+    if path == "/v1/chat/completions":
+        asked["messages"] = [{"role": "user", "content": "The river"}]
+    else:
+        asked["prompt"] = "The river"
+    return asked | more
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest, stack: Stack, observer: Observer) -> Iterator[str]:
+    """Each model in turn, idle before and after."""
+    name: str = request.param
+    if name not in stack.models:
+        pytest.skip(f"the external stack does not serve {name}")
+    observer.wait_idle(name)
+    yield name
+    observer.wait_idle(name)
+
+
+@contextmanager
+def full(stack: Stack, model: str, observer: Observer) -> Iterator[None]:
+    """All slots of the simulated model taken for the block."""
+    blocker = send(stack, "/v1/completions", body_for(model, n=SIMULATED_SLOTS))
+    try:
+        within(FILL_S, lambda: observer.granted(model), SIMULATED_SLOTS, "slots granted")
+        yield
+    finally:
+        blocker.close()
+
+
+@pytest.mark.parametrize("in_two", [False, True], ids=["one segment", "two segments"])
+@pytest.mark.parametrize("path", ROUTES)
+def test_leaving_a_stream_aborts_it_in_the_engine(
+    stack: Stack, observer: Observer, model: str, path: str, in_two: bool
+) -> None:
+    with observer.ends(model, "cancelled_running"):
+        connection = send(stack, path, body_for(model, path, stream=True), in_two=in_two)
+        read_until(connection, b"data: ")
+        within(FILL_S, lambda: observer.running(model), 1, "sequences running")
+        connection.close()
+        within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+    made = observer.generated(model)
+    assert observer.generated(model) == made, "the engine goes on generating"
+
+
+@pytest.mark.parametrize("in_two", [False, True], ids=["one segment", "two segments"])
+def test_leaving_before_a_whole_answer_aborts_it_in_the_engine(
+    stack: Stack, observer: Observer, model: str, in_two: bool
+) -> None:
+    with observer.ends(model, "cancelled_running"):
+        connection = send(stack, "/v1/completions", body_for(model), in_two=in_two)
+        within(FILL_S, lambda: observer.running(model), 1, "sequences running")
+        connection.close()
+        within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+
+
+def test_leaving_a_response_stream_aborts_it(stack: Stack, observer: Observer) -> None:
+    observer.wait_idle(TINY)
+    body = {"model": TINY, "input": "The river", "max_output_tokens": 1900, "temperature": 0, "stream": True}
+    with observer.ends(TINY, "cancelled_running"):
+        connection = send(stack, "/v1/responses", body | {"ignore_eos": True}, in_two=True)
+        read_until(connection, b"response.output_text.delta")
+        connection.close()
+        within(ABORT_S, lambda: observer.figures(TINY), (0, 0, 0), "running, waiting, granted")
+
+
+def test_leaving_takes_all_of_a_request_s_sequences(stack: Stack, observer: Observer, model: str) -> None:
+    connection = send(stack, "/v1/completions", body_for(model, n=4, stream=True, temperature=1.0))
+    within(FILL_S, lambda: observer.running(model), 4, "sequences running")
+    connection.close()
+    within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+
+
+@pytest.mark.parametrize("in_two", [False, True], ids=["one segment", "two segments"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_the_line_takes_the_request_out(
+    stack: Stack, observer: Observer, simulated: str, stream: bool, in_two: bool
+) -> None:
+    with observer.ends(simulated, "cancelled_queued", 3), full(stack, simulated, observer):
+        body = body_for(simulated, stream=stream)
+        waiting = [send(stack, "/v1/completions", body, in_two=in_two) for _ in range(3)]
+        within(FILL_S, lambda: observer.waiting(simulated), 3, "requests waiting")
+        for connection in waiting:
+            connection.close()
+        within(ABORT_S, lambda: observer.waiting(simulated), 0, "requests waiting")
+        assert observer.granted(simulated) == SIMULATED_SLOTS
+
+
+def test_who_waits_behind_a_client_that_left_is_served(stack: Stack, observer: Observer, simulated: str) -> None:
+    with full(stack, simulated, observer):
+        left = send(stack, "/v1/completions", body_for(simulated))
+        within(FILL_S, lambda: observer.waiting(simulated), 1, "requests waiting")
+        stays = send(stack, "/v1/completions", body_for(simulated, max_tokens=3))
+        within(FILL_S, lambda: observer.waiting(simulated), 2, "requests waiting")
+        left.close()
+        within(ABORT_S, lambda: observer.waiting(simulated), 1, "requests waiting")
+    read_until(stays, b'"completion_tokens": 3')
+    stays.close()
+
+
+def test_the_sdk_s_cancelled_calls_are_aborted(stack: Stack, observer: Observer, model: str) -> None:
+    """A task around the async SDK that is cancelled, as a web framework does it for its own clients."""
+
+    async def leave() -> None:
+        async with stack.async_client() as client:
+            calls = [asyncio.create_task(client.completions.create(**body_for(model))) for _ in range(4)]
+            await asyncio.to_thread(within, FILL_S, lambda: observer.running(model), 4, "sequences running")
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    asyncio.run(leave())
+    within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+
+
+def test_the_sdk_s_closed_streams_are_aborted(
+    client: openai.OpenAI, observer: Observer, model: str
+) -> None:
+    with client.completions.create(stream=True, **body_for(model)) as stream:
+        next(iter(stream))
+    within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+
+
+def test_no_header_lets_an_abandoned_request_run_on(stack: Stack, observer: Observer, model: str) -> None:
+    """Serve has a header by which a client switches the watch for its disconnect off; it is not for ours."""
+    headers = {"x-request-disconnect-disabled": "?1"}
+    connection = send(stack, "/v1/completions", body_for(model), headers=headers, in_two=True)
+    within(FILL_S, lambda: observer.running(model), 1, "sequences running")
+    connection.close()
+    within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+
+
+def test_a_client_that_reads_slowly_gets_everything(stack: Stack, observer: Observer) -> None:
+    """Closing is leaving; being slow is not."""
+    observer.wait_idle(TINY)
+    with observer.ends(TINY, "ok"):
+        connection = send(stack, "/v1/completions", body_for(TINY, max_tokens=1500, stream=True))
+        within(FILL_S, lambda: observer.running(TINY), 1, "sequences running")
+        within(FILL_S, lambda: observer.running(TINY), 0, "sequences running")  # all is made, nothing read yet
+        seen = read_until(connection, b"data: [DONE]")
+        connection.close()
+    assert seen.count(b"data: ") > 500

@@ -1,0 +1,364 @@
+"""The command line without a cluster: arguments, settings, keys, errors, conversations with a server of the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from serve_app.cli import app, configured
+from serve_app.errors import ConfigError, Unavailable
+from serve_app.local.state import Instance, InstanceState
+from serve_app.settings import Settings, parse
+from serve_app.terminal import chat, keys
+from serve_app.terminal.lines import curl_line, duration, replica_states
+from tests.requires import requires
+
+requires("linux")
+
+KEY = "sk-0123456789abcdef"
+Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any] | None], None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Result]:
+    def invoke(*arguments: str, text: str | None = None) -> Result:
+        return CliRunner().invoke(
+            app, list(arguments), input=text, env={"SERVE_APP_STATE": str(tmp_path), "COLUMNS": "200"}
+        )
+
+    return invoke
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], str]]:
+    """Start an HTTP server that answers with the given function; returns its URL."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(answer: Answer) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answer(self, None)
+
+            def do_POST(self) -> None:
+                answer(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing into the test's output."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def reply(request: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
+    request.send_response(status)
+    for name, value in headers.items():
+        request.send_header(name.replace("_", "-"), value)
+    request.end_headers()
+    request.wfile.write(body)
+
+
+def sse(*texts: str, done: bool = True) -> bytes:
+    parts = [json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}) for text in texts]
+    return "".join(f"data: {part}\n\n" for part in [*parts, *(["[DONE]"] if done else [])]).encode()
+
+
+def echo(seen: list[Any]) -> Answer:
+    """A server that lists one model and repeats what it is told, word by word."""
+
+    def answer(request: BaseHTTPRequestHandler, body: dict[str, Any] | None) -> None:
+        if request.headers["Authorization"] != f"Bearer {KEY}":
+            reply(request, 401, b'{"error": {"message": "no such key"}}')
+        elif body is None:
+            reply(request, 200, b'{"data": [{"id": "tiny"}, {"id": "other"}]}')
+        else:
+            seen.append(body)
+            words = body["messages"][-1]["content"].split(" ")
+            reply(request, 200, sse(*[f"{word}-" for word in words]), Content_Type="text/event-stream")
+
+    return answer
+
+
+def test_without_an_instance_everything_says_so(run: Callable[..., Result], tmp_path: Path) -> None:
+    found = run("status", "--json")
+    assert (found.exit_code, json.loads(found.stdout)) == (3, {"instance": "default", "state": "stopped"})
+    assert run("status").exit_code == 3
+    down = run("down", "--instance", "x")
+    assert (down.exit_code, down.stdout) == (0, "x: nothing runs\n")
+    asked = run("chat", "hello")
+    assert asked.exit_code == 3
+    assert "serve-app up" in asked.stderr
+    assert list(tmp_path.iterdir()) == []  # asking leaves no trace
+
+
+def test_an_instance_whose_processes_are_gone_does_not_count_as_running(
+    run: Callable[..., Result], tmp_path: Path
+) -> None:
+    state = InstanceState("default", tmp_path)
+    state.create()
+    state.write(
+        Instance("default", "default-gone", str(tmp_path / "run"), "127.0.0.1", 8000, url="http://127.0.0.1:8000")
+    )
+    assert run("status").exit_code == 3
+    assert run("down").stdout.endswith("default: nothing runs\n")
+    assert state.read() is None
+
+
+@pytest.mark.parametrize(
+    ("yaml", "said"),
+    [
+        ("modles: []", "modles: unknown key"),
+        ("models: [{name: a, replicas: {min_replicas: 3, max_replicas: 2}}]", "min_replicas"),
+        ("models: [1", "not YAML"),
+    ],
+)
+def test_wrong_settings_are_named_before_anything_is_touched(
+    run: Callable[..., Result], tmp_path: Path, yaml: str, said: str
+) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text(yaml)
+    result = run("up", "--config", str(file))
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert str(file) in result.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["my.yaml"]
+
+
+def test_a_taken_port_is_named_before_anything_is_touched(run: Callable[..., Result], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        result = run("up", "--port", str(port))
+    assert result.exit_code == 2
+    assert f"port {port} is taken by" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_instance_that_runs_is_not_started_twice(run: Callable[..., Result], tmp_path: Path) -> None:
+    state = InstanceState("default", tmp_path)
+    state.create()
+    state.acquire()
+    result = run("up")
+    state.release()
+    assert result.exit_code == 1
+    assert "already running" in result.stderr
+
+
+def test_model_replaces_the_configured_models_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("models: [{name: a}, {name: b}]\nadmission: {max_queued: 7}\n")
+    settings = configured(file, "Qwen/Qwen3-0.6B")
+    assert [(model.name, model.path) for model in settings.models] == [("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")]
+    assert settings.admission.max_queued == 7
+    assert configured(None, None) == Settings()
+    assert configured(None, "tiny").models[0].path == "tiny"
+
+
+def test_a_folder_as_model_is_served_under_its_own_name(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    model = configured(None, str(folder)).models[0]
+    assert (model.name, model.path) == ("my-model", str(folder))
+    with pytest.raises(ConfigError, match="no such folder"):
+        configured(None, str(tmp_path / "absent"))
+
+
+def state_in(folder: Path) -> InstanceState:
+    state = InstanceState("one", folder)
+    state.create()
+    return state
+
+
+def test_a_generated_key_is_private_and_used_again(tmp_path: Path) -> None:
+    state = state_in(tmp_path)
+    first, second = keys.resolve(Settings(), state), keys.resolve(Settings(), state)
+    assert first == second
+    assert first.generated
+    assert first.key is not None
+    assert first.file == state.generated_key_file
+    assert stat.S_IMODE(state.generated_key_file.stat().st_mode) == 0o600
+    state.clear()
+    assert keys.resolve(Settings(), state).key == first.key
+    elsewhere = parse({"auth": {"key_file": str(tmp_path / "mine")}})
+    assert keys.resolve(elsewhere, state).file == tmp_path / "mine"
+
+
+def test_no_key_reaches_the_application_only_digests(tmp_path: Path) -> None:
+    state = state_in(tmp_path)
+    digest = hashlib.sha256(b"another key entirely").hexdigest()
+    settings = parse({"auth": {"keys": [{"key_sha256": digest, "tenant": "t"}, {"key": KEY, "max_class": "critical"}]}})
+    resolved = keys.resolve(settings, state)
+    assert KEY not in json.dumps(resolved.arguments)
+    assert resolved.key == KEY
+    hidden = parse(resolved.arguments)  # the application's own check accepts it
+    assert [one.key_sha256 for one in hidden.auth.keys] == [digest, hashlib.sha256(KEY.encode()).hexdigest()]
+    assert [(one.tenant, one.max_class) for one in hidden.auth.keys] == [("t", "high"), ("default", "critical")]
+    keys.keep(resolved)
+    assert state.configured_key_file.read_text().strip() == KEY
+    assert stat.S_IMODE(state.configured_key_file.stat().st_mode) == 0o600
+    state.clear()
+    assert not state.configured_key_file.exists()
+    generated = keys.resolve(Settings(), state)
+    assert str(generated.key) not in json.dumps(generated.arguments)
+    only_digests = keys.resolve(parse({"auth": {"keys": [{"key_sha256": digest}]}}), state)
+    assert (only_digests.key, only_digests.file) == (None, None)
+
+
+def test_the_curl_line_is_one_shell_command_with_valid_json() -> None:
+    words = shlex.split(curl_line("http://127.0.0.1:8000", KEY, Settings()))
+    assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert f"Authorization: Bearer {KEY}" in words
+    assert json.loads(words[words.index("-d") + 1])["model"] == "tiny"
+    embedding = shlex.split(curl_line("u", None, parse({"models": [{"name": "e", "task": "embed"}]})))
+    assert embedding[1] == "u/v1/embeddings"
+
+
+def test_states_are_told_in_a_few_words() -> None:
+    model = {"name": "tiny", "target": 2, "replicas": [{"state": "RUNNING"}, {"state": "PENDING_INITIALIZATION"}]}
+    assert replica_states({"models": [model], "routers": [{"state": "RUNNING"}]}) == (
+        "tiny 1/2 (pending initialization)  router 1"
+    )
+    assert [duration(5), duration(65), duration(3700)] == ["0m05s", "1m05s", "1h01m"]
+
+
+def test_chat_prints_the_answer_as_it_comes(run: Callable[..., Result], serve: Callable[[Answer], str]) -> None:
+    seen: list[Any] = []
+    url = serve(echo(seen))
+    result = run("chat", "--url", url, "--key", KEY, "--system", "be kind", "--priority", "low", "grüße [b]dich[/b]")
+    assert (result.exit_code, result.stdout) == (0, "grüße-[b]dich[/b]-\n")
+    assert seen == [
+        {
+            "model": "tiny",
+            "messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "grüße [b]dich[/b]"}],
+            "stream": True,
+            "priority": "low",
+        }
+    ]
+    assert run("chat", "--url", url, "--key", KEY, "--model", "other", "x").exit_code == 0
+    assert seen[-1]["model"] == "other"
+
+
+def test_a_conversation_remembers_what_was_said(run: Callable[..., Result], serve: Callable[[Answer], str]) -> None:
+    seen: list[Any] = []
+    result = run("chat", "--url", serve(echo(seen)), "--key", KEY, text="one two\n\nthree\n")
+    assert result.exit_code == 0
+    assert "one-two-" in result.stdout
+    assert [message["content"] for message in seen[-1]["messages"]] == ["one two", "one-two-", "three"]
+
+
+def test_the_key_of_a_running_instance_is_found(
+    run: Callable[..., Result], serve: Callable[[Answer], str], tmp_path: Path
+) -> None:
+    state = state_in(tmp_path)
+    key_file = tmp_path / "key"
+    key_file.write_text(KEY + "\n")
+    url = serve(echo([]))
+    state.write(Instance("one", "m", "/r", "127.0.0.1", 1, url=url, api_key_file=str(key_file)))
+    assert run("chat", "--instance", "one", "hello").stdout == "hello-\n"
+    key_file.unlink()
+    gone = run("chat", "--instance", "one", "hello")
+    assert gone.exit_code == 2
+    assert "--key" in gone.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "said"),
+    [
+        (
+            429,
+            b'{"error": {"message": "the line is full"}}',
+            {"Retry_After": "3"},
+            "the line is full; try again in 3 s",
+        ),
+        (400, b'{"error": {"message": "too long"}}', {}, "400: too long"),
+        (502, b"<html>bad</html>", {}, "502: Bad Gateway"),
+        (200, sse("half", done=False), {}, "the answer broke off"),
+        (200, b'data: {"error": {"message": "engine died"}}\n\n', {}, "engine died"),
+    ],
+)
+def test_chat_says_in_words_what_went_wrong(
+    run: Callable[..., Result],
+    serve: Callable[[Answer], str],
+    status: int,
+    body: bytes,
+    headers: dict[str, str],
+    said: str,
+) -> None:
+    result = run(
+        "chat", "--url", serve(lambda request, _: reply(request, status, body, **headers)), "--model", "m", "x"
+    )
+    assert result.exit_code in (1, 2)
+    assert result.stderr.strip() == f"error: {said}" or result.stderr.strip().endswith(said)
+    assert "Traceback" not in result.output
+
+
+def test_chat_with_a_wrong_key_or_no_server_says_what_to_do(
+    run: Callable[..., Result], serve: Callable[[Answer], str]
+) -> None:
+    refused = run("chat", "--url", serve(echo([])), "--key", "wrong", "x")
+    assert (refused.exit_code, "--key" in refused.stderr) == (1, True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    nobody = run("chat", "--url", f"http://127.0.0.1:{port}", "x")
+    assert nobody.exit_code == 1
+    assert re.search("nothing answers at .*serve-app status", nobody.stderr)
+    assert run("chat", "--url", "nonsense", "x").exit_code == 2
+
+
+def test_an_exchange_that_failed_is_not_part_of_the_conversation(
+    run: Callable[..., Result], serve: Callable[[Answer], str]
+) -> None:
+    seen: list[Any] = []
+
+    def answer(request: BaseHTTPRequestHandler, body: dict[str, Any] | None) -> None:
+        seen.append(body)
+        if len(seen) == 1:
+            reply(request, 503, b'{"error": {"message": "no replica"}}')
+        else:
+            reply(request, 200, sse("fine"))
+
+    result = run("chat", "--url", serve(answer), "--model", "m", text="first\nsecond\n")
+    assert result.exit_code == 0
+    assert "no replica" in result.stdout
+    assert [message["content"] for message in seen[1]["messages"]] == ["second"]
+
+
+def test_events_join_lines_and_skip_comments() -> None:
+    lines = [
+        ": ping",
+        'data: {"a":',
+        "data: 1}",
+        "",
+        "event: x",
+        'data:{"b": 2}',
+        "",
+        "data: [DONE]",
+        "",
+        "data: never",
+        "",
+    ]
+    assert list(chat.events(lines)) == [{"a": 1}, {"b": 2}]
+    with pytest.raises(Unavailable, match="broke off"):
+        list(chat.events(lines[:4]))
+
+
+def test_a_users_proxy_and_netrc_are_left_aside_on_this_machine_only() -> None:
+    assert not chat.session(chat.Endpoint("http://127.0.0.1:8000", KEY)).trust_env
+    assert chat.session(chat.Endpoint("https://models.example", KEY)).trust_env
