@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from argparse import Namespace
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import fields
@@ -48,10 +49,14 @@ from serve_app.errors import EngineFailed
 from serve_app.settings import ModelSettings
 from serve_app.types import Operation
 
+logger = logging.getLogger("ray.serve")
+
 PROBE_TIMEOUT_S = 2.0  # a round trip to an idle EngineCore takes 1 ms; a busy one answers between two steps
 SHUTDOWN_TIMEOUT_S = 10.0  # EngineCore frees GPU memory within seconds; then it is ended by force
 
-FATAL = (EngineDeadError, EngineGenerateError)
+FATAL = (EngineDeadError,)  # not EngineGenerateError: that request failed, the engine goes on
+# Fields that become a grammar; vLLM lets errors of the grammar's builder through as they are.
+GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text")
 
 _recorder: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
 
@@ -167,8 +172,8 @@ class VllmEngine:
             return
         except Exception as error:
             if recorder.failure is not None:
-                raise EngineFailed(f"the engine failed: {error}") from error
-            yield _refusal(create_error_response(error))
+                raise EngineFailed(f"the engine died: {error}") from error
+            yield _refusal(_error_response(error, submit))
             return
         if isinstance(answer, ErrorResponse):
             yield _refusal(answer)
@@ -184,7 +189,7 @@ class VllmEngine:
         try:
             async for text in answer:
                 if recorder.failure is not None:
-                    raise EngineFailed(f"the engine failed: {recorder.failure}") from recorder.failure
+                    raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
                 yield Piece(body=text.encode(), status=status, media=media, groups=recorder.take())
                 status, media = 0, ""
         finally:
@@ -310,6 +315,18 @@ def _refusal(error: ErrorResponse) -> Piece:
     return Piece(
         body=error_body(said.message, status, said.type, said.param), status=status, media="json", usage=Usage()
     )
+
+
+def _error_response(error: Exception, submit: Submit) -> ErrorResponse:
+    """An error before the first output: vLLM's own as they are, others the client's where its grammar is at fault."""
+    response = create_error_response(error)
+    if response.error.code < 500 or isinstance(error, EngineGenerateError):
+        return response
+    field = next((name for name in GRAMMAR_FIELDS if submit.body.get(name)), None)
+    if field is None:
+        logger.exception("request %s failed before its first output", submit.request_id, exc_info=error)
+        return response
+    return create_error_response(f"{field}: the grammar or schema cannot be built: {error}", param=field)
 
 
 def _validation_error(error: ValidationError) -> ErrorResponse:

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import BadRequest, BodyTooLarge
+from serve_app.http.values import check_integers
 from serve_app.settings import HttpSettings
 
 MAX_CONTAINERS = 100_000  # objects and arrays of one body: decoding them holds the event loop for some 30 ms
@@ -68,8 +69,8 @@ def decode(body: bytes, bounds: HttpSettings) -> dict[str, Any]:
 
     Raises:
         BodyTooLarge: more than `bounds.max_body_bytes`.
-        BadRequest: not JSON (the message names the byte), not an object, nested too deep, or too many containers;
-            `param` is "body".
+        BadRequest: not JSON (the message names the byte), not an object, nested too deep, or too many containers
+            (`param` is "body"); an integer beyond 64 bits (`param` is its path).
     """
     if len(body) > bounds.max_body_bytes:
         raise _too_large(bounds.max_body_bytes)
@@ -87,6 +88,7 @@ def decode(body: bytes, bounds: HttpSettings) -> dict[str, Any]:
         raise BadRequest(f"the request body must be a JSON object, it is {found}", param="body", code="invalid_json")
     if brackets > bounds.max_json_depth:
         _check_depth(value, bounds)
+    check_integers(body, value)
     return value
 
 

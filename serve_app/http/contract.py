@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from serve_app.errors import BadRequest, Forbidden
+from serve_app.http.values import check_shapes
 from serve_app.settings import HttpSettings
 from serve_app.types import CLASS_ALIASES, Contract, Identity, Operation, RequestClass
 
@@ -130,6 +131,7 @@ def split(
     if len(clean) != len(body):
         _refuse_fields(body)
     _refuse_values(operation, clean)
+    check_shapes(clean)
     _bound_output(operation, clean, bounds.max_output_tokens, max_model_len)
     known = dict(headers)
     contract = Contract(

@@ -87,6 +87,7 @@ class Edge:
         exchange = _Exchange(send)
         try:
             headers = scope["headers"]
+            _refuse_serve_headers(headers)
             identity = self._keys.identify(headers)
             route = routes.resolve(scope["method"], scope["path"])
             if isinstance(route.target, Operation):
@@ -333,6 +334,13 @@ def _outcome(error: ServeAppError) -> Outcome:
             return Outcome.BAD_REQUEST
         case _:
             return Outcome.INTERNAL_ERROR
+
+
+def _refuse_serve_headers(headers: Headers) -> None:
+    """Serve acts on these before we see the request: one would let an abandoned request keep its slot to the end."""
+    for name, _ in headers:
+        if name == b"x-request-disconnect-disabled":
+            raise BadRequest("this header is not accepted here", param="x-request-disconnect-disabled")
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

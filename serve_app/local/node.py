@@ -144,10 +144,11 @@ def haproxy_binary() -> Path:
 
 
 WRAPPER = """#!/bin/sh
-# Before HAProxy reads a newly written configuration of Serve's, two things in it are changed. Statistics and metrics
+# Before HAProxy reads a newly written configuration of Serve's, these things in it are changed. Statistics and metrics
 # listen on all interfaces without a key: they are moved to unix sockets in this private folder. And with
 # `option splice-request` a client's disconnect goes unnoticed when its body came in a later segment than its headers,
-# as every SDK sends it (seen with HAProxy 2.8.25): the option is taken out.
+# as every SDK sends it (seen with HAProxy 2.8.25): the option is taken out. Two headers that Serve obeys before we see
+# the request are taken off: they are the operator's business.
 set -e
 config=
 previous=
@@ -157,7 +158,9 @@ for argument in "$@"; do
 done
 sed -i -e 's#^\\( *bind \\).*:{stats}$#\\1unix@{folder}/s.sock mode 600#' \\
     -e 's#^\\( *bind \\).*:{metrics}$#\\1unix@{folder}/m.sock mode 600#' \\
-    -e '/^ *option splice-request *$/d' "$config"
+    -e '/^ *option splice-request *$/d' \\
+    -e 's#^frontend http_frontend$#&\\n    http-request del-header x-request-timeout-seconds#' \\
+    -e 's#^frontend http_frontend$#&\\n    http-request del-header x-request-disconnect-disabled#' "$config"
 if grep -q -E '^ *bind .*:({stats}|{metrics})( |$)' "$config"; then
     echo "the statistics of HAProxy would be open to all: the template of Ray Serve has changed" >&2
     exit 1

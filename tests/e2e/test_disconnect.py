@@ -30,6 +30,11 @@ def body_for(model: str, path: str = "/v1/completions", **more: Any) -> dict[str
     return asked | more
 
 
+def sdk_call(model: str) -> dict[str, Any]:
+    """The same for the SDK, which knows no `ignore_eos` of its own."""
+    return {"model": model, "prompt": "The river", "max_tokens": LONG[model], "extra_body": {"ignore_eos": True}}
+
+
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest, stack: Stack, observer: Observer) -> Iterator[str]:
     """Each model in turn, idle before and after."""
@@ -127,7 +132,7 @@ def test_the_sdk_s_cancelled_calls_are_aborted(stack: Stack, observer: Observer,
 
     async def leave() -> None:
         async with stack.async_client() as client:
-            calls = [asyncio.create_task(client.completions.create(**body_for(model))) for _ in range(4)]
+            calls = [asyncio.create_task(client.completions.create(**sdk_call(model))) for _ in range(4)]
             await asyncio.to_thread(within, FILL_S, lambda: observer.running(model), 4, "sequences running")
             for call in calls:
                 call.cancel()
@@ -137,10 +142,8 @@ def test_the_sdk_s_cancelled_calls_are_aborted(stack: Stack, observer: Observer,
     within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
 
 
-def test_the_sdk_s_closed_streams_are_aborted(
-    client: openai.OpenAI, observer: Observer, model: str
-) -> None:
-    with client.completions.create(stream=True, **body_for(model)) as stream:
+def test_the_sdk_s_closed_streams_are_aborted(client: openai.OpenAI, observer: Observer, model: str) -> None:
+    with client.completions.create(stream=True, **sdk_call(model)) as stream:
         next(iter(stream))
     within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
 

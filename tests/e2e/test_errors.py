@@ -36,7 +36,9 @@ def check_format(response: requests.Response, status: int, code: str | None = No
     return error
 
 
-@pytest.mark.parametrize("data", ["{x", "", "[1, 2", '{"model": NaN}', b'{"model": "\xff"}', "[]", "3", '"tiny"', "null"])
+@pytest.mark.parametrize(
+    "data", ["{x", "", "[1, 2", '{"model": NaN}', b'{"model": "\xff"}', "[]", "3", '"tiny"', "null"]
+)
 def test_a_body_that_is_no_json_object_is_a_400(stack: Stack, data: str | bytes) -> None:
     error = check_format(stack.post("/v1/chat/completions", data=data, headers=JSON), 400, "invalid_json")
 
@@ -96,9 +98,7 @@ def test_an_unknown_route_is_a_404(stack: Stack, path: str) -> None:
 def test_a_wrong_method_is_a_405_that_names_the_right_ones(
     stack: Stack, method: str, path: str, allow: set[str]
 ) -> None:
-    response = requests.request(
-        method, f"{stack.base_url}{path}", headers=stack.headers(), timeout=REQUEST_TIMEOUT_S
-    )
+    response = requests.request(method, f"{stack.base_url}{path}", headers=stack.headers(), timeout=REQUEST_TIMEOUT_S)
     check_format(response, 405, "method_not_allowed")
 
     assert {name.strip() for name in response.headers["allow"].split(",")} == allow

@@ -30,9 +30,7 @@ def test_every_answer_has_an_id_of_its_own(client: openai.OpenAI) -> None:
     assert len(ids) == 5
 
 
-def test_chat_usage_counts_what_the_tokenizer_counts(
-    stack: Stack, client: openai.OpenAI, reference: Reference
-) -> None:
+def test_chat_usage_counts_what_the_tokenizer_counts(stack: Stack, client: openai.OpenAI, reference: Reference) -> None:
     messages = prompts.chat(3)
     answer = client.chat.completions.create(model=TINY, messages=messages, max_tokens=9, temperature=0)
     counted = stack.post("/tokenize", {"model": TINY, "messages": messages}).json()
