@@ -47,6 +47,10 @@ class Reference:
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The library's greedy continuation, `count` tokens at most."""
+        return self._greedy(prompt, count)[0]
+
     def compare(self, prompt: Sequence[int], produced: Sequence[int]) -> Comparison:
         """Whether `produced` is what greedy decoding of `prompt` gives, up to ties."""
         at, ties = 0, 0

@@ -3,8 +3,9 @@
     python fake_ray.py RUN_DIR MODE
 
 Modes: `run` writes the address and stays, beside a child in a session of its own (as HAProxy and engines are); `refuse`
-says why it cannot start; `busy` fails for a port the first time and runs the second; `stubborn` ignores SIGTERM, and so
-does its child; `silent` never gets as far as an address; `short` ends by itself a moment after it has started.
+says why it cannot start; `busy` fails for a port the first time, for time the second, and runs the third; `stubborn`
+ignores SIGTERM, and so does its child; `silent` never gets as far as an address; `short` ends by itself a moment after
+it has started.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ def main(run_dir: Path, mode: str, folder: Path) -> int:
         return 1
     if mode == "busy" and attempts.read_text() == "x":
         print("OSError: Address already in use")
+        return 1
+    if mode == "busy" and attempts.read_text() == "xx":
+        print("Exception: The current node timed out during startup.")
         return 1
     stubborn = mode == "stubborn"
     if stubborn:

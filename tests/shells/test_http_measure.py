@@ -71,8 +71,8 @@ def test_slots_are_n_times_prompts(operation: Operation, body: dict[str, Any], e
         (Operation.COMPLETION, {"prompt": [[1]] * 9}, "prompt"),
         (Operation.COMPLETION, {"prompt": ["a"] * 3, "n": 3}, "n"),
         (Operation.COMPLETION, {"prompt": []}, "prompt"),
-        (Operation.EMBEDDING, {"input": ["a"] * 17}, "input"),
-        (Operation.EMBEDDING, {"input": "x", "messages": [[{}]] * 17}, "messages"),
+        (Operation.EMBEDDING, {"input": ["a"] * 2049}, "input"),
+        (Operation.EMBEDDING, {"input": "x", "messages": [[{}]] * 2049}, "messages"),
     ],
 )
 def test_more_sequences_than_allowed_are_refused_by_name(

@@ -85,11 +85,11 @@ def test_a_node_that_cannot_start_is_reported_in_its_own_words(fake: Any, tmp_pa
     assert "the disk is full" in (state.logs / "start.log").read_text()
 
 
-def test_a_port_lost_to_someone_else_is_made_up_for(fake: Any, tmp_path: Path) -> None:
+def test_what_may_pass_is_tried_again(fake: Any, tmp_path: Path) -> None:
     fake("busy")
     with LocalCluster.start("one", state_dir=tmp_path) as cluster:
         assert cluster.alive
-    assert (tmp_path / "attempts").read_text() == "xx"
+    assert (tmp_path / "attempts").read_text() == "xxx"
 
 
 def test_a_taken_port_is_refused_before_anything_starts(fake: Any, tmp_path: Path) -> None:
@@ -152,6 +152,10 @@ def killed_owner(folder: Path, *, keeper_too: bool) -> str:
 def test_an_owner_killed_takes_everything_with_it(tmp_path: Path) -> None:
     mark = killed_owner(tmp_path, keeper_too=False)
     assert wait_gone(mark, END_S) == []
+    state = InstanceState("one", tmp_path)
+    run_dir = Path(state.read().run_dir)  # type: ignore[union-attr]
+    assert not instances.down(state, lambda text: None)  # nothing ran any more, but its folder was left
+    assert not run_dir.exists()
 
 
 def test_down_ends_what_a_killed_owner_and_keeper_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

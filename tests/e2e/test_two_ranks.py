@@ -1,0 +1,71 @@
+"""Tensor parallelism on the CPU: two ranks give what one gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e import prompts
+from tests.e2e.reference import Reference
+from tests.e2e.stack import CONFIG, TINY
+from tests.requires import requires
+
+PROMPTS = 8
+ANSWER_TOKENS = 32
+ENGINE_S = 600.0  # two ranks and the shared engine on two cores: a start takes minutes there, seconds elsewhere
+VLLM_VARIABLES = ("VLLM_", "OMP_", "KMP_")  # this process's own must not decide about the ranks
+
+
+@pytest.mark.long
+def test_two_ranks_generate_what_one_generates(
+    client: openai.OpenAI, reference: Reference, record_property: Any
+) -> None:
+    requires("two cores")
+    asked = [reference.encode(prompts.text(number)) for number in range(PROMPTS)]
+    settings = CONFIG["models"][0] | {"tensor_parallel_size": 2, "kv_cache_gb": 0.25}
+    answer = _run({"settings": settings, "prompts": asked, "max_tokens": ANSWER_TOKENS})
+
+    ties = 0
+    for number, (prompt, two) in enumerate(zip(asked, answer["tokens"], strict=True)):
+        one = _one_rank(client, prompt)
+        assert len(one) == len(two) == ANSWER_TOKENS
+        comparison = reference.compare(prompt, two)
+        assert comparison.mismatch is None, f"prompt {number}: {comparison.mismatch}"
+        ties += comparison.ties
+        if comparison.ties == 0 == reference.compare(prompt, one).ties:
+            assert two == one
+    record_property("ties", ties)
+    print(f"{PROMPTS * ANSWER_TOKENS} tokens of two ranks equal those of one, {ties} of them ties")
+
+
+def _one_rank(client: openai.OpenAI, prompt: list[int]) -> list[int]:
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    answer = client.completions.create(
+        model=TINY, prompt=prompt, max_tokens=ANSWER_TOKENS, temperature=0, extra_body=extra
+    )
+    told = answer.choices[0].model_extra
+    assert told is not None
+    tokens: list[int] = told["token_ids"]
+    return tokens
+
+
+def _run(order: dict[str, Any]) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(VLLM_VARIABLES)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.one_engine"],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        timeout=ENGINE_S,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
