@@ -31,7 +31,9 @@ class Load:
     observer: Observer
     tasks: list[asyncio.Task[httpx.Response]] = field(default_factory=list)
 
-    async def ask(self, tokens: int = SHORT_TOKENS, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+    async def ask(
+        self, tokens: int = SHORT_TOKENS, headers: dict[str, str] | None = None, **more: Any
+    ) -> httpx.Response:
         body = {"model": SIMULATED, "prompt": "The river", "max_tokens": tokens} | more
         return await self.http.post("/v1/completions", json=body, headers=headers)
 

@@ -149,8 +149,13 @@ def test_the_sdk_s_closed_streams_are_aborted(client: openai.OpenAI, observer: O
 
 
 def test_no_header_lets_an_abandoned_request_run_on(stack: Stack, observer: Observer, model: str) -> None:
-    """Serve has a header by which a client switches the watch for its disconnect off; it is not for ours."""
+    """Serve has a header by which a client switches the watch for its disconnect off: refused, or without effect."""
     headers = {"x-request-disconnect-disabled": "?1"}
+    tried = stack.post("/v1/completions", body_for(model, max_tokens=1), headers=headers)
+    if tried.status_code == 400:
+        assert tried.json()["error"]["param"] == "x-request-disconnect-disabled"
+        return
+    assert tried.status_code == 200
     connection = send(stack, "/v1/completions", body_for(model), headers=headers, in_two=True)
     within(FILL_S, lambda: observer.running(model), 1, "sequences running")
     connection.close()

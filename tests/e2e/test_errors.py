@@ -194,6 +194,29 @@ def test_a_wrong_field_is_a_400_that_names_it(stack: Stack, wrong: dict[str, Any
     assert named in f"{error['param']} {error['message']}"
 
 
+HARMFUL: dict[str, dict[str, Any]] = {
+    "an integer no engine message can carry": {"top_k": 2**70},
+    "the same where it is nested": {"logit_bias": {"5": 2**70}},
+    "a schema whose grammar takes minutes": {"structured_outputs": {"json": {"type": "array", "minItems": 10**9}}},
+    "a shape vLLM does not look at": {"structured_outputs": "x"},
+    "a list where it looks for an object": {"structured_outputs": [1]},
+    "a schema that refers to itself alone": {"structured_outputs": {"json": {"$ref": "#"}}},
+    "a grammar without an end": {"structured_outputs": {"grammar": "root ::= "}},
+    "a grammar that recurses to the left": {"structured_outputs": {"grammar": 'root ::= root "a"'}},
+    "template arguments of another type": {"chat_template_kwargs": {"tools": 5}},
+}
+
+
+@pytest.mark.parametrize("what", HARMFUL)
+def test_what_would_harm_a_shared_engine_is_the_client_s_error(stack: Stack, what: str) -> None:
+    """Each of these was answered with a 500 or worse once; the model goes on serving others."""
+    body = {"model": TINY, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2} | HARMFUL[what]
+    check_format(stack.post("/v1/chat/completions", body, timeout=20), 400)
+
+    after = stack.post("/v1/completions", {"model": TINY, "prompt": "a", "max_tokens": 2}, timeout=20)
+    assert after.status_code == 200
+
+
 @pytest.mark.parametrize("model", [None, 3, ["tiny"], {}])
 def test_a_model_that_is_no_name_is_a_400(stack: Stack, model: object) -> None:
     error = check_format(stack.post("/v1/completions", {"model": model, "prompt": "a"}), 400)

@@ -71,7 +71,11 @@ def test_a_long_prompt_over_many_prefill_steps_equals_the_library_s(
     prompt = reference.encode(" ".join(prompts.text(number) for number in range(160)))[:1900]
     assert len(prompt) == 1900
     answer = client.completions.create(
-        model=TINY, prompt=prompt, max_tokens=32, temperature=0, extra_body={"return_token_ids": True, "ignore_eos": True}
+        model=TINY,
+        prompt=prompt,
+        max_tokens=32,
+        temperature=0,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
     )
     extra = answer.choices[0].model_extra
     assert extra is not None

@@ -1,0 +1,173 @@
+"""What an operator sees: health, readiness, metrics, request ids, ports."""
+
+from __future__ import annotations
+
+import http.client
+import json
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serve_app.local import Listener
+from tests.e2e.observe import Observer
+from tests.e2e.stack import PEOPLE_KEY, TINY, Stack
+from tests.requires import missing
+
+PROBE_S = 10.0  # a listener that does not answer a local call for that long is not one that serves without a key
+HTTP_PROCESSES = ("haproxy", "ray::ProxyActor", "ray::ServeRepli")  # as /proc names them, 15 characters at most
+
+
+def test_health_and_readiness_answer(stack: Stack) -> None:
+    assert stack.get("/health").json() == {"status": "ok"}
+    assert stack.get("/ready").json() == {"status": "ready"}
+
+
+def test_paths_may_end_in_a_slash(stack: Stack) -> None:
+    assert stack.get("/v1/models/").status_code == 200
+    assert stack.post("/v1/completions/", {"model": TINY, "prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_the_answer_s_request_id_is_the_one_in_the_body(stack: Stack) -> None:
+    body = {"model": TINY, "prompt": "a", "max_tokens": 2}
+    whole = stack.post("/v1/completions", body)
+    stream = stack.post("/v1/completions", body | {"stream": True})
+    first = json.loads(stream.text.split("\n\n")[0].removeprefix("data: "))
+
+    for response, answer in ((whole, whole.json()), (stream, first)):
+        name = response.headers["x-serve-app-request-id"]
+        assert len(name) == 32
+        assert answer["id"] == f"cmpl-{name}"
+
+
+def test_a_client_s_x_request_id_comes_back(stack: Stack) -> None:
+    response = stack.get("/v1/models", headers={"X-Request-Id": "trace-17"})
+
+    assert response.headers["x-request-id"] == "trace-17"
+
+
+def test_a_repeated_idempotency_key_repeats_the_answer(stack: Stack, batch_key: str) -> None:
+    body = {"model": TINY, "prompt": "The river", "max_tokens": 8, "temperature": 1.0}
+    key = {"Idempotency-Key": "e2e-repeat-1"}
+    first = stack.post("/v1/completions", body, headers=key)
+    again = stack.post("/v1/completions", body, headers=key)
+    other_tenant = stack.post("/v1/completions", body, headers=key | stack.headers(batch_key))
+    other_body = stack.post("/v1/completions", body | {"max_tokens": 9}, headers=key)
+
+    assert first.status_code == again.status_code == other_tenant.status_code == 200
+    assert again.content == first.content
+    assert other_tenant.json()["id"] != first.json()["id"]
+    assert other_body.status_code == 400
+    assert other_body.json()["error"]["param"] == "Idempotency-Key"
+
+
+def test_metrics_count_requests_and_tokens_by_tenant(stack: Stack, observer: Observer) -> None:
+    def read() -> list[float]:
+        labels = {"model": TINY, "tenant": "people"}
+        names = ("serve_app_requests_total", "serve_app_prompt_tokens_total", "serve_app_completion_tokens_total")
+        return [observer.value(name, **labels) for name in names]
+
+    if stack.api_key != PEOPLE_KEY:
+        missing("the external stack's tenant has another name")
+    before = read()
+    usage = stack.post("/v1/completions", {"model": TINY, "prompt": "The river", "max_tokens": 7}).json()["usage"]
+    after = read()
+
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, usage["prompt_tokens"], 7]
+
+
+def test_metrics_are_prometheus_text_and_tell_the_slots(stack: Stack, observer: Observer) -> None:
+    response = stack.get("/metrics")
+    names = {family.name for family in text_string_to_metric_families(response.text)}
+
+    assert response.headers["content-type"].startswith("text/plain")
+    assert {
+        "serve_app_requests",
+        "serve_app_queue_wait_seconds",
+        "serve_app_time_to_first_token_seconds",
+        "serve_app_waiting",
+        "serve_app_slots",
+        "serve_app_engine",
+    } <= names
+    assert observer.value("serve_app_slots", model=TINY, state="total") == 64
+
+
+def test_no_key_and_no_unknown_name_is_in_the_metrics(stack: Stack, observer: Observer) -> None:
+    """Labels come from the configuration, so a client cannot make them grow."""
+    wrong = {"Authorization": "Bearer sk-a-wrong-key-0123456789"}
+    assert stack.post("/v1/completions", {"model": TINY}, headers=wrong).status_code == 401
+    assert stack.post("/v1/completions", {"model": "a-name-nobody-knows", "prompt": "a"}).status_code == 404
+    told = observer.text()
+
+    assert "sk-" not in told
+    assert "nobody-knows" not in told
+
+
+def test_every_open_port_is_on_loopback_or_refuses(stack: Stack) -> None:
+    """Of all processes of the instance: the node, Serve, HAProxy, the engines and what they started."""
+    if stack.cluster is None:
+        missing("the external stack's ports are not known")
+    assert stack.cluster is not None
+    listeners = stack.cluster.listeners()
+    names = {one.process for one in listeners}
+
+    assert {"haproxy", "gcs_server", "raylet"} <= names
+    assert any(name.startswith("VLLM") for name in names)
+    serves = [one for one in listeners if not one.is_loopback and not _refuses_grpc(one) and not _refuses_http(one)]
+    assert serves == []
+
+
+def test_every_way_in_asks_for_the_key(stack: Stack) -> None:
+    """Not the endpoint alone: the router replicas' own HTTP ports and Serve's fallback proxy as well."""
+    if stack.cluster is None:
+        missing("the external stack's ports are not known")
+    assert stack.cluster is not None
+    speaking = {}
+    for one in stack.cluster.listeners():
+        if one.process in HTTP_PROCESSES and (status := _http_status(one.port)) is not None:
+            speaking[one.process, one.port] = status
+
+    assert ("haproxy", stack.cluster.instance.http_port) in speaking
+    assert any(name == "ray::ServeRepli" for name, _ in speaking)
+    assert set(speaking.values()) == {401}
+
+
+def test_ray_asks_for_its_token(stack: Stack) -> None:
+    if stack.cluster is None:
+        missing("the external stack's ports are not known")
+    assert stack.cluster is not None
+    port = int(stack.cluster.address.rpartition(":")[2])
+
+    assert _grpc_status(port, "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo") is grpc.StatusCode.UNAUTHENTICATED
+
+
+def _refuses_grpc(one: Listener) -> bool:
+    return _grpc_status(one.port, "/ray.serve.ASGIService/HandleRequest") is grpc.StatusCode.UNAUTHENTICATED
+
+
+def _refuses_http(one: Listener) -> bool:
+    return _http_status(one.port) == 401
+
+
+def _grpc_status(port: int, method: str) -> grpc.StatusCode:
+    """How a call without a token is answered."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
+        try:
+            call(b"", timeout=PROBE_S)
+        except grpc.RpcError as error:
+            status: grpc.StatusCode = error.code()
+            return status
+    return grpc.StatusCode.OK
+
+
+def _http_status(port: int) -> int | None:
+    """How a GET of the models without a key is answered; None where HTTP is not spoken."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_S)
+    try:
+        connection.request("GET", "/v1/models")
+        return connection.getresponse().status
+    except (http.client.HTTPException, OSError):
+        return None
+    finally:
+        connection.close()
