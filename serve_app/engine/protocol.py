@@ -4,9 +4,10 @@ A router holds one *channel* per engine replica: a long-lived stream of `Batch` 
 requests. Requests are handed in by a unary call (`Submit`) that stays open until the request ends, so that Serve's own
 count of ongoing requests, its drain and its cancellation stay true; cancelling that call aborts the request.
 
-Invariant: the frames of one request arrive in order, the first with a status, the last with `usage`. The serving
-objects yield their events as a pure function of the token groups they pulled, so replaying the groups of the frames up
-to k and dropping as many events as these frames counted continues the stream from frame border k (docs/decisions.md).
+Invariant: the frames of one request arrive in order, the first with a status, the last with `usage`. A `Batch` is taken
+whole or not at all: all events that follow one pull of the serving object leave in one turn of the event loop, so after
+each message, replaying its groups and those before it and dropping as many events as they counted continues the stream
+(docs/decisions.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""One stack for all end-to-end tests: our own, or with SERVE_APP_E2E_URL and SERVE_APP_E2E_KEY one that runs already."""
+"""One stack for all end-to-end tests: our own, or one that runs already.
+
+With SERVE_APP_E2E_URL and SERVE_APP_E2E_KEY (and SERVE_APP_E2E_BATCH_KEY, of a second tenant whose class is low at most)
+in the environment, that stack is used and left as it is.
+"""
 
 from __future__ import annotations
 

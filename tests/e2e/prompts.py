@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any  # the SDK's own types of a message are unions of typed dictionaries
 
 PLACES = ("river", "mountain", "ocean", "forest", "bridge", "garden", "school", "city", "house", "country")
 TIMES = ("winter", "summer", "autumn", "spring", "morning", "evening", "night")
@@ -15,9 +15,9 @@ def text(number: int) -> str:
     return f"{number} times describe the {place} in the {time} for people{extra}"
 
 
-def chat(number: int) -> list[dict[str, Any]]:
+def chat(number: int) -> list[Any]:
     """A conversation about prompt `number`; every third has a system turn, every other one a turn before."""
-    messages: list[dict[str, Any]] = []
+    messages: list[Any] = []
     if number % 3 == 0:
         messages.append({"role": "system", "content": f"Answer like report {number}."})
     if number % 2:

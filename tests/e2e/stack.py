@@ -1,7 +1,7 @@
 """The stack the end-to-end tests talk to: one shared instance of our own, or one that runs already.
 
-Invariant: every test reaches the stack through its HTTP endpoint only; `cluster` is there for what cannot be seen through
-it, the instance's ports and processes.
+Invariant: every test reaches the stack through its HTTP endpoint only; `cluster` is there for what cannot be seen
+through it, the instance's ports and processes.
 """
 
 from __future__ import annotations

@@ -203,6 +203,7 @@ def test_a_deadline_raises_the_sdk_s_rate_limit_error(stack: Stack, observer: Ob
 def test_the_sdk_obeys_the_wait_it_is_told(stack: Stack, observer: Observer, simulated: str) -> None:
     """Each of its attempts comes no sooner than the refusal before it said, and one of them is served."""
     refusals: list[tuple[float, float]] = []  # when it arrived, and the wait it told, in seconds
+    refused = asyncio.Event()
     attempts: list[float] = []
 
     async def on_request(request: httpx.Request) -> None:
@@ -211,6 +212,7 @@ def test_the_sdk_obeys_the_wait_it_is_told(stack: Stack, observer: Observer, sim
     async def on_response(response: httpx.Response) -> None:
         if response.status_code == 429:
             refusals.append((time.monotonic(), int(response.headers["retry-after-ms"]) / 1000))
+            refused.set()
 
     async def scenario() -> None:
         hooks: Any = {"request": [on_request], "response": [on_response]}
@@ -225,8 +227,7 @@ def test_the_sdk_obeys_the_wait_it_is_told(stack: Stack, observer: Observer, sim
             blocker = await load.fill_slots()
             await load.fill_line()
             answer = asyncio.create_task(client.completions.create(model=simulated, prompt="a", max_tokens=1))
-            while not refusals and not answer.done():  # bounded by the SDK's own timeout
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(refused.wait(), FILL_S)
             blocker.cancel()
             assert (await answer).choices
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import openai
 import pytest
@@ -57,7 +58,7 @@ def test_completion_usage_sums_all_prompts_and_choices(
 
 
 def test_completion_of_token_ids_equals_that_of_their_text(client: openai.OpenAI, reference: Reference) -> None:
-    asked = {"model": TINY, "max_tokens": 16, "temperature": 0}
+    asked: dict[str, Any] = {"model": TINY, "max_tokens": 16, "temperature": 0}
     by_text = client.completions.create(prompt=prompts.text(4), **asked)
     by_ids = client.completions.create(prompt=reference.encode(prompts.text(4)), **asked)
 
@@ -72,7 +73,7 @@ def test_echo_gives_the_prompt_back(client: openai.OpenAI) -> None:
 
 
 def test_chat_stream_holds_the_same_text_as_the_whole_answer(client: openai.OpenAI) -> None:
-    asked = {"model": TINY, "messages": prompts.chat(5), "max_tokens": 40, "temperature": 0}
+    asked: dict[str, Any] = {"model": TINY, "messages": prompts.chat(5), "max_tokens": 40, "temperature": 0}
     whole = client.chat.completions.create(**asked)
     chunks = list(client.chat.completions.create(stream=True, **asked))
 
@@ -86,7 +87,7 @@ def test_chat_stream_holds_the_same_text_as_the_whole_answer(client: openai.Open
 
 
 def test_completion_stream_holds_the_same_text_as_the_whole_answer(client: openai.OpenAI) -> None:
-    asked = {"model": TINY, "prompt": prompts.text(6), "max_tokens": 40, "temperature": 0}
+    asked: dict[str, Any] = {"model": TINY, "prompt": prompts.text(6), "max_tokens": 40, "temperature": 0}
     whole = client.completions.create(**asked)
     chunks = list(client.completions.create(stream=True, **asked))
 
@@ -96,7 +97,7 @@ def test_completion_stream_holds_the_same_text_as_the_whole_answer(client: opena
 
 
 def test_include_usage_adds_one_last_chunk_without_choices(client: openai.OpenAI) -> None:
-    asked = {"model": TINY, "messages": prompts.chat(7), "max_tokens": 11, "temperature": 0}
+    asked: dict[str, Any] = {"model": TINY, "messages": prompts.chat(7), "max_tokens": 11, "temperature": 0}
     whole = client.chat.completions.create(**asked)
     *chunks, last = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked)
 
@@ -130,7 +131,7 @@ def test_a_stream_arrives_while_it_is_made(stack: Stack) -> None:
 
 
 def test_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
-    asked = {"model": TINY, "prompt": prompts.text(8), "max_tokens": 60, "temperature": 0}
+    asked: dict[str, Any] = {"model": TINY, "prompt": prompts.text(8), "max_tokens": 60, "temperature": 0}
     whole = client.completions.create(**asked).choices[0].text
     stop = whole[25:31]  # across token borders
     first = whole.index(stop)
@@ -157,7 +158,14 @@ def test_n_gives_different_answers_at_a_temperature(client: openai.OpenAI) -> No
 
 
 def test_n_in_a_stream_keeps_the_answers_apart(client: openai.OpenAI) -> None:
-    asked = {"model": TINY, "prompt": prompts.text(10), "n": 2, "max_tokens": 16, "temperature": 1.0, "seed": 12}
+    asked: dict[str, Any] = {
+        "model": TINY,
+        "prompt": prompts.text(10),
+        "n": 2,
+        "max_tokens": 16,
+        "temperature": 1.0,
+        "seed": 12,
+    }
     whole = client.completions.create(**asked)
     texts = ["", ""]
     for chunk in client.completions.create(stream=True, **asked):
@@ -168,7 +176,7 @@ def test_n_in_a_stream_keeps_the_answers_apart(client: openai.OpenAI) -> None:
 
 
 def test_seed_fixes_what_is_drawn(client: openai.OpenAI) -> None:
-    asked = {"model": TINY, "prompt": prompts.text(11), "max_tokens": 24, "temperature": 1.0}
+    asked: dict[str, Any] = {"model": TINY, "prompt": prompts.text(11), "max_tokens": 24, "temperature": 1.0}
     texts = [client.completions.create(seed=seed, **asked).choices[0].text for seed in (5, 5, 6)]
 
     assert texts[0] == texts[1] != texts[2]

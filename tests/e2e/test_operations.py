@@ -6,7 +6,6 @@ import http.client
 import json
 
 import grpc
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.local import Listener

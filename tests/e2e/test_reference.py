@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import openai
-import pytest
 
 from tests.e2e import prompts
 from tests.e2e.reference import TIE_LOGIT, Reference

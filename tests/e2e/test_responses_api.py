@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -29,14 +31,14 @@ def test_instructions_are_the_system_turn(client: openai.OpenAI) -> None:
     response = client.responses.create(
         model=TINY, instructions="Be brief.", input=prompts.text(3), max_output_tokens=10, temperature=0
     )
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompts.text(3)}]
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompts.text(3)}]
     chat = client.chat.completions.create(model=TINY, messages=messages, max_tokens=10, temperature=0)
 
     assert response.output_text == chat.choices[0].message.content
 
 
 def test_a_whole_conversation_can_be_sent_as_input(client: openai.OpenAI) -> None:
-    messages = [
+    messages: list[Any] = [
         {"role": "user", "content": "What is a letter?"},
         {"role": "assistant", "content": "A story."},
         {"role": "user", "content": prompts.text(5)},
@@ -48,7 +50,7 @@ def test_a_whole_conversation_can_be_sent_as_input(client: openai.OpenAI) -> Non
 
 
 def test_events_of_a_stream_come_in_order_and_add_up(client: openai.OpenAI) -> None:
-    asked = {"model": TINY, "input": prompts.text(4), "max_output_tokens": 12, "temperature": 0}
+    asked: dict[str, Any] = {"model": TINY, "input": prompts.text(4), "max_output_tokens": 12, "temperature": 0}
     whole = client.responses.create(**asked)
     events = list(client.responses.create(stream=True, **asked))
 
@@ -73,13 +75,13 @@ def test_no_response_is_stored(client: openai.OpenAI) -> None:
 )
 def test_what_needs_a_store_is_refused_by_name(client: openai.OpenAI, field: str, value: object) -> None:
     with pytest.raises(openai.BadRequestError, match=field) as caught:
-        client.responses.create(model=TINY, input="a", **{field: value})
+        client.responses.create(model=TINY, input="a", **{field: value})  # type: ignore[call-overload]
 
     assert caught.value.param == field
 
 
 def test_a_wrong_class_is_refused_in_a_response_too(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model=TINY, input="a", service_tier="gold")
+        client.responses.create(model=TINY, input="a", service_tier="gold")  # type: ignore[call-overload]
 
     assert caught.value.param == "service_tier"

@@ -365,17 +365,19 @@ def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> No
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)
         link, _ = opened(cluster)
-        async with link.run(asked("slow", 300), nothing) as stream:
+        async with link.run(asked("slow", LONG), nothing) as stream:
             frames = await stream.next()
             cluster.break_channels(REPLICA)
             await until(lambda: not link.open, SOON_S, "the break seen")
+            assert not link.busy  # nor may its reader hold up a drain
             await answer(link, "quick", 30)  # over the next channel, while the one that lost frames has not looked yet
             with contextlib.suppress(EngineFailed):
                 while frames[-1].usage is None:
                     frames += await stream.next()
-            assert said("slow", 300).startswith(heard(frames))
+            assert said("slow", LONG).startswith(heard(frames))
             with pytest.raises(EngineFailed, match="broke"):
                 await asyncio.wait_for(stream.next(), SOON_S)
+            await until(lambda: not cluster[REPLICA].work, 1.0, "aborted")  # though the router is attached again
 
     run(scenario, waits={(deployment, "BREAK_GRACE_S"): 0.5})
 

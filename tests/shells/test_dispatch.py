@@ -194,19 +194,41 @@ def test_a_replica_that_leaves_in_the_turn_of_a_grant_does_not_hold_the_request(
             await turns(10)
             assert router.waiting == 1
             if first == "leaves":
-                cluster.remove("r1")
-                await turns(1)
+                cluster.remove("r1")  # the router hears of it in the next turn, before the request hears of its grant
         if first == "granted":
             cluster.remove("r1")
         await turns(10)
         assert not request.done()
         await cluster.add("r2")
-        await request
+        await asyncio.wait_for(request, SOON_S)
         assert router.places == {"1": "r2"}
         await router.settled()
         assert set(router.used) == {"r2"}
 
-    run(scenario)
+    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
+
+
+def test_nothing_is_remembered_of_a_replica_that_left_and_died() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        seen = router.asking(LONG)
+        await until(lambda: router.relayed == ["1"], SOON_S, "one is seen by its client")
+        freeze(cluster, "r1")
+        unseen = router.asking()
+        await until(lambda: cluster["r1"].work == 2, SOON_S, "the other one is not")
+        await asyncio.sleep(1.5 * channel.HANDOVER_S)  # it is beyond doubt on the replica
+        await cluster.add("r2")
+        cluster.remove("r1")
+        await turns(5)
+        cluster.kill("r1")
+        with pytest.raises(EngineFailed):
+            await seen
+        await unseen
+        assert router.places["2"] == "r2"
+        assert set(router.used) == {"r2"}
+
+    run(scenario, waits={(channel, "HANDOVER_S"): 0.05})
 
 
 def test_requests_on_a_replica_that_leaves_finish_and_new_ones_go_elsewhere() -> None:

@@ -19,7 +19,9 @@ BOUNDS = HttpSettings()
 SHALLOW = HttpSettings(max_json_depth=4)
 LINEAR_S = 5.0  # of CPU time: 8 MB take under 0.5 s, a quadratic scan minutes to hours, so nothing blurs the two
 
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+scalars = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+)
 texts = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('[]{}"\\'), max_size=12)
 values = st.recursive(
     scalars | texts,
