@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from serve_app.engine.protocol import Frame, Submit, batch_decoder
-from serve_app.errors import EngineFailed, ServeAppError
+from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.serve_adapter import CALL_ERRORS, EngineHandle, in_fresh_context
 
 logger = logging.getLogger("ray.serve")
@@ -198,7 +198,7 @@ class Channel:
             reason = f"engine replica {self.replica_id} does not answer"
             if self._attached is attached:
                 self._drop(reason)
-            raise EngineFailed(reason, code="no_channel") from None
+            raise EngineUnreachable(reason) from None
 
     async def _read(self, attached: asyncio.Future[None]) -> None:
         """Demultiplex the channel until it ends; then no request on it can go on."""
@@ -256,7 +256,7 @@ class Channel:
         """Be done with the present reader, whether it runs or has just ended."""
         reader, attached, self._reader, self._attached = self._reader, self._attached, None, None
         if attached is not None and not attached.done():
-            attached.set_exception(EngineFailed(reason))
+            attached.set_exception(EngineUnreachable(reason))
             attached.exception()  # retrieved here: nobody may be waiting any more
         if reader is not None and reader is not asyncio.current_task():
             reader.cancel()
@@ -271,7 +271,7 @@ class Channel:
         reason = f"engine replica {self.replica_id} has left"
         for call in self._calls.values():
             if not call.surely_there():
-                call.stream.fail(EngineFailed(reason))
+                call.stream.fail(EngineUnreachable(reason))
         if self._attached is not None and not self._attached.done():
             self._drop(reason)
         self._close_when_idle()

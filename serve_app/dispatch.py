@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from serve_app.channel import Channel, Stream
 from serve_app.core.admission import Action, Admission, Arrival, Grant, Policy, refusal_error
 from serve_app.engine.protocol import EngineInfo, EngineLoad, Frame, Submit
-from serve_app.errors import EngineFailed, Unavailable
+from serve_app.errors import EngineFailed, EngineUnreachable, Unavailable
 from serve_app.serve_adapter import CALL_ERRORS, EngineHandle, in_fresh_context
 from serve_app.settings import AdmissionSettings, ModelSettings
 
 logger = logging.getLogger("ray.serve")
 
-MAX_ATTEMPTS = (
-    5  # replicas tried for one request before its failure is the client's; a rolling restart loses two at most
-)
+MAX_LOSSES = 3  # engines that may die under one request before it is taken for the cause
+ASIDE_RETRY_S = 0.25  # between attempts of work that takes no slot, and so cannot wait in the line
 ASK_TIMEOUT_S = 1.0  # a scrape or a listing must not hang on a replica that does not answer
 EJECT_S = 1.0  # a replica that failed a call gets nothing new for as long as Serve takes to notice a death
 
@@ -38,6 +37,23 @@ class Granted:
 
     replica_id: str
     waited_s: float
+
+
+class Losses:
+    """How often the engine of one request was lost. Pure.
+
+    Args:
+        give_up_at: when it has waited as long as anyone may.
+    """
+
+    def __init__(self, give_up_at: float) -> None:
+        self._give_up_at = give_up_at
+        self._died = 0
+
+    def final(self, error: EngineFailed, now: float) -> bool:
+        """Count a loss; whether it is the client's to know. An engine that never had the request says nothing of it."""
+        self._died += not isinstance(error, EngineUnreachable)
+        return self._died >= MAX_LOSSES or now >= self._give_up_at
 
 
 Relay = Callable[[Stream, list[Frame], Granted], Awaitable[None]]
@@ -72,6 +88,7 @@ class ModelLine:
         )
         self._handle = handle
         self._router_id = router_id
+        self._max_wait_s = admission.max_wait_s
         self._initial_slots = max(1, model.max_num_seqs // routers)
         self._running: frozenset[str] = frozenset()  # what Serve counts as running
         self._slots: dict[str, int] = {}
@@ -128,11 +145,12 @@ class ModelLine:
     async def serve(self, arrival: Arrival, make: Callable[[int], Submit], relay: Relay) -> None:
         """Wait, hand in, and give the stream with its first frames to `relay`.
 
-        A replica lost before its first frame costs the client nothing: the request waits again. Raises as `slot`, and
-        `EngineFailed` when the replica fails under `relay` or none answers.
+        A replica lost before its first frame costs the client nothing: the request waits again, as long as anyone may
+        wait. Raises as `slot`, and `EngineFailed` when the replica fails under `relay` or engines keep dying.
         """
         give_back = functools.partial(self._give_back, arrival.request_id)
-        for attempt in itertools.count(1):
+        losses = Losses(time.monotonic() + self._max_wait_s)
+        while True:
             async with self.slot(arrival) as granted:
                 relayed = False
                 try:
@@ -142,14 +160,15 @@ class ModelLine:
                         await relay(stream, frames, granted)
                     return
                 except EngineFailed as error:
-                    if relayed or attempt == MAX_ATTEMPTS:
+                    if relayed or losses.final(error, time.monotonic()):
                         raise
                     self._eject(granted.replica_id)
                     logger.warning("request %s waits again: %s", arrival.request_id, error.message)
 
     async def serve_aside(self, make: Callable[[int], Submit], relay: Relay) -> None:
         """The same for work that takes no slot (tokenizing): any running replica, at once."""
-        for attempt in itertools.count(1):
+        losses = Losses(time.monotonic() + self._max_wait_s)
+        while True:
             replica_id, relayed = self._any_replica(), False
             try:
                 async with self._channel(replica_id).run(make, self._forget_gone) as stream:
@@ -157,10 +176,11 @@ class ModelLine:
                     relayed = True
                     await relay(stream, frames, Granted(replica_id, 0.0))
                 return
-            except EngineFailed:
-                if relayed or attempt == MAX_ATTEMPTS:
+            except EngineFailed as error:
+                if relayed or losses.final(error, time.monotonic()):
                     raise
                 self._eject(replica_id)
+            await asyncio.sleep(ASIDE_RETRY_S)
 
     def _give_back(self, request_id: str) -> None:
         """End a grant; the first call for it counts. A replica is done with a request before its slowest reader is."""
@@ -289,7 +309,7 @@ class ModelLine:
     def _channel(self, replica_id: str) -> Channel:
         """The channel to a replica. EngineFailed: it has left since it was granted, and takes no new calls."""
         if replica_id not in self._running:
-            raise EngineFailed(f"engine replica {replica_id} has left")
+            raise EngineUnreachable(f"engine replica {replica_id} has left")
         channel = self._channels.get(replica_id)
         if channel is None:
             channel = Channel(

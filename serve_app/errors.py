@@ -11,6 +11,7 @@
     ├── Overloaded                   429 queue_full | deadline | shed
     └── Unavailable                  503 no_replica | draining
         └── EngineFailed             502 engine_failed             (the replica died under the request)
+            └── EngineUnreachable    502 engine_unreachable        (the replica never had the request)
 
 Each class owns `status`, `code` and `type`; an instance carries `param` and `retry_after_s`. All of them survive
 pickling, since they cross process borders between the router and the engine replicas.
@@ -123,3 +124,9 @@ class EngineFailed(Unavailable):
     """The engine replica died or failed while it held the request."""
 
     status, code = 502, "engine_failed"
+
+
+class EngineUnreachable(EngineFailed):
+    """The engine never had the request: another may be tried as often as one likes."""
+
+    code = "engine_unreachable"

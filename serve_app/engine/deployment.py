@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,11 +17,13 @@ from typing import Any
 from serve_app.engine import environment
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.protocol import EngineBackend, EngineInfo, EngineLoad, Frame, Submit
-from serve_app.errors import EngineFailed
+from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 
 logger = logging.getLogger("ray.serve")
 
+LAST_WORDS_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
+EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE
 CHANNEL_WAIT_S = 5.0  # a router hands requests in only after its channel stands; a broken one is back within a second
 BREAK_GRACE_S = 0.5  # requests of a broken channel are aborted within a second: half of it for a reconnect
 
@@ -101,6 +104,11 @@ class EngineReplica:
         task = attachment.tasks[submit.number] = asyncio.create_task(self._relay(submit, attachment.outbox))
         try:
             await task
+        except EngineFailed:
+            if not self._backend.alive:
+                logger.error("the engine is dead: this replica ends, so that Serve starts another one at once")
+                asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, EXIT_ENGINE_DEAD)
+            raise
         finally:
             del attachment.tasks[submit.number]
 
@@ -121,7 +129,7 @@ class EngineReplica:
             if attachment is not None and attachment.streams:
                 return attachment
             await asyncio.sleep(0.01)
-        raise EngineFailed(f"router {router_id} has no channel to this replica", code="no_channel")
+        raise EngineUnreachable(f"router {router_id} has no channel to this replica")
 
     def _detach(self, router_id: str) -> None:
         attachment = self._attachments.get(router_id)

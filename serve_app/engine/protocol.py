@@ -125,6 +125,11 @@ class EngineBackend(Protocol):
         """The newest live figures, without a round trip to the engine."""
         ...
 
+    @property
+    def alive(self) -> bool:
+        """False once the engine is dead for good; the replica is then of no use any more."""
+        ...
+
     async def check_health(self) -> None:
         """Raise when the engine is dead or frozen."""
         ...

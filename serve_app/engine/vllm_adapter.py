@@ -45,7 +45,7 @@ from serve_app.engine.liveness import StallDetector
 from serve_app.engine.openai_errors import error_body
 from serve_app.engine.protocol import EngineInfo, EngineLoad, Piece, Submit, Usage
 from serve_app.engine.recorder import Recorder
-from serve_app.errors import EngineFailed
+from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.types import Operation
 
@@ -161,6 +161,8 @@ class VllmEngine:
 
     async def run(self, submit: Submit) -> AsyncIterator[Piece]:
         """See `EngineBackend.run`."""
+        if not self.alive:
+            raise EngineUnreachable("the engine is dead")
         recorder = Recorder(_choices(submit), FATAL)
         _recorder.set(recorder)
         try:
@@ -227,6 +229,11 @@ class VllmEngine:
     def load(self) -> EngineLoad:
         """See `EngineBackend.load`."""
         return self._sink.snapshot()
+
+    @property
+    def alive(self) -> bool:
+        """See `EngineBackend.alive`."""
+        return self._llm is not None and not self._llm.errored
 
     async def check_health(self) -> None:
         """Raise when EngineCore is dead, or neither answers, steps nor uses CPU for `health_stall_s`."""

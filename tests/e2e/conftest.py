@@ -1,7 +1,7 @@
 """One stack for all end-to-end tests: our own, or one that runs already.
 
-With SERVE_APP_E2E_URL and SERVE_APP_E2E_KEY (and SERVE_APP_E2E_BATCH_KEY, of a second tenant whose class is low at most)
-in the environment, that stack is used and left as it is.
+With SERVE_APP_E2E_URL and SERVE_APP_E2E_KEY in the environment, that stack is used and left as it is;
+SERVE_APP_E2E_BATCH_KEY is then the key of a second tenant whose class is low at most.
 """
 
 from __future__ import annotations

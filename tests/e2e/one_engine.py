@@ -1,8 +1,8 @@
 """An engine alone, without Ray, in a process of its own: `python -m tests.e2e.one_engine` with an order on its input.
 
-The order is a JSON object: `settings` of one model, `prompts` as token ids, `max_tokens` of each. The prompts are completed
-greedily, all at once; the answer, the last line on the output, is a JSON object with `tokens` (the produced ids) and
-`info` (what the engine says of itself).
+The order is a JSON object: `settings` of one model, `prompts` as token ids, `max_tokens` of each. The prompts are
+completed greedily, all at once; the answer, the last line on the output, is a JSON object with `tokens` (the produced
+ids) and `info` (what the engine says of itself).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,6 @@ class Stack:
     batch_key: str | None
     models: frozenset[str]
     cluster: LocalCluster | None = None
-    sessions: dict[str, requests.Session] = field(default_factory=dict)
 
     @property
     def model_folder(self) -> Path:

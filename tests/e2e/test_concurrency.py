@@ -18,7 +18,6 @@ from tests.e2e.stack import REQUEST_TIMEOUT_S, SIMULATED, TINY, TINY_SLOTS, Stac
 
 CLIENTS = 64  # as many as tiny has slots
 ANSWER_TOKENS = 32
-MIXED_REQUESTS = 160
 MIXED_AT_ONCE = 48  # below slots and line of either model together, so that nobody is refused
 MANY_AT_ONCE = 48
 
@@ -70,13 +69,14 @@ def _tokens(answer: Any) -> list[int]:
     return tokens
 
 
+@pytest.mark.parametrize("requests", [160, pytest.param(3000, marks=pytest.mark.long)])
 def test_a_mixed_load_with_clients_that_leave_ends_with_nothing_left(
-    stack: Stack, observer: Observer, simulated: str
+    stack: Stack, observer: Observer, simulated: str, requests: int
 ) -> None:
     """Chats, completions, streams and mistakes on both models; a third of the clients leave at some moment."""
     rng = random.Random(20)
     gate = asyncio.Semaphore(MIXED_AT_ONCE)
-    plans = [_plan(rng, number) for number in range(MIXED_REQUESTS)]
+    plans = [_plan(rng, number) for number in range(requests)]
 
     async def one(http: httpx.AsyncClient, plan: dict[str, Any]) -> int | None:
         async with gate:
@@ -97,7 +97,7 @@ def test_a_mixed_load_with_clients_that_leave_ends_with_nothing_left(
     seen = asyncio.run(scenario())
     for plan, status in zip(plans, seen, strict=True):
         assert status in ({plan["status"]} if plan["leaves_after_s"] is None else {plan["status"], None}), plan
-    assert seen.count(200) >= MIXED_REQUESTS // 3
+    assert seen.count(200) >= requests // 3
     assert None in seen
     observer.wait_idle(TINY)
     observer.wait_idle(SIMULATED)

@@ -267,6 +267,37 @@ def _raw(stack: Stack, send: Callable[[http.client.HTTPConnection], None]) -> tu
         connection.close()
 
 
+DEEP: Any = "x"
+for _ in range(100):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "raised", "status"),
+    [
+        ("/nothing", {}, openai.NotFoundError, 404),
+        ("/models", {}, openai.APIStatusError, 405),
+        ("/completions", {"model": TINY, "prompt": "x" * (MAX_BODY_BYTES + 1)}, openai.APIStatusError, 413),
+        ("/completions", {"model": TINY, "prompt": "a", "user": DEEP}, openai.BadRequestError, 400),
+        ("/completions", {"model": TINY, "prompt": "a", "temperature": "hot"}, openai.BadRequestError, 400),
+        ("/completions", {"model": "x", "prompt": "a"}, openai.NotFoundError, 404),
+        ("/completions", {"model": TINY, "prompt": "a", "priority": 3}, openai.PermissionDeniedError, 403),
+        ("/embeddings", {"model": TINY, "input": "a"}, openai.BadRequestError, 400),
+        ("/responses", {"model": TINY, "input": "a", "background": True}, openai.BadRequestError, 400),
+    ],
+)
+def test_the_sdk_raises_its_own_class_for_each(
+    client: openai.OpenAI, path: str, body: dict[str, Any], raised: type[openai.APIStatusError], status: int
+) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.post(path, body=body, cast_to=object)
+
+    assert type(caught.value) is raised
+    assert caught.value.status_code == status
+    assert caught.value.message
+    assert isinstance(caught.value.code, str | None)
+
+
 def test_a_refused_request_leaves_its_connection_usable(stack: Stack) -> None:
     """A client with kept connections does not lose one to each mistake."""
     with requests.Session() as session:

@@ -122,6 +122,39 @@ def test_the_sdk_s_stream_helper_understands_the_tool_call(client: openai.OpenAI
     assert calls[0].function.parsed_arguments == json.loads(calls[0].function.arguments)
 
 
+# What a model that was trained to call tools would say by itself; the noise model is made to.
+SAYS_A_CALL = (
+    r'(of|water): <tool_call>\{"name": "count_items", '
+    r'"arguments": \{"item": "(letter|window)", "limit": [1-9]\}\}</tool_call>'
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_in_the_text_is_parsed_as_hermes_writes_it(client: openai.OpenAI, stream: bool) -> None:
+    """With tool_choice "auto" nothing but the parser makes a tool call of the text."""
+    asked: dict[str, Any] = {
+        "model": TINY,
+        "messages": prompts.chat(4),
+        "tools": TOOLS,
+        "tool_choice": "auto",
+        "max_tokens": ROOM,
+        "temperature": 0,
+        "extra_body": {"structured_outputs": {"regex": SAYS_A_CALL}},
+    }
+    if stream:
+        with client.chat.completions.stream(**asked) as events:
+            choice: Any = events.get_final_completion().choices[0]
+    else:
+        choice = client.chat.completions.create(**asked).choices[0]
+
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "count_items"
+    jsonschema.validate(json.loads(call.function.arguments), COUNT)
+    assert "<tool_call>" not in (choice.message.content or "")
+    assert (choice.message.content or "").strip() in ("of:", "water:")
+
+
 def test_a_tool_s_result_goes_back_in(client: openai.OpenAI) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "count_items", "arguments": '{"item": "letter"}'}}
     messages: list[Any] = [

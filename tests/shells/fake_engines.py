@@ -31,15 +31,15 @@ from serve_app.settings import ModelSettings, SimulatedSettings
 MODEL = "sim"
 TURNS = 2  # of the event loop that a call, a reply or a cancellation is on its way
 WINDOW = 8  # messages of a stream on their way at once, as HTTP/2's flow control bounds them
-BOUND_S = 30.0  # of one scenario: they take under 2 s, on a machine that is busy with other things a few more
+BOUND_S = 60.0  # of one scenario, against hanging: they take under 2 s, many times that on a machine that is busy
 SETTLE_S = 5.0  # within which everything must have ended after a scenario; the short waits below add up to 0.5 s
 NO_ACTOR = bytes(16)  # the actor id in Ray's errors
 POLL_S = 0.005  # between looks at a condition that nothing signals
+STALL_S = 0.05  # a longer pause between two looks is the machine's doing and counts as this much
 
-# Production's waits are up to 10 s and several in a row: the scenarios run the same code with these.
+# Production's waits are a second and several in a row: the scenarios run the same code with these.
 WAITS = {
     (channel, "IDLE_CLOSE_S"): 0.05,
-    (channel, "ATTACH_TIMEOUT_S"): 0.4,
     (deployment, "BREAK_GRACE_S"): 0.05,
     (dispatch, "EJECT_S"): 0.1,
 }
@@ -58,11 +58,13 @@ async def turns(count: int = TURNS) -> None:
 
 async def until(condition: Callable[[], bool], bound_s: float, what: str) -> float:
     """Wait for a condition that nothing signals; returns the seconds it took. AssertionError after `bound_s`."""
-    started = time.monotonic()
+    took_s = 0.0
     while not condition():
-        assert time.monotonic() - started < bound_s, f"not within {bound_s} s: {what}"
+        assert took_s < bound_s, f"not within {bound_s} s: {what}"
+        looked = time.monotonic()
         await asyncio.sleep(POLL_S)
-    return time.monotonic() - started
+        took_s += min(time.monotonic() - looked, STALL_S)
+    return took_s
 
 
 class _Engine(EngineReplica):

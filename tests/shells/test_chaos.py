@@ -16,7 +16,7 @@ from serve_app import channel, dispatch
 from serve_app.types import Outcome
 from tests.shells.asgi_client import Client, Reply, ask
 from tests.shells.fake_engines import POLL_S, SETTLE_S, TURNS, FakeCluster, model, run, until
-from tests.shells.test_channel import said
+from tests.shells.fake_router import said
 
 REQUESTS = 240
 REPLICAS = 4

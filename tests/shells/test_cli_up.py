@@ -82,7 +82,11 @@ class FakeDriver:
         self.sent.append(command)
 
     def wait(self, timeout_s: float) -> bool:
-        time.sleep(type(self).end_s)
+        deadline = time.monotonic() + type(self).end_s
+        while time.monotonic() < deadline:
+            time.sleep(
+                0.01
+            )  # in small steps, as `Popen.wait` does: a signal just before a long sleep would wait it out
         return True
 
     def close(self) -> None:

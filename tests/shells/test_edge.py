@@ -13,7 +13,7 @@ from serve_app.errors import EngineFailed
 from serve_app.types import Outcome
 from tests.shells.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
 from tests.shells.fake_engines import MODEL, FakeCluster, model, run, turns, until
-from tests.shells.test_channel import LONG, SOON_S, said
+from tests.shells.fake_router import LONG, SOON_S, said
 
 SCRAPED = ("serve_app_requests_total", "serve_app_queue_wait_seconds_bucket", "serve_app_waiting", "serve_app_slots")
 
@@ -128,8 +128,10 @@ async def _lost(client: Client, cluster: FakeCluster) -> None:
 
 async def _never_ran(client: Client, cluster: FakeCluster) -> None:
     await cluster.close()
+    for line in client.edge._lines.values():
+        line._max_wait_s = 0.2  # bound of the wait for another engine
     reply = await client.post(ask("p"))
-    assert (reply.status, reply.error["code"]) == (502, "engine_failed")
+    assert (reply.status, reply.error["code"]) == (502, "engine_unreachable")
 
 
 async def _end(task: asyncio.Task[Reply]) -> None:

@@ -233,7 +233,7 @@ def test_a_request_without_a_channel_fails_as_one_that_can_go_elsewhere() -> Non
         replica = await started(cluster)
         with pytest.raises(EngineFailed) as failed:
             await Router(cluster, "router").submit(1, 3)
-        assert failed.value.code == "no_channel"
+        assert failed.value.code == "engine_unreachable"
         assert (replica.load.steps, replica.attachments) == (0, 0)
 
     run(scenario, waits={(deployment, "CHANNEL_WAIT_S"): 0.05})

@@ -18,7 +18,7 @@ from serve_app.engine.simulated import requests
 from serve_app.engine.simulated.requests import Generation
 from serve_app.engine.simulated.scheduler import Sequence, SimulatedScheduler, State
 from serve_app.engine.simulated.text import WordTokenizer, Writer, embedding, embedding_document
-from serve_app.errors import BadRequest, ConfigError, EngineFailed
+from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.types import Operation
 
@@ -143,6 +143,12 @@ class SimulatedEngine:
             preemptions=scheduler.preemptions,
         )
 
+    @property
+    def alive(self) -> bool:
+        """False once the step loop has crashed."""
+        task = self._loop_task
+        return task is None or not task.done() or task.cancelled()
+
     async def check_health(self) -> None:
         """Raises EngineFailed when no step loop runs, or a step is overdue by more than `health_stall_s`."""
         self._require_running()
@@ -167,7 +173,7 @@ class SimulatedEngine:
 
     def _require_running(self) -> None:
         if self._loop_task is None or self._loop_task.done():
-            raise EngineFailed("the simulated engine does not run")
+            raise EngineUnreachable("the simulated engine does not run")
 
     async def _run_steps(self) -> None:
         while True:

@@ -1,0 +1,162 @@
+"""A channel that breaks, or never stands, ends the requests on it at once; none goes on with a hole in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from serve_app import channel
+from serve_app.channel import Stream
+from serve_app.engine import deployment
+from serve_app.engine.protocol import Frame, Usage
+from serve_app.errors import EngineFailed, EngineUnreachable
+from tests.shells.fake_engines import FakeCluster, model, run, turns, until
+from tests.shells.fake_router import LONG, REPLICA, SOON_S, answer, asked, heard, nothing, opened, said, text
+
+
+@pytest.mark.parametrize("loss", ["break_channels", "kill"])
+def test_a_lost_channel_fails_every_request_on_it_after_the_frames_that_arrived(loss: str) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+
+        async def one(number: int) -> int:
+            async with link.run(asked(f"prompt {number}", LONG), nothing) as stream:
+                frames = await stream.next()
+                with contextlib.suppress(EngineFailed):
+                    while frames[-1].usage is None:
+                        frames += await stream.next()
+                with pytest.raises(EngineFailed, match=REPLICA):
+                    await stream.next()
+                return sum(len(group) - 1 for frame in frames for group in frame.groups)
+
+        requests = [asyncio.create_task(one(number)) for number in range(20)]
+        await until(lambda: cluster[REPLICA].work == 20, SOON_S, "all run")
+        await asyncio.sleep(0.02)  # some tokens
+        getattr(cluster, loss)(REPLICA)
+        assert all(await asyncio.wait_for(asyncio.gather(*requests), SOON_S))
+        assert not link.open
+        if loss == "break_channels":
+            assert await until(lambda: not cluster[REPLICA].work, SOON_S, "the engine aborted them") < 1.0
+            assert text(await answer(link, "again", 4)) == said("again", 4)
+
+    run(scenario, model(slots=64))
+
+
+def test_an_attach_that_is_never_answered_fails_in_time_and_leaves_nothing_behind() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        cluster[REPLICA].mute = True
+        link, handle = opened(cluster)
+        told = await asyncio.gather(*(answer(link, f"p{n}", 3) for n in range(5)), return_exceptions=True)
+        assert [type(error) for error in told] == [EngineUnreachable] * 5
+        assert not link.open
+        assert [method for method, _ in handle.calls] == ["attach"]
+        await until(lambda: not cluster[REPLICA].calls, SOON_S, "the attach cancelled")
+        cluster[REPLICA].mute = False
+        assert text(await answer(link, "b", 3)) == said("b", 3)
+
+    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.2})
+
+
+def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        cluster[REPLICA].mute = True
+        link, _ = opened(cluster)
+        requests = [asyncio.create_task(answer(link, "a", 3)) for _ in range(3)]
+        await turns(10)
+        assert link.busy
+        for request in requests:
+            request.cancel()
+        assert {type(e) for e in await asyncio.gather(*requests, return_exceptions=True)} == {asyncio.CancelledError}
+        assert not link.busy
+        await until(lambda: not link.open, SOON_S, "the channel closed")
+
+    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
+
+
+@pytest.mark.parametrize(
+    ("raised", "match"),
+    [(EngineFailed("no KV left"), "no KV left"), (ValueError("a bug"), "ValueError: a bug"), (None, "dropped")],
+)
+def test_whatever_ends_a_call_on_the_replica_ends_its_stream(raised: Exception | None, match: str) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+
+        async def submit(*_: Any, **__: Any) -> None:
+            if raised is None:
+                raise asyncio.CancelledError  # as the replica's own `_detach` does to a request
+            raise raised
+
+        cluster[REPLICA].engine.submit = submit  # type: ignore[method-assign]
+        async with link.run(asked("a", 3), nothing) as stream:
+            with pytest.raises(EngineFailed, match=match):
+                await asyncio.wait_for(stream.next(), SOON_S)
+
+    run(scenario)
+
+
+def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "MAX_BUFFERED_BYTES", 20_000)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+        ends: list[int] = []
+        async with link.run(asked("slow", LONG), lambda: ends.append(1)) as stream:
+            frames = await stream.next()
+            neighbour = asyncio.create_task(answer(link, "quick", 300))
+            await until(lambda: bool(ends), SOON_S, "the slow one cut")
+            await until(lambda: cluster[REPLICA].work <= 1, SOON_S, "its request aborted")
+            assert text(await neighbour) == said("quick", 300)
+            frames += await stream.next()  # what had arrived is still delivered
+            with pytest.raises(EngineFailed, match="too slowly") as cut:
+                await stream.next()
+            assert cut.value.code == "slow_client"
+            assert ends == [1]
+        size = sum(len(frame.body) for frame in frames)
+        assert 20_000 < size < 25_000  # no more is kept than what made it too much
+
+    run(scenario)
+
+
+def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+        async with link.run(asked("slow", LONG), nothing) as stream:
+            frames = await stream.next()
+            cluster.break_channels(REPLICA)
+            await until(lambda: not link.open, SOON_S, "the break seen")
+            assert not link.busy  # nor may its reader hold up a drain
+            await answer(link, "quick", 30)  # over the next channel, while the one that lost frames has not looked yet
+            with contextlib.suppress(EngineFailed):
+                while frames[-1].usage is None:
+                    frames += await stream.next()
+            assert said("slow", LONG).startswith(heard(frames))
+            with pytest.raises(EngineFailed, match="broke"):
+                await asyncio.wait_for(stream.next(), SOON_S)
+            await until(lambda: not cluster[REPLICA].work, 1.0, "aborted, though the router is attached again")
+            link.retire()
+
+    run(scenario, waits={(deployment, "BREAK_GRACE_S"): 0.5, (channel, "IDLE_CLOSE_S"): 60.0})
+
+
+def test_frames_that_come_after_a_failure_are_dropped() -> None:
+    stream = Stream()
+    assert stream.push(Frame(1, b"a", 200, "sse"))
+    stream.fail(EngineFailed("first"))
+    stream.fail(EngineFailed("second"))
+    assert stream.push(Frame(1, b"b", usage=Usage()))
+
+    async def scenario() -> None:
+        assert [frame.body for frame in await stream.next()] == [b"a"]
+        with pytest.raises(EngineFailed, match="first"):
+            await stream.next()
+
+    asyncio.run(scenario())
