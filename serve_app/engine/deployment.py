@@ -28,6 +28,11 @@ CHANNEL_WAIT_S = 5.0  # a router hands requests in only after its channel stands
 BREAK_GRACE_S = 0.5  # requests of a broken channel are aborted within a second: half of it for a reconnect
 
 
+def end_process(status: int) -> None:
+    """End this process without asking anyone; a function of its own so that tests can live."""
+    os._exit(status)
+
+
 def make_backend(settings: ModelSettings) -> EngineBackend:
     """The engine that the settings ask for; imports vLLM only where it is used."""
     if settings.engine == "simulated":
@@ -59,7 +64,7 @@ class EngineReplica:
     async def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = ModelSettings.model_validate(settings)
         self._attachments: dict[str, _Attachment] = {}
-        self._draining = False
+        self._ending = False
         self._backend = make_backend(self._settings)
         started = time.monotonic()
         self._info = await self._backend.start()
@@ -104,10 +109,9 @@ class EngineReplica:
         task = attachment.tasks[submit.number] = asyncio.create_task(self._relay(submit, attachment.outbox))
         try:
             await task
-        except EngineFailed:
+        except EngineFailed as error:
             if not self._backend.alive:
-                logger.error("the engine is dead: this replica ends, so that Serve starts another one at once")
-                asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, EXIT_ENGINE_DEAD)
+                self._give_up(error)
             raise
         finally:
             del attachment.tasks[submit.number]
@@ -148,10 +152,27 @@ class EngineReplica:
             attachment.outbox.set_slots(max(1, share))
 
     async def check_health(self) -> None:
-        """Called by Serve; raises when the engine is dead or frozen, and Serve replaces the replica."""
-        await self._backend.check_health()
+        """Called by Serve; raises when the engine is dead or frozen. Then the replica ends by itself: Serve would ask
+        twice more, and wait for the requests of an engine that will never answer them."""
+        try:
+            await self._backend.check_health()
+        except EngineFailed as error:
+            self._give_up(error)
+            raise
+
+    def _give_up(self, error: EngineFailed) -> None:
+        """End this process and the engine's, soon; Serve starts another replica at once."""
+        if not self._ending:
+            self._ending = True
+            logger.error("this replica ends: %s", error.message)
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._end)
+
+    def _end(self) -> None:
+        self._backend.kill()
+        end_process(EXIT_ENGINE_DEAD)
 
     async def __del__(self) -> None:
+        self._ending = True
         backend = getattr(self, "_backend", None)
         if backend is not None:
             await backend.shutdown()

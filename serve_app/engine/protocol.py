@@ -134,6 +134,10 @@ class EngineBackend(Protocol):
         """Raise when the engine is dead or frozen."""
         ...
 
+    def kill(self) -> None:
+        """End every process of the engine at once, frozen ones too."""
+        ...
+
     async def shutdown(self) -> None:
         """Stop the engine and every process of it; returns when they are gone."""
         ...

@@ -10,6 +10,7 @@ Invariant: when `VllmEngine.run` ends, in whatever way, EngineCore holds nothing
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 from argparse import Namespace
@@ -258,6 +259,12 @@ class VllmEngine:
                 continue
             total += times.user + times.system
         return total
+
+    def kill(self) -> None:
+        """See `EngineBackend.kill`."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
 
     async def shutdown(self) -> None:
         """See `EngineBackend.shutdown`."""

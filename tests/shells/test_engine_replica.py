@@ -287,3 +287,35 @@ def test_any_caller_learns_what_the_engine_can_do_and_how_busy_it_is() -> None:
         await router.detach()
 
     run(scenario)
+
+
+def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:
+    monkeypatch.setattr(deployment, "LAST_WORDS_S", 0.01)
+
+    async def sees_it_frozen(replica: Any) -> bool:
+        try:
+            await replica.check_health()
+        except EngineFailed:
+            return True
+        return False
+
+    async def scenario() -> None:
+        replica: Any = object.__new__(deployment.EngineReplica)
+        rates = {"decode_step_s": 0.001}
+        await replica.__init__({"name": "m", "engine": "simulated", "health_stall_s": 0.05, "simulated": rates})
+        assert not await sees_it_frozen(replica)
+        body = {"model": "m", "prompt": "a b c", "max_tokens": 5000, "stream": True}
+        pieces = replica._backend.run(Submit(1, "r", Operation.COMPLETION, body))
+        await anext(pieces)
+        replica._backend.freeze()
+        async with asyncio.timeout(SOON_S):
+            while not await sees_it_frozen(replica):
+                await asyncio.sleep(0.01)
+            while not ended:
+                await asyncio.sleep(0.01)
+        replica._backend.thaw()
+        await pieces.aclose()
+        await replica._backend.shutdown()
+
+    asyncio.run(scenario())
+    assert ended == [deployment.EXIT_ENGINE_DEAD]

@@ -157,6 +157,9 @@ class SimulatedEngine:
         if overdue_s > self._settings.health_stall_s:
             raise EngineFailed(f"the simulated engine is frozen: a step is {overdue_s:.1f} s overdue")
 
+    def kill(self) -> None:
+        """There is no process but this one."""
+
     async def shutdown(self) -> None:
         """End the step loop; requests still running raise EngineFailed."""
         if self._loop_task is not None:

@@ -1,0 +1,70 @@
+"""Requests and answers of megabytes: they pass, or are refused by name, and nobody else notices."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.e2e.observe import FILL_S, Observer, within
+from tests.e2e.stack import TINY, Stack
+
+GRPC_DEFAULT_BYTES = 4 * 2**20  # the largest message between two Serve processes unless it is raised
+LONG_TEXT = "river " * 1_250_000  # 7.5 MB, below the bound for bodies
+ANSWER_WITHIN_S = 60.0  # reading eight megabytes takes a second; the bound is for a loaded machine
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_a_prompt_of_megabytes_is_told_the_model_s_limit(stack: Stack, path: str) -> None:
+    body: dict[str, Any] = {"model": TINY}
+    if path == "/v1/chat/completions":
+        body["messages"] = [{"role": "user", "content": LONG_TEXT}]
+    else:
+        body["prompt" if path == "/v1/completions" else "input"] = LONG_TEXT
+    response = stack.post(path, body, timeout=ANSWER_WITHIN_S)
+
+    assert response.status_code == 400, response.text
+    assert "2048" in response.json()["error"]["message"]
+
+
+def test_fields_beside_the_prompt_may_have_megabytes_too(stack: Stack) -> None:
+    body = {"model": TINY, "prompt": "a", "max_tokens": 1, "metadata": {"a": "x" * 6_000_000}}
+    response = stack.post("/v1/completions", body, timeout=ANSWER_WITHIN_S)
+
+    assert response.status_code == 200, response.text
+
+
+def test_a_text_of_megabytes_is_tokenized(stack: Stack) -> None:
+    response = stack.post("/tokenize", {"model": TINY, "prompt": LONG_TEXT}, timeout=ANSWER_WITHIN_S)
+
+    assert response.status_code == 200, response.text[:300]
+    assert len(response.content) > GRPC_DEFAULT_BYTES
+    assert response.json()["count"] == len(response.json()["tokens"]) > 1_000_000
+
+
+def test_an_answer_of_megabytes_arrives_and_breaks_no_other_stream(
+    stack: Stack, observer: Observer, batch_key: str
+) -> None:
+    """The streams of all tenants on one replica share a channel; one of them runs while the large answer passes."""
+    observer.wait_idle(TINY)
+    stream = {"model": TINY, "prompt": "The river", "max_tokens": 1500, "temperature": 0, "stream": True}
+    large = {
+        "model": TINY,
+        "prompt": [[300 + (start + i) % 500 for i in range(2000)] for start in range(4)],
+        "max_tokens": 1,
+        "prompt_logprobs": 20,
+    }
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(stack.post, "/v1/completions", stream | {"ignore_eos": True})
+        within(FILL_S, lambda: observer.running(TINY), 1, "sequences running")
+        answer = stack.post("/v1/completions", large, headers=stack.headers(batch_key), timeout=ANSWER_WITHIN_S)
+        text = other.result().text
+
+    assert answer.status_code == 200, answer.text[:300]
+    assert len(answer.content) > GRPC_DEFAULT_BYTES
+    assert len(answer.json()["choices"]) == 4
+    assert all(len(choice["prompt_logprobs"]) == 2000 for choice in answer.json()["choices"])
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"error":{' not in text
+    assert '"finish_reason":"length"' in text
