@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError, RayError
 from ray.serve._private.request_router.common import PendingRequest
@@ -20,6 +21,8 @@ from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+
+from serve_app.errors import BodyTooLarge
 
 REPLICA_ID = "replica_id"  # the keyword argument that names the replica of a directed call
 POPULATE_PERIOD_S = 0.05  # how often a new handle is asked whether Serve has told it the replicas
@@ -104,6 +107,10 @@ class EngineHandle:
             return await response
         except asyncio.CancelledError:
             response.cancel()
+            raise
+        except AioRpcError as error:
+            if error.code() is StatusCode.RESOURCE_EXHAUSTED:  # the request's fault, not the replica's
+                raise BodyTooLarge("the request is larger than what an engine can be handed", param="body") from None
             raise
 
     async def stream(self, method: str, *arguments: Any, replica_id: str) -> AsyncIterator[Any]:

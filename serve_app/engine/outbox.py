@@ -11,6 +11,12 @@ from collections.abc import AsyncIterator
 
 from serve_app.engine.protocol import Batch, Frame, batch_encoder
 
+# A message above gRPC's limit (4 MiB by default) would break the channel under all its requests, and a long one holds
+# the others' frames up.
+MAX_MESSAGE_BYTES = 2**20
+FRAME_BYTES = 32  # of a frame beside its body and tokens, at most
+TOKEN_BYTES = 5  # of a token id in msgpack, at most
+
 
 class Outbox:
     """Frames waiting to leave to one router. Not thread-safe: one event loop."""
@@ -45,14 +51,40 @@ class Outbox:
         self._wake.set()  # for the earlier reader to see this
         while self._reader is reader:
             if self._frames or self._slots:
-                batch = Batch(list(self._frames.values()), self._slots)
-                self._frames, self._slots = {}, 0
+                batch = Batch(self._take(), self._slots)
+                self._slots = 0
                 yield batch_encoder.encode(batch)
             elif self._closed:
                 return
             else:
                 self._wake.clear()
                 await self._wake.wait()
+
+    def _take(self) -> list[Frame]:
+        """The frames of the next message: all that fit, oldest first; of one that is too long, as much as fits."""
+        taken: list[Frame] = []
+        room = MAX_MESSAGE_BYTES
+        while self._frames and room > 0:
+            number, frame = next(iter(self._frames.items()))
+            if len(frame.body) > room:
+                head, rest = split(frame, room)
+                del self._frames[number]
+                self._frames[number] = rest  # at the end: others' frames pass between its parts
+                taken.append(head)
+                break
+            del self._frames[number]
+            taken.append(frame)
+            room -= len(frame.body) + FRAME_BYTES + TOKEN_BYTES * sum(map(len, frame.groups))
+        return taken
+
+
+def split(frame: Frame, size: int) -> tuple[Frame, Frame]:
+    """A frame as two, the first with `size` bytes. No stream can be continued between them: the second has the events."""
+    head = Frame(number=frame.number, body=frame.body[:size], status=frame.status, media=frame.media)
+    rest = Frame(
+        number=frame.number, body=frame.body[size:], groups=frame.groups, events=frame.events, usage=frame.usage
+    )
+    return head, rest
 
 
 def merge(first: Frame, second: Frame) -> Frame:

@@ -20,6 +20,7 @@ from serve_app.local.ports import PortBlock
 from serve_app.local.processes import MARK
 
 LOOPBACK = "127.0.0.1"
+MAX_CALL_BYTES = 64 * 2**20  # between router and engine; gRPC's 4 MiB is less than a request may have
 OBJECT_STORE_BYTES = 200 * 10**6  # requests travel by gRPC; Ray wants 75 MB at least
 HARD_STOP_S = 3600  # HAProxy cuts what a replaced worker still carries then: as long as a router drains (app.py)
 # A router replica that leaves goes on answering for so long: HAProxy has taken it out of its list after about a second.
@@ -86,6 +87,7 @@ def node_environment(mark: str, token: str, run_dir: Path, block: PortBlock) -> 
         "RAY_SERVE_HAPROXY_LOG_TARGET": str(run_dir / "log.sock"),  # nobody's: access logs leave to no local syslog
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(block.haproxy_metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(block.haproxy_stats),
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_CALL_BYTES),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(haproxy_threads()),
         # Serve keeps the port of a router replica that left back for 30 s longer than this: see ports.INGRESS_PORTS
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_S),
@@ -159,8 +161,8 @@ done
 sed -i -e 's#^\\( *bind \\).*:{stats}$#\\1unix@{folder}/s.sock mode 600#' \\
     -e 's#^\\( *bind \\).*:{metrics}$#\\1unix@{folder}/m.sock mode 600#' \\
     -e '/^ *option splice-request *$/d' \\
-    -e 's#^frontend http_frontend$#&\\n    http-request del-header x-request-timeout-seconds#' \\
-    -e 's#^frontend http_frontend$#&\\n    http-request del-header x-request-disconnect-disabled#' "$config"
+    -e '/^frontend http_frontend$/a\\    http-request del-header x-request-timeout-seconds' \\
+    -e '/^frontend http_frontend$/a\\    http-request del-header x-request-disconnect-disabled' "$config"
 if grep -q -E '^ *bind .*:({stats}|{metrics})( |$)' "$config"; then
     echo "the statistics of HAProxy would be open to all: the template of Ray Serve has changed" >&2
     exit 1

@@ -18,8 +18,9 @@ from tests.e2e.stack import SIMULATED, Stack
 from tests.requires import missing, requires
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Started with the first test of the package that asks for it, taken down after the package's last."""
     running = stacks.external()
     if running is not None:
         yield running
@@ -44,7 +45,7 @@ def batch_client(stack: Stack, batch_key: str) -> Iterator[openai.OpenAI]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def batch_key(stack: Stack) -> str:
     if stack.batch_key is None:
         missing("SERVE_APP_E2E_BATCH_KEY is not set: the external stack has no known second tenant")
@@ -62,13 +63,13 @@ def simulated(stack: Stack, observer: Observer) -> Iterator[str]:
     observer.wait_idle(SIMULATED)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def observer(stack: Stack) -> Observer:
     """The stack's metrics."""
     return Observer(stack)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reference(stack: Stack) -> Reference:
     """The `transformers` library on the weights the stack serves."""
     return Reference(stack.model_folder)

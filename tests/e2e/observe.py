@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import requests
@@ -32,12 +32,7 @@ class Observer:
 
     def value(self, metric: str, **labels: str) -> float:
         """Sum of the samples of this name that carry these labels."""
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(self.text())
-            for sample in family.samples
-            if sample.name == metric and labels.items() <= sample.labels.items()
-        )
+        return _sum(self.text(), metric, labels)
 
     def running(self, model: str) -> float:
         """Sequences the engines run."""
@@ -60,8 +55,13 @@ class Observer:
         return self.value("serve_app_requests_total", model=model, outcome=outcome)
 
     def figures(self, model: str) -> tuple[float, float, float]:
-        """Running in the engine, waiting in the line, slots granted."""
-        return self.running(model), self.waiting(model), self.granted(model)
+        """Running in the engine, waiting in the line, slots granted, all seen at once."""
+        text = self.text()
+        return (
+            _sum(text, "serve_app_engine", {"model": model, "figure": "running"}),
+            _sum(text, "serve_app_waiting", {"model": model}),
+            _sum(text, "serve_app_slots", {"model": model, "state": "granted"}),
+        )
 
     def wait_idle(self, model: str) -> None:
         """Until nothing of the model runs or waits and no slot is granted."""
@@ -73,6 +73,15 @@ class Observer:
         before = self.ended(model, outcome)
         yield
         within(IDLE_S, lambda: self.ended(model, outcome) - before, count, f"{model} requests ended as {outcome}")
+
+
+def _sum(text: str, metric: str, labels: Mapping[str, str]) -> float:
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == metric and labels.items() <= sample.labels.items()
+    )
 
 
 def within(bound_s: float, look: Callable[[], object], wanted: object, what: str) -> None:

@@ -309,9 +309,9 @@ def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPa
         await anext(pieces)
         replica._backend.freeze()
         async with asyncio.timeout(SOON_S):
-            while not await sees_it_frozen(replica):
+            while not await sees_it_frozen(replica):  # noqa: ASYNC110 - there is no event of it
                 await asyncio.sleep(0.01)
-            while not ended:
+            while not ended:  # noqa: ASYNC110 - nor of this
                 await asyncio.sleep(0.01)
         replica._backend.thaw()
         await pieces.aclose()

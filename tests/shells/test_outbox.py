@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.engine.outbox import Outbox, merge
+from serve_app.engine.outbox import MAX_MESSAGE_BYTES, Outbox, merge
 from serve_app.engine.protocol import Frame, Usage, batch_decoder
 
 
@@ -85,3 +85,38 @@ def test_nothing_is_lost_or_reordered_however_the_consumer_lags(
         assert received[number].body == b"".join(body for body, _ in mine)
         assert received[number].groups == [[0, *tokens] for _, tokens in mine]
         assert received[number].events == len(mine)
+
+
+def test_a_long_answer_leaves_in_messages_the_channel_can_carry_and_lets_others_pass() -> None:
+    usage = Usage(completion_tokens=3)
+    long = Frame(1, b"x" * (3 * MAX_MESSAGE_BYTES + 5), 200, "json", [[0, 1, 2, 3]], 1, usage)
+
+    async def scenario() -> list[bytes]:
+        outbox = Outbox()
+        outbox.put(long)
+        outbox.put(Frame(2, b"short"))
+        return await drain(outbox)
+
+    messages = asyncio.run(scenario())
+    assert all(len(message) < 2 * MAX_MESSAGE_BYTES for message in messages)
+    frames = [frame for message in messages for frame in batch_decoder.decode(message).frames]
+    parts = [frame for frame in frames if frame.number == 1]
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = merge(whole, part)
+    assert whole == long
+    assert [part.usage for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert [frame.body for frame in frames if frame.number == 2] == [b"short"]
+
+
+def test_many_frames_leave_in_messages_the_channel_can_carry() -> None:
+    async def scenario() -> list[bytes]:
+        outbox = Outbox()
+        for number in range(64):
+            outbox.put(Frame(number, b"y" * (MAX_MESSAGE_BYTES // 10)))
+        return await drain(outbox)
+
+    messages = asyncio.run(scenario())
+    assert all(len(message) < 2 * MAX_MESSAGE_BYTES for message in messages)
+    received = b"".join(frame.body for message in messages for frame in batch_decoder.decode(message).frames)
+    assert len(received) == 64 * (MAX_MESSAGE_BYTES // 10)
