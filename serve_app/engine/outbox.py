@@ -79,7 +79,7 @@ class Outbox:
 
 
 def split(frame: Frame, size: int) -> tuple[Frame, Frame]:
-    """A frame as two, the first with `size` bytes. No stream can be continued between them: the second has the events."""
+    """A frame as two, the first with `size` bytes. No stream can go on from between them: the second has the events."""
     head = Frame(number=frame.number, body=frame.body[:size], status=frame.status, media=frame.media)
     rest = Frame(
         number=frame.number, body=frame.body[size:], groups=frame.groups, events=frame.events, usage=frame.usage
