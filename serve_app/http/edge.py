@@ -21,10 +21,10 @@ from serve_app.engine.protocol import Frame, Submit
 from serve_app.errors import BadRequest, BodyTooLarge, EngineFailed, NotFound, Overloaded, ServeAppError, Unauthorized
 from serve_app.http import contract, measure, routes
 from serve_app.http.body import check_content, decode
-from serve_app.http.idempotency import Answer, Owner, Replays, fingerprint
+from serve_app.http.exchange import REPLAYED, Exchange, Headers, Send
+from serve_app.http.idempotency import Owner, Replays, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes
-from serve_app.http.responses import error_response, sse_error
 from serve_app.settings import Settings
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
@@ -33,19 +33,8 @@ logger = logging.getLogger("ray.serve")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
-# The id inside the OpenAI object's; `x-request-id` is Serve's own, and echoes what the client sends.
-REQUEST_ID_HEADER = b"x-serve-app-request-id"
-
-_REPLAYED = (b"x-idempotent-replay", b"true")
-_SSE_HEADERS: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
-_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
+MAX_BYTES_PER_TOKEN = 32  # of text to tokenize, against the model's length: eight times what language needs
 
 
 class Edge:
@@ -84,7 +73,7 @@ class Edge:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = _Exchange(send)
+        exchange = Exchange(send)
         try:
             headers = scope["headers"]
             _refuse_serve_headers(headers)
@@ -102,7 +91,7 @@ class Edge:
             await exchange.fail(ServeAppError("the server failed; its log says more"))
 
     async def _operate(
-        self, operation: Operation, identity: Identity, headers: Headers, receive: Receive, exchange: _Exchange
+        self, operation: Operation, identity: Identity, headers: Headers, receive: Receive, exchange: Exchange
     ) -> None:
         """An engine operation, from its body to its outcome."""
         started = time.monotonic()
@@ -130,12 +119,12 @@ class Edge:
             self._metrics.ended(record.model, record.tenant, record.request_class, record.outcome)
 
     async def _run_once(
-        self, owner: Owner, print_: bytes, exchange: _Exchange, run: Callable[[], Awaitable[None]]
+        self, owner: Owner, print_: bytes, exchange: Exchange, run: Callable[[], Awaitable[None]]
     ) -> None:
         """Run a request with an Idempotency-Key, or repeat its kept answer."""
         kept = await self._replays.claim(owner, print_)
         if kept is not None:
-            await exchange.whole(kept.status, [*kept.headers, _REPLAYED], kept.body)
+            await exchange.whole(kept.status, [*kept.headers, REPLAYED], kept.body)
             return
         answer = None
         try:
@@ -182,7 +171,7 @@ class Edge:
         wanted: Contract,
         identity: Identity,
         line: ModelLine,
-        exchange: _Exchange,
+        exchange: Exchange,
         record: _Record,
         started: float,
     ) -> None:
@@ -216,6 +205,7 @@ class Edge:
                 )
 
         if not operation.takes_slot:
+            _bound_aside(operation, body, line.max_model_len)
             await line.serve_aside(make, relay)
             return
         arrival = Arrival(
@@ -249,77 +239,6 @@ class _Record:
         self.outcome = Outcome.INTERNAL_ERROR
 
 
-class _Exchange:
-    """The answering half of one HTTP exchange."""
-
-    __slots__ = ("_headers", "_kept", "_send", "_streaming", "operation", "request_id", "status")
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._streaming = False
-        self.status = 0
-        self.request_id = ""
-        self.operation = Operation.CHAT
-        self._headers: Headers = []
-        self._kept: list[bytes] | None = None
-
-    def record(self) -> None:
-        """Keep a copy of what goes out from now on."""
-        self._kept = []
-
-    def recorded(self) -> Answer | None:
-        """What has gone out since `record`; None where a repeat should be run again."""
-        final = 200 <= self.status < 500 and self.status != 429
-        return Answer(self.status, self._headers, b"".join(self._kept)) if final and self._kept is not None else None
-
-    async def whole(self, status: int, headers: Headers, body: bytes, *, head: bool = False) -> None:
-        """A complete answer; `head`: all of it but the body."""
-        self.status, self._headers = status, headers
-        if self._kept is not None:
-            self._kept.append(body)
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
-        if self.request_id:
-            headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": b"" if head else body, "more_body": False})
-
-    async def relay(self, stream: Stream, frames: list[Frame]) -> Frame:
-        """Send frames as they arrive, up to the last, which is returned.
-
-        Raises:
-            EngineFailed: the engine broke; what has been sent stays sent.
-        """
-        first = frames[0]
-        if first.media == "json":
-            while frames[-1].usage is None:
-                frames += await stream.next()
-            body = b"".join([frame.body for frame in frames])
-            await self.whole(first.status, _JSON_HEADERS, body)
-            return frames[-1]
-        self.status, self._streaming, self._headers = first.status, True, _SSE_HEADERS
-        headers = [*_SSE_HEADERS, (REQUEST_ID_HEADER, self.request_id.encode())]
-        await self._send({"type": "http.response.start", "status": first.status, "headers": headers})
-        while True:
-            last = frames[-1].usage is not None
-            body = frames[0].body if len(frames) == 1 else b"".join([frame.body for frame in frames])
-            if self._kept is not None:
-                self._kept.append(body)
-            if body or last:
-                await self._send({"type": "http.response.body", "body": body, "more_body": not last})
-            if last:
-                return frames[-1]
-            frames = await stream.next()
-
-    async def fail(self, error: ServeAppError) -> None:
-        """Say what went wrong: as a status while nothing is sent, as an event of the stream after that."""
-        if self._streaming:
-            await self._send(
-                {"type": "http.response.body", "body": sse_error(error, self.operation), "more_body": False}
-            )
-        elif not self.status:
-            await self.whole(*error_response(error))
-
-
 def _outcome(error: ServeAppError) -> Outcome:
     match error:
         case EngineFailed():
@@ -334,6 +253,15 @@ def _outcome(error: ServeAppError) -> Outcome:
             return Outcome.BAD_REQUEST
         case _:
             return Outcome.INTERNAL_ERROR
+
+
+def _bound_aside(operation: Operation, body: Mapping[str, Any], max_model_len: int | None) -> None:
+    """Work that takes no slot is bounded by its size instead: the tokenizer serves everybody, one text at a time."""
+    if max_model_len is not None and measure.prompt_bytes(operation, body) > MAX_BYTES_PER_TOKEN * max_model_len:
+        raise BadRequest(
+            f"the text is longer than {MAX_BYTES_PER_TOKEN} bytes for each of the {max_model_len} tokens of the model",
+            param="prompt",
+        )
 
 
 def _refuse_serve_headers(headers: Headers) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from serve_app import channel, dispatch
-from serve_app.errors import EngineFailed
-from serve_app.types import Outcome
+from serve_app.errors import BadRequest, EngineFailed
+from serve_app.http import edge
+from serve_app.types import Operation, Outcome
 from tests.shells.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
 from tests.shells.fake_engines import MODEL, FakeCluster, model, run, turns, until
 from tests.shells.fake_router import LONG, SOON_S, said
@@ -357,3 +358,11 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
         assert (reply.status, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (502, "3", "2500")
 
     run(scenario, waits={(dispatch, "EJECT_S"): 0.02})
+
+
+def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:
+    edge._bound_aside(Operation.TOKENIZE, {"prompt": "x" * 10 * edge.MAX_BYTES_PER_TOKEN}, 10)
+    edge._bound_aside(Operation.TOKENIZE, {"prompt": "x" * 10_000}, None)  # no engine has told its length yet
+    with pytest.raises(BadRequest) as caught:
+        edge._bound_aside(Operation.TOKENIZE, {"prompt": "x" * (10 * edge.MAX_BYTES_PER_TOKEN + 1)}, 10)
+    assert caught.value.param == "prompt"

@@ -1,0 +1,101 @@
+"""The answering half of one HTTP exchange: status, headers and bytes go out in order, and an error as long as it can.
+
+Invariant: exactly one status goes out; nothing follows the last byte; what `record` asked for is exactly what went out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from serve_app.channel import Stream
+from serve_app.engine.protocol import Frame
+from serve_app.errors import ServeAppError
+from serve_app.http.idempotency import Answer
+from serve_app.http.responses import error_response, sse_error
+from serve_app.types import Operation
+
+Headers = list[tuple[bytes, bytes]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+# The id inside the OpenAI object's; `x-request-id` is Serve's own, and echoes what the client sends.
+REQUEST_ID_HEADER = b"x-serve-app-request-id"
+
+REPLAYED = (b"x-idempotent-replay", b"true")
+_SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
+
+
+class Exchange:
+    """The answering half of one HTTP exchange."""
+
+    __slots__ = ("_headers", "_kept", "_send", "_streaming", "operation", "request_id", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._streaming = False
+        self.status = 0
+        self.request_id = ""
+        self.operation = Operation.CHAT
+        self._headers: Headers = []
+        self._kept: list[bytes] | None = None
+
+    def record(self) -> None:
+        """Keep a copy of what goes out from now on."""
+        self._kept = []
+
+    def recorded(self) -> Answer | None:
+        """What has gone out since `record`; None where a repeat should be run again."""
+        final = 200 <= self.status < 500 and self.status != 429
+        return Answer(self.status, self._headers, b"".join(self._kept)) if final and self._kept is not None else None
+
+    async def whole(self, status: int, headers: Headers, body: bytes, *, head: bool = False) -> None:
+        """A complete answer; `head`: all of it but the body."""
+        self.status, self._headers = status, headers
+        if self._kept is not None:
+            self._kept.append(body)
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        if self.request_id:
+            headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": b"" if head else body, "more_body": False})
+
+    async def relay(self, stream: Stream, frames: list[Frame]) -> Frame:
+        """Send frames as they arrive, up to the last, which is returned.
+
+        Raises:
+            EngineFailed: the engine broke; what has been sent stays sent.
+        """
+        first = frames[0]
+        if first.media == "json":
+            while frames[-1].usage is None:
+                frames += await stream.next()
+            body = b"".join([frame.body for frame in frames])
+            await self.whole(first.status, _JSON_HEADERS, body)
+            return frames[-1]
+        self.status, self._streaming, self._headers = first.status, True, _SSE_HEADERS
+        headers = [*_SSE_HEADERS, (REQUEST_ID_HEADER, self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": first.status, "headers": headers})
+        while True:
+            last = frames[-1].usage is not None
+            body = frames[0].body if len(frames) == 1 else b"".join([frame.body for frame in frames])
+            if self._kept is not None:
+                self._kept.append(body)
+            if body or last:
+                await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+            if last:
+                return frames[-1]
+            frames = await stream.next()
+
+    async def fail(self, error: ServeAppError) -> None:
+        """Say what went wrong: as a status while nothing is sent, as an event of the stream after that."""
+        if self._streaming:
+            await self._send(
+                {"type": "http.response.body", "body": sse_error(error, self.operation), "more_body": False}
+            )
+        elif not self.status:
+            await self.whole(*error_response(error))
