@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError, RayError
+from ray.serve._private.default_impl import get_request_metadata
 from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.errors import BodyTooLarge
+from serve_app.errors import BodyTooLarge, EngineUnreachable
 
 REPLICA_ID = "replica_id"  # the keyword argument that names the replica of a directed call
 POPULATE_PERIOD_S = 0.05  # how often a new handle is asked whether Serve has told it the replicas
@@ -43,6 +45,8 @@ def on_fast_path() -> bool:
 class DirectedRequestRouter(RequestRouter):
     """Serve's request router for engine deployments: each call names its replica."""
 
+    by_name: Mapping[str, RunningReplica] = MappingProxyType({})
+
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
@@ -62,6 +66,7 @@ class DirectedRequestRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
+        self.by_name = {replica.replica_id.unique_id: replica for replica in replicas}
         listener: ReplicasChanged | None = getattr(self, "listener", None)
         if listener is not None:
             listener(self.replica_names)
@@ -95,23 +100,53 @@ class EngineHandle:
         router.listener = forward  # type: ignore[attr-defined]
         forward(router.replica_names)
 
-    def _request_router(self) -> DirectedRequestRouter | None:
+    def _asyncio_router(self) -> Any:
         router = self._unary._init_router()
-        inner = getattr(router, "_asyncio_router", router)
-        return inner.request_router  # type: ignore[no-any-return]
+        return getattr(router, "_asyncio_router", router)
+
+    def _request_router(self) -> DirectedRequestRouter | None:
+        return self._asyncio_router().request_router  # type: ignore[no-any-return]
 
     async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
         """A unary call of `method` on one replica; cancelling it cancels it there."""
+        try:
+            if self._unary._is_router_running_in_separate_loop():
+                return await self._call_by_handle(method, arguments, replica_id)
+            return await self._call_directly(method, arguments, replica_id)
+        except AioRpcError as error:
+            if error.code() is StatusCode.RESOURCE_EXHAUSTED:  # the request's fault, not the replica's
+                raise BodyTooLarge("the request is larger than what an engine can be handed", param="body") from None
+            raise
+
+    async def _call_by_handle(self, method: str, arguments: tuple[Any, ...], replica_id: str) -> Any:
         response = getattr(self._unary, method).remote(*arguments, **{REPLICA_ID: replica_id})
         try:
             return await response
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except AioRpcError as error:
-            if error.code() is StatusCode.RESOURCE_EXHAUSTED:  # the request's fault, not the replica's
-                raise BodyTooLarge("the request is larger than what an engine can be handed", param="body") from None
+
+    async def _call_directly(self, method: str, arguments: tuple[Any, ...], replica_id: str) -> Any:
+        """The same without Serve's choosing of a replica, which takes a dozen turns of a busy event loop: the wrapper
+        that the choice would end with sends the call, and the handle's count of running calls is kept as Serve does."""
+        router = self._asyncio_router()
+        request_router = router.request_router
+        replica = None if request_router is None else request_router.by_name.get(replica_id)
+        if replica is None:
+            raise EngineUnreachable(f"engine replica {replica_id} has left")
+        metadata = get_request_metadata(self._unary.init_options, self._unary.handle_options)
+        metadata.call_method = method
+        request = PendingRequest(args=list(arguments), kwargs={REPLICA_ID: replica_id}, metadata=metadata)
+        counts = router._metrics_manager
+        counts.inc_num_running_requests_for_replica(replica.replica_id)
+        result = replica.try_send_request(request, with_rejection=False)
+        try:
+            return await result.get_async()
+        except asyncio.CancelledError:
+            result.cancel()
             raise
+        finally:
+            counts.dec_num_running_requests_for_replica(replica.replica_id)
 
     async def stream(self, method: str, *arguments: Any, replica_id: str) -> AsyncIterator[Any]:
         """A streaming call of `method` on one replica; closing the iterator ends it there."""

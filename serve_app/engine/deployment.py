@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -22,6 +23,8 @@ from serve_app.settings import ModelSettings
 
 logger = logging.getLogger("ray.serve")
 
+# vLLM tokenizes in a thread. At Python's 5 ms it gets the interpreter once the event loop has served a whole batch.
+THREAD_SWITCH_S = 0.0005
 LAST_WORDS_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
 EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE
 CHANNEL_WAIT_S = 5.0  # a router hands requests in only after its channel stands; a broken one is back within a second
@@ -65,6 +68,7 @@ class EngineReplica:
         self._settings = ModelSettings.model_validate(settings)
         self._attachments: dict[str, _Attachment] = {}
         self._ending = False
+        sys.setswitchinterval(THREAD_SWITCH_S)
         self._backend = make_backend(self._settings)
         started = time.monotonic()
         self._info = await self._backend.start()
