@@ -1,14 +1,16 @@
 """An engine alone, without Ray, in a process of its own: `python -m tests.e2e.one_engine` with an order on its input.
 
 The order is a JSON object: `settings` of one model, `prompts` as token ids, `max_tokens` of each. The prompts are
-completed greedily, all at once; the answer, the last line on the output, is a JSON object with `tokens` (the produced
-ids) and `info` (what the engine says of itself).
+completed greedily, all at once, or embedded where that is the model's task; the answer, the last line on the output, is
+a JSON object with `tokens` (the produced ids) or `embeddings`, and `info` (what the engine says of itself).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -18,6 +20,26 @@ from serve_app.engine.deployment import make_backend
 from serve_app.engine.protocol import EngineBackend, Submit
 from serve_app.settings import ModelSettings
 from serve_app.types import Operation
+
+ENGINE_S = 600.0  # beside the shared engine on two cores a start takes minutes, seconds elsewhere
+VLLM_VARIABLES = ("VLLM_", "OMP_", "KMP_")  # the caller's own must not decide about the engine
+
+
+def run_alone(order: dict[str, Any]) -> dict[str, Any]:
+    """The answer of a process of its own to an order; the test fails with its last words if it fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(VLLM_VARIABLES)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.one_engine"],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        timeout=ENGINE_S,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
 
 
 async def complete(backend: EngineBackend, model: str, number: int, prompt: list[int], max_tokens: int) -> list[int]:
@@ -30,11 +52,22 @@ async def complete(backend: EngineBackend, model: str, number: int, prompt: list
     return tokens
 
 
+async def embed(backend: EngineBackend, model: str, prompts: list[list[int]]) -> list[list[float]]:
+    order = Submit(1, "one", Operation.EMBEDDING, {"model": model, "input": prompts})
+    (piece,) = [piece async for piece in backend.run(order)]
+    if piece.status >= 400:
+        raise RuntimeError(piece.body.decode())
+    return [entry["embedding"] for entry in json.loads(piece.body)["data"]]
+
+
 async def main(order: dict[str, Any]) -> dict[str, Any]:
     settings = ModelSettings.model_validate(order["settings"])
     backend = make_backend(settings)
     try:
         info = await backend.start()
+        if settings.task == "embed":
+            embeddings = await embed(backend, settings.name, order["prompts"])
+            return {"embeddings": embeddings, "info": msgspec.to_builtins(info)}
         tokens = await asyncio.gather(
             *(
                 complete(backend, settings.name, number, prompt, order["max_tokens"])

@@ -47,6 +47,12 @@ class Reference:
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
+    def embedding(self, prompt: Sequence[int]) -> list[float]:
+        """The last hidden state of the last token, as a unit vector."""
+        with self._torch.inference_mode():
+            states = self.model.model(self._torch.tensor([list(prompt)])).last_hidden_state[0, -1]
+            return [float(value) for value in states / states.norm()]
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The library's greedy continuation, `count` tokens at most."""
         return self._greedy(prompt, count)[0]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import openai
 import pytest
 
-from tests.e2e import prompts
+from tests.e2e import one_engine, prompts
 from tests.e2e.reference import Reference
 from tests.e2e.stack import CONFIG, TINY
 from tests.requires import requires
 
 PROMPTS = 8
 ANSWER_TOKENS = 32
-ENGINE_S = 600.0  # two ranks and the shared engine on two cores: a start takes minutes there, seconds elsewhere
-VLLM_VARIABLES = ("VLLM_", "OMP_", "KMP_")  # this process's own must not decide about the ranks
 
 
 @pytest.mark.long
@@ -29,7 +23,7 @@ def test_two_ranks_generate_what_one_generates(
     requires("two cores")
     asked = [reference.encode(prompts.text(number)) for number in range(PROMPTS)]
     settings = CONFIG["models"][0] | {"tensor_parallel_size": 2, "kv_cache_gb": 0.25}
-    answer = _run({"settings": settings, "prompts": asked, "max_tokens": ANSWER_TOKENS})
+    answer = one_engine.run_alone({"settings": settings, "prompts": asked, "max_tokens": ANSWER_TOKENS})
 
     ties = 0
     for number, (prompt, two) in enumerate(zip(asked, answer["tokens"], strict=True)):
@@ -53,19 +47,3 @@ def _one_rank(client: openai.OpenAI, prompt: list[int]) -> list[int]:
     assert told is not None
     tokens: list[int] = told["token_ids"]
     return tokens
-
-
-def _run(order: dict[str, Any]) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(VLLM_VARIABLES)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.one_engine"],
-        input=json.dumps(order),
-        capture_output=True,
-        text=True,
-        timeout=ENGINE_S,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
