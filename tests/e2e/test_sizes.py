@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from serve_app.http.edge import MAX_BYTES_PER_TOKEN
 from tests.e2e.observe import FILL_S, Observer, within
 from tests.e2e.stack import TINY, Stack
 
+MODEL_TOKENS = 2048  # max_model_len of the tests' model
 GRPC_DEFAULT_BYTES = 4 * 2**20  # the largest message between two Serve processes unless it is raised
 LONG_TEXT = "river " * 1_250_000  # 7.5 MB, below the bound for bodies
 ANSWER_WITHIN_S = 60.0  # reading eight megabytes takes a second; the bound is for a loaded machine
@@ -35,12 +37,16 @@ def test_fields_beside_the_prompt_may_have_megabytes_too(stack: Stack) -> None:
     assert response.status_code == 200, response.text
 
 
-def test_a_text_of_megabytes_is_tokenized(stack: Stack) -> None:
-    response = stack.post("/tokenize", {"model": TINY, "prompt": LONG_TEXT}, timeout=ANSWER_WITHIN_S)
+def test_text_to_tokenize_is_bounded_by_the_models_length(stack: Stack) -> None:
+    """The tokenizer serves everybody, one text at a time; megabytes would hold it for seconds."""
+    most = MAX_BYTES_PER_TOKEN * MODEL_TOKENS
+    fits = stack.post("/tokenize", {"model": TINY, "prompt": LONG_TEXT[:most]}, timeout=ANSWER_WITHIN_S)
+    assert fits.status_code == 200, fits.text[:300]
+    assert fits.json()["count"] == len(fits.json()["tokens"]) > MODEL_TOKENS
 
-    assert response.status_code == 200, response.text[:300]
-    assert len(response.content) > GRPC_DEFAULT_BYTES
-    assert response.json()["count"] == len(response.json()["tokens"]) > 1_000_000
+    beyond = stack.post("/tokenize", {"model": TINY, "prompt": LONG_TEXT}, timeout=ANSWER_WITHIN_S)
+    assert beyond.status_code == 400
+    assert beyond.json()["error"]["param"] == "prompt"
 
 
 def test_an_answer_of_megabytes_arrives_and_breaks_no_other_stream(
