@@ -22,7 +22,7 @@ logger = logging.getLogger("ray.serve")
 IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel must not hold that up
 ATTACH_TIMEOUT_S = 10.0  # a local attach takes 2 ms; Serve retries an unreachable replica without end
 MAX_BUFFERED_BYTES = 16 * 2**20  # per request, for a client that does not read; about 60,000 chat chunks
-HANDOVER_S = 1.0  # Serve sends a call on within ms: one that is older has reached its replica
+HANDOVER_S = 5.0  # Serve sends a call on within ms, a busy router within a second or two: an older one has arrived
 
 
 class Stream:
@@ -195,6 +195,8 @@ class Channel:
         try:
             return await asyncio.wait_for(asyncio.shield(attached), ATTACH_TIMEOUT_S)
         except TimeoutError:
+            if attached.done():  # answered in the very turn: requests may be on their way over it already
+                return attached.result()
             reason = f"engine replica {self.replica_id} does not answer"
             if self._attached is attached:
                 self._drop(reason)

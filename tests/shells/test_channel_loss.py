@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -60,6 +61,31 @@ def test_an_attach_that_is_never_answered_fails_in_time_and_leaves_nothing_behin
         assert text(await answer(link, "b", 3)) == said("b", 3)
 
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.2})
+
+
+def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channel() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        answered = 0
+        for late in range(16):  # turns of the loop that the attach takes: one of them meets the timeout
+            link, handle = opened(cluster, f"router {late}")
+            handle.turns = lambda method, late=late: late if method == "attach" else 1
+            first = asyncio.create_task(answer(link, "a", 3))
+            await turns(1)
+            time.sleep(0.6 * channel.ATTACH_TIMEOUT_S)  # noqa: ASYNC251  the loop is busy, as on a loaded machine
+            second = asyncio.create_task(answer(link, "b", 3))
+            await turns(1)
+            time.sleep(0.5 * channel.ATTACH_TIMEOUT_S)  # noqa: ASYNC251  the first one's time is over, not the second's
+            both = asyncio.gather(first, second, return_exceptions=True)
+            for told, prompt in zip(await asyncio.wait_for(both, SOON_S), "ab", strict=True):
+                if isinstance(told, BaseException):
+                    assert isinstance(told, EngineUnreachable)
+                else:
+                    assert text(told) == said(prompt, 3)
+                    answered += 1
+        assert answered
+
+    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.02})
 
 
 def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() -> None:
