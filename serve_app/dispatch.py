@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -15,6 +16,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from serve_app.channel import Channel, Stream
 from serve_app.core.admission import Action, Admission, Arrival, Grant, Policy, refusal_error
@@ -163,6 +165,7 @@ class ModelLine:
                     if relayed or losses.final(error, time.monotonic()):
                         raise
                     self._eject(granted.replica_id)
+                    arrival = dataclasses.replace(arrival, accepted=True)
                     logger.warning("request %s waits again: %s", arrival.request_id, error.message)
 
     async def serve_aside(self, make: Callable[[int], Submit], relay: Relay) -> None:
@@ -219,16 +222,20 @@ class ModelLine:
         if self._info is None and self._running:
             try:
                 async with asyncio.timeout(ASK_TIMEOUT_S):
-                    self._info = await self._handle.call("info", replica_id=self._any_replica())
+                    self._info = await self._ask("info", self._any_replica())
             except (TimeoutError, *CALL_ERRORS) as error:
                 logger.warning("%s: no engine tells its limits: %s", self.model.name, error)
         return self._info
+
+    async def _ask(self, method: str, replica_id: str) -> Any:
+        """In a context of its own: a scrape's HTTP request must not decide how the reply is read."""
+        return await in_fresh_context(self._handle.call(method, replica_id=replica_id), f"{method}-{replica_id}")
 
     async def load(self, replica_id: str) -> EngineLoad | None:
         """Live figures of one engine; None when it does not answer in time."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                return await self._handle.call("load", replica_id=replica_id)  # type: ignore[no-any-return]
+                return await self._ask("load", replica_id)  # type: ignore[no-any-return]
         except (TimeoutError, *CALL_ERRORS):
             return None
 

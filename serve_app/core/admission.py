@@ -241,6 +241,8 @@ class Admission:
 
     def _bound(self, arrival: Arrival) -> list[Action]:
         """Keep the line bounded and honest after an arrival that has to wait."""
+        if arrival.accepted:
+            return []
         if arrival.deadline is not None:
             wait_s = self._wait_for(arrival.request_class, self._line.slots_from(arrival.request_class))
             if wait_s is not None and self._now + wait_s > arrival.deadline:

@@ -27,6 +27,7 @@ class Arrival:
         cost_tokens: estimated prompt plus output tokens; reported, not yet decided on.
         deadline: moment after which a grant is of no use; None: only the longest wait bounds it.
         affinity: the replica it would rather have; never waited for.
+        accepted: it was granted before and lost its replica; a full line or a forecast does not refuse it any more.
 
     Raises:
         ValueError: slots below 1, negative tokens, or a deadline that is not a number.
@@ -39,6 +40,7 @@ class Arrival:
     cost_tokens: int = 0
     deadline: float | None = None
     affinity: str | None = None
+    accepted: bool = False
 
     def __post_init__(self) -> None:
         if self.slots < 1:

@@ -84,6 +84,9 @@ class Edge:
             else:
                 status, found, body = await self._local.answer(route)
                 await exchange.whole(status, found, body, head=route.head)
+        except Unauthorized as error:
+            self._metrics.ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)
+            await exchange.fail(error)
         except ServeAppError as error:
             await exchange.fail(error)
         except Exception:
@@ -108,7 +111,7 @@ class Edge:
             else:
                 owner = (identity.tenant, wanted.idempotency_key)
                 await self._run_once(owner, fingerprint(operation, body), exchange, run)
-            record.outcome = Outcome.OK if exchange.status < 400 else Outcome.BAD_REQUEST
+            record.outcome = _answered(exchange.status)
         except asyncio.CancelledError:
             record.outcome = Outcome.CANCELLED_RUNNING if record.granted else Outcome.CANCELLED_QUEUED
             raise
@@ -239,14 +242,19 @@ class _Record:
         self.outcome = Outcome.INTERNAL_ERROR
 
 
+def _answered(status: int) -> Outcome:
+    """The outcome of a request that an engine answered."""
+    if status < 400:
+        return Outcome.OK
+    return Outcome.BAD_REQUEST if status < 500 else Outcome.ENGINE_FAILED
+
+
 def _outcome(error: ServeAppError) -> Outcome:
     match error:
         case EngineFailed():
             return Outcome.ENGINE_FAILED
         case Overloaded():
             return Outcome.REFUSED
-        case Unauthorized():
-            return Outcome.UNAUTHORIZED
         case _ if error.status == 503:
             return Outcome.REFUSED
         case _ if error.status < 500:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from serve_app.core.admission import Grant
+from serve_app.core.admission import Admission, Arrival, Grant, Policy, Refuse
+from serve_app.types import RequestClass
 from tests.core.admission_line import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, where
 
 
@@ -141,3 +142,14 @@ def test_affinity_does_not_open_a_replica_that_is_kept() -> None:
     line.on_arrive(arrival("p", affinity="a"), 0.0)
     arrive(line, "large", slots=4)
     assert where(line.on_arrive(arrival("q", affinity="a"), 0.0)) == {"q": "tiny"}
+
+
+def test_a_request_that_lost_its_replica_is_not_refused_for_want_of_room() -> None:
+    line = Admission(Policy(max_queued=1, max_wait_s=60.0))
+    line.on_replica("r", 1, 0.0)
+    for number in range(2):
+        line.on_arrive(Arrival(f"{number}", RequestClass.NORMAL, "t"), 0.0)
+    line.on_replica_gone("r", 1.0)
+    assert line.on_arrive(Arrival("0", RequestClass.NORMAL, "t", accepted=True), 1.0) == []
+    refused = line.on_arrive(Arrival("2", RequestClass.NORMAL, "t"), 1.0)
+    assert [type(action) for action in refused] == [Refuse]
