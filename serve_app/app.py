@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 from collections.abc import Mapping
@@ -20,14 +19,13 @@ from serve_app.engine.engine_args import placement
 from serve_app.engine.environment import platform
 from serve_app.errors import ConfigError
 from serve_app.http.keys import load_or_create_key
+from serve_app.names import ROUTER, deployment_of
 from serve_app.router import RouterReplica
 from serve_app.serve_adapter import DirectedRequestRouter
 from serve_app.settings import ModelSettings, RouterSettings, Settings
 
 logger = logging.getLogger("serve_app")
 
-APPLICATION = "serve_app"
-ROUTER = "Router"
 UNBOUNDED = 100_000  # Serve's own bound on ongoing requests per replica: ours is the line, and Serve queues unseen
 HEALTH_PERIOD_S = 5.0  # a dead engine is replaced within two periods
 HEALTH_TIMEOUT_S = 20.0  # above the probe of a busy engine
@@ -36,11 +34,6 @@ ROUTER_DRAIN_S = 3600.0  # the longest stream a router may carry
 # HAProxy's log and our metrics tell what was asked; a line per request and replica costs 2% of their CPU time.
 LOGGING = LoggingConfig(enable_access_log=False)
 DEFAULT_KEY_FILE = "~/.local/state/serve-app/api_key"
-
-
-def deployment_name(model: str) -> str:
-    """The name of a model's engine deployment; Serve's names know no slash."""
-    return f"engine-{model.replace('/', '--')}"
 
 
 def build(args: Mapping[str, Any]) -> Application:
@@ -72,20 +65,14 @@ def with_keys(settings: Settings) -> Settings:
         key = load_or_create_key(file)
         logger.warning("no API key is configured: using the one in %s", file)
         keys = (configuration.KeySettings(key=key),)
-    hashed = tuple(
-        key if key.key is None else key.model_copy(update={"key": None, "key_sha256": _sha256(key.key)}) for key in keys
-    )
+    hashed = tuple(key.without_secret() for key in keys)
     return settings.model_copy(update={"auth": auth.model_copy(update={"keys": hashed})})
-
-
-def _sha256(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _engine(model: ModelSettings) -> Application:
     deployment = serve.deployment(
         EngineReplica,
-        name=deployment_name(model.name),
+        name=deployment_of(model.name),
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=model.drain_s,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,

@@ -30,6 +30,7 @@ logger = logging.getLogger("ray.serve")
 MAX_LOSSES = 3  # engines that may die under one request before it is taken for the cause
 ASIDE_RETRY_S = 0.25  # between attempts of work that takes no slot, and so cannot wait in the line
 ASK_TIMEOUT_S = 1.0  # a scrape or a listing must not hang on a replica that does not answer
+ASK_ERRORS = (TimeoutError, EngineFailed, *CALL_ERRORS)  # the replica may leave while it is asked
 EJECT_S = 1.0  # a replica that failed a call gets nothing new for as long as Serve takes to notice a death
 
 
@@ -223,7 +224,7 @@ class ModelLine:
             try:
                 async with asyncio.timeout(ASK_TIMEOUT_S):
                     self._info = await self._ask("info", self._any_replica())
-            except (TimeoutError, *CALL_ERRORS) as error:
+            except ASK_ERRORS as error:
                 logger.warning("%s: no engine tells its limits: %s", self.model.name, error)
         return self._info
 
@@ -236,7 +237,7 @@ class ModelLine:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 return await self._ask("load", replica_id)  # type: ignore[no-any-return]
-        except (TimeoutError, *CALL_ERRORS):
+        except ASK_ERRORS:
             return None
 
     @staticmethod

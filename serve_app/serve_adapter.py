@@ -16,7 +16,7 @@ from typing import Any
 
 from grpc import StatusCode
 from grpc.aio import AioRpcError
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.serve._private.default_impl import get_request_metadata
 from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
@@ -31,8 +31,7 @@ POPULATE_PERIOD_S = 0.05  # how often a new handle is asked whether Serve has to
 
 # What a directed call raises when its replica is gone, cannot be reached or refuses new calls. Serve's transport lets
 # gRPC's own error through for everything but UNAVAILABLE.
-REPLICA_ERRORS: tuple[type[BaseException], ...] = (RayActorError, RayServeException, AioRpcError, ConnectionError)
-CALL_ERRORS: tuple[type[BaseException], ...] = (*REPLICA_ERRORS, RayError)
+CALL_ERRORS: tuple[type[BaseException], ...] = (RayError, RayServeException, AioRpcError, ConnectionError)
 
 ReplicasChanged = Callable[[frozenset[str]], None]
 

@@ -5,6 +5,7 @@ Invariant: what parses is runnable as far as can be told without the hardware; a
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -113,6 +114,13 @@ class KeySettings(_Frozen):
         if RequestClass[self.default_class.upper()] > RequestClass[self.max_class.upper()]:
             raise ValueError(f"default_class {self.default_class!r} is above max_class {self.max_class!r}")
         return self
+
+    def without_secret(self) -> KeySettings:
+        """The same key by its SHA-256 alone: the only form that leaves the process that read the configuration."""
+        if self.key is None:
+            return self
+        digest = hashlib.sha256(self.key.encode()).hexdigest()
+        return self.model_copy(update={"key": None, "key_sha256": digest})
 
 
 class AuthSettings(_Frozen):

@@ -80,9 +80,7 @@ def _presented(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 def _digest_of(settings: KeySettings) -> bytes:
-    if settings.key is not None:
-        return hashlib.sha256(settings.key.encode()).digest()
-    return bytes.fromhex(settings.key_sha256 or "")
+    return bytes.fromhex(settings.without_secret().key_sha256 or "")
 
 
 def _identity(settings: KeySettings, digest: bytes) -> Identity:

@@ -9,20 +9,14 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-APPLICATION = "serve_app"
-ROUTER = "Router"
-ENGINE_PREFIX = "engine-"
+from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
+
 STATES = {
     "RUNNING": "running",
     "UNHEALTHY": "unhealthy",
     "DEPLOY_FAILED": "failed",
     "DELETING": "stopping",
 }  # of Serve's application states; all others mean that it is starting
-
-
-def deployment_of(model: str) -> str:
-    """The deployment of a model's engine; Serve allows no '/' in such a name."""
-    return ENGINE_PREFIX + model.replace("/", "--")
 
 
 def _word(value: Any) -> str:

@@ -22,7 +22,7 @@ from serve_app.local.node import driver_environment
 from serve_app.local.processes import POLL_S, end_marked, start_ticks
 from serve_app.local.remote import DEFAULT_QUESTION_S, ask
 from serve_app.local.state import Instance
-from serve_app.local.view import APPLICATION
+from serve_app.names import APPLICATION
 
 STATUS_FRESH_S = 12.0  # `up` writes its state every 5 s; older than this and it is asked of Serve itself
 SUPERVISOR_STOP_S = 75.0  # above everything `up` waits for when it ends

@@ -5,7 +5,6 @@ Invariant: the mapping handed to the application holds digests only, never a key
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,8 @@ class ResolvedKeys:
     generated: bool
 
 
-def digest(key: str) -> str:
-    """SHA-256 of a key, hexadecimal, as `auth.keys[].key_sha256` has it."""
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
 def _hidden(key: KeySettings) -> dict[str, Any]:
-    data = key.model_dump(mode="json", exclude={"key"})
-    return data | {"key_sha256": digest(key.key)} if key.key is not None else data
+    return key.without_secret().model_dump(mode="json", exclude={"key"})
 
 
 def resolve(settings: Settings, state: InstanceState) -> ResolvedKeys:
@@ -53,7 +46,7 @@ def resolve(settings: Settings, state: InstanceState) -> ResolvedKeys:
         generated = True
         file = Path(settings.auth.key_file).expanduser() if settings.auth.key_file else state.generated_key_file
         key = load_or_create_key(file)
-        hidden = [_hidden(KeySettings.model_validate({"key_sha256": digest(key)}))]
+        hidden = [_hidden(KeySettings.model_validate({"key": key}))]
     arguments = settings.model_dump(mode="json")
     arguments["auth"] = {**arguments["auth"], "keys": hidden}
     return ResolvedKeys(arguments, key, file, generated)

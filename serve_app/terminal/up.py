@@ -21,7 +21,7 @@ from serve_app.local import InstanceState, LocalCluster, clean_up
 from serve_app.local.node import LOOPBACK
 from serve_app.local.ports import require_free
 from serve_app.local.remote import RemoteDriver
-from serve_app.local.view import APPLICATION
+from serve_app.names import APPLICATION
 from serve_app.settings import Settings
 from serve_app.terminal import keys
 from serve_app.terminal.chat import Endpoint, session

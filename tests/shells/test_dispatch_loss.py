@@ -196,3 +196,18 @@ def test_a_replica_that_returns_keeps_its_channel_open_between_requests() -> Non
         assert [method for method, _ in router.handle.calls].count("attach") == 1
 
     run(scenario)
+
+
+def test_a_replica_that_leaves_while_it_is_asked_is_no_error_of_the_scrape() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+
+        async def left(method: str, replica_id: str) -> None:
+            raise EngineUnreachable(f"{replica_id} has left")
+
+        router.line._ask = left  # type: ignore[method-assign]
+        assert await router.line.load("r1") is None
+        await router.settled()
+
+    run(scenario)

@@ -20,7 +20,7 @@ from serve_app.errors import ConfigError, Unavailable
 from serve_app.local import InstanceState, LocalCluster, marked, node
 from serve_app.local.processes import carries, wait_gone
 from serve_app.local.remote import RemoteDriver
-from serve_app.local.view import APPLICATION
+from serve_app.names import APPLICATION
 from serve_app.terminal import instances
 from tests.requires import requires
 from tests.shells import fake_ray

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from serve_app.local import node, ports
-from serve_app.local.view import APPLICATION, describe, reason
+from serve_app.local.view import describe, reason
+from serve_app.names import APPLICATION
 from tests.requires import requires
 
 requires("linux")

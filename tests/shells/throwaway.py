@@ -9,7 +9,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from serve_app.local.view import ROUTER, deployment_of
+from serve_app.names import ROUTER, deployment_of
 
 
 class Asgi:
