@@ -17,7 +17,7 @@ export TORCH_INDEX MODEL CONFIG PORT
 # a caller's search path must not reach into .venv
 unexport PYTHONHOME PYTHONPATH
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long lint lock clean setup
+.PHONY: help serve test test-long test-cluster lint lock clean setup
 
 help: ## show this list
 	@echo 'make TARGET [NAME=value ...]'
@@ -48,6 +48,9 @@ test: lint ## the checks and the default tests (under 20 minutes on 2 cores)
 
 test-long: lint ## all tests, the long ones too
 	@exec $(BIN)/python -m pytest --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
+
+test-cluster: setup ## `ray up` onto test hosts in namespaces of this machine (root; under 15 minutes on 2 cores)
+	@exec $(BIN)/python -m pytest tests/cluster/test_onprem.py -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
 
 lint: setup ## style and types
 	$(BIN)/ruff check .

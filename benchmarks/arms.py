@@ -117,9 +117,9 @@ class Arm:
             time.sleep(GONE_POLL_S)
 
 
-def engine_environment() -> dict[str, str]:
+def engine_environment(model: ModelChoice) -> dict[str, str]:
     """The environment this stack gives its engines here; the baseline is started with the same."""
-    settings = environment.common_environment()
+    settings = environment.common_environment(model.max_num_seqs)
     if environment.platform() == "cpu":
         settings |= environment.cpu_environment(sorted(os.sched_getaffinity(0)), ranks=1)
     return settings
@@ -182,7 +182,7 @@ def _spawn_vllm(label: str, model: ModelChoice, folder: Path, extra: Sequence[st
     command += ["--kv-cache-memory-bytes", str(model.kv_cache_bytes), "--enable-prefix-caching"]
     command += ["--disable-uvicorn-access-log", *extra]
     # In the environment the key does what --api-key does, and is not on a command line that every user can read.
-    process = spawn(command, engine_environment() | {"VLLM_API_KEY": key}, log)
+    process = spawn(command, engine_environment(model) | {"VLLM_API_KEY": key}, log)
     return Arm(label, VLLM, port, key, process, log, None, signal.SIGTERM)
 
 

@@ -54,7 +54,7 @@ def collect(model: ModelChoice, plan: dict[str, Any], vllm_arguments: Sequence[s
         "cores": len(os.sched_getaffinity(0)),
         "load_average": [round(x, 2) for x in os.getloadavg()],
         "model": asdict(model),
-        "engine_environment": engine_environment(),
+        "engine_environment": engine_environment(model),
         "vllm_arguments": list(vllm_arguments),
         "plan": plan,
     }

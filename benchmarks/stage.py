@@ -97,16 +97,19 @@ class Stage:
                 stack.callback(self.up.popitem()[1].stop)
 
 
-def drive(arm: Arm, spec: Spec) -> tuple[dict[str, Any], dict[str, float], float]:
+def drive(arm: Arm, spec: Any, module: str = "benchmarks.loadgen") -> tuple[dict[str, Any], dict[str, float], float]:
     """One run of the load generator: its result, the arm's CPU seconds by role in the window, and those of processes
     that take no part.
+
+    Args:
+        spec: the dataclass that `module` wants.
 
     Raises:
         BenchmarkError: any request failed, or the generator did.
     """
     meter = CpuMeter(arm.process.pid, arm.instance)
     generator = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.loadgen"],
+        [sys.executable, "-m", module],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -130,7 +133,7 @@ def drive(arm: Arm, spec: Spec) -> tuple[dict[str, Any], dict[str, float], float
     return result, cpu_s, max(0.0, busy_s - sum(cpu_s.values()) - result["cpu_s"])
 
 
-def _follow(generator: subprocess.Popen[str], spec: Spec, meter: CpuMeter) -> tuple[str, dict[str, float], float]:
+def _follow(generator: subprocess.Popen[str], spec: Any, meter: CpuMeter) -> tuple[str, dict[str, float], float]:
     """Hand the spec over and read the clocks at the edges of the window. Returns the last line, the arm's CPU seconds
     by role, and the machine's without our own."""
     if generator.stdin is None or generator.stdout is None:

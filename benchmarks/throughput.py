@@ -95,7 +95,7 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
         )
 
 
-def _on_terminate(signum: int, _frame: FrameType | None) -> None:
+def on_terminate(signum: int, _frame: FrameType | None) -> None:
     """Turn a signal into an exception, so that the servers are taken down on the way out."""
     raise SystemExit(128 + signum)
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments, str(__doc__))
     plan = plan_of(options)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else CONSOLE_WIDTH)
-    signal.signal(signal.SIGTERM, _on_terminate)
+    signal.signal(signal.SIGTERM, on_terminate)
     if options.raw is not None:
         options.raw.mkdir(parents=True, exist_ok=True)
     model = ModelChoice(path=options.model or str(ensure_tiny_model()))

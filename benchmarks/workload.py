@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 MIN_PROMPT_WORDS, MAX_PROMPT_WORDS = 45, 180  # about 60 to 200 tokens: a common word is one token, the number 15
 WORD_TEXT = """
@@ -61,6 +62,6 @@ def request_bytes(spec: Spec, prompt: str) -> bytes:
     return head.encode() + body
 
 
-def write_spec(spec: Spec) -> str:
-    """What the generator reads from its standard input."""
+def write_spec(spec: Any) -> str:
+    """What the generator reads from its standard input: any dataclass."""
     return json.dumps(asdict(spec))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from serve_app.engine.deployment import EngineReplica
 from serve_app.engine.engine_args import placement
 from serve_app.engine.environment import platform
 from serve_app.errors import ConfigError
-from serve_app.http.keys import load_or_create_key
+from serve_app.http.keys import DEFAULT_KEY_FILE, load_or_create_key
 from serve_app.names import ROUTER, deployment_of
 from serve_app.router import RouterReplica
-from serve_app.serve_adapter import DirectedRequestRouter
-from serve_app.settings import ModelSettings, RouterSettings, Settings
+from serve_app.serve_adapter import DirectedRequestRouter, pin_version
+from serve_app.settings import AutoscaleSettings, ModelSettings, QuotaSettings, Settings
+from serve_app.versions import engine_version, router_version
 
 logger = logging.getLogger("serve_app")
 
@@ -31,45 +31,42 @@ HEALTH_PERIOD_S = 5.0  # a dead engine is replaced within two periods
 HEALTH_TIMEOUT_S = 20.0  # above the probe of a busy engine
 DRAIN_POLL_S = 0.5  # an idle drain ends within a second or two of the channels' closing
 ROUTER_DRAIN_S = 3600.0  # the longest stream a router may carry
+ROUTER_SURGE_PERCENT = 100  # a router takes next to nothing: new ones answer before the old ones leave
 # HAProxy's log and our metrics tell what was asked; a line per request and replica costs 2% of their CPU time.
 LOGGING = LoggingConfig(enable_access_log=False)
-DEFAULT_KEY_FILE = "~/.local/state/serve-app/api_key"
+# Where nothing scales, only `serve-app status` reads the routers' numbers, and it looks every five seconds.
+UNSCALED = AutoscaleSettings(metrics_interval_s=5.0, look_back_s=10.0)
 
 
 def build(args: Mapping[str, Any]) -> Application:
     """The application, for `serve run serve_app.app:build` and for `serve_app.cli`.
 
     Args:
-        args: the configuration (see `serve_app.settings`), or `{"config": "file.yaml"}`. `salt_secret` (hex) may be
-            given beside it; by default each build makes one.
+        args: the configuration (see `serve_app.settings`), or `{"config": "file.yaml"}`.
 
     Raises:
         ConfigError: names the key at fault; nothing has been started then.
     """
     given = dict(args)
-    salt_secret = str(given.pop("salt_secret", secrets.token_hex(32)))
     file = given.pop("config", None)
     if file is not None and given:
         raise ConfigError(f"config: give a file or keys, not both (also found {', '.join(given)})", param="config")
     settings = with_keys(configuration.load(file) if file is not None else configuration.parse(given))
-    engines = {model.name: _engine(model) for model in settings.models}
-    return _router(settings.router).bind(settings.model_dump(mode="json"), salt_secret, engines)
+    engines = {model.name: _engine(model, settings.quota) for model in settings.models}
+    config = settings.model_dump(mode="json")
+    return _router(settings, config).bind(config, engines)
 
 
 def with_keys(settings: Settings) -> Settings:
     """The settings with at least one key, and every key as its SHA-256 only."""
-    auth = settings.auth
-    keys = auth.keys
-    if not keys:
-        file = Path(auth.key_file or DEFAULT_KEY_FILE).expanduser()
-        key = load_or_create_key(file)
+    if not settings.auth.keys:
+        file = Path(settings.auth.key_file or DEFAULT_KEY_FILE).expanduser()
         logger.warning("no API key is configured: using the one in %s", file)
-        keys = (configuration.KeySettings(key=key),)
-    hashed = tuple(key.without_secret() for key in keys)
-    return settings.model_copy(update={"auth": auth.model_copy(update={"keys": hashed})})
+        settings = settings.with_key(load_or_create_key(file))
+    return settings.without_secrets()
 
 
-def _engine(model: ModelSettings) -> Application:
+def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
     deployment = serve.deployment(
         EngineReplica,
         name=deployment_of(model.name),
@@ -78,17 +75,20 @@ def _engine(model: ModelSettings) -> Application:
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
+        max_surge_percent=model.replicas.max_surge_percent,
         logging_config=LOGGING,
         request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),
         **_scale(model),
         **placement(model, platform()),
     )
-    return deployment.bind(model.model_dump(mode="json"))
+    return pin_version(deployment, engine_version(model)).bind(
+        model.model_dump(mode="json"), quota.model_dump(mode="json")
+    )
 
 
 def _scale(model: ModelSettings) -> dict[str, Any]:
     replicas = model.replicas
-    if replicas.min_replicas == replicas.max_replicas:
+    if not replicas.autoscaled:
         return {"num_replicas": replicas.min_replicas}
     return {
         "autoscaling_config": AutoscalingConfig(
@@ -97,17 +97,37 @@ def _scale(model: ModelSettings) -> dict[str, Any]:
             target_ongoing_requests=replicas.target_ongoing_requests,
             upscale_delay_s=replicas.upscale_delay_s,
             downscale_delay_s=replicas.downscale_delay_s,
+            downscale_to_zero_delay_s=replicas.downscale_to_zero_delay_s,
+            look_back_period_s=replicas.look_back_s,
+            metrics_interval_s=replicas.metrics_interval_s,
         )
     }
 
 
-def _router(settings: RouterSettings) -> Any:
-    return serve.deployment(
+def _router_scale(settings: Settings) -> dict[str, Any]:
+    """A fixed number, written as a range: Serve collects numbers from replicas of deployments that scale, and shows an
+    application's scaling policy no others; and it has to see how many requests wait in the routers."""
+    scaled = [model.replicas for model in settings.models if model.replicas.autoscaled] or [UNSCALED]
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=settings.router.replicas,
+            max_replicas=settings.router.replicas,
+            look_back_period_s=max(one.look_back_s for one in scaled),
+            metrics_interval_s=min(one.metrics_interval_s for one in scaled),  # as often as the most eager model wants
+        )
+    }
+
+
+def _router(settings: Settings, config: dict[str, Any]) -> Any:
+    deployment = serve.deployment(
         RouterReplica,
         name=ROUTER,
-        num_replicas=settings.replicas,
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=ROUTER_DRAIN_S,
+        max_surge_percent=ROUTER_SURGE_PERCENT,
         logging_config=LOGGING,
-        ray_actor_options={"num_cpus": settings.cpus},
+        ray_actor_options={"num_cpus": settings.router.cpus},
+        user_config=config,  # what the running replicas take over when it changes
+        **_router_scale(settings),
     )
+    return pin_version(deployment, router_version())

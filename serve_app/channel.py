@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from serve_app.engine.protocol import Frame, Submit, batch_decoder
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
-from serve_app.serve_adapter import CALL_ERRORS, EngineHandle, in_fresh_context
+from serve_app.serve_adapter import CALL_ERRORS, Handle, in_fresh_context
 
 logger = logging.getLogger("ray.serve")
 
@@ -84,11 +85,12 @@ class Stream:
 class _Call:
     """A request on its way: its stream, and the unary call that keeps it alive on the replica."""
 
-    __slots__ = ("_handed_in_s", "_task", "on_end", "stream")
+    __slots__ = ("_handed_in_s", "_task", "on_end", "on_tokens", "stream")
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
+    def __init__(self, on_end: Callable[[], None], on_tokens: Callable[[int], None] | None) -> None:
         self.stream = Stream()
         self.on_end = on_end
+        self.on_tokens = on_tokens
         self._task: asyncio.Task[Any] | None = None
         self._handed_in_s = 0.0
 
@@ -116,13 +118,13 @@ class Channel:
         router_id: this router's name, unique for its process's life.
         replica_id: the engine replica.
         numbers: numbers for requests; none is given twice to this router's requests on this replica.
-        on_slots: called with this router's share of the replica's batch whenever the replica changes it, and with None
-            once the channel does not stand any more: the share may go to another router then.
+        on_slots: called with this router's share of the replica's batch whenever the replica changes it, 0 when it
+            drains, and with None once the channel does not stand any more: the share may go to another router then.
     """
 
     def __init__(
         self,
-        handle: EngineHandle,
+        handle: Handle,
         router_id: str,
         replica_id: str,
         numbers: Iterator[int],
@@ -141,19 +143,25 @@ class Channel:
         self._retired = False
 
     @contextlib.asynccontextmanager
-    async def run(self, make: Callable[[int], Submit], on_end: Callable[[], None]) -> AsyncIterator[Stream]:
+    async def run(
+        self,
+        make: Callable[[int], Submit],
+        on_end: Callable[[], None],
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> AsyncIterator[Stream]:
         """Hand a request in; its stream ends with the block, and leaving the block early aborts it on the replica.
 
         Args:
             make: the request, with the number it is given.
             on_end: called at most once, when the replica is done with the request and the block is not: the last frame
                 has arrived, or the client is too far behind and the request was aborted.
+            on_tokens: called with the number of tokens that the engine has produced since the last call.
 
         Raises:
             EngineFailed: the replica cannot be reached.
         """
         number = next(self._numbers)
-        call = self._calls[number] = _Call(on_end)
+        call = self._calls[number] = _Call(on_end, on_tokens)
         try:
             await self._attach()
             task = call.hand_in(self._submit(make(number), call.stream), f"submit-{number}")
@@ -206,14 +214,9 @@ class Channel:
         """Demultiplex the channel until it ends; then no request on it can go on."""
         reason = f"the channel to engine replica {self.replica_id} broke"
         try:
-            async with contextlib.aclosing(
-                self._handle.stream("attach", self._router_id, replica_id=self.replica_id)
-            ) as messages:
-                async for message in messages:
-                    if not attached.done():
-                        attached.set_result(None)  # the first message tells our share
-                    self._dispatch(message)
-        except CALL_ERRORS as failure:
+            arrived = functools.partial(self._arrived, attached)
+            await self._handle.attach(self._router_id, arrived, replica_id=self.replica_id)
+        except (*CALL_ERRORS, EngineUnreachable) as failure:
             reason = f"{reason}: {_brief(failure)}"
             logger.warning("%s", reason)
         finally:
@@ -224,14 +227,23 @@ class Channel:
                     call.abort()
                 self._drop(reason)
 
+    def _arrived(self, attached: asyncio.Future[None], message: bytes) -> None:
+        if self._attached is not attached:
+            return  # what a dropped channel still brings is for nobody
+        if not attached.done():
+            attached.set_result(None)  # the first message tells our share
+        self._dispatch(message)
+
     def _dispatch(self, message: bytes) -> None:
         batch = batch_decoder.decode(message)
         if batch.slots:
-            self._on_slots(batch.slots)
+            self._on_slots(max(0, batch.slots))
         for frame in batch.frames:
             call = self._calls.get(frame.number)
             if call is None:
                 continue
+            if call.on_tokens is not None and frame.groups:
+                call.on_tokens(sum(map(len, frame.groups)) - len(frame.groups))
             fits = call.stream.push(frame)
             if not (fits or call.stream.finished):
                 call.stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
@@ -262,6 +274,8 @@ class Channel:
             attached.exception()  # retrieved here: nobody may be waiting any more
         if reader is not None and reader is not asyncio.current_task():
             reader.cancel()
+        for task in list(self._tasks):  # of requests that are over, and yet Serve may look for a replica that has left
+            task.cancel()
         self._on_slots(None)
 
     def retire(self) -> None:

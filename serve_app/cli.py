@@ -1,4 +1,4 @@
-"""The command line: `serve-app up | status | chat | down`.
+"""The command line: `serve-app up | deploy | export | status | quota | defrag | chat | down`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for something
 that failed, 2 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, Literal, ParamSpec
 
 import typer
 from rich.console import Console
@@ -110,6 +110,52 @@ def up(
 
 @app.command()
 @_reported
+def deploy(
+    config: Annotated[Path, typer.Option("--config", help="YAML configuration; see the README.")],
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            help="Ray's GCS, host:port, or 'auto'; by default RAY_ADDRESS, else the instance on this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it runs.")] = True,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="The longest wait, in seconds.")] = 900.0,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Send the configuration to a running instance or cluster. Models it does not change go on undisturbed."""
+    from serve_app.terminal import deploy as deploying
+
+    chosen = configured(config, None)
+    target = deploying.find(address, InstanceState(instance, state_dir))
+    return deploying.deploy(chosen, target, wait=wait, timeout_s=timeout_s, console=Console())
+
+
+@app.command()
+@_reported
+def export(
+    config: Annotated[Path, typer.Option("--config", help="YAML configuration; see the README.")],
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on; Serve's default is 0.0.0.0.")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = None,
+    head_only: Annotated[
+        bool,
+        typer.Option("--head-only/--every-node", help="HAProxy on the head alone, or on every node with replicas."),
+    ] = False,
+) -> int:
+    """Print the configuration as Serve's own, for `serve deploy` and Serve's REST interface. It holds no key."""
+    from serve_app.terminal import deploy as deploying
+
+    location: Literal["HeadOnly", "EveryNode"] = "HeadOnly" if head_only else "EveryNode"
+    print(deploying.export(configured(config, None), host=host, port=port, proxy_location=location), end="")
+    return 0
+
+
+@app.command()
+@_reported
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
@@ -127,6 +173,48 @@ def status(
         print(json.dumps(found))
     else:
         instances.show(found, Console())
+    return 0
+
+
+@app.command()
+@_reported
+def quota(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    address: Annotated[str | None, typer.Option("--address", help="A cluster instead of an instance here.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Show who has the GPU memory: devices, engines, sessions, and who waits for some."""
+    from serve_app.terminal import deploy as deploying
+    from serve_app.terminal import quota as ledger
+
+    found = ledger.quota(deploying.find(address, InstanceState(instance, state_dir)).environment)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        ledger.show(found, Console())
+    return 0
+
+
+@app.command()
+@_reported
+def defrag(
+    plan_only: Annotated[bool, typer.Option("--plan", help="Only say what would be done.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    address: Annotated[str | None, typer.Option("--address", help="A cluster instead of an instance here.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Make room for an engine that waits for memory: others drain and restart, one at a time, no request is lost."""
+    from serve_app.terminal import deploy as deploying
+    from serve_app.terminal import quota as ledger
+
+    environment = deploying.find(address, InstanceState(instance, state_dir)).environment
+    plan = ledger.defrag(environment, begin=not plan_only)
+    if as_json:
+        print(json.dumps({"plan": plan, "begun": plan is not None and not plan_only}))
+    else:
+        ledger.show_plan(plan, Console(), begun=not plan_only)
     return 0
 
 

@@ -7,8 +7,11 @@
     ├── Unauthorized                 401 invalid_api_key
     ├── Forbidden                    403 permission_denied
     ├── NotFound                     404 not_found                 (unknown route or model)
+    │   └── LeaseNotFound            404 lease_not_found
     ├── MethodNotAllowed             405 method_not_allowed
+    ├── LeaseConflict                409 lease_conflict            (what the lease is does not allow it)
     ├── Overloaded                   429 queue_full | deadline | shed
+    │   └── InsufficientMemory       429 insufficient_memory       (says where and how much is missing)
     └── Unavailable                  503 no_replica | draining
         └── EngineFailed             502 engine_failed             (the replica died under the request)
             └── EngineUnreachable    502 engine_unreachable        (the replica never had the request)
@@ -20,6 +23,8 @@ pickling, since they cross process borders between the router and the engine rep
 from __future__ import annotations
 
 from typing import Any
+
+RAY_MADE = "RayTaskError"  # the base of what Ray makes of an error, by name: this module knows no Ray
 
 
 class ServeAppError(Exception):
@@ -50,6 +55,13 @@ class ServeAppError(Exception):
         self.retry_after_s = retry_after_s
         if code is not None:
             self.code = code
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Ray raises an error of another process as one of a class made of ours and its own, around ours as `cause`:
+        without a code of its own, it would show that of its class."""
+        super().__init_subclass__(**options)
+        if any(base.__name__ == RAY_MADE for base in cls.__bases__):
+            cls.code = property(lambda self: self.cause.code)  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.param, self.retry_after_s, self.code))
@@ -104,6 +116,18 @@ class NotFound(ServeAppError):
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
+class LeaseNotFound(NotFound):
+    """No such lease, or its owner is not known (any more)."""
+
+    code = "lease_not_found"
+
+
+class LeaseConflict(ServeAppError):
+    """A lease of this id exists, or what it is does not allow what was asked."""
+
+    status, type, code = 409, "conflict_error", "lease_conflict"
+
+
 class MethodNotAllowed(ServeAppError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
@@ -112,6 +136,12 @@ class Overloaded(ServeAppError):
     """Refused because of load: `code` is the reason, `retry_after_s` comes from the measured drain rate."""
 
     status, type, code = 429, "rate_limit_error", "queue_full"
+
+
+class InsufficientMemory(Overloaded):
+    """GPU memory or KV tokens asked for are not free; the message has the figures."""
+
+    code = "insufficient_memory"
 
 
 class Unavailable(ServeAppError):

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.dispatch import ModelLine
+from serve_app.cluster_store import cluster_secret
+from serve_app.desk import Desk
+from serve_app.fleet import Fleet
+from serve_app.http.admin_routes import AdminRoutes
 from serve_app.http.edge import Edge
 from serve_app.http.keys import KeyRing
-from serve_app.serve_adapter import EngineHandle, on_fast_path
-from serve_app.settings import parse
+from serve_app.inside.calls import CHAT, COMPLETE, EMBED, STREAM, STREAM_COMPLETE, Asked, Headers, Piece
+from serve_app.inside.exchange import Inside, RefusalsAreNoFailures
+from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, WAITING_PREFIX, deployment_of
+from serve_app.quota import AWAY, QuotaActor
+from serve_app.serve_adapter import EngineHandle, deployment_handle, in_fresh_context, on_fast_path
+from serve_app.session_book import SessionBook
+from serve_app.settings import ModelSettings, parse
 from serve_app.telemetry.metrics import RouterMetrics
+from serve_app.wire import WiredHandle
 
 logger = logging.getLogger("ray.serve")
 
@@ -25,30 +33,87 @@ class RouterReplica:
     """Serve deployment class of the router; a raw ASGI ingress.
 
     Args:
-        config: the whole configuration, as a plain mapping, with hashed keys only.
-        salt_secret: hex; the same for every router replica.
-        engines: a handle per model name.
+        config: the whole configuration, as a plain mapping, with hashed keys only. It comes again through
+            `reconfigure` when it changes, and is taken over without a restart.
+        engines: bound only for Serve to deploy them; the handles are made by name, since models come and go.
     """
 
-    async def __init__(
-        self, config: dict[str, Any], salt_secret: str, engines: Mapping[str, DeploymentHandle[Any]]
-    ) -> None:
+    async def __init__(self, config: dict[str, Any], engines: Mapping[str, DeploymentHandle[Any]]) -> None:
         settings = parse(config)
-        router_id = serve.get_replica_context().replica_id.unique_id
+        replica = serve.get_replica_context()
         if not on_fast_path():
             logger.warning(
                 "serving without the fast path: set RAY_SERVE_ENABLE_HA_PROXY=1 and "
                 "RAY_SERVE_THROUGHPUT_OPTIMIZED=1 in the environment of `ray start` (about three times the throughput)"
             )
-        self._lines = {
-            model.name: ModelLine(
-                model, EngineHandle(engines[model.name]), settings.admission, router_id, settings.router.replicas
-            )
-            for model in settings.models
-        }
-        self._edge = Edge(settings, KeyRing(settings.auth), self._lines, RouterMetrics(), bytes.fromhex(salt_secret))
-        await asyncio.gather(*(line.start() for line in self._lines.values()))
+
+        def connect(model: ModelSettings) -> WiredHandle:
+            return WiredHandle(EngineHandle(deployment_handle(deployment_of(model.name), replica.app_name)))
+
+        self._config = config
+        self._metrics = RouterMetrics()
+        quota = QuotaActor(settings.quota)
+        self._desk = Desk(replica.replica_id.unique_id, quota.router, AWAY)
+        in_fresh_context(self._desk.start(), "desk")
+        self._fleet = Fleet(connect, replica.replica_id.unique_id, self._desk)
+        book = SessionBook(quota.call, lambda: self._desk.opened, AWAY)
+        keys = KeyRing(settings.auth)
+        admin = AdminRoutes(lambda: quota.call("figures"), AWAY)
+        self._edge = Edge(settings, keys, self._fleet.lines, self._metrics, cluster_secret(), book, admin)
+        self._inside = Inside(self._edge)
+        logger.addFilter(RefusalsAreNoFailures())
+        self._fleet.apply(settings)
+        await self._fleet.settled()
+
+    async def reconfigure(self, config: dict[str, Any]) -> None:
+        """Take over a changed configuration; called by Serve at the start, too, and for each change after that."""
+        if config == self._config:
+            return
+        settings = parse(config)
+        self._edge.configure(settings, KeyRing(settings.auth))
+        for model in self._fleet.apply(settings):
+            self._metrics.forget(model)
+        self._config = config
+
+    async def record_autoscaling_stats(self) -> dict[str, int]:
+        """Called by Serve every `metrics_interval_s`, for scaling: each model's requests here, waiting or granted. One
+        moment for all: a request that has just been granted must not be told as both, or as neither."""
+        lines = self._fleet.lines
+        waiting = {f"{WAITING_PREFIX}{name}": line.waiting for name, line in lines.items()}
+        blocked = {f"{BLOCKED_PREFIX}{name}": line.blocked for name, line in lines.items()}
+        return waiting | blocked | {f"{GRANTED_PREFIX}{name}": line.granted for name, line in lines.items()}
 
     def __serve_build_asgi_app__(self) -> Edge:
         """Serve asks for the ASGI application once the constructor has run."""
         return self._edge
+
+    # What follows is called by handle, from inside the cluster: see the README, "From Python". Keywords are those of
+    # `serve_app.handle.Client` and `api_key`; errors are those of `serve_app.errors`.
+
+    async def chat(self, messages: Any = None, **call: Any) -> dict[str, Any]:
+        """A whole chat completion, as plain data."""
+        return await self._inside.answer(CHAT, {"messages": messages, **call})
+
+    async def stream(self, messages: Any = None, **call: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a chat completion; for `handle.options(stream=True)`."""
+        return self._inside.stream(STREAM, {"messages": messages, **call})
+
+    async def complete(self, prompt: Any = None, **call: Any) -> dict[str, Any]:
+        """A whole completion, as plain data."""
+        return await self._inside.answer(COMPLETE, {"prompt": prompt, **call})
+
+    async def stream_complete(self, prompt: Any = None, **call: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a completion; for `handle.options(stream=True)`."""
+        return self._inside.stream(STREAM_COMPLETE, {"prompt": prompt, **call})
+
+    async def embed(self, input: Any = None, **call: Any) -> dict[str, Any]:
+        """Embeddings, as plain data."""
+        return await self._inside.answer(EMBED, {"input": input, **call})
+
+    async def models(self, api_key: str | None = None) -> dict[str, Any]:
+        """The list of models, as GET /v1/models."""
+        return await self._inside.models(api_key)
+
+    async def exchange(self, method: str, path: str, headers: Headers, body: bytes) -> AsyncGenerator[Piece, None]:
+        """One HTTP request and its answer in pieces: what `serve_app.connect` calls."""
+        return self._inside.exchange(Asked(method, path, headers, body))

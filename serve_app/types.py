@@ -72,6 +72,7 @@ class Identity:
     tenant: str
     max_class: RequestClass
     default_class: RequestClass
+    admin: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,6 +59,26 @@ def _own_venv() -> str | None:
     return None if stamped and here else f"this Python lives in {sys.prefix}, not in this checkout's .venv"
 
 
+def _test_hosts() -> str | None:
+    """Network namespaces with an sshd each; programs by the Debian package that brings them."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    packages = {"ip": "iproute2", "nsenter": "util-linux", "rsync": "rsync", "ssh": "openssh-client"}
+    lacking = [package for program, package in packages.items() if shutil.which(program) is None]
+    if not Path("/usr/sbin/sshd").exists():
+        lacking.append("openssh-server")
+    if lacking:
+        return f"not installed: {' '.join(lacking)} (Debian packages)"
+    allowed = subprocess.run(
+        ["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False
+    )
+    return None if allowed.returncode == 0 else "this system allows no namespaces"
+
+
+def _redis_server() -> str | None:
+    return None if shutil.which("redis-server") else "not installed: redis-server (a Debian package)"
+
+
 # Each says what is lacking, or None.
 PROBES: Mapping[str, Callable[[], str | None]] = {
     "linux": _linux,
@@ -67,6 +88,8 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "two cores": _two_cores,
     "make": _make,
     "own venv": _own_venv,
+    "test hosts": _test_hosts,
+    "redis-server": _redis_server,
 }
 
 

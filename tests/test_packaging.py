@@ -111,7 +111,12 @@ def test_the_environment_holds_exactly_the_pins() -> None:
     requires("own venv")
     device = json.loads((ROOT / ".venv" / install.STAMP).read_text())["base"]["device"]
     pins = LOCKS[device]
-    have = {lock.canonical(d.metadata["Name"]): d.version for d in importlib.metadata.distributions()}
+    # In a fresh interpreter: setuptools puts packages of its own on the path of the process that imports it.
+    listing = (
+        "import importlib.metadata as m, json; print(json.dumps([(d.name, d.version) for d in m.distributions()]))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", listing], capture_output=True, text=True, check=True)
+    have = {lock.canonical(name): version for name, version in json.loads(done.stdout)}
     elsewhere = set(lock.MARKERS) if os.uname().machine != "x86_64" else set()
     assert {name: (version, have.get(name)) for name, version in pins.items() if have.get(name) != version} == {
         name: (pins[name], None) for name in elsewhere

@@ -28,6 +28,7 @@ from serve_app.core.capacity import Capacity
 from serve_app.core.drain import DrainRate
 from serve_app.core.events import Action, Arrival, Grant, Reason, Refuse, ReplicaUse, Snapshot, refusal_error
 from serve_app.core.line import Line, Waiting
+from serve_app.core.startup import StartUp
 from serve_app.types import RequestClass
 
 __all__ = [
@@ -48,7 +49,6 @@ LIFT_NORMAL_AFTER_S = 20.0  # an agent's step that takes longer looks stuck to i
 LIFT_HIGH_AFTER_S = 10.0  # people leave a silent page after about ten seconds
 DEFAULT_NO_REPLICA_WAIT_S = 30.0  # a replica that crashed is back in less if its model is small; else say so
 DEFAULT_RETRY_AFTER_S = 5.0  # nothing measured yet: about one short answer of a model that has just started
-NO_REPLICA_RETRY_AFTER_S = 10.0  # an engine takes at least this long from start to first answer
 MAX_RETRY_AFTER_S = 300.0  # further ahead the load will have changed
 
 
@@ -89,6 +89,7 @@ class Admission:
         self._line = Line(policy.lift_after_s)
         self._capacity = Capacity()
         self._drain = DrainRate()
+        self._start = StartUp()
         self._now = -math.inf
         self._empty_since: float | None = -math.inf  # since when no replica has had slots; None: one has
         self._arrived = 0
@@ -115,6 +116,8 @@ class Admission:
         if self._empty_since is None and arrival.slots > self._capacity.largest:
             return [*actions, self._refuse(arrival, Reason.TOO_LARGE)]
         self._line.add(arrival, self._now)
+        if self._empty_since is not None:
+            self._start.needed(self._now)
         actions += self._decide()
         if request_id in self._line:
             actions += self._bound(arrival)
@@ -152,8 +155,9 @@ class Admission:
         if slots < 0:
             raise ValueError(f"replica {replica_id!r}: slots is {slots}")
         actions = self._advance(now)
+        new = not self._capacity.knows(replica_id)
         self._capacity.set_slots(replica_id, slots)
-        return actions + self._after_replicas()
+        return actions + self._after_replicas(new)
 
     def on_replica_gone(self, replica_id: str, now: float) -> list[Action]:
         """A replica is dead: its slots are gone, and what ran there is forgotten.
@@ -162,11 +166,45 @@ class Admission:
         """
         actions = self._advance(now)
         self._capacity.drop(replica_id)
-        return actions + self._after_replicas()
+        return actions + self._after_replicas(new=False)
+
+    def on_start_told(self, start_s: float) -> None:
+        """An engine of the model says how many seconds its own start took."""
+        self._start.told(start_s)
+
+    def on_policy(self, policy: Policy, now: float) -> list[Action]:
+        """Other bounds from now on, for those who wait, too; a line that has become too long refuses nobody in it.
+
+        Raises:
+            ValueError: other lift times, by which the line is kept in order; nothing has changed then.
+        """
+        if policy.lift_after_s != self._policy.lift_after_s:
+            raise ValueError("lift_after_s cannot change while requests wait")
+        self._policy = policy
+        return self._advance(now)
 
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed: refuses whoever has waited too long or past the deadline, lifts whoever has aged."""
         return self._advance(now)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the line."""
+        return len(self._line)
+
+    @property
+    def granted(self) -> int:
+        """Requests on replicas that take new ones, too. O(replicas)."""
+        return self._capacity.requests
+
+    @property
+    def start_s(self) -> float | None:
+        """What the last start took, from the first request that needed a replica to its slots; None: not measured."""
+        return self._start.measured_s
+
+    def expected_start_s(self, now: float) -> float:
+        """Seconds until a replica can be expected while there is none."""
+        return self._start.remaining_s(now)
 
     def next_due(self) -> float | None:
         """The moment for the next `on_tick`; None while nothing can come due."""
@@ -257,11 +295,16 @@ class Admission:
         self._line.remove(youngest.request_id)
         return [self._refuse(youngest.arrival, Reason.SHED), *self._decide()]
 
-    def _after_replicas(self) -> list[Action]:
+    def _after_replicas(self, new: bool) -> list[Action]:
         if self._capacity.slots:
+            if self._empty_since is not None:
+                self._start.came(self._now, new)
             self._empty_since = None
-        elif self._empty_since is None:
-            self._empty_since = self._now
+        else:
+            if self._empty_since is None:
+                self._empty_since = self._now
+            if len(self._line):
+                self._start.needed(self._now)
         return self._decide()
 
     def _wait_ends(self, waiting: Waiting) -> float:
@@ -296,8 +339,8 @@ class Admission:
         self._refused[reason] += 1
         if reason is Reason.TOO_LARGE:
             return Refuse(arrival.request_id, reason, None)
-        if reason is Reason.NO_REPLICA:
-            return Refuse(arrival.request_id, reason, NO_REPLICA_RETRY_AFTER_S)
+        if self._empty_since is not None:
+            return Refuse(arrival.request_id, reason, self._start.remaining_s(self._now))
         wait_s = self.predicted_wait_s(arrival.request_class, arrival.slots)
         retry_s = DEFAULT_RETRY_AFTER_S if wait_s is None else min(wait_s, MAX_RETRY_AFTER_S)
         return Refuse(arrival.request_id, reason, retry_s)

@@ -43,8 +43,17 @@ class Capacity:
         self.used = 0
         self.free = 0  # not slots - used: a shrunken replica's excess is no other's loss
 
+    @property
+    def requests(self) -> int:
+        """Requests on the replicas that have slots; those on one that drains are none of the others' business."""
+        return sum(len(replica.running) for replica in self._replicas.values() if replica.slots)
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._home
+
+    def knows(self, replica_id: str) -> bool:
+        """Whether the replica has been given slots, or none, since it came."""
+        return replica_id in self._replicas
 
     @property
     def largest(self) -> int:

@@ -24,7 +24,8 @@ class Arrival:
         request_class: the class it may claim (the edge has checked the right to it).
         tenant: whom it is counted for.
         slots: sequences of one replica's batch it occupies, at least 1 (n x prompts).
-        cost_tokens: estimated prompt plus output tokens; reported, not yet decided on.
+        cost_tokens: estimated prompt plus output tokens: its KV budget.
+        prompt_tokens: those of the prompt among them.
         deadline: moment after which a grant is of no use; None: only the longest wait bounds it.
         affinity: the replica it would rather have; never waited for.
         accepted: it was granted before and lost its replica; a full line or a forecast does not refuse it any more.
@@ -41,6 +42,7 @@ class Arrival:
     deadline: float | None = None
     affinity: str | None = None
     accepted: bool = False
+    prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -119,7 +121,7 @@ _MESSAGES = {
     Reason.SHED: "The request gave its place in the full waiting line to one of a higher class.",
     Reason.DEADLINE: "The request cannot start before its deadline.",
     Reason.TIMEOUT: "The request waited as long as is allowed and found no free slot.",
-    Reason.NO_REPLICA: "No replica of this model can serve at the moment.",
+    Reason.NO_REPLICA: "No replica of this model can serve at the moment; Retry-After says when one is expected.",
     Reason.TOO_LARGE: "The request asks for more sequences at once than a replica of this model can run.",
 }
 

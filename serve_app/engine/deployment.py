@@ -1,7 +1,7 @@
 """The engine replica: one engine, the channels of the routers that use it, and Serve's lifecycle around both.
 
-Invariant: a request lives here as long as the unary call that handed it in. When that call is cancelled, when its
-router's channel breaks, or when the replica shuts down, the request is aborted inside the engine.
+Invariant: a request lives here as long as the unary call that holds it and the channel it came over. When either ends,
+or when the replica shuts down, the request is aborted inside the engine.
 """
 
 from __future__ import annotations
@@ -15,18 +15,26 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from serve_app.engine import environment
+import msgspec
+import ray.util
+
+from serve_app.engine import environment, layout, under_grant
+from serve_app.engine.granted import Grant
 from serve_app.engine.outbox import Outbox
-from serve_app.engine.protocol import EngineBackend, EngineInfo, EngineLoad, Frame, Submit
+from serve_app.engine.protocol import NO_SLOTS, EngineBackend, EngineInfo, EngineLoad, Frame, Submit, WireAddress
+from serve_app.engine.wire_server import WireServer
 from serve_app.errors import EngineFailed, EngineUnreachable
-from serve_app.settings import ModelSettings
+from serve_app.names import CHANNELS, ONGOING
+from serve_app.settings import ModelSettings, QuotaSettings
 
 logger = logging.getLogger("ray.serve")
 
 # vLLM tokenizes in a thread. At Python's 5 ms it gets the interpreter once the event loop has served a whole batch.
 THREAD_SWITCH_S = 0.0005
+ALIVE_S = 0.5  # between looks at a flag; an engine that died holds memory that others wait for
 LAST_WORDS_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
 EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE
+EXIT_DRAINED = 0
 CHANNEL_WAIT_S = 5.0  # a router hands requests in only after its channel stands; a broken one is back within a second
 BREAK_GRACE_S = 0.5  # requests of a broken channel are aborted within a second: half of it for a reconnect
 
@@ -42,8 +50,8 @@ def make_backend(settings: ModelSettings) -> EngineBackend:
         from serve_app.engine.simulated import SimulatedEngine
 
         return SimulatedEngine(settings)
-    environment.prepare(settings.ranks)
-    from serve_app.engine.vllm_adapter import VllmEngine
+    environment.prepare(settings.ranks, settings.engine_seqs)
+    from serve_app.engine.vllm_adapter.engine import VllmEngine
 
     return VllmEngine(settings, time.monotonic)
 
@@ -62,24 +70,82 @@ class EngineReplica:
 
     Args:
         settings: the model, as a plain mapping (Serve pickles constructor arguments).
+        quota: how the cluster's memory is counted; None: this engine takes what it takes, and no ledger knows of it.
     """
 
-    async def __init__(self, settings: dict[str, Any]) -> None:
+    async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:
         self._settings = ModelSettings.model_validate(settings)
         self._attachments: dict[str, _Attachment] = {}
         self._ending = False
+        self._draining: asyncio.Task[None] | None = None
+        self._wire: WireServer | None = None
         sys.setswitchinterval(THREAD_SWITCH_S)
+        self._layout = layout.of_this_replica(self._settings, environment.platform())
+        self._grant = None if quota is None else await self._obtain(QuotaSettings.model_validate(quota))
         self._backend = make_backend(self._settings)
         started = time.monotonic()
-        self._info = await self._backend.start()
+        info = await self._backend.start()
+        if self._grant is not None:
+            self._grant.runs(info.kv_cache_tokens, info.kv_cache_bytes)
+        self._info = msgspec.structs.replace(info, start_s=time.monotonic() - started)
+        self._watching = asyncio.create_task(self._watch())
         logger.info(
             "engine %s ready after %.1f s: %d KV tokens, %d slots, max length %d",
             self._info.model,
-            time.monotonic() - started,
+            self._info.start_s,
             self._info.kv_cache_tokens,
             self._info.slots,
             self._info.max_model_len,
         )
+
+    async def _watch(self) -> None:
+        """See an engine that has died while nobody asked it for anything, sooner than Serve's next health check."""
+        while self._backend.alive:  # noqa: ASYNC110 - vLLM has a flag and no event
+            await asyncio.sleep(ALIVE_S)
+        self._give_up(EngineFailed("the engine's process has died"))
+
+    async def _obtain(self, quota: QuotaSettings) -> Grant:
+        """Wait for this engine's memory and for its turn to load, and size it to what it got."""
+        settings, platform = self._settings, environment.platform()
+        ranks = under_grant.ranks_of_this_replica(settings, platform, self._layout.nodes)
+        loop = asyncio.get_running_loop()
+
+        def drain() -> None:
+            loop.call_soon_threadsafe(self.drain)
+
+        grant = under_grant.grant_of_this_replica(settings, quota, platform, ranks, self._lost_grant, drain)
+        holds = await grant.obtain(quota.wait_s)
+        under_grant.see_only(settings, platform, holds[0])
+        together = settings.ranks // len(ranks)
+        whole_bytes = await asyncio.to_thread(under_grant.whole_device, quota, holds[0].on)
+        self._settings = under_grant.sized(settings, platform, holds, together, whole_bytes)
+        return grant
+
+    def drain(self) -> None:
+        """Take nothing new, finish what runs, then end: Serve starts another replica, where there is room for it."""
+        if self._draining is None:
+            logger.info("engine %s makes room: it drains and ends", self._settings.name)
+            self._draining = asyncio.create_task(self._leave())
+            self._share_slots()
+
+    async def _leave(self) -> None:
+        deadline = time.monotonic() + self._settings.drain_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            tasks = [task for one in self._attachments.values() for task in one.tasks.values()]
+            if not tasks:
+                break
+            await asyncio.wait(tasks, timeout=left_s)
+        await asyncio.sleep(LAST_WORDS_S)  # for the last frames to leave
+        await self.__del__()
+        end_process(EXIT_DRAINED)
+
+    def _lost_grant(self, why: str) -> None:
+        """Called from the grant's thread: this engine's memory is another's."""
+        logger.error("this replica ends: %s", why)
+        backend = getattr(self, "_backend", None)
+        if backend is not None:
+            backend.kill()
+        end_process(EXIT_ENGINE_DEAD)
 
     async def info(self, replica_id: str) -> EngineInfo:
         """What this engine can do. `replica_id` is for routing, here and below."""
@@ -88,6 +154,23 @@ class EngineReplica:
     async def load(self, replica_id: str) -> EngineLoad:
         """Live figures of the engine."""
         return self._backend.load()
+
+    async def record_autoscaling_stats(self) -> dict[str, int]:
+        """Called by Serve every `metrics_interval_s`, for scaling: requests here, and open channels."""
+        attached = self._attachments.values()
+        return {ONGOING: sum(len(one.tasks) for one in attached), CHANNELS: sum(one.streams for one in attached)}
+
+    async def open_wire(self, router_id: str, replica_id: str) -> WireAddress:
+        """A way in for one connection of this router (`serve_app.wire`): its channel, which takes its requests, too."""
+        if self._wire is None:
+            self._wire = WireServer(self, ray.util.get_node_ip_address())
+        return await self._wire.admit(router_id)
+
+    async def hold(self, router_id: str, number: int, replica_id: str) -> None:
+        """Stay open while a request that came over the wire runs; cancelling this aborts it. Raises as `submit`."""
+        if self._wire is None:
+            raise EngineUnreachable(f"router {router_id} has no channel to this replica")
+        await self._wire.hold(router_id, number)
 
     async def attach(self, router_id: str, replica_id: str) -> AsyncIterator[bytes]:
         """The channel to one router: encoded `Batch` messages until the router closes it."""
@@ -108,27 +191,25 @@ class EngineReplica:
         Raises:
             EngineFailed: the engine broke under the request, frames may have left; or the router has no channel here.
         """
+        if self._draining is not None:
+            raise EngineUnreachable("this engine replica drains")
         attachment = await self._attached(router_id)
-        # A task of its own: each token resumes every frame of the task that waits for it, and Serve's add a dozen.
-        task = attachment.tasks[submit.number] = asyncio.create_task(self._relay(submit, attachment.outbox))
+        number, outbox = submit.number, attachment.outbox
+        # The task that runs this does nothing else: each token resumes every frame of the one that waits for it.
+        task = asyncio.current_task()
+        assert task is not None
+        attachment.tasks[number] = task
         try:
-            await task
+            async with contextlib.aclosing(self._backend.run(submit)) as pieces:
+                async for piece in pieces:
+                    events = 1 if piece.body else 0
+                    outbox.put(Frame(number, piece.body, piece.status, piece.media, piece.groups, events, piece.usage))
         except EngineFailed as error:
             if not self._backend.alive:
                 self._give_up(error)
             raise
         finally:
-            del attachment.tasks[submit.number]
-
-    async def _relay(self, submit: Submit, outbox: Outbox) -> None:
-        number = submit.number
-        async with contextlib.aclosing(self._backend.run(submit)) as pieces:
-            async for piece in pieces:
-                outbox.put(
-                    Frame(
-                        number, piece.body, piece.status, piece.media, piece.groups, 1 if piece.body else 0, piece.usage
-                    )
-                )
+            del attachment.tasks[number]
 
     async def _attached(self, router_id: str) -> _Attachment:
         deadline = time.monotonic() + CHANNEL_WAIT_S
@@ -153,12 +234,13 @@ class EngineReplica:
         count = len(self._attachments)
         for index, attachment in enumerate(self._attachments.values()):
             share = self._info.slots // count + (index < self._info.slots % count)
-            attachment.outbox.set_slots(max(1, share))
+            attachment.outbox.set_slots(NO_SLOTS if self._draining is not None else max(1, share))
 
     async def check_health(self) -> None:
         """Called by Serve; raises when the engine is dead or frozen. Then the replica ends by itself: Serve would ask
         twice more, and wait for the requests of an engine that will never answer them."""
         try:
+            await self._layout.check()
             await self._backend.check_health()
         except EngineFailed as error:
             self._give_up(error)
@@ -177,6 +259,15 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         self._ending = True
+        watching = getattr(self, "_watching", None)
+        if watching is not None:
+            watching.cancel()
+        wire = getattr(self, "_wire", None)
+        if wire is not None:
+            await wire.close()
         backend = getattr(self, "_backend", None)
         if backend is not None:
             await backend.shutdown()
+        grant = getattr(self, "_grant", None)
+        if grant is not None:
+            await asyncio.to_thread(grant.end)

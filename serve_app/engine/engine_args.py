@@ -1,6 +1,8 @@
 """vLLM's engine arguments and Ray's resources for one model: pure functions of the settings, tested without either.
 
-Invariant: one placement group bundle per rank, at most one GPU per bundle; the replica actor sits in bundle 0.
+Invariant: no placement that Ray can make of the bundles splits a tensor-parallel group over nodes. An engine of one
+stage has a bundle per rank, all of them strictly on one node; of a pipeline each stage is one bundle, which Ray never
+divides. The replica actor sits in bundle 0.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from typing import Any
 
 from serve_app.engine.environment import Platform
 from serve_app.engine.tiny_model import ensure_tiny_model
+from serve_app.errors import ConfigError
 from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
 
 NO_DOMAIN = "media.invalid"  # vLLM reads an empty list as "any"; this name never resolves (RFC 2606)
@@ -46,7 +49,7 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
         "enable_prefix_caching": settings.enable_prefix_caching,
         "enforce_eager": settings.enforce_eager,
         "dtype": settings.dtype,
-        "max_num_seqs": settings.max_num_seqs,
+        "max_num_seqs": settings.engine_seqs,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "trust_remote_code": False,
         "allowed_media_domains": list(settings.media_domains) or [NO_DOMAIN],
@@ -65,24 +68,62 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
     return arguments | settings.extra_engine_args
 
 
+def gpus_per_rank(settings: ModelSettings, platform: Platform) -> float:
+    """GPUs each rank asks Ray for. vLLM's CPU build never asks; the simulated engine does where the settings say so.
+
+    Raises:
+        ConfigError: ranks that Ray is to place on GPUs would get none.
+    """
+    asked = settings.gpus_per_rank
+    if settings.engine == "simulated":
+        return asked or 0.0
+    if platform == "cpu":
+        return 0.0
+    if asked == 0 and settings.ranks > 1:
+        raise ConfigError(
+            f"gpus_per_rank of {settings.name}: its ranks have to be placed on GPUs", param="gpus_per_rank"
+        )
+    return 1.0 if asked is None else asked
+
+
+def one_bundle_per_stage(settings: ModelSettings, platform: Platform) -> bool:
+    """Whether a bundle holds a whole pipeline stage instead of one rank.
+
+    Bundles of one rank cannot keep the stages of a pipeline together: PACK puts four on nodes with three free GPUs as
+    3 + 1. vLLM's CPU build starts all ranks itself, so all of them are on the node of the replica.
+    """
+    return settings.pipeline_parallel_size > 1 and not (settings.engine == "vllm" and platform == "cpu")
+
+
 def placement(settings: ModelSettings, platform: Platform) -> dict[str, Any]:
     """Serve's placement options of the engine deployment: bundles, strategy and the replica actor's own resources.
 
-    On GPUs with several ranks the workers take the GPUs of the bundles and the actor none; with one rank the actor
-    holds the GPU itself. A tensor-parallel group stays on one node; only a pipeline may span nodes.
+    With several ranks the workers take the GPUs of the bundles and the actor none; with one rank the actor holds the
+    GPU itself. A tensor-parallel group is on one node; the stages of a pipeline share nodes or not, as they fit.
+
+    Raises:
+        ConfigError: see `gpus_per_rank`; or vLLM would start, and die of its first request.
     """
-    gpus = settings.gpus_per_rank if platform == "gpu" and settings.engine == "vllm" else 0.0
-    bundle: dict[str, float] = {"CPU": settings.cpus_per_rank}
+    gpus = gpus_per_rank(settings, platform)
+    pipeline_on_cpu = settings.engine == "vllm" and platform == "cpu" and settings.pipeline_parallel_size > 1
+    if pipeline_on_cpu and settings.enforce_eager:
+        raise ConfigError(
+            f"enforce_eager of {settings.name}: vLLM's CPU build cannot run a pipeline with it", param="enforce_eager"
+        )
+    staged = one_bundle_per_stage(settings, platform)
+    ranks, bundles = (settings.tensor_parallel_size, settings.pipeline_parallel_size) if staged else (1, settings.ranks)
+    bundle: dict[str, float] = {"CPU": settings.cpus_per_rank * ranks}
     if gpus:
-        bundle["GPU"] = gpus
+        bundle["GPU"] = gpus * ranks
         if settings.accelerator_type:
             bundle[f"accelerator_type:{settings.accelerator_type}"] = 0.001
     actor: dict[str, Any] = {"num_cpus": settings.cpus_per_rank}
     if gpus and settings.ranks == 1:
         actor["num_gpus"] = gpus
-    strategy = "STRICT_PACK" if settings.pipeline_parallel_size == 1 else "PACK"
+    if not any(bundle.values()):
+        return {"ray_actor_options": actor}  # nothing to reserve; Ray takes no empty bundle
     return {
-        "placement_group_bundles": [dict(bundle) for _ in range(settings.ranks)],
-        "placement_group_strategy": strategy,
+        "placement_group_bundles": [dict(bundle) for _ in range(bundles)],
+        "placement_group_strategy": "PACK" if staged else "STRICT_PACK",
         "ray_actor_options": actor,
     }

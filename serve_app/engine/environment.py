@@ -13,7 +13,6 @@ from typing import Literal
 
 Platform = Literal["cpu", "gpu"]
 
-MAX_SEQUENCES_PER_REQUEST = 8  # vLLM's own default of 16384 lets one call fill the engine
 SERVING_CORE_SHARE = 2  # of each two cores one runs the model, the other everything around it
 
 
@@ -26,14 +25,21 @@ def platform() -> Platform:
     return "cpu"
 
 
-def common_environment() -> dict[str, str]:
-    """Settings for every platform: bounds of a public endpoint, no calling home."""
+def common_environment(max_sequences: int) -> dict[str, str]:
+    """Settings for every platform: bounds of a public endpoint, no calling home.
+
+    Args:
+        max_sequences: of one request; vLLM's own default of 16384 lets one call fill the engine.
+    """
     return {
-        "VLLM_MAX_N_SEQUENCES": str(MAX_SEQUENCES_PER_REQUEST),
+        "VLLM_MAX_N_SEQUENCES": str(max_sequences),
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "0",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        # vLLM's own set-up closes every log handler of the process. Serve's then loses its file, and a controller that
+        # comes back takes the replica for broken and replaces the engine.
+        "VLLM_CONFIGURE_LOGGING": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
 
@@ -67,11 +73,16 @@ def cpu_environment(cores: Sequence[int], ranks: int) -> dict[str, str]:
     return environment
 
 
-def prepare(ranks: int) -> Platform:
+def prepare(ranks: int, max_sequences: int) -> Platform:
     """Set this process's environment for an engine of `ranks` ranks; call before vLLM is imported. Explicit settings of
-    the operator win."""
+    the operator win.
+
+    Args:
+        max_sequences: of one request. The router's bound is narrower as a rule; a request above the batch's size is
+            never granted.
+    """
     here = platform()
-    wanted = common_environment()
+    wanted = common_environment(max_sequences)
     if here == "cpu":
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and would override the bytes of our settings
         # Ray sets OMP_NUM_THREADS to the actor's CPUs; ours follows the binding instead

@@ -64,15 +64,20 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     usage: Usage | None = None
 
 
+NO_SLOTS = -1
+
+
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """One message of a channel. `slots` is this router's present share of the replica's batch; 0 means unchanged."""
+    """One message of a channel. `slots` is this router's present share of the replica's batch; 0 means unchanged,
+    `NO_SLOTS` that there is none any more: the replica drains."""
 
     frames: list[Frame]
     slots: int = 0
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a started engine can do. Sizes in tokens; `slots` is the number of sequences one step can run."""
+    """What a started engine can do. Sizes in tokens; `slots` is the number of sequences one step can run beside those
+    of agent sessions, `start_s` the seconds it took to start, `kv_block_tokens` what the KV cache is given out in."""
 
     model: str
     tasks: list[str]
@@ -80,6 +85,16 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
     slots: int
     kv_cache_tokens: int
     kv_cache_bytes: int
+    start_s: float = 0.0
+    kv_block_tokens: int = 1
+
+
+class WireAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where a router connects to, and the ticket to show there, good once and for seconds."""
+
+    host: str
+    port: int
+    ticket: bytes
 
 
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):

@@ -18,13 +18,17 @@ from serve_app.channel import Stream
 from serve_app.core.admission import Arrival
 from serve_app.dispatch import Granted, ModelLine
 from serve_app.engine.protocol import Frame, Submit
-from serve_app.errors import BadRequest, BodyTooLarge, EngineFailed, NotFound, Overloaded, ServeAppError, Unauthorized
+from serve_app.errors import BadRequest, BodyTooLarge, NotFound, ServeAppError, Unauthorized
 from serve_app.http import contract, measure, routes
+from serve_app.http.admin_routes import AdminRoutes
 from serve_app.http.body import check_content, decode
 from serve_app.http.exchange import REPLAYED, Exchange, Headers, Send
 from serve_app.http.idempotency import Owner, Replays, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes
+from serve_app.http.record import Record, answered, outcome_of
+from serve_app.http.session_routes import SessionRoutes
+from serve_app.session_book import SessionBook
 from serve_app.settings import Settings
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
@@ -43,8 +47,10 @@ class Edge:
     Args:
         settings: the whole configuration.
         keys: who may call.
-        lines: one line per model, by the model's name.
+        lines: one line per model, by the model's name; always the present ones.
         salt_secret: makes each tenant's prefix-cache salt; the same in every router replica.
+        book: the agent sessions; None: there are none (no quota actor, in tests).
+        admin: answers operators; None likewise.
     """
 
     def __init__(
@@ -54,6 +60,8 @@ class Edge:
         lines: Mapping[str, ModelLine],
         metrics: RouterMetrics,
         salt_secret: bytes,
+        book: SessionBook | None = None,
+        admin: AdminRoutes | None = None,
     ) -> None:
         self._settings = settings
         self._keys = keys
@@ -63,6 +71,14 @@ class Edge:
         self._salts: dict[str, str] = {}
         self._local = LocalRoutes(lines, metrics)
         self._replays = Replays(time.monotonic)
+        self._book = book
+        self._admin = admin
+        self._sessions = None if book is None else SessionRoutes(book, self._line)
+
+    def configure(self, settings: Settings, keys: KeyRing) -> None:
+        """Take over changed settings: they hold for requests that come from now on."""
+        self._settings = settings
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -81,6 +97,17 @@ class Edge:
             route = routes.resolve(scope["method"], scope["path"])
             if isinstance(route.target, Operation):
                 await self._operate(route.target, identity, headers, receive, exchange)
+            elif isinstance(route.target, routes.SessionCall):
+                opens = route.target is routes.SessionCall.OPEN
+                body = await self._read(headers, receive) if opens else {}
+                if self._sessions is None:
+                    raise NotFound("there are no sessions here", code="unknown_url")
+                answer = await self._sessions.answer(route, identity, headers, body, self._settings.sessions)
+                await exchange.whole(*answer, head=route.head)
+            elif isinstance(route.target, routes.AdminCall):
+                if self._admin is None:
+                    raise NotFound("there is no quota actor here", code="unknown_url")
+                await exchange.whole(*await self._admin.quota(identity), head=route.head)
             else:
                 status, found, body = await self._local.answer(route)
                 await exchange.whole(status, found, body, head=route.head)
@@ -98,7 +125,7 @@ class Edge:
     ) -> None:
         """An engine operation, from its body to its outcome."""
         started = time.monotonic()
-        record = _Record(identity.tenant, identity.default_class)
+        record = Record(identity.tenant, identity.default_class)
         try:
             body = await self._read(headers, receive)
             line = self._line(body.get("model"))
@@ -111,12 +138,12 @@ class Edge:
             else:
                 owner = (identity.tenant, wanted.idempotency_key)
                 await self._run_once(owner, fingerprint(operation, body), exchange, run)
-            record.outcome = _answered(exchange.status)
+            record.outcome = answered(exchange.status)
         except asyncio.CancelledError:
             record.outcome = Outcome.CANCELLED_RUNNING if record.granted else Outcome.CANCELLED_QUEUED
             raise
         except ServeAppError as error:
-            record.outcome = _outcome(error)
+            record.outcome = outcome_of(error)
             raise
         finally:
             self._metrics.ended(record.model, record.tenant, record.request_class, record.outcome)
@@ -175,7 +202,7 @@ class Edge:
         identity: Identity,
         line: ModelLine,
         exchange: Exchange,
-        record: _Record,
+        record: Record,
         started: float,
     ) -> None:
         request_id = secrets.token_hex(16)
@@ -211,56 +238,27 @@ class Edge:
             _bound_aside(operation, body, line.max_model_len)
             await line.serve_aside(make, relay)
             return
+        session = None
+        if self._book is not None and wanted.session_id is not None and operation.generates:
+            session = await self._book.find(identity.tenant, wanted.session_id, line.model.name)
+        prompt_tokens = measure.prompt_tokens(operation, body)
         arrival = Arrival(
             request_id=request_id,
             request_class=wanted.request_class,
             tenant=identity.tenant,
             slots=slots,
-            cost_tokens=measure.estimate_tokens(operation, body),
+            cost_tokens=measure.estimate_tokens(operation, body, prompt_tokens),
+            prompt_tokens=prompt_tokens,
             deadline=None if wanted.deadline_s is None else started + wanted.deadline_s,
-            affinity=line.preferred(wanted.session_id),
+            affinity=line.preferred(wanted.session_id) if session is None else session.pool,
         )
-        await line.serve(arrival, make, relay)
+        await line.serve(arrival, make, relay, session)
 
     def _salt(self, tenant: str) -> str:
         salt = self._salts.get(tenant)
         if salt is None:
             salt = self._salts[tenant] = tenant_salt(self._salt_secret, tenant)
         return salt
-
-
-class _Record:
-    """What the metrics are told about a request when it ends."""
-
-    __slots__ = ("granted", "model", "outcome", "request_class", "tenant")
-
-    def __init__(self, tenant: str, request_class: RequestClass) -> None:
-        self.tenant = tenant
-        self.request_class = request_class
-        self.model = ""
-        self.granted = False
-        self.outcome = Outcome.INTERNAL_ERROR
-
-
-def _answered(status: int) -> Outcome:
-    """The outcome of a request that an engine answered."""
-    if status < 400:
-        return Outcome.OK
-    return Outcome.BAD_REQUEST if status < 500 else Outcome.ENGINE_FAILED
-
-
-def _outcome(error: ServeAppError) -> Outcome:
-    match error:
-        case EngineFailed():
-            return Outcome.ENGINE_FAILED
-        case Overloaded():
-            return Outcome.REFUSED
-        case _ if error.status == 503:
-            return Outcome.REFUSED
-        case _ if error.status < 500:
-            return Outcome.BAD_REQUEST
-        case _:
-            return Outcome.INTERNAL_ERROR
 
 
 def _bound_aside(operation: Operation, body: Mapping[str, Any], max_model_len: int | None) -> None:

@@ -22,6 +22,7 @@ from serve_app.errors import ConfigError, Unauthorized
 from serve_app.settings import AuthSettings, KeySettings
 from serve_app.types import Identity, RequestClass
 
+DEFAULT_KEY_FILE = "~/.local/state/serve-app/api_key"  # of a generated key that no instance keeps
 KEY_PREFIX = "sk-"  # what people and secret scanners recognise as an API key
 KEY_RANDOM_BYTES = 32  # 256 bits are 43 URL-safe characters
 MIN_KEY_CHARS = 16  # the settings' own bound for a key
@@ -90,6 +91,7 @@ def _identity(settings: KeySettings, digest: bytes) -> Identity:
         tenant=settings.tenant,
         max_class=RequestClass[settings.max_class.upper()],
         default_class=RequestClass[settings.default_class.upper()],
+        admin=settings.admin,
     )
 
 

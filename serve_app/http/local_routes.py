@@ -17,7 +17,7 @@ from serve_app.telemetry.metrics import RouterMetrics
 Headers = list[tuple[bytes, bytes]]
 Answer = tuple[int, Headers, bytes]
 
-_JSON: Headers = [(b"content-type", b"application/json")]
+JSON: Headers = [(b"content-type", b"application/json")]
 _TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 
 
@@ -41,27 +41,29 @@ class LocalRoutes:
         """
         match route.target:
             case Local.HEALTH:
-                return 200, _JSON, b'{"status":"ok"}'
+                return 200, JSON, b'{"status":"ok"}'
             case Local.READY:
                 return self._ready()
             case Local.MODELS:
                 cards = await asyncio.gather(*(self._card(line) for line in self._lines.values()))
-                return 200, _JSON, msgspec.json.encode({"object": "list", "data": cards})
+                return 200, JSON, msgspec.json.encode({"object": "list", "data": cards})
             case Local.MODEL:
                 line = self._lines.get(route.argument)
                 if line is None:
                     raise NotFound(
                         f"the model {route.argument!r} does not exist", param="model", code="model_not_found"
                     )
-                return 200, _JSON, msgspec.json.encode(await self._card(line))
+                return 200, JSON, msgspec.json.encode(await self._card(line))
             case _:
                 return 200, _TEXT, await self._exposition()
 
     def _ready(self) -> Answer:
+        """Ready while any model can be served, whenever this router started: one that is added, still loads or fails
+        does not take the others' traffic away. A model that starts from zero can be served without a replica."""
         missing = [name for name, line in self._lines.items() if not line.ready and line.model.replicas.min_replicas]
-        if missing:
+        if len(missing) == len(self._lines):
             raise Unavailable(f"no replica of {', '.join(missing)} is running", code="not_ready")
-        return 200, _JSON, b'{"status":"ready"}'
+        return 200, JSON, msgspec.json.encode({"status": "ready", "without_replica": missing})
 
     async def _card(self, line: ModelLine) -> dict[str, Any]:
         card: dict[str, Any] = {
@@ -76,9 +78,11 @@ class LocalRoutes:
         return card
 
     async def _exposition(self) -> bytes:
-        for name, line in self._lines.items():
+        for name, line in list(self._lines.items()):
             names = sorted(line.replicas)
             loads = await asyncio.gather(*(line.load(replica) for replica in names))
-            self._metrics.line(name, line.line.snapshot(time.monotonic()))
+            if self._lines.get(name) is not line:
+                continue  # taken out meanwhile, and its figures with it
+            self._metrics.line(name, line.line.snapshot(time.monotonic()), line.blocked)
             self._metrics.engines(name, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
         return self._metrics.render()

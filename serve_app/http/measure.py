@@ -76,18 +76,24 @@ def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
     return size + len(msgspec.json.encode(tools)) if tools else size
 
 
-def estimate_tokens(operation: Operation, body: Mapping[str, Any]) -> int:
+def prompt_tokens(operation: Operation, body: Mapping[str, Any]) -> int:
+    """The prompt in tokens, by its size."""
+    return -(-prompt_bytes(operation, body) // BYTES_PER_TOKEN)
+
+
+def estimate_tokens(operation: Operation, body: Mapping[str, Any], prompt: int | None = None) -> int:
     """Prompt and output together, in tokens, 1 at least: the output is the bound the client gives, else
-    `DEFAULT_OUTPUT_TOKENS`, for each of the `n` answers."""
-    prompt_tokens = -(-prompt_bytes(operation, body) // BYTES_PER_TOKEN)
+    `DEFAULT_OUTPUT_TOKENS`, for each of the `n` answers. `prompt`: its tokens, where they are known."""
+    if prompt is None:
+        prompt = prompt_tokens(operation, body)
     if not operation.generates:
-        return max(prompt_tokens, 1)
+        return max(prompt, 1)
     given = [body[name] for name in _OUTPUT_BOUNDS if type(body.get(name)) is int]
     output = max(given[0], 0) if given else DEFAULT_OUTPUT_TOKENS
     n = body.get("n")
     prompts = body.get("prompt") if operation is Operation.COMPLETION else None
     answers = (n if type(n) is int and n > 0 else 1) * _count(prompts)
-    return max(prompt_tokens + output * answers, 1)
+    return max(prompt + output * answers, 1)
 
 
 def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:

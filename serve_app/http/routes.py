@@ -18,6 +18,8 @@ from serve_app.errors import MethodNotAllowed, NotFound
 from serve_app.types import Operation
 
 MODEL_PREFIX = "/v1/models/"
+SESSION_PREFIX = "/v1/sessions/"
+RENEW_SUFFIX = "/renew"
 SHOWN_PATH_CHARS = 200  # of an unknown path in the error: enough to see the mistake
 
 
@@ -31,11 +33,30 @@ class Local(enum.StrEnum):
     METRICS = "metrics"
 
 
+class SessionCall(enum.StrEnum):
+    """What can be asked of agent sessions."""
+
+    OPEN = "open"
+    LOOK = "look"
+    RENEW = "renew"
+    CLOSE = "close"
+
+
+class AdminCall(enum.StrEnum):
+    """What operators ask."""
+
+    QUOTA = "quota"
+
+
+Target = Operation | Local | SessionCall | AdminCall
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes. `argument` is the model's id for `Local.MODEL`, else empty; `head`: send no body."""
+    """Where a request goes. `argument` is the model's id for `Local.MODEL`, the session's for the calls of one, else
+    empty; `head`: send no body."""
 
-    target: Operation | Local
+    target: Target
     argument: str = ""
     head: bool = False
 
@@ -49,17 +70,19 @@ class WrongMethod(MethodNotAllowed):
         return (*super().__reduce__(), {"allow": self.allow})
 
 
-ROUTES: tuple[tuple[str, str, Operation | Local], ...] = (
+ROUTES: tuple[tuple[str, str, Target], ...] = (
     ("POST", "/v1/chat/completions", Operation.CHAT),
     ("POST", "/v1/completions", Operation.COMPLETION),
     ("POST", "/v1/responses", Operation.RESPONSES),
     ("POST", "/v1/embeddings", Operation.EMBEDDING),
     ("POST", "/tokenize", Operation.TOKENIZE),
     ("POST", "/detokenize", Operation.DETOKENIZE),
+    ("POST", "/v1/sessions", SessionCall.OPEN),
     ("GET", "/v1/models", Local.MODELS),
     ("GET", "/health", Local.HEALTH),
     ("GET", "/ready", Local.READY),
     ("GET", "/metrics", Local.METRICS),
+    ("GET", "/admin/quota", AdminCall.QUOTA),
 )
 
 
@@ -77,6 +100,7 @@ _METHODS: dict[str, tuple[str, ...]] = {
     path: tuple(method for method, known in _TABLE if known == path) for _, path, _ in ROUTES
 }
 _MODEL_METHODS = ("GET", "HEAD")
+_OF_A_SESSION = {"GET": SessionCall.LOOK, "HEAD": SessionCall.LOOK, "DELETE": SessionCall.CLOSE}
 
 
 def resolve(method: str, path: str) -> Route:
@@ -100,6 +124,13 @@ def _resolve_rarely(method: str, path: str) -> Route:
         allow = _MODEL_METHODS
         if method in allow:
             return Route(Local.MODEL, argument=plain.removeprefix(MODEL_PREFIX), head=method == "HEAD")
+    if allow is None and plain.startswith(SESSION_PREFIX):
+        name = plain.removeprefix(SESSION_PREFIX)
+        renewed = name.removesuffix(RENEW_SUFFIX)
+        calls = {"POST": SessionCall.RENEW} if renewed != name else _OF_A_SESSION
+        allow = tuple(calls)
+        if method in calls:
+            return Route(calls[method], argument=renewed, head=method == "HEAD")
     if allow is not None:
         error = WrongMethod(f"{method[:20]} is not a method of {plain[:SHOWN_PATH_CHARS]}, it has {', '.join(allow)}")
         error.allow = allow

@@ -26,6 +26,7 @@ from serve_app.local import driver, node
 from serve_app.local.ports import PortBlock, require_free, reserved_block
 from serve_app.local.processes import POLL_S, Listener, end_marked, listening_ports, marked, start_ticks
 from serve_app.local.state import DEFAULT_INSTANCE, Instance, InstanceState
+from serve_app.machine.environment import OBJECT_STORE_BYTES
 
 NODE_START_S = 90.0  # 5 s on an idle machine with two cores; ten times that when it is loaded
 START_ATTEMPTS = 3  # see PASSING
@@ -62,7 +63,7 @@ class LocalCluster:
         host: str = node.LOOPBACK,
         num_cpus: int | None = None,
         num_gpus: int | None = None,
-        object_store_bytes: int = node.OBJECT_STORE_BYTES,
+        object_store_bytes: int = OBJECT_STORE_BYTES,
         dashboard: bool = False,
         state_dir: str | os.PathLike[str] | None = None,
         models: Sequence[str] = (),

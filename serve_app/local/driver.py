@@ -9,7 +9,6 @@ lives, `{"event": "error", "message": ...}` before it ends because of an error. 
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -19,13 +18,21 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from serve_app.declare import beside, deployment_config
+from serve_app.errors import ServeAppError, Unavailable
+from serve_app.local import blocked, waiting
+from serve_app.local.load import Told
 from serve_app.local.processes import MARK
-from serve_app.local.view import describe
+from serve_app.local.reach import require_cluster
+from serve_app.local.view import built, declared, declared_models, describe
 
 STARTING_PERIOD_S = 0.5  # how often the state is looked at while the application starts
 RUNNING_PERIOD_S = 5.0  # and then: a look costs the controller some milliseconds of CPU
+TOLD_S = 5.0  # the controller answers within milliseconds; the state without these numbers is worth telling, too
 SERVE_SHUTDOWN_S = 20.0  # engines need seconds to end; streams still running then are cut
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
+RELEASE_S = 10.0  # the GCS asks each node itself, all at once
+HEAD_RESOURCE = "node:__internal_head__"  # what Ray gives to the head alone
 NAMESPACE = "serve_app"
 FORBIDDEN = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0",
@@ -42,6 +49,7 @@ def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
 
     Raises:
         RuntimeError: this process is connected to another cluster, or has a variable set that a driver must not have.
+        Unavailable: no cluster answers there, or it does not take the token; told within seconds.
     """
     for name, wanted in FORBIDDEN.items():
         if os.environ.get(name, wanted) != wanted:
@@ -61,11 +69,29 @@ def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
     os.environ.update(ours)
     _read_environment_again()
     try:
+        address = _reachable(address)
         ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
     except BaseException:
         restore(before)
         raise
     return before
+
+
+def _reachable(address: str) -> str:
+    """The GCS's host:port; `auto` is the newest cluster on this machine."""
+    from ray._private import services
+    from ray._raylet import AuthenticationTokenLoader
+
+    if address == "local" or "://" in address:  # Ray starts a cluster for the one; Ray Client is no driver
+        raise Unavailable(f"{address}: give host:port of the cluster's GCS, or auto", code="cluster_failed")
+    try:
+        found = services.canonicalize_bootstrap_address(address)
+    except (ConnectionError, ValueError) as error:
+        raise Unavailable(str(error), code="cluster_failed") from None
+    assert found is not None  # None stands for `local`
+    if os.environ.get("RAY_USE_TLS", "0") == "0":
+        require_cluster(found, AuthenticationTokenLoader.instance().get_token_for_http_header())
+    return found
 
 
 def restore(before: Mapping[str, str | None]) -> None:
@@ -107,6 +133,39 @@ def deploy(application: Application, name: str, *, wait: bool) -> Any:
     return serve.run_many([target], wait_for_ingress_deployment_creation=wait, wait_for_applications_running=wait)[0]
 
 
+def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | None:
+    """Hand one application to Serve's controller, as `serve deploy` does, beside those declared before; returns once
+    the controller has it. What it says of an application of the same name it carries out on the running one.
+
+    Returns what was declared under this name before.
+
+    Args:
+        entry: as `serve_app.declare.application` makes it.
+        serve_options: of `serve_app.declare.deployment_config`.
+
+    Raises:
+        RuntimeError: Serve does not take it; nothing has changed then.
+    """
+    from ray import serve
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    options = deployment_config([], **serve_options)
+    serve.start(http_options=options.get("http_options"), proxy_location=options.get("proxy_location"))
+    client: Any = _get_global_client()
+    details = client.get_serve_details()
+    config = deployment_config(beside(entry, details), **serve_options)
+    client.deploy_apps(ServeDeploySchema.model_validate(config))
+    return declared(details, entry["name"])
+
+
+def _details() -> dict[str, Any]:
+    from ray.serve.context import _get_global_client
+
+    client: Any = _get_global_client()
+    return client.get_serve_details()  # type: ignore[no-any-return]
+
+
 def look(models: Sequence[str], name: str) -> dict[str, Any]:
     """The application as `serve_app.local.view.describe` puts it; private in Serve, and the only call that has replica
     ids and nodes without Ray's dashboard."""
@@ -117,7 +176,45 @@ def look(models: Sequence[str], name: str) -> dict[str, Any]:
         client: Any = _get_global_client()
     except RayServeException:
         return describe(NO_DETAILS, models, name)  # Serve was never started
-    return describe(client.get_serve_details(), models, name)
+    details = client.get_serve_details()
+    _explain(details, name)
+    state = describe(details, declared_models(details, name) or models, name, _told(client, details, name))
+    return blocked.explained(state, _waiting()) if blocked.anyone(state) else state
+
+
+def _waiting() -> blocked.Waiting:
+    """Who waits for memory; nobody as far as can be told while the quota actor is away."""
+    try:
+        return asked_of_quota("figures")["waiting"]  # type: ignore[no-any-return]
+    except Unavailable:
+        return ()
+
+
+def _explain(details: Mapping[str, Any], name: str) -> None:
+    """Let each deployment whose replicas have no place say what they wait for."""
+    import ray
+    from ray.util import placement_group_table
+
+    if waiting.anyone(details, name):
+        found = waiting.reasons(details, name, list(placement_group_table().values()), ray.nodes())
+        for deployment, message in found.items():
+            details["applications"][name]["deployments"][deployment]["message"] = message
+
+
+def _told(client: Any, details: Mapping[str, Any], name: str) -> Told:
+    """What the running replicas of deployments that scale have told the controller last; nothing while they change."""
+    import ray
+    from ray.exceptions import RayError
+    from ray.serve._private.common import DeploymentID
+
+    deployments = (details["applications"].get(name) or {}).get("deployments", {})
+    scaled = [one for one, detail in deployments.items() if detail["deployment_config"].get("autoscaling_config")]
+    ask = client._controller._get_metrics_for_deployment_for_testing.remote  # the only way to see them
+    try:
+        answers = ray.get([ask(DeploymentID(name=one, app_name=name)) for one in scaled], timeout=TOLD_S)
+    except RayError:
+        return {}
+    return dict(zip(scaled, answers, strict=True))
 
 
 def shut_down(timeout_s: float = SERVE_SHUTDOWN_S) -> None:
@@ -128,10 +225,41 @@ def shut_down(timeout_s: float = SERVE_SHUTDOWN_S) -> None:
     try:
         client: Any = _get_global_client()
         client.shutdown(timeout_s=timeout_s)  # serve.shutdown() is the same with 30 s
+        _end_quota()
     except RayServeException:
         return  # Serve was never started
     finally:
         disconnect()
+
+
+def _end_quota() -> None:
+    """The quota actor outlives what it serves, but for this: what is served next may have other settings of it."""
+    import ray
+
+    from serve_app.quota import ACTOR
+    from serve_app.quota import NAMESPACE as WHERE
+
+    try:
+        ray.kill(ray.get_actor(ACTOR, namespace=WHERE))
+    except (ValueError, ray.exceptions.RayError):
+        return  # there is none, or Ray itself has ended
+
+
+def release_others() -> list[str]:
+    """Ask the GCS to end every node but the head; returns their addresses. Private in Ray, and what its autoscaler
+    does to end a node."""
+    import ray
+    from ray._raylet import GcsClient
+
+    others = {
+        node["NodeID"]: node["NodeManagerAddress"]
+        for node in ray.nodes()
+        if node["Alive"] and HEAD_RESOURCE not in node["Resources"]
+    }
+    if others:
+        client = GcsClient(address=ray.get_runtime_context().gcs_address)
+        client.drain_nodes(node_ids=[bytes.fromhex(node_id) for node_id in others], timeout=RELEASE_S)
+    return sorted(others.values())
 
 
 def disconnect() -> None:
@@ -139,14 +267,11 @@ def disconnect() -> None:
     import ray
     from ray.serve.context import _disconnect
 
+    from serve_app.serve_adapter import quiet_router_thread
+
+    quiet_router_thread()
     _disconnect()  # type: ignore[no-untyped-call]
     ray.shutdown()
-
-
-def load_application(import_path: str, arguments: Mapping[str, Any]) -> Application:
-    """`module:function` called with the arguments."""
-    module, _, function = import_path.partition(":")
-    return getattr(importlib.import_module(module), function)(dict(arguments))
 
 
 def _say(event: str, **fields: Any) -> None:
@@ -167,10 +292,9 @@ def _commands() -> queue.SimpleQueue[dict[str, Any]]:
 
 
 def _serve(order: Mapping[str, Any], commands: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Deploy the application of `order`, then report its state until told otherwise."""
+    """Declare the application of `order`, then report its state until told otherwise."""
     _say("phase", phase="application")
-    start_serve(order["host"], order["port"])
-    deploy(load_application(order["import_path"], order["arguments"]), order["name"], wait=False)
+    declare(order["application"], **order["serve"])
     while True:
         status = look(order["models"], order["name"])
         _say("status", **status)
@@ -183,10 +307,67 @@ def _serve(order: Mapping[str, Any], commands: queue.SimpleQueue[dict[str, Any]]
         return
 
 
+def _declare(order: Mapping[str, Any], commands: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Change a running application; report its state until it runs or has failed, or until told otherwise.
+
+    Raises:
+        Unavailable: Serve cannot make deployments from it. Those that run go on, but Serve would neither show nor scale
+            them from then on: so what was declared before is declared again.
+    """
+    entry = order["application"]
+    name = entry["name"]
+    before = declare(entry, **order["serve"])
+    while (made := built(_details(), name)) is None:
+        try:
+            commands.get(timeout=STARTING_PERIOD_S)
+        except queue.Empty:
+            continue
+        return
+    if not made:
+        why = describe(_details(), order["models"], name)["message"]
+        if before is not None:
+            declare(before, **order["serve"])
+            why += "; what was declared before is declared again"
+        raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
+    _say("phase", phase="declared")
+    while order["wait"]:
+        status = look(order["models"], name)
+        _say("status", **status)
+        if status["state"] in ("running", "failed"):
+            return
+        try:
+            commands.get(timeout=STARTING_PERIOD_S)
+        except queue.Empty:
+            continue
+        return
+
+
+def asked_of_quota(method: str, *args: Any) -> Any:
+    """What the cluster's quota actor answers.
+
+    Raises:
+        Unavailable: there is none, or it does not answer.
+    """
+    import ray
+
+    from serve_app.quota import ACTOR
+    from serve_app.quota import NAMESPACE as WHERE
+
+    try:
+        actor = ray.get_actor(ACTOR, namespace=WHERE)
+        return ray.get(getattr(actor, method).remote(*args), timeout=TOLD_S)
+    except (ValueError, ray.exceptions.RayError) as error:
+        raise Unavailable(f"the quota actor does not answer: {str(error).splitlines()[0]}", code="no_quota") from None
+
+
 ORDERS: dict[str, Callable[[Mapping[str, Any], queue.SimpleQueue[dict[str, Any]]], None]] = {
     "serve": _serve,
+    "declare": _declare,
     "status": lambda order, commands: _say("status", **look(order["models"], order["name"])),
+    "quota": lambda order, commands: _say("quota", **asked_of_quota("figures")),
+    "defrag": lambda order, commands: _say("defrag", plan=asked_of_quota("defrag", order["begin"])),
     "shutdown": lambda order, commands: shut_down(),
+    "release": lambda order, commands: _say("released", nodes=release_others()),
 }
 
 
@@ -196,6 +377,9 @@ def main() -> int:
     try:
         connect(order["environment"])
         ORDERS[order["do"]](order, commands)
+    except ServeAppError as error:
+        _say("error", message=error.message)
+        return 1
     except Exception as error:  # noqa: BLE001 - the border of the process: whatever it is goes to the owner
         _say("error", message=f"{type(error).__name__}: {error}")
         return 1

@@ -20,7 +20,7 @@ from serve_app.local.processes import Listener, listening_ports, pids
 # Above the worker ports of a default `ray start` (10002 to 19999), below the kernel's usual ephemeral range (32768).
 FIRST_PORT = 20_000
 LAST_PORT = 32_700
-INGRESS_PORTS = 256  # the port of a router replica that left rests for an hour (node.HARD_STOP_S): room for restarts
+INGRESS_PORTS = 256  # the port of a router replica that left rests for an hour (HARD_STOP_S): room for restarts
 BLOCK_PORTS = INGRESS_PORTS + 16
 PROBED_INGRESS_PORTS = 8  # looked at before a block is taken; Serve itself steps over a taken port further up
 

@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-MARK = "SERVE_APP_INSTANCE"
+from serve_app.names import MARK
+
 POLL_S = 0.05  # how often the end of processes is looked for
 KILL_S = 10.0  # SIGKILL takes effect at once; a process in uninterruptible disk sleep may take seconds
 PROC = Path("/proc")

@@ -35,7 +35,8 @@ class RemoteDriver:
                 stderr=errors,
                 text=True,
                 # the token goes through the pipe; the mark makes the child one of the instance's processes
-                env=usable_environment(os.environ) | {MARK: order["environment"][MARK]},
+                # a cluster that is not one of this machine's instances has no mark
+                env=usable_environment(os.environ) | {MARK: order["environment"].get(MARK, "")},
                 start_new_session=True,
             )
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from serve_app.local.load import Told, describe_load
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
 
 STATES = {
@@ -32,13 +34,14 @@ def _replicas(deployment: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _deployment(deployment: Mapping[str, Any]) -> dict[str, Any]:
+def _deployment(deployment: Mapping[str, Any], told: Told) -> dict[str, Any]:
     return {
         "deployment": deployment["name"],
         "state": _word(deployment["status"]).lower(),
         "message": reason(deployment["message"]),
         "replicas": _replicas(deployment),
         "target": deployment["target_num_replicas"],
+        **describe_load(deployment, told),
     }
 
 
@@ -51,18 +54,45 @@ def reason(message: str) -> str:
     return errors[-1]
 
 
-def describe(details: Mapping[str, Any], models: Sequence[str], name: str = APPLICATION) -> dict[str, Any]:
+def declared(details: Mapping[str, Any], name: str = APPLICATION) -> dict[str, Any] | None:
+    """What Serve was told of the application last; None when it was not declared but run, or is unknown."""
+    return (details["applications"].get(name) or {}).get("deployed_app_config") or None
+
+
+def declared_models(details: Mapping[str, Any], name: str = APPLICATION) -> list[str]:
+    """The names of the models that the application was declared with, as far as they can be made out: what was handed
+    to Serve by other means than ours may be anything."""
+    arguments = (declared(details, name) or {}).get("args")
+    models = arguments.get("models") if isinstance(arguments, Mapping) else None
+    named = [model.get("name") for model in models or () if isinstance(model, Mapping)]
+    return [name for name in named if isinstance(name, str)]
+
+
+def built(details: Mapping[str, Any], name: str = APPLICATION) -> bool | None:
+    """Whether Serve has made deployments from what it was told last; None while it is at it."""
+    application = details["applications"].get(name)
+    if application is None:
+        return None
+    if application["deployments"]:
+        return True
+    return False if STATES.get(_word(application["status"])) == "failed" else None
+
+
+def describe(
+    details: Mapping[str, Any], models: Sequence[str], name: str = APPLICATION, told: Told = MappingProxyType({})
+) -> dict[str, Any]:
     """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`.
 
     Args:
         details: `ServeInstanceDetails` as a dictionary.
         models: the configured names; a deployment of another name counts as the model its name spells.
+        told: the numbers that replicas have told the controller, see `serve_app.local.load`.
     """
     application = details["applications"].get(name)
     if application is None:
         return {"state": "absent", "message": "", "models": [], "routers": []}
     by_deployment = {deployment_of(model): model for model in models}
-    deployments = {one["name"]: _deployment(one) for one in application["deployments"].values()}
+    deployments = {one["name"]: _deployment(one, told) for one in application["deployments"].values()}
     engines = [
         {"name": by_deployment.get(key, key.removeprefix(ENGINE_PREFIX).replace("--", "/")), **one}
         for key, one in deployments.items()

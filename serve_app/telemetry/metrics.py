@@ -57,6 +57,12 @@ class RouterMetrics:
         self._gauge_refused = Gauge(
             "serve_app_refused", "Requests the line has refused.", ("model", "reason"), registry=self.registry
         )
+        self._gauge_blocked = Gauge(
+            "serve_app_blocked",
+            "Engine replicas that wait, by what they wait for.",
+            ("model", "reason"),
+            registry=self.registry,
+        )
         self._gauge_engine = Gauge(
             "serve_app_engine", "Live figures of an engine.", ("model", "replica", "figure"), registry=self.registry
         )
@@ -75,8 +81,9 @@ class RouterMetrics:
         self._prompt.labels(model, tenant).inc(prompt)
         self._output.labels(model, tenant).inc(completion)
 
-    def line(self, model: str, view: Snapshot) -> None:
-        """Set the gauges of a model's line to exactly this view of it."""
+    def line(self, model: str, view: Snapshot, blocked: int = 0) -> None:
+        """Set the gauges of a model's line to exactly this view of it, and how many replicas wait for memory."""
+        self._gauge_blocked.labels(model, "memory").set(blocked)
         for request_class, count in view.waiting.items():
             self._gauge_waiting.labels(model, request_class).set(count)
         self._gauge_slots.remove_by_labels({"model": model})
@@ -92,6 +99,17 @@ class RouterMetrics:
         for replica, load in loads.items():
             for field, value in msgspec.structs.asdict(load).items():
                 self._gauge_engine.labels(model, replica, field).set(value)
+
+    def forget(self, model: str) -> None:
+        """Take a model that left out of the gauges; what was counted stays counted."""
+        for gauge in (
+            self._gauge_waiting,
+            self._gauge_slots,
+            self._gauge_refused,
+            self._gauge_engine,
+            self._gauge_blocked,
+        ):
+            gauge.remove_by_labels({"model": model})
 
     def render(self) -> bytes:
         """The exposition text."""

@@ -18,6 +18,7 @@ from serve_app.errors import Unavailable
 from serve_app.local import InstanceState, clean_up, marked
 from serve_app.local.cluster import TERM_GRACE_S
 from serve_app.local.driver import SERVE_SHUTDOWN_S
+from serve_app.local.load import FIXED
 from serve_app.local.node import driver_environment
 from serve_app.local.processes import POLL_S, end_marked, start_ticks
 from serve_app.local.remote import DEFAULT_QUESTION_S, ask
@@ -32,7 +33,7 @@ def status(state: InstanceState) -> dict[str, Any] | None:
     """The instance as `status --json` prints it; None when nothing runs.
 
     Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node}], models [{name,
-    deployment, state, message, replicas [{id, state, node}], target}].
+    deployment, state, message, replicas [{id, state, node}], target, ongoing, waiting, why}].
     """
     instance = state.read()
     if instance is None or not marked(instance.mark):
@@ -70,18 +71,24 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(f"{found['instance']}: {found['state']} at {found['url']}", markup=False, highlight=False)
     if found["message"]:
         console.print(found["message"], markup=False, highlight=False, soft_wrap=True)
-    table = Table("model", "deployment", "state", "replica", "", "node")
+    table = Table("model", "deployment", "state", "ongoing", "waiting", "replica", "", "node")
     for model in found["models"]:
         running = sum(replica["state"] == "RUNNING" for replica in model["replicas"])
-        first = (model["name"], model["deployment"], f"{model['state']} {running}/{model['target']}")
+        state = f"{model['state']} {running}/{model['target']}"
+        counts = ("-" if model[what] is None else str(model[what]) for what in ("ongoing", "waiting"))
+        first = (model["name"], model["deployment"], state, *counts)
         for index, replica in enumerate(model["replicas"] or [{"id": "-", "state": "-", "node": "-"}]):
             table.add_row(
-                *(first if index == 0 else ("", "", "")), replica["id"], replica["state"], replica["node"][:12]
+                *(first if index == 0 else ("",) * len(first)), replica["id"], replica["state"], replica["node"][:12]
             )
     for replica in found["routers"]:
-        table.add_row("", "Router", "", replica["id"], replica["state"], replica["node"][:12])
+        table.add_row("", "Router", "", "", "", replica["id"], replica["state"], replica["node"][:12])
     if table.row_count:
         console.print(table)
+    for model in found["models"]:
+        if model["why"] != FIXED:
+            why = f"{model['name']}: {model['target']} replicas: {model['why']}"
+            console.print(why, markup=False, highlight=False, soft_wrap=True)
     if found["api_key_file"]:
         console.print(f"API key in {found['api_key_file']}", markup=False, highlight=False, soft_wrap=True)
 

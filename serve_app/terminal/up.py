@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from serve_app.declare import BUILD, application
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.local import InstanceState, LocalCluster, clean_up
 from serve_app.local.node import LOOPBACK
@@ -29,7 +30,6 @@ from serve_app.terminal.lines import curl_line, duration, state_line
 from serve_app.terminal.progress import Progress
 from serve_app.terminal.signals import Interrupted, interruptible
 
-BUILD = "serve_app.app:build"
 DEFAULT_PORT = 8000
 TICK_S = 0.25  # how often progress and the end of the driver are looked at
 READY_S = 120.0  # from Serve's "running" to the first 200 of /ready: HAProxy reloads within seconds
@@ -158,10 +158,8 @@ class _Session:
         order = {
             "do": "serve",
             "environment": self._cluster.environment(),
-            "host": instance.host,
-            "port": instance.http_port,
-            "import_path": self._options.application,
-            "arguments": self._keys.arguments,
+            "application": application(self._keys.settings, import_path=self._options.application),
+            "serve": {"host": instance.host, "port": instance.http_port, "proxy_location": "HeadOnly"},
             "name": APPLICATION,
             "models": list(instance.models),
         }

@@ -53,6 +53,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     ) -> None:
         high, normal, low = sorted(lifts)
         self.policy = Policy(max_queued, max_wait_s, no_replica_wait_s, (low, normal, high))
+        self.most = max_queued  # who may wait; more than the bound only where it was lowered under them
         self.admission = Admission(self.policy)
         self.reference = Reference(self.policy)
         for replica, count in zip(REPLICAS, slots, strict=False):
@@ -134,6 +135,24 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.reference.pass_time(self.now)
         self.reference.replica(replica, slots)
         self.compare(self.admission.on_replica(replica, slots, self.now), ordered=False)
+
+    @rule(
+        max_queued=st.integers(0, 8),
+        max_wait_s=st.sampled_from([3.0, 10.0, 40.0]),
+        no_replica_wait_s=waits,
+        span=spans,
+    )
+    def change_bounds(self, max_queued: int, max_wait_s: float, no_replica_wait_s: float, span: float) -> None:
+        """They hold for those who wait, too, and nobody is refused because the line has become too long."""
+        self.now += span
+        waiting = len(self.reference.waiting())
+        self.policy = Policy(max_queued, max_wait_s, no_replica_wait_s, self.policy.lift_after_s)
+        self.reference.policy = self.policy
+        self.reference.pass_time(self.now)
+        actions = self.admission.on_policy(self.policy, self.now)
+        assert not {a.reason for a in actions if isinstance(a, Refuse)} & {Reason.QUEUE_FULL, Reason.SHED}
+        self.compare(actions, ordered=False)
+        self.most = max(max_queued, min(waiting, len(self.reference.waiting())))
 
     @rule(replica=st.sampled_from(REPLICAS), span=spans)
     def lose(self, replica: str, span: float) -> None:
@@ -223,7 +242,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert sum(seen.granted.values()) == sum(r.status == "granted" for r in requests)
         assert sum(seen.refused.values()) == sum(r.status == "refused" for r in requests)
         assert seen.cancelled_waiting == sum(r.status == "cancelled" for r in requests)
-        assert len(waiting) <= self.policy.max_queued
+        self.most = max(self.policy.max_queued, min(self.most, len(waiting)))
+        assert len(waiting) <= self.most
         for cls in RequestClass:
             assert seen.waiting[cls.label] == sum(r.arrival.request_class == cls for r in waiting)
         assert seen.waiting_slots == sum(r.slots for r in waiting)

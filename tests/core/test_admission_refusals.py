@@ -10,7 +10,6 @@ import pytest
 from serve_app.core.admission import (
     DEFAULT_RETRY_AFTER_S,
     MAX_RETRY_AFTER_S,
-    NO_REPLICA_RETRY_AFTER_S,
     Admission,
     Grant,
     Policy,
@@ -19,6 +18,7 @@ from serve_app.core.admission import (
     refusal_error,
 )
 from serve_app.core.drain import MAX_SHARE_ABOVE
+from serve_app.core.startup import DEFAULT_REMAINING_S, LONGEST_START_S
 from serve_app.types import RequestClass
 from tests.core.admission_line import HIGH, LOW, NORMAL, admission, arrival, arrive, where
 
@@ -108,12 +108,87 @@ def test_without_a_replica_requests_are_held_and_then_refused() -> None:
     arrive(line, "p", slots=50, now=3600.0)  # an hour idle at zero replicas does not count against it
     arrive(line, "q", now=3610.0)
     assert line.on_tick(3624.9) == []
-    assert line.on_tick(3625.0) == [Refuse("p", Reason.NO_REPLICA, NO_REPLICA_RETRY_AFTER_S)]
+    assert line.on_tick(3625.0) == [Refuse("p", Reason.NO_REPLICA, DEFAULT_REMAINING_S)]
     assert where(line.on_replica("a", 1, 3626.0)) == {"q": "a"}
     arrive(line, "r", now=3626.0)
     line.on_replica_gone("a", 3640.0)
     assert line.on_tick(3664.0) == []
     assert where(line.on_tick(3665.0)) == {"r": "no_replica"}
+
+
+# Starts from zero: `admission()` refuses after 25 s without a replica.
+
+
+def retry_after(actions: list[Any]) -> list[float | None]:
+    return [action.retry_after_s for action in actions if isinstance(action, Refuse)]
+
+
+def test_without_a_replica_retry_after_is_what_the_last_start_leaves() -> None:
+    line = admission()
+    arrive(line, "p", now=100.0)
+    line.on_replica("a", 1, 140.0)  # nobody is left: p was refused at 125; the start took 40 s all the same
+    assert line.start_s == 40.0
+    line.on_replica_gone("a", 200.0)
+    arrive(line, "q", now=1000.0)
+    assert retry_after(line.on_tick(1025.0)) == [15.0]
+    arrive(line, "r", now=1026.0)
+    assert retry_after(line.on_tick(1051.0)) == [DEFAULT_REMAINING_S]  # late: nobody knows
+
+
+def test_a_line_that_is_full_while_a_replica_starts_says_when_it_is_there() -> None:
+    line = admission(max_queued=1)
+    line.on_start_told(30.0)
+    arrive(line, "p", now=0.0)
+    assert retry_after(arrive(line, "q", now=10.0)) == [20.0]
+    assert retry_after(arrive(line, "r", cls=HIGH, now=12.0)) == [18.0]  # p gave its place
+
+
+def test_what_was_measured_counts_for_more_than_what_an_engine_told() -> None:
+    line = admission(max_queued=0)
+    line.on_start_told(5.0)
+    arrive(line, "p", now=0.0)
+    line.on_replica("a", 1, 12.0)
+    line.on_replica("a", 0, 13.0)
+    assert retry_after(arrive(line, "q", now=20.0)) == [12.0]
+
+
+def test_a_replica_that_was_only_away_is_no_start() -> None:
+    line = admission(a=1)
+    line.on_replica("a", 0, 1.0)
+    arrive(line, "p", now=1.0)
+    assert where(line.on_replica("a", 1, 2.0)) == {"p": "a"}
+    assert line.start_s is None
+
+
+def test_a_start_given_up_long_ago_is_not_measured() -> None:
+    line = admission()
+    arrive(line, "p", now=0.0)
+    line.on_tick(100.0)
+    later = LONGEST_START_S + 1.0
+    arrive(line, "q", now=later)
+    line.on_replica("a", 1, later + 7.0)
+    assert line.start_s == 7.0
+    line.on_replica_gone("a", later + 8.0)
+    arrive(line, "r", now=later + 8.0)
+    line.on_tick(later + 100.0)
+    line.on_replica("b", 1, 2 * later + 100.0)
+    assert line.start_s == 7.0
+
+
+# What scaling sees.
+
+
+def test_waiting_and_granted_are_each_request_once() -> None:
+    line = admission(a=2, b=1)
+    arrive(line, "large", slots=2)
+    arrive(line, "p", "q", "r")
+    assert (line.waiting, line.granted) == (2, 2)
+    line.on_done("p", 1.0)
+    assert (line.waiting, line.granted) == (1, 2)
+    line.on_replica("a", 0, 2.0)  # drains: what runs there needs no replica any more
+    assert (line.waiting, line.granted) == (1, 1)
+    line.on_cancel("r", 3.0)
+    assert (line.waiting, line.granted) == (0, 1)
 
 
 # Predictions.

@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import openai
 import requests
 
+from serve_app.declare import application
 from serve_app.engine.tiny_model import ensure_tiny_model
 from serve_app.local import LocalCluster, marked
 from serve_app.local.remote import RemoteDriver
+from serve_app.settings import parse
 
 TINY = "tiny"
 SIMULATED = "tiny-sim"
@@ -118,13 +121,14 @@ def external() -> Stack | None:
 
 
 @contextmanager
-def own(state_dir: Path) -> Iterator[Stack]:
-    """A stack of our own, for the block; nothing of it is left after that."""
-    names = [model["name"] for model in CONFIG["models"]]
-    cluster = LocalCluster.start(f"e2e-{os.getpid()}", num_cpus=LOGICAL_CPUS, state_dir=state_dir, models=names)
+def own(state_dir: Path, config: Mapping[str, Any] = MappingProxyType(CONFIG), name: str = "e2e") -> Iterator[Stack]:
+    """A stack of our own, for the block; nothing of it is left after that. Its keys are always those of `CONFIG`."""
+    config = {"auth": CONFIG["auth"], **config}
+    names = [model["name"] for model in config["models"]]
+    cluster = LocalCluster.start(f"{name}-{os.getpid()}", num_cpus=LOGICAL_CPUS, state_dir=state_dir, models=names)
     driver: RemoteDriver | None = None
     try:
-        driver = _deploy(cluster, names, state_dir / "driver.log")
+        driver = _deploy(cluster, config, names, state_dir / "driver.log")
         stack = Stack(cluster.url, PEOPLE_KEY, BATCH_KEY, frozenset(names), cluster)
         _wait_ready(stack, driver, state_dir / "driver.log")
         yield stack
@@ -139,15 +143,13 @@ def own(state_dir: Path) -> Iterator[Stack]:
     assert not Path(cluster.instance.run_dir).exists(), f"{cluster.instance.run_dir} is left behind"
 
 
-def _deploy(cluster: LocalCluster, names: list[str], log: Path) -> RemoteDriver:
+def _deploy(cluster: LocalCluster, config: Mapping[str, Any], names: list[str], log: Path) -> RemoteDriver:
     """Deploy from a child process: pytest's own stays free of Ray."""
     order = {
         "do": "serve",
         "environment": cluster.environment(),
-        "host": cluster.instance.host,
-        "port": cluster.instance.http_port,
-        "import_path": "serve_app.app:build",
-        "arguments": CONFIG,
+        "application": application(parse(config).without_secrets()),
+        "serve": {"host": cluster.instance.host, "port": cluster.instance.http_port, "proxy_location": "HeadOnly"},
         "name": "serve_app",
         "models": names,
     }

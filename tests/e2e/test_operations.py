@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from pathlib import Path
 
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +20,7 @@ HTTP_PROCESSES = ("haproxy", "ray::ProxyActor", "ray::ServeRepli")  # as /proc n
 
 def test_health_and_readiness_answer(stack: Stack) -> None:
     assert stack.get("/health").json() == {"status": "ok"}
-    assert stack.get("/ready").json() == {"status": "ready"}
+    assert stack.get("/ready").json() == {"status": "ready", "without_replica": []}
 
 
 def test_paths_may_end_in_a_slash(stack: Stack) -> None:
@@ -72,7 +73,9 @@ def test_metrics_count_requests_and_tokens_by_tenant(stack: Stack, observer: Obs
     usage = stack.post("/v1/completions", {"model": TINY, "prompt": "The river", "max_tokens": 7}).json()["usage"]
     after = read()
 
-    assert [b - a for a, b in zip(before, after, strict=True)] == [1, usage["prompt_tokens"], 7]
+    # as many as were made: the model may end its text before the seventh
+    expected = [1, usage["prompt_tokens"], usage["completion_tokens"]]
+    assert [b - a for a, b in zip(before, after, strict=True)] == expected
 
 
 def test_metrics_are_prometheus_text_and_tell_the_slots(stack: Stack, observer: Observer) -> None:
@@ -111,7 +114,8 @@ def test_every_open_port_is_on_loopback_or_refuses(stack: Stack) -> None:
     names = {one.process for one in listeners}
 
     assert {"haproxy", "gcs_server", "raylet"} <= names
-    assert any(name.startswith("VLLM") for name in names)
+    titles = [Path(f"/proc/{pid}/comm").read_text() for pid in stack.cluster.pids()]
+    assert any(title.startswith("VLLM") for title in titles)  # looked at, whether it listens or not
     serves = [one for one in listeners if not one.is_loopback and not _refuses_grpc(one) and not _refuses_http(one)]
     assert serves == []
 

@@ -40,4 +40,5 @@ def test_the_application_answers_on_an_ordinary_serve() -> None:
         "done": True,
         "running": 1.0,
         "after leaving": 0.0,
+        "from zero": 200,
     }

@@ -12,6 +12,7 @@ import pytest
 
 from serve_app import settings as configuration
 from serve_app.settings import Settings
+from tests.e2e.joined import cluster_of
 from tests.e2e.stack import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +29,16 @@ PYTHON = blocks("python")
 
 
 def environment(stack: Stack) -> dict[str, str]:
-    """What the README's first block exports, with this stack's values."""
-    return os.environ | {"OPENAI_BASE_URL": f"{stack.base_url}/v1", "OPENAI_API_KEY": stack.api_key}
+    """What the README's first block exports, with this stack's values, and what leads into its cluster."""
+    exported = {"OPENAI_BASE_URL": f"{stack.base_url}/v1", "OPENAI_API_KEY": stack.api_key}
+    inside = {} if stack.cluster is None else stack.cluster.environment() | {"SERVE_APP_API_KEY": stack.api_key}
+    return os.environ | exported | inside
 
 
 def test_the_readme_has_the_examples_it_should() -> None:
     assert len(SHELL) >= 1
-    assert len(PYTHON) >= 2
+    assert len(PYTHON) >= 5
+    assert sum("connect(" in example for example in PYTHON) == 4
     (exports,) = [block for block in blocks("bash") if block.startswith("export")]
     assert set(re.findall(r"export (\w+)=", exports)) == {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
 
@@ -55,6 +59,8 @@ def test_the_curl_example_answers(stack: Stack, example: str) -> None:
 
 @pytest.mark.parametrize("example", PYTHON)
 def test_the_python_examples_run(stack: Stack, example: str) -> None:
+    if "connect(" in example:
+        cluster_of(stack)
     done = subprocess.run(
         [sys.executable, "-c", example],
         env=environment(stack),

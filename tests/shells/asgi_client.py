@@ -16,6 +16,7 @@ from serve_app.http.edge import Edge
 from serve_app.http.keys import KeyRing
 from serve_app.settings import KeySettings, Settings
 from serve_app.telemetry.metrics import RouterMetrics
+from serve_app.wire import WiredHandle
 from tests.shells.fake_engines import MODEL, FakeCluster, turns
 
 KEY = "sk-people-0123456789"
@@ -65,6 +66,7 @@ class Client:
     Args:
         routers: how many router replicas there are; `name` tells them apart.
         admission, http: settings.
+        wired: frames and requests go over connections of their own, as in production (`tests.shells.fake_wire.run`).
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Client:
         *,
         admission: dict[str, Any] | None = None,
         http: dict[str, Any] | None = None,
+        wired: bool = False,
     ) -> None:
         keys = (
             KeySettings(key=KEY, tenant="people", max_class="high"),
@@ -83,7 +86,8 @@ class Client:
         told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}
         settings = Settings.model_validate(told)
         self.handle = cluster.handle()
-        self.line = ModelLine(cluster.settings, self.handle, settings.admission, name, routers)  # type: ignore[arg-type]
+        handle = WiredHandle(self.handle) if wired else self.handle  # type: ignore[arg-type]
+        self.line = ModelLine(cluster.settings, handle, settings.admission, name, routers)
         self.metrics = RouterMetrics()
         self.edge = Edge(settings, KeyRing(settings.auth), {MODEL: self.line}, self.metrics, SALT_SECRET)
 

@@ -83,7 +83,7 @@ class FakeReplica:
         self.calls: dict[asyncio.Future[None], str] = {}  # open calls and their methods; failed when the replica dies
         self.ended: list[str] = []  # methods of the calls that have ended, in order
         self.dead = False
-        self.mute = False  # whether attach() is never answered
+        self.mute = False  # whether who asks for a channel is never answered
 
     @property
     def attachments(self) -> int:
@@ -106,6 +106,12 @@ class FakeReplica:
         for lost, method in list(self.calls.items()):
             if (not methods or method in methods) and not lost.done():
                 lost.set_exception(ActorUnavailableError(f"replica {self.name} is unavailable", NO_ACTOR))
+
+    def cut_wire(self) -> None:
+        """End its connections as the kernel does those of a process that is gone."""
+        if self.engine._wire is not None:
+            for visitor in list(self.engine._wire._visitors):
+                visitor.framing.abort()
 
     @contextlib.contextmanager
     def open_call(self, method: str) -> Any:
@@ -149,12 +155,14 @@ class FakeCluster:
         """Lose a replica with all its open calls; `told`: Serve notices at once."""
         self.replicas[name].dead = True
         self.replicas[name].fail_calls()
+        self.replicas[name].cut_wire()
         if told:
             self.remove(name)
 
     def break_channels(self, name: str) -> None:
         """Lose the channels to a replica, and nothing else of it."""
         self.replicas[name].fail_calls("attach")
+        self.replicas[name].cut_wire()
 
     def handle(self) -> FakeHandle:
         """What a router calls the replicas with."""
@@ -187,6 +195,7 @@ class FakeHandle:
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
         self.calls: list[tuple[str, str]] = []  # (method, replica) of every call made
+        self.rings = self.ringing = 0  # calls of `ring` made, and those that wait
         self.turns: Callable[[str], int] = lambda method: TURNS  # how long the next thing for this call is on its way
 
     async def watch(self, listener: Callable[[frozenset[str]], None]) -> None:
@@ -198,7 +207,8 @@ class FakeHandle:
         """A unary call, as `EngineHandle.call`."""
         replica = await self._reach(method, replica_id)
         with replica.open_call(method) as lost:
-            made = getattr(replica.engine, method)(*_copy(arguments), replica_id=replica_id)
+            mute = replica.mute and method == "open_wire"
+            made = _never() if mute else getattr(replica.engine, method)(*_copy(arguments), replica_id=replica_id)
             task = _elsewhere(made)
             try:
                 await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -216,8 +226,23 @@ class FakeHandle:
                 raise _copy(error)
             return _copy(task.result())
 
+    async def ring(self) -> None:
+        """A call that any replica answers, as `EngineHandle.ring`."""
+        self.rings += 1
+        self.ringing += 1
+        try:
+            while True:
+                await asyncio.sleep(POLL_S)
+                if self._cluster.running:
+                    break
+            await turns(self.turns("info"))
+            if all(self._cluster[name].dead for name in self._cluster.running):
+                raise ActorUnavailableError("the replica is unavailable", NO_ACTOR)
+        finally:
+            self.ringing -= 1
+
     async def stream(self, method: str, *arguments: Any, replica_id: str) -> AsyncIterator[Any]:
-        """A streaming call, as `EngineHandle.stream`."""
+        """A streaming call of Serve's; closing the iterator ends it there."""
         replica = await self._reach(method, replica_id)
         with replica.open_call(method) as lost:
             items: asyncio.Queue[Any] = asyncio.Queue()
@@ -237,6 +262,13 @@ class FakeHandle:
                     lost.result()
             finally:
                 self._cancel(task, method)
+
+    async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
+        """The channel, as `WiredHandle.attach`."""
+        stream = self.stream("attach", router_id, replica_id=replica_id)
+        async with contextlib.aclosing(stream) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                on_message(message)
 
     async def _reach(self, method: str, replica_id: str) -> FakeReplica:
         """Be sent on to the replica; never, while it is dead or outside the set: Serve keeps trying."""
@@ -285,19 +317,22 @@ def run(
     settings: ModelSettings | None = None,
     *,
     waits: dict[Any, float] | None = None,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> Any:
     """Run a scenario on a cluster without replicas; then everything must end by itself within `SETTLE_S`.
 
     Args:
         settings: the model; `model()` by default.
         waits: constants to set, over `WAITS`.
+        loop: makes the event loop; asyncio's own by default.
     """
     with contextlib.ExitStack() as patches:
         for (module, name), seconds in (WAITS | (waits or {})).items():
             patches.enter_context(mock.patch.object(module, name, seconds))
         gc.freeze()  # so that the collection at the end looks at what the scenario has made and not at all of Ray
         try:
-            return asyncio.run(_checked(scenario, settings or model()))
+            with asyncio.Runner(loop_factory=loop) as runner:
+                return runner.run(_checked(scenario, settings or model()))
         finally:
             gc.unfreeze()
 

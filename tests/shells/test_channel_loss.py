@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from serve_app import channel
-from serve_app.channel import Stream
+from serve_app.channel import Channel, Stream
 from serve_app.engine import deployment
-from serve_app.engine.protocol import Frame, Usage
+from serve_app.engine.protocol import Batch, Frame, Usage, batch_encoder
 from serve_app.errors import EngineFailed, EngineUnreachable
 from tests.shells.fake_engines import FakeCluster, model, run, turns, until
-from tests.shells.fake_router import LONG, REPLICA, SOON_S, answer, asked, heard, nothing, opened, said, text
+from tests.shells.fake_router import LONG, REPLICA, SOON_S, Slots, answer, asked, heard, nothing, opened, said, text
 
 
 @pytest.mark.parametrize("loss", ["break_channels", "kill"])
@@ -171,6 +173,29 @@ def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> No
             link.retire()
 
     run(scenario, waits={(deployment, "BREAK_GRACE_S"): 0.5, (channel, "IDLE_CLOSE_S"): 60.0})
+
+
+def test_what_a_dropped_channel_still_brings_is_for_nobody() -> None:
+    class Handle:
+        on_message: Callable[[bytes], None]
+
+        async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
+            self.on_message = on_message
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        handle, slots = Handle(), Slots()
+        link = Channel(handle, "router", REPLICA, itertools.count(1), slots)  # type: ignore[arg-type]
+        first = asyncio.create_task(answer(link, "a", 3))
+        await turns(5)
+        link.retire()  # before it stood
+        with pytest.raises(EngineUnreachable):
+            await asyncio.wait_for(first, SOON_S)
+        assert slots.told == [None]
+        handle.on_message(batch_encoder.encode(Batch([], 7)))  # it came in the turn in which the channel was dropped
+        assert (slots.told, link.open) == ([None], False)
+
+    asyncio.run(scenario())
 
 
 def test_frames_that_come_after_a_failure_are_dropped() -> None:

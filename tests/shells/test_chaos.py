@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import pytest
 
 from serve_app import channel, dispatch
+from serve_app.engine import wire_server
 from serve_app.types import Outcome
+from tests.shells import fake_engines, fake_wire
 from tests.shells.asgi_client import Client, Reply, ask
-from tests.shells.fake_engines import POLL_S, SETTLE_S, TURNS, FakeCluster, model, run, until
+from tests.shells.fake_engines import POLL_S, SETTLE_S, TURNS, FakeCluster, model, until
 from tests.shells.fake_router import said
 
 REQUESTS = 240
@@ -63,7 +65,7 @@ class Chaos:
 
     async def strike(self) -> None:
         """One thing goes wrong, or is put right."""
-        kind = self._random.choice(["kill", "kill_untold", "break", "remove", "mute", "back", "fill", "fill"])
+        kind = self._random.choice(["kill", "kill_untold", "break", "calls", "remove", "mute", "back", "fill", "fill"])
         name = self._random.choice(sorted(self._cluster.running) or [""])
         self.struck[kind] += 1
         if kind == "fill" or not name:
@@ -75,6 +77,8 @@ class Chaos:
             self._cluster[name].mute = True
         elif kind == "break":
             self._cluster.break_channels(name)
+        elif kind == "calls":
+            self._cluster[name].fail_calls("submit", "hold")
         elif kind == "remove":
             self._cluster.remove(name)
         else:
@@ -144,12 +148,14 @@ def count(client: Client, requests: list[Asked]) -> Counter[str]:
     return Counter(judge(asked).value for asked in requests if asked.client is client)
 
 
+@pytest.mark.parametrize("wired", [False, True], ids=["fake channel", "wire"])
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int) -> None:
+def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int, wired: bool) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         chaos, draw = Chaos(cluster, seed), random.Random(-seed)
         await chaos.fill()
-        clients = [await Client(cluster, f"router {n}", 2, admission={"max_queued": 40}).start() for n in range(2)]
+        options = {"admission": {"max_queued": 40}, "wired": wired}
+        clients = [await Client(cluster, f"router {n}", 2, **options).start() for n in range(2)]
         for client in clients:
             client.handle.turns = lambda method: draw.randint(0, 3 * TURNS)
         strike_in_s = 0.0
@@ -177,4 +183,6 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int) ->
         assert seen[Outcome.OK] > REQUESTS / 3, (seen, chaos.struck)  # chaos, and yet most are served
 
     short = {(channel, "ATTACH_TIMEOUT_S"): 0.1, (dispatch, "EJECT_S"): 0.05, (dispatch, "ASK_TIMEOUT_S"): 10 * POLL_S}
-    run(scenario, model(slots=SLOTS), waits=short)
+    short[wire_server, "TICKET_LIFE_S"] = 0.5
+    perform = fake_wire.run if wired else fake_engines.run
+    perform(scenario, model(slots=SLOTS), waits=short)

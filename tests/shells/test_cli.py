@@ -144,9 +144,9 @@ def test_no_key_reaches_the_application_only_digests(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"another key entirely").hexdigest()
     settings = parse({"auth": {"keys": [{"key_sha256": digest, "tenant": "t"}, {"key": KEY, "max_class": "critical"}]}})
     resolved = keys.resolve(settings, state)
-    assert KEY not in json.dumps(resolved.arguments)
+    assert KEY not in resolved.settings.model_dump_json()
     assert resolved.key == KEY
-    hidden = parse(resolved.arguments)  # the application's own check accepts it
+    hidden = parse(resolved.settings.model_dump(mode="json"))  # the application's own check accepts it
     assert [one.key_sha256 for one in hidden.auth.keys] == [digest, hashlib.sha256(KEY.encode()).hexdigest()]
     assert [(one.tenant, one.max_class) for one in hidden.auth.keys] == [("t", "high"), ("default", "critical")]
     keys.keep(resolved)
@@ -155,7 +155,7 @@ def test_no_key_reaches_the_application_only_digests(tmp_path: Path) -> None:
     state.clear()
     assert not state.configured_key_file.exists()
     generated = keys.resolve(Settings(), state)
-    assert str(generated.key) not in json.dumps(generated.arguments)
+    assert str(generated.key) not in generated.settings.model_dump_json()
     only_digests = keys.resolve(parse({"auth": {"keys": [{"key_sha256": digest}]}}), state)
     assert (only_digests.key, only_digests.file) == (None, None)
 

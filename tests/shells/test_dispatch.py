@@ -184,7 +184,7 @@ def test_a_slot_is_free_when_the_engine_is_done_and_not_when_the_client_has_read
 
 def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        router = await Router(cluster).start()
+        router = await Router(cluster, no_replica_wait_s=0.05).start()
         told: list[bytes] = []
 
         async def relay(stream: Stream, frames: list[Frame], granted: Granted) -> None:

@@ -319,3 +319,25 @@ def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPa
 
     asyncio.run(scenario())
     assert ended == [deployment.EXIT_ENGINE_DEAD]
+
+
+def test_an_engine_that_died_while_nobody_asked_it_ends_its_replica(
+    monkeypatch: pytest.MonkeyPatch, ended: list[int]
+) -> None:
+    monkeypatch.setattr(deployment, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(deployment, "ALIVE_S", 0.01)
+
+    async def scenario() -> None:
+        replica: Any = object.__new__(deployment.EngineReplica)
+        await replica.__init__({"name": "m", "engine": "simulated"})
+        await asyncio.sleep(0.1)  # ten looks
+        assert ended == []
+        alive = replica._backend
+        monkeypatch.setattr(type(alive), "alive", property(lambda self: False))
+        async with asyncio.timeout(SOON_S):
+            while not ended:  # noqa: ASYNC110 - there is no event of it
+                await asyncio.sleep(0.01)
+        await alive.shutdown()
+
+    asyncio.run(scenario())
+    assert ended == [deployment.EXIT_ENGINE_DEAD]

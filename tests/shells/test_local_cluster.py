@@ -16,11 +16,13 @@ import grpc
 import pytest
 import requests
 
+from serve_app.declare import application
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.local import InstanceState, LocalCluster, marked, node
 from serve_app.local.processes import carries, wait_gone
 from serve_app.local.remote import RemoteDriver
 from serve_app.names import APPLICATION
+from serve_app.settings import parse
 from serve_app.terminal import instances
 from tests.requires import requires
 from tests.shells import fake_ray
@@ -195,8 +197,12 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
         extra_environment={"PYTHONPATH": str(ROOT)},  # the replicas import tests.shells.throwaway
     )
     try:
-        order = {"do": "serve", "environment": cluster.environment(), "import_path": "tests.shells.throwaway:build"}
-        order |= {"host": cluster.instance.host, "port": cluster.instance.http_port, "arguments": arguments}
+        order = {
+            "do": "serve",
+            "environment": cluster.environment(),
+            "application": application(parse(arguments), import_path="tests.shells.throwaway:build"),
+            "serve": {"host": cluster.instance.host, "port": cluster.instance.http_port, "proxy_location": "HeadOnly"},
+        }
         driver = RemoteDriver({**order, "name": APPLICATION, "models": ["tiny"]})
         wait_running(driver)
         assert requests.get(cluster.url, timeout=10).status_code == 401

@@ -168,4 +168,4 @@ def test_thousands_of_requests_at_once_all_end() -> None:
         assert engine.load().steps == 8 * -(-3000 // 256)  # full batches all the way
         assert time.now == pytest.approx(engine.load().steps * 0.02 + 3000 * 2 / 20_000, rel=0.01)
 
-    run(crowd, max_num_seqs=256)
+    run(crowd, max_num_seqs=256, session_slots=0)

@@ -79,7 +79,7 @@ class SimulatedEngine:
         self._kv_tokens = settings.simulated.kv_cache_tokens
         self._max_model_len = settings.max_model_len or min(DEFAULT_MAX_MODEL_LEN, self._kv_tokens)
         self._scheduler = SimulatedScheduler(
-            slots=settings.max_num_seqs,
+            slots=settings.engine_seqs,
             kv_tokens=self._kv_tokens,
             prefill_tokens_per_s=settings.simulated.prefill_tokens_per_s,
             decode_step_s=settings.simulated.decode_step_s,
@@ -102,6 +102,7 @@ class SimulatedEngine:
                 f"max_model_len ({self._max_model_len}) is above simulated.kv_cache_tokens ({self._kv_tokens})",
                 param="max_model_len",
             )
+        await self._sleep(self._settings.simulated.start_s)
         self._loop_task = asyncio.create_task(self._run_steps(), name="simulated-engine-steps")
         self._loop_task.add_done_callback(self._fail_requests)
         return EngineInfo(

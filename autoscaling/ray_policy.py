@@ -1,0 +1,183 @@
+"""The adapter between Serve's controller and our scaling policies: an application-level policy class.
+
+It runs in the controller at every tick of its loop (0.1 s), so it never blocks and never raises: an exception would
+stop the scaling of this application and of all after it. On an error a deployment keeps its present target, the error
+is counted, and its first occurrence of a kind is logged with the deployment's name.
+
+Invariant: only numbers of replicas that Serve counts as running and that told something lately are used.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+from ray.serve.config import AutoscalingContext
+from ray.util.metrics import Counter
+
+from autoscaling import readings
+from autoscaling.policies.ongoing import Ongoing
+from autoscaling.readings import RouterCounts
+from autoscaling.signals import Decision, Signals
+from serve_app.names import ROUTER
+
+logger = logging.getLogger("ray.serve")
+
+STALE_INTERVALS = 5.0  # a replica on a busy machine misses a report or two, hardly ever four in a row
+NOBODY: RouterCounts = RouterCounts()
+
+Contexts = Mapping[Any, AutoscalingContext]  # by Serve's DeploymentID
+States = dict[Any, dict[str, Any]]
+
+
+class Freshness:
+    """Which replicas told something lately. By our own clock: theirs may be off, so only its progress counts."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, tuple[float, float]] = {}  # replica -> its newest moment, and when we first saw it
+
+    def look(self, told: Iterable[tuple[Hashable, float]], running: Iterable[Hashable], now: float) -> None:
+        """Take in what the replicas that run have told up to now, and forget all others."""
+        alive = frozenset(running)
+        seen = {replica: entry for replica, entry in self._seen.items() if replica in alive}
+        for replica, at in told:
+            if replica in alive and (replica not in seen or seen[replica][0] != at):
+                seen[replica] = (at, now)
+        self._seen = seen
+
+    def fresh(self, replica: Hashable, now: float, stale_s: float) -> bool:
+        entry = self._seen.get(replica)
+        return entry is not None and now - entry[1] <= stale_s
+
+
+class ScalingPolicy:
+    """An application's scaling policy: engine deployments follow their load, the router deployment is left alone.
+
+    Args:
+        router: the router deployment's name.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, router: str = ROUTER, clock: Callable[[], float] = time.monotonic) -> None:
+        self._router = router
+        self._clock = clock
+        self._policies: dict[str, Ongoing] = {}
+        self._targets: dict[str, int] = {}  # as last seen; a change is logged with its reason
+        self._reasons: dict[str, str] = {}
+        self._fresh: dict[str, Freshness] = {}
+        self._logged: set[tuple[str, str]] = set()
+        self._uncounted = 0
+        self._errors = Counter(
+            "serve_app_scaling_errors",
+            description="Scaling decisions that failed; the deployment kept its target.",
+            tag_keys=("deployment", "error"),
+        )
+
+    def __call__(self, contexts: Contexts) -> tuple[dict[Any, int], States]:
+        """Decisions and reasons by deployment id, for Serve, which applies delays and bounds to them."""
+        try:
+            return self._decide_all(contexts)
+        except Exception as error:  # noqa: BLE001 - see above: nothing may get out of here
+            self._failed("application", error)
+            return {}, {}
+
+    def _decide_all(self, contexts: Contexts) -> tuple[dict[Any, int], States]:
+        now = self._clock()
+        named = {context.deployment_name: (deployment, context) for deployment, context in contexts.items()}
+        self._forget(named)
+        counts, routers = self._routers(named, now)
+        decisions: dict[Any, int] = {}
+        states: States = {}
+        for name, (deployment, context) in named.items():
+            if name == self._router:
+                continue
+            target = context.target_num_replicas
+            try:
+                decision = self._decide(name, context, counts.get(name, NOBODY), routers, now)
+                _tell_serve(context, decision)
+                decisions[deployment], states[deployment] = decision.replicas, {"reason": decision.reason}
+            except Exception as error:  # noqa: BLE001 - one model's trouble is not another's
+                self._failed(name, error)
+                decisions[deployment] = target
+        return decisions, states
+
+    def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
+        """What the routers told, by engine deployment, and which of them run."""
+        if self._router not in named:
+            return {}, frozenset()
+        context = named[self._router][1]
+        running = frozenset(context.running_replicas)
+        try:
+            raw = context.raw_metrics or {}
+            usable = self._usable(self._router, context, raw, now)
+            return readings.router_counts(raw, usable), running
+        except Exception as error:  # noqa: BLE001 - the engines' own numbers still stand
+            self._failed(self._router, error)
+            return {}, running
+
+    def _decide(
+        self, name: str, context: AutoscalingContext, held: RouterCounts, routers: frozenset[Hashable], now: float
+    ) -> Decision:
+        config: Any = context.config
+        raw = context.raw_metrics or {}
+        queued = readings.count(context.total_queued_requests) or 0.0
+        signals = Signals(
+            running=context.current_num_replicas,
+            target=context.target_num_replicas,
+            waiting=held.waiting,
+            granted=held.granted,
+            executing=readings.executing(raw, self._usable(name, context, raw, now)),
+            complete=bool(routers) and routers <= held.routers,
+            rung=not context.current_num_replicas and queued > 0,
+            min_replicas=context.capacity_adjusted_min_replicas,
+            max_replicas=context.capacity_adjusted_max_replicas,
+            target_ongoing=config.get_target_ongoing_requests(),
+            look_back_s=config.look_back_period_s,
+            now=now,
+            blocked=held.blocked,
+        )
+        decision = self._policies.setdefault(name, Ongoing()).decide(signals)
+        if self._targets.get(name, signals.target) != signals.target:
+            logger.info("%s: target %d -> %d: %s", name, self._targets[name], signals.target, self._reasons[name])
+        self._targets[name], self._reasons[name] = signals.target, decision.reason
+        return decision
+
+    def _usable(
+        self, name: str, context: AutoscalingContext, raw: readings.Raw, now: float
+    ) -> Callable[[Hashable], bool]:
+        """Whether a replica's numbers count: it runs, and it is not silent."""
+        config: Any = context.config
+        stale_s = STALE_INTERVALS * config.metrics_interval_s
+        freshness = self._fresh.setdefault(name, Freshness())
+        freshness.look(readings.replicas_in(raw), context.running_replicas, now)
+        return lambda replica: freshness.fresh(replica, now, stale_s)
+
+    def _forget(self, named: Mapping[str, Any]) -> None:
+        """Drop what is known of deployments that have left; one that comes back is new."""
+        for memory in (self._policies, self._targets, self._reasons, self._fresh):
+            for name in [name for name in memory if name not in named]:
+                del memory[name]
+
+    def _failed(self, name: str, error: Exception) -> None:
+        """Called while `error` is handled."""
+        kind = type(error).__name__
+        if (name, kind) not in self._logged:
+            self._logged.add((name, kind))
+            logger.exception("%s keeps its number of replicas: its scaling policy failed", name)
+        try:
+            self._errors.inc(tags={"deployment": name, "error": kind})
+        except Exception:
+            if not self._uncounted:
+                logger.exception("errors of the scaling policy cannot be counted")
+            self._uncounted += 1
+
+
+def _tell_serve(context: AutoscalingContext, decision: Decision) -> None:
+    """Put our count of requests in place of Serve's own, which holds each channel, call of `info` and doorbell too.
+
+    Serve reads it after us: for its log and gauge, and, where no replica runs, to start one replica without asking any
+    policy. There it gets zero, since we may want several at once.
+    """
+    context.total_num_requests = decision.load if context.current_num_replicas else 0.0

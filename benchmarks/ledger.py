@@ -1,0 +1,226 @@
+"""What the ledger of GPU memory costs: `python -m benchmarks.ledger [--quick] [--without-actor]`.
+
+Three parts:
+- operations: the pure ledger with 1,000 engines and 100,000 live leases, each operation timed by itself (reserve, grow,
+  settle, heartbeat, and `expire` as the quota actor's tick calls it), in a steady state.
+- the actor: routers' words through the real quota actor on a local Ray of its own; an event is what a word says of one
+  engine's pool, a batch is a word. Every event changes what the router uses, so that nothing is answered from memory.
+- openb: the placement policies on a real cluster's trace (`benchmarks.openb`).
+
+Prints conditions, tables, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import ray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import openb
+from benchmarks.conditions import commit, processor, versions
+from benchmarks.lines import write_json
+from serve_app.core.grants import EngineReport, Rank
+from serve_app.core.leases import Device, Hold, Kind
+from serve_app.core.ledger import Ledger
+from serve_app.core.quota import RouterReport
+from serve_app.core.shares import PoolReport
+from serve_app.quota import quota_actor
+from serve_app.settings import QuotaSettings
+
+ENGINES, LEASES, ROUTERS = 1_000, 100_000, 16
+POOL_TOKENS = 1_000_000
+DEVICE_BYTES = 80 * 10**9
+OPERATIONS, QUICK_OPERATIONS = 1_000_000, 200_000
+TTL_S = 4.0
+TICK_OPERATIONS = 10_000  # between two looks for what has expired: half a second at 20,000 events a second
+POOLS, WORDS_AT_ONCE = 64, 8  # engines that a router speaks of in one word, and routers that speak at once
+ACTOR_S, QUICK_ACTOR_S = 20.0, 5.0
+
+
+def full_ledger(draw: random.Random) -> tuple[Ledger, list[str]]:
+    """A ledger with everything in it; returns the ids of the requests' leases, too."""
+    book = Ledger()
+    for number in range(ENGINES):
+        book.add_device(Device(f"node-{number // 8}", number % 8, DEVICE_BYTES))
+        book.join(f"engine-{number}", TTL_S, 0.0)
+        book.reserve(
+            f"engine-{number}", Kind.ENGINE, f"engine-{number}", [Hold(f"node-{number // 8}/{number % 8}", 70 * 10**9)]
+        )
+        book.commit(f"engine-{number}", POOL_TOKENS)
+    for router in range(ROUTERS):
+        book.join(f"router-{router}", TTL_S, 0.0)
+    requests = []
+    for number in range(LEASES - ENGINES):
+        request = f"request-{number}"
+        on = Hold(f"engine-{draw.randrange(ENGINES)}", draw.randint(1, 2_000))
+        book.reserve(request, Kind.REQUEST, f"router-{number % ROUTERS}", [on])
+        requests.append(request)
+    return book, requests
+
+
+def operations(count: int, seed: int) -> dict[str, Any]:
+    """Times of the ledger's operations in microseconds, by operation, and operations per second of all together."""
+    draw = random.Random(seed)
+    book, requests = full_ledger(draw)
+    ids = itertools.count(len(requests))
+    times: dict[str, list[int]] = {name: [] for name in ("reserve", "grow", "settle", "heartbeat", "tick")}
+    clock = time.perf_counter_ns
+
+    def timed(name: str, act: Callable[[], Any]) -> None:
+        began = clock()
+        act()
+        times[name].append(clock() - began)
+
+    now = 0.0
+    began = clock()
+    for step in range(count // 4):
+        now += 2e-4
+        victim = draw.randrange(len(requests))
+        request, owner = f"request-{next(ids)}", f"router-{step % ROUTERS}"
+        hold = Hold(f"engine-{draw.randrange(ENGINES)}", draw.randint(1, 2_000))
+        timed("settle", partial(book.settle, requests[victim], 700))
+        timed("reserve", partial(book.reserve, request, Kind.REQUEST, owner, [hold]))
+        requests[victim] = request
+        timed("grow", partial(book.resize, request, [hold.amount + 64], growth=True))
+        timed("heartbeat", partial(book.beat, f"engine-{step % ENGINES}" if step % 2 else owner, now))
+        if step % (TICK_OPERATIONS // 4) == 0:
+            for one in book.owners():  # nobody falls silent here
+                book.beat(one, now)
+            timed("tick", partial(book.expire, now))
+    elapsed_s = (clock() - began) / 1e9
+    assert len(book) == LEASES
+    every = sorted(itertools.chain.from_iterable(spans for name, spans in times.items() if name != "tick"))
+    return {
+        "ops_per_s": round(len(every) / elapsed_s),
+        "op_p50_us": percentile(every, 0.5),
+        "op_p99_us": percentile(every, 0.99),
+        "by_operation": {
+            name: {"p50_us": percentile(sorted(spans), 0.5), "p99_us": percentile(sorted(spans), 0.99)}
+            for name, spans in times.items()
+        },
+    }
+
+
+def percentile(ordered: list[int], share: float) -> float:
+    """Of nanoseconds in order, in microseconds."""
+    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1000, 2)
+
+
+@contextmanager
+def local_ray() -> Iterator[None]:
+    """A Ray of our own on this machine."""
+    with tempfile.TemporaryDirectory(prefix="ledger-") as folder:
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+async def speak(seconds: float) -> tuple[int, float]:
+    """Routers speak as fast as they are answered; returns events and the seconds they took."""
+    actor = quota_actor(QuotaSettings())
+    node = ray.get_runtime_context().get_node_id()
+    pools = [f"engine-{number}" for number in range(POOLS)]
+
+    async def engine(name: str) -> None:
+        told = EngineReport(name, "m", (Rank(node),), 10**6, 10**6)
+        reply = await actor.engine.remote(told)
+        for _ in range(2 * POOLS):
+            if reply.may_load:
+                break
+            reply = await actor.engine.remote(told)
+        await actor.engine.remote(EngineReport(name, "m", (Rank(node),), 10**6, 10**6, reply.holds, POOL_TOKENS, 10**6))
+
+    for name in pools:
+        await engine(name)
+    ends = time.monotonic() + seconds
+    beats = asyncio.create_task(keep_alive(actor, node, pools, ends))
+    began = time.monotonic()
+    events = await asyncio.gather(*(router(actor, f"router-{number}", pools, ends) for number in range(WORDS_AT_ONCE)))
+    took_s = time.monotonic() - began
+    await beats
+    return sum(events), took_s
+
+
+async def keep_alive(actor: Any, node: str, pools: list[str], ends: float) -> None:
+    """The engines' heartbeats."""
+    while time.monotonic() < ends:
+        for name in pools:
+            told = EngineReport(name, "m", (Rank(node),), 10**6, 10**6, (Hold(f"{node}/0", 10**6),), POOL_TOKENS, 10**6)
+            await actor.engine.remote(told)
+        await asyncio.sleep(1.0)
+
+
+async def router(actor: Any, name: str, pools: list[str], ends: float) -> int:
+    """One router's words; returns how many events they were."""
+    reply = await actor.router.remote(RouterReport(name, 0, 0, ()))
+    targets = dict.fromkeys(pools, (0, 0))
+    events = 0
+    for seq in itertools.count(1):
+        if time.monotonic() >= ends:
+            return events
+        words = []
+        for pool in pools:
+            version, target = targets[pool]
+            used = min(target, 1_000 + seq % 512)
+            words.append(PoolReport(pool, version, max(target, used), used, 0 if target else 1))
+        reply = await actor.router.remote(RouterReport(name, reply.epoch, seq, tuple(words)))
+        for one in reply.targets:
+            targets[one.pool] = (one.version, one.target)
+        events += len(words)
+    return events
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """Tables of what was measured."""
+    table = Table("operation", "p50 us", "p99 us", title=f"{ENGINES} engines, {LEASES} leases")
+    for name, spans in result["by_operation"].items():
+        table.add_row(name, f"{spans['p50_us']}", f"{spans['p99_us']}")
+    table.add_row("all but tick", f"{result['op_p50_us']}", f"{result['op_p99_us']}")
+    console.print(table)
+    console.print(f"{result['ops_per_s']} operations/s", highlight=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer operations, seconds and seeds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--without-actor", action="store_true", help="leave out what needs Ray")
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    conditions = {"versions": versions(), "processor": processor(), "commit": commit(), "seed": options.seed}
+    console.print(conditions)
+    result = operations(QUICK_OPERATIONS if options.quick else OPERATIONS, options.seed)
+    show(console, result)
+    if not options.without_actor:
+        with local_ray():
+            events, took_s = asyncio.run(speak(QUICK_ACTOR_S if options.quick else ACTOR_S))
+        result["actor_events_per_s"] = round(events / took_s)
+        console.print(
+            f"{result['actor_events_per_s']} events/s through the actor, {POOLS} a batch, {WORDS_AT_ONCE} routers",
+            highlight=False,
+        )
+    try:
+        plan = openb.Plan(openb.QUICK_SEEDS, openb.QUICK_WARMUP, openb.QUICK_WINDOW) if options.quick else openb.Plan()
+        found = openb.run(plan, say=console.print)
+        openb.show(console, found)
+        result["openb"] = found["openb"]
+    except openb.TraceMissingError as missing:
+        console.print(f"openb skipped: {missing}", style="yellow")
+    write_json({**result, "conditions": conditions})
+
+
+if __name__ == "__main__":
+    main()

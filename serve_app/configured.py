@@ -1,0 +1,31 @@
+"""The application of one configuration file as an object, for `serve build`, which gives a builder no arguments:
+
+    SERVE_APP_CONFIG=my.yaml serve build serve_app.configured:application
+
+It prints every deployment as Serve will be asked for it. To deploy, take `serve-app export`: what `serve build` prints
+names this module, so the file and the variable would have to be wherever the cluster builds it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from serve_app.app import build
+from serve_app.errors import ConfigError
+
+VARIABLE = "SERVE_APP_CONFIG"
+
+
+def __getattr__(name: str) -> Any:
+    """`application`, built when it is asked for.
+
+    Raises:
+        ConfigError: the variable names no file, or a wrong one.
+    """
+    if name != "application":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    file = os.environ.get(VARIABLE)
+    if not file:
+        raise ConfigError(f"{VARIABLE} is not set: it names the configuration file", param=VARIABLE)
+    return build({"config": file})

@@ -1,0 +1,244 @@
+"""Where the ranks of an engine go: the values of a placement, and what fits on one node.
+
+A demand is `groups` tensor-parallel groups (the stages of a pipeline) of `ranks` ranks each. Amounts of a device are
+integers of any one unit: bytes in production, thousandths of a GPU in the published benchmark.
+
+Rules
+- The ranks of a group are on one node; groups may be on different nodes.
+- The ranks of one engine are on distinct devices, whatever is free on a device.
+- A rank takes an amount of a device, or (`whole`) a device nobody has anything of, all of it.
+- Every group needs its CPU and host memory on its node, and a GPU model the demand allows.
+
+Invariant: what is taken of a device, of CPU or of host memory is never more than was free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+BUCKETS_GB = (4, 8, 12, 16, 24, 32, 48, 64)  # the sizes GPUs and their fractions are sold in
+BUCKETS_BYTES = tuple(size * 10**9 for size in BUCKETS_GB)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine and what is free of it.
+
+    Args:
+        node_id: unique in the cluster.
+        cpu_milli: thousandths of a core that are free.
+        memory_bytes: host memory that is free.
+        free: of each device, by its index.
+        total: of each device what leases can have at all.
+        model: of its devices; one model a node.
+
+    Raises:
+        ValueError: less than nothing is free, or more than there is.
+    """
+
+    node_id: str
+    cpu_milli: int
+    memory_bytes: int
+    free: tuple[int, ...]
+    total: tuple[int, ...]
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.free) != len(self.total):
+            raise ValueError(f"node {self.node_id}: {len(self.free)} devices are free of {len(self.total)}")
+        if any(not 0 <= free <= total for free, total in zip(self.free, self.total, strict=True)):
+            raise ValueError(f"node {self.node_id}: {self.free} is free of {self.total}")
+        if min(self.cpu_milli, self.memory_bytes) < 0:
+            raise ValueError(f"node {self.node_id}: cpu_milli {self.cpu_milli}, memory_bytes {self.memory_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What an engine needs.
+
+    Args:
+        ranks: of a tensor-parallel group, each on a device of its own; 0: CPU and memory alone.
+        amount: of a device, for each rank; with `whole` the least a device must have in total.
+        groups: pipeline stages.
+        cpu_milli: thousandths of a core, for each group.
+        memory_bytes: host memory, for each group.
+        whole: each rank takes a device that is free from end to end.
+        models: the GPU models allowed; none named: all.
+
+    Raises:
+        ValueError: a negative amount, no group, or a rank that needs nothing of its device.
+    """
+
+    ranks: int
+    amount: int
+    groups: int = 1
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    whole: bool = False
+    models: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if min(self.ranks, self.amount, self.cpu_milli, self.memory_bytes) < 0 or self.groups < 1:
+            raise ValueError(f"{self} has a negative amount, or no group")
+        if self.ranks and not (self.amount or self.whole):
+            raise ValueError(f"{self}: a rank needs an amount of its device")
+
+    def allows(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one group is: its node, the devices of its ranks and what it takes of each."""
+
+    node_id: str
+    devices: tuple[int, ...]
+    amounts: tuple[int, ...]
+    cpu_milli: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an engine is: a slot for each of its groups."""
+
+    slots: tuple[Slot, ...]
+
+
+class Room:
+    """What is free of a node, as it changes. `index` is the node's place in the order of the cluster."""
+
+    __slots__ = ("cpu", "free", "index", "memory", "model", "node_id", "total")
+
+    def __init__(self, node: Node, index: int = 0) -> None:
+        self.index, self.node_id, self.model = index, node.node_id, node.model
+        self.cpu, self.memory = node.cpu_milli, node.memory_bytes
+        self.free, self.total = list(node.free), node.total
+
+    def holds(self, demand: Demand) -> bool:
+        """Whether one group fits, devices apart."""
+        return self.cpu >= demand.cpu_milli and self.memory >= demand.memory_bytes and demand.allows(self.model)
+
+    def eligible(self, demand: Demand) -> list[int]:
+        """The devices one rank fits on."""
+        amount = demand.amount
+        if demand.whole:
+            return [i for i, free in enumerate(self.free) if free and free == self.total[i] and free >= amount]
+        return [i for i, free in enumerate(self.free) if free >= amount]
+
+    def slot(self, demand: Demand, devices: Sequence[int]) -> Slot:
+        """One group on these devices."""
+        amounts = tuple(self.total[i] if demand.whole else demand.amount for i in devices)
+        return Slot(self.node_id, tuple(devices), amounts, demand.cpu_milli, demand.memory_bytes)
+
+    def groups_that_fit(self, demand: Demand) -> int:
+        """Groups of one engine this node has room for."""
+        if not demand.allows(self.model):
+            return 0
+        bounds = [len(self.eligible(demand)) // demand.ranks] if demand.ranks else []
+        bounds += [self.cpu // demand.cpu_milli] if demand.cpu_milli else []
+        bounds += [self.memory // demand.memory_bytes] if demand.memory_bytes else []
+        return min([*bounds, demand.groups])
+
+    def refusal(self, slot: Slot) -> str | None:
+        """Why a slot cannot be taken; None: it can."""
+        if slot.cpu_milli > self.cpu or slot.memory_bytes > self.memory:
+            return f"cpu_milli {slot.cpu_milli} of {self.cpu}, memory_bytes {slot.memory_bytes} of {self.memory}"
+        if len(set(slot.devices)) < len(slot.devices):
+            return f"devices {slot.devices} are not distinct"
+        for device, amount in zip(slot.devices, slot.amounts, strict=True):
+            if not 0 <= device < len(self.free) or amount > self.free[device]:
+                return f"device {device}: {amount} of {self.free[device : device + 1]}"
+        return None
+
+    def take(self, slot: Slot) -> None:
+        """Raises ValueError when it does not fit; nothing has changed then."""
+        refusal = self.refusal(slot)
+        if refusal is not None:
+            raise ValueError(f"node {self.node_id}: {refusal}")
+        self.cpu -= slot.cpu_milli
+        self.memory -= slot.memory_bytes
+        for device, amount in zip(slot.devices, slot.amounts, strict=True):
+            self.free[device] -= amount
+
+    def give_back(self, slot: Slot) -> None:
+        """Raises ValueError when a device would be freer than it is large; nothing has changed then."""
+        for device, amount in zip(slot.devices, slot.amounts, strict=True):
+            if self.free[device] + amount > self.total[device]:
+                raise ValueError(f"node {self.node_id}: {slot} was not taken")
+        self.cpu += slot.cpu_milli
+        self.memory += slot.memory_bytes
+        for device, amount in zip(slot.devices, slot.amounts, strict=True):
+            self.free[device] += amount
+
+    def as_node(self) -> Node:
+        return Node(self.node_id, self.cpu, self.memory, tuple(self.free), self.total, self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Why a demand fits nowhere: the groups wanted, and how many would fit by each constraint taken for itself.
+
+    `nodes` are all there are, `by_model` counts devices as if nobody had anything of them: below `wanted` the demand
+    can never fit. The first of the figures that is below `wanted` is the one to name.
+    """
+
+    wanted: int
+    nodes: int
+    by_model: int
+    by_device: int
+    by_cpu: int
+    by_memory: int
+    together: int
+    largest_free: int
+
+    def __str__(self) -> str:
+        figures = [("GPU model and size", self.by_model), ("free devices", self.by_device), ("CPU", self.by_cpu)]
+        figures += [("host memory", self.by_memory), ("all of them on one node", self.together)]
+        short = next(((name, fit) for name, fit in figures if fit < self.wanted), None)
+        if short is None:
+            return f"all {self.wanted} groups fit"
+        detail = f"; the most that is free on one device is {self.largest_free}" if short[0] == "free devices" else ""
+        return f"{short[1]} of {self.wanted} groups fit on {self.nodes} nodes by {short[0]}{detail}"
+
+
+def shortfall(rooms: Sequence[Room], demand: Demand) -> Shortfall:
+    """How far a demand is from fitting, constraint by constraint."""
+    allowed = [room for room in rooms if demand.allows(room.model)]
+
+    def groups(counts: Iterator[int]) -> int:
+        return sum(min(count, demand.groups) for count in counts)
+
+    return Shortfall(
+        wanted=demand.groups,
+        nodes=len(rooms),
+        by_model=groups(
+            _devices_of_size(r, demand) // demand.ranks if demand.ranks else demand.groups for r in allowed
+        ),
+        by_device=groups(len(r.eligible(demand)) // demand.ranks if demand.ranks else demand.groups for r in allowed),
+        by_cpu=groups(r.cpu // demand.cpu_milli if demand.cpu_milli else demand.groups for r in allowed),
+        by_memory=groups(r.memory // demand.memory_bytes if demand.memory_bytes else demand.groups for r in allowed),
+        together=groups(room.groups_that_fit(demand) for room in allowed),
+        largest_free=max((free for room in allowed for free in room.free), default=0),
+    )
+
+
+def _devices_of_size(room: Room, demand: Demand) -> int:
+    return sum(total >= demand.amount for total in room.total)
+
+
+def bucketed(amount: int, sizes: Sequence[int] = BUCKETS_BYTES) -> int:
+    """Round up to the next size; above the largest to its next multiple; no sizes: `amount` itself (whole GPUs).
+
+    Multiples, since a size that is no bucket would leave gaps only its like can fill, and refusing would make a
+    deployment setting decide what can run.
+
+    Raises:
+        ValueError: a negative amount, or sizes that do not rise from above zero.
+    """
+    if amount < 0 or any(size <= 0 for size in sizes) or list(sizes) != sorted(set(sizes)):
+        raise ValueError(f"amount is {amount}, sizes are {sizes}")
+    if not sizes:
+        return amount
+    return next((size for size in sizes if size >= amount), -(-amount // sizes[-1]) * sizes[-1])

@@ -1,0 +1,121 @@
+"""Where the ranks of an engine are: checked before the engine starts, watched while it runs.
+
+Ray keeps the tensor-parallel groups together by the shape of the bundles (`engine_args.placement`). This is the second
+line: an operator can change a deployment's bundles in Serve's own configuration, and the process that built it may have
+another build of vLLM than the nodes. Such a replica ends with the reason instead of starting slow or crooked.
+
+Invariant: an engine starts only if each of its tensor-parallel groups is on one node and has a GPU for each rank, where
+it is to have any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.util import get_current_placement_group, placement_group_table
+
+from serve_app.engine.engine_args import placement
+from serve_app.engine.environment import Platform
+from serve_app.errors import ConfigError, EngineFailed
+from serve_app.settings import ModelSettings
+
+logger = logging.getLogger("ray.serve")
+
+READ_S = 2.0  # Ray's GCS answers in a millisecond; what it does not answer now, the next check asks again
+
+Group = Mapping[str, Any]  # an entry of Ray's placement group table
+NO_GROUP: Group = {"bundles": {}, "bundles_to_node_id": {}}
+
+
+class Layout:
+    """The node of each bundle of an engine, in the order of the bundles.
+
+    Args:
+        nodes: ids; none at all outside Ray.
+        read: Ray's present entry of the placement group.
+    """
+
+    def __init__(self, nodes: Sequence[str], read: Callable[[], Group]) -> None:
+        self.nodes = tuple(nodes)
+        self._read = read
+        self._reading: asyncio.Task[Group] | None = None
+
+    async def check(self) -> None:
+        """Raise when a node that holds a part of this engine is gone. The replica's own node needs no look: it would be
+        gone with it. A Ray that does not answer says nothing about the nodes.
+
+        Raises:
+            EngineFailed: names the node.
+        """
+        if len(set(self.nodes)) < 2:
+            return
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(asyncio.to_thread(self._read))
+        done, _ = await asyncio.wait({self._reading}, timeout=READ_S)
+        if not done or self._reading.exception() is not None:
+            logger.warning("Ray does not say where this engine's bundles are")
+            return
+        now = nodes_of(self._reading.result())
+        if now != self.nodes:
+            gone = next((node for node in self.nodes if node not in now), self.nodes[-1])
+            raise EngineFailed(f"node {gone}, which held a part of this engine, is lost")
+
+
+def of_this_replica(settings: ModelSettings, platform: Platform) -> Layout:
+    """The layout of the replica this process is; one without nodes where it is none, or where it needs no bundles.
+
+    Raises:
+        ConfigError: the bundles are not what the engine needs.
+    """
+    if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return Layout((), dict)
+    group = get_current_placement_group()
+    if group is None:
+        verify(settings, platform, NO_GROUP)
+        return Layout((), dict)
+
+    def read() -> Group:
+        return dict(placement_group_table(group))
+
+    given = read()
+    verify(settings, platform, given)
+    return Layout(nodes_of(given), read)
+
+
+def nodes_of(group: Group) -> tuple[str, ...]:
+    """The node of each bundle; an empty string for one without a node."""
+    by_bundle = group.get("bundles_to_node_id", {})
+    return tuple(by_bundle[index] for index in sorted(by_bundle))
+
+
+def verify(settings: ModelSettings, platform: Platform, group: Group) -> None:
+    """Fail unless the group has the bundles this model needs and no tensor-parallel group is split.
+
+    Raises:
+        ConfigError: says what is wrong.
+    """
+    wanted = placement(settings, platform)
+    bundles = wanted.get("placement_group_bundles", [])
+    gpus = [float(group["bundles"][index].get("GPU", 0)) for index in sorted(group["bundles"])]
+    needed = [float(bundle.get("GPU", 0)) for bundle in bundles]
+    if gpus != needed:
+        hint = "; was it built where vLLM's CPU build is installed?" if sum(gpus) < sum(needed) else ""
+        raise ConfigError(
+            f"the replica of {settings.name} got bundles of {_list(gpus)} GPUs, it needs {_list(needed)}{hint}",
+            param="placement_group_bundles",
+        )
+    nodes = set(nodes_of(group))
+    if wanted.get("placement_group_strategy") == "STRICT_PACK" and len(nodes) > 1:
+        raise ConfigError(
+            f"the tensor-parallel group of {settings.name} is split over {len(nodes)} nodes: "
+            "its placement_group_strategy has to be STRICT_PACK",
+            param="placement_group_strategy",
+        )
+
+
+def _list(amounts: Sequence[float]) -> str:
+    return " + ".join(f"{amount:g}" for amount in amounts) or "no"

@@ -1,0 +1,167 @@
+"""What an engine replica says when it asks for its memory: who it is, where its ranks are, what it needs.
+
+Fails here, with the setting's name, what could not start anyway.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from serve_app.core.grants import EngineReply, EngineReport, Rank
+from serve_app.core.leases import Hold
+from serve_app.engine.engine_args import gpus_per_rank, model_path
+from serve_app.engine.environment import Platform
+from serve_app.engine.granted import Grant
+from serve_app.engine.measured import measured_here
+from serve_app.engine.memory import kv_bytes_of, memory_ask
+from serve_app.quota import AWAY, QuotaActor
+from serve_app.settings import ModelSettings, QuotaSettings
+
+ANSWER_S = 5.0  # the actor answers in milliseconds, also while it holds a router's word back
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+
+
+def grant_of_this_replica(
+    settings: ModelSettings,
+    quota: QuotaSettings,
+    platform: Platform,
+    ranks: tuple[Rank, ...],
+    lost: Callable[[str], None],
+    drain: Callable[[], None],
+) -> Grant:
+    """A grant that has been asked for by nobody yet; see `Grant.obtain`.
+
+    Args:
+        ranks: where they are; one for all of them where they share a machine's memory.
+        lost, drain: see `Grant`.
+
+    Raises:
+        ConfigError: nothing says how much memory it needs.
+    """
+    actor = QuotaActor(quota)
+    ask = memory_ask(settings, platform, weights_bytes(settings), _device_bytes(settings, actor.handle, ranks))
+    together = settings.ranks // len(ranks)
+    word = EngineReport(
+        owner=_my_name(),
+        model=settings.name,
+        ranks=ranks,
+        wanted_bytes=ask.wanted_bytes * together,
+        least_bytes=ask.least_bytes * together,
+    )
+
+    def speak(report: EngineReport) -> EngineReply:
+        return actor.engine(report, ANSWER_S)
+
+    here = ray.get_runtime_context().get_node_id()
+    measured = measured_here(here, gpus=bool(gpus_per_rank(settings, platform)))
+    return Grant(word, speak, AWAY, lost, drain, measured)
+
+
+def ranks_of_this_replica(settings: ModelSettings, platform: Platform, nodes: tuple[str, ...]) -> tuple[Rank, ...]:
+    """Where the ranks are: on this node's memory, or on GPUs of it, or of the nodes of its bundles.
+
+    A whole GPU is the one that Ray gave. A share of one is put on a device by the ledger (`see_only`), which knows
+    bytes where Ray knows fractions. Which GPUs several ranks have, only they will know.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    gpus = gpus_per_rank(settings, platform)
+    if settings.ranks > 1 and gpus:
+        each = settings.ranks // max(1, len(nodes))
+        return tuple(Rank(node) for node in (nodes or (here,)) for _ in range(each if nodes else settings.ranks))
+    if gpus == 1:
+        return (Rank(here, int(ray.get_gpu_ids()[0])),)
+    return (Rank(here),)
+
+
+def see_only(settings: ModelSettings, platform: Platform, hold: Hold) -> None:
+    """Have this process, and the engine it starts, see the device of its share of a GPU and no other."""
+    if 0 < gpus_per_rank(settings, platform) < 1:
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's, by which the ledger counts
+        os.environ["CUDA_VISIBLE_DEVICES"] = hold.on.rpartition("/")[2]
+
+
+def sized(
+    settings: ModelSettings, platform: Platform, holds: tuple[Hold, ...], ranks: int, device_bytes: int | None
+) -> ModelSettings:
+    """The settings with what fits into the grant.
+
+    On a GPU vLLM asks for `gpu_memory_utilization` of the device to be free before it starts, whatever it will use:
+    that is the grant's share of it.
+
+    Args:
+        ranks: of the engine, that share a hold.
+        device_bytes: the whole device; None: not known.
+    """
+    if settings.engine == "simulated":
+        return settings
+    changes: dict[str, float] = {}
+    granted = holds[0].amount // ranks
+    weights = weights_bytes(settings)
+    if platform == "gpu" and device_bytes:
+        changes["gpu_memory_utilization"] = min(1.0, granted / device_bytes)
+    if platform == "cpu" or settings.kv_cache_gb is not None or (settings.memory_gb is not None and weights):
+        kv_gb = kv_bytes_of(settings, platform, weights, granted) / 2**30
+        if settings.memory_gb is None and settings.kv_cache_gb is not None:
+            kv_gb = min(kv_gb, settings.kv_cache_gb)
+        changes["kv_cache_gb"] = kv_gb
+    return settings.model_copy(update=changes)
+
+
+def whole_device(quota: QuotaSettings, key: str) -> int | None:
+    """The memory of a device, reserved part and all; None: not known."""
+    try:
+        figures = ray.get(QuotaActor(quota).handle.figures.remote(), timeout=ANSWER_S)
+    except AWAY:
+        return None
+    return next((int(one["total_bytes"]) for one in figures["devices"] if one["device"] == key), None)
+
+
+def weights_bytes(settings: ModelSettings) -> int:
+    """The size of a model's weights where they are on this machine; 0 where they have yet to come."""
+    if settings.engine == "simulated":
+        return 0
+    folder = Path(model_path(settings))
+    if not folder.is_dir():
+        found = _in_cache(settings.path)
+        if found is None:
+            return 0
+        folder = found
+    return sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
+
+
+def _in_cache(name: str) -> Path | None:
+    """The folder of a Hugging Face model that has been downloaded before."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, OSError):
+        return None
+
+
+def _device_bytes(settings: ModelSettings, actor: Any, ranks: tuple[Rank, ...]) -> int | None:
+    """What the smallest device of the nodes of these ranks has for leases; None: none is known."""
+    if settings.memory_gb is not None or settings.kv_cache_gb is not None or settings.engine == "simulated":
+        return None
+    nodes = {rank.node for rank in ranks}
+    try:
+        figures = ray.get(actor.figures.remote(), timeout=ANSWER_S * 10)
+    except AWAY:
+        return None
+    sizes = [one["total_bytes"] - one["reserved_bytes"] for one in figures["devices"] if one["node"] in nodes]
+    return min(sizes, default=None)
+
+
+def _my_name() -> str:
+    from ray import serve
+
+    try:
+        return serve.get_replica_context().replica_id.unique_id
+    except serve.exceptions.RayServeException:
+        return f"process-{os.getpid()}"

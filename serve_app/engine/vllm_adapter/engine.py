@@ -1,0 +1,210 @@
+"""vLLM behind our engine protocol.
+
+`AsyncLLM` runs the model; vLLM's own OpenAI serving objects turn its output into OpenAI's wire format. What is ours:
+the token ids behind each piece of output are recorded on their way through, aborts are certain, and health sees a
+frozen engine too.
+
+Invariant: when `VllmEngine.run` ends, in whatever way, EngineCore holds nothing of that request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import psutil
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import State
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor import Executor
+
+from serve_app.engine import environment
+from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
+from serve_app.engine.live_load import LoadSink
+from serve_app.engine.liveness import StallDetector
+from serve_app.engine.protocol import EngineInfo, EngineLoad, Piece, Submit
+from serve_app.engine.recorder import Recorder
+from serve_app.engine.vllm_adapter import serving
+from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM, recorder_of_request
+from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.settings import ModelSettings
+
+PROBE_TIMEOUT_S = 2.0  # a round trip to an idle EngineCore takes 1 ms; a busy one answers between two steps
+KILLED_S = 1.0  # only the kernel is left to wait for
+# For EngineCore's own exit: its interpreter takes seconds to fall apart and saves nothing, the kernel frees its memory
+# as well, and the resource tracker what it leaves in /dev/shm. With several ranks it has others to tell.
+SHUTDOWN_TIMEOUT_S, RANKS_SHUTDOWN_TIMEOUT_S = 0.5, 5.0
+TRACKER = "multiprocessing.resource_tracker"  # in its command line
+
+FATAL = (EngineDeadError,)  # not EngineGenerateError: that request failed, the engine goes on
+
+
+class VllmEngine:
+    """`EngineBackend` on vLLM. `environment.prepare` must have run before this module was imported."""
+
+    def __init__(self, settings: ModelSettings, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._sink = LoadSink()
+        self._llm: RecordedLLM | None = None
+        self._state = State()
+        self._stall = StallDetector(settings.health_stall_s)
+        self._probe: asyncio.Task[bool] | None = None
+
+    async def start(self) -> EngineInfo:
+        """Load the model and build vLLM's serving objects; blocks the loop until EngineCore answers (as vLLM does)."""
+        arguments = AsyncEngineArgs(**engine_arguments(self._settings, environment.platform()))
+        config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        llm = RecordedLLM(
+            vllm_config=config,
+            executor_class=_executor_class(config, self._settings),
+            log_requests=False,
+            log_stats=False,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[lambda *_: LiveStats(self._sink)],
+        )
+        self._llm = llm
+        serving.spare_the_event_loop()
+        tasks = await llm.get_supported_tasks()
+        await init_app_state(llm, self._state, serving.frontend_arguments(arguments, self._settings), tasks)
+        cache = llm.vllm_config.cache_config
+        blocks = cache.num_gpu_blocks or 0
+        return EngineInfo(
+            model=self._settings.name,
+            tasks=sorted(tasks),
+            max_model_len=llm.model_config.max_model_len,
+            slots=max(1, config.scheduler_config.max_num_seqs - self._settings.session_places),
+            kv_cache_tokens=getattr(cache, "kv_cache_size_tokens", None) or blocks * cache.block_size,
+            kv_cache_bytes=(cache.kv_cache_memory_bytes or 0) * self._settings.ranks,
+            kv_block_tokens=cache.block_size,
+        )
+
+    async def run(self, submit: Submit) -> AsyncIterator[Piece]:
+        """See `EngineBackend.run`."""
+        if not self.alive:
+            raise EngineUnreachable("the engine is dead")
+        recorder = Recorder(_choices(submit), FATAL)
+        recorder_of_request.set(recorder)
+        try:
+            answer = await serving.answer(self._state, submit)
+        except EngineDeadError as error:
+            raise EngineFailed(f"the engine died: {error}") from error
+        except ValidationError as error:
+            yield serving.refusal(serving.validation_error(error))
+            return
+        except Exception as error:
+            if recorder.failure is not None:
+                raise EngineFailed(f"the engine died: {error}") from error
+            yield serving.refusal(serving.error_response(error, submit))
+            return
+        if isinstance(answer, ErrorResponse):
+            yield serving.refusal(answer)
+            return
+        if isinstance(answer, BaseModel):
+            body = answer.model_dump_json(by_alias=True).encode()
+            yield Piece(body=body, status=200, media="json", groups=recorder.take(), usage=recorder.usage())
+            return
+        if isinstance(answer, bytes):
+            yield Piece(body=answer, status=200, media="json", usage=recorder.usage())
+            return
+        status, media = 200, "sse"
+        try:
+            async for text in answer:
+                if recorder.failure is not None:
+                    raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
+                yield Piece(body=text.encode(), status=status, media=media, groups=recorder.take())
+                status, media = 0, ""
+        finally:
+            await answer.aclose()
+        yield Piece(body=b"", groups=recorder.take(), usage=recorder.usage())
+
+    def load(self) -> EngineLoad:
+        """See `EngineBackend.load`."""
+        return self._sink.snapshot()
+
+    @property
+    def alive(self) -> bool:
+        """See `EngineBackend.alive`."""
+        return self._llm is not None and not self._llm.errored
+
+    async def check_health(self) -> None:
+        """Raise when EngineCore is dead, or neither answers, steps nor uses CPU for `health_stall_s`."""
+        llm = self._running()
+        await llm.check_health()
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(llm.is_paused())
+        done, _ = await asyncio.wait({self._probe}, timeout=PROBE_TIMEOUT_S)
+        if done:
+            self._probe.result()
+        stalled_s = self._stall.observe(bool(done), (self._sink.steps, self._cpu_time_s()), self._clock())
+        if stalled_s is not None:
+            raise EngineFailed(f"the engine is frozen: no answer, no step and no CPU time for {stalled_s:.0f} s")
+
+    def _cpu_time_s(self) -> float:
+        """CPU time of EngineCore and its workers: a long prefill answers no probe, but it computes."""
+        total = 0.0
+        for child in psutil.Process().children(recursive=True):
+            try:
+                times = child.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system
+        return total
+
+    def kill(self) -> None:
+        """See `EngineBackend.kill`."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    async def shutdown(self) -> None:
+        """See `EngineBackend.shutdown`."""
+        if self._llm is None:
+            return
+        llm, self._llm = self._llm, None
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()  # else it reports the intended end of EngineCore as a crash
+        children = psutil.Process().children(recursive=True)
+        timeout_s = SHUTDOWN_TIMEOUT_S if self._settings.ranks == 1 else RANKS_SHUTDOWN_TIMEOUT_S
+        await asyncio.to_thread(llm.shutdown, timeout_s)
+        await asyncio.to_thread(_end, [child for child in children if not _tracks(child)])
+
+    def _running(self) -> RecordedLLM:
+        if self._llm is None:
+            raise EngineFailed("the engine is not running")
+        return self._llm
+
+
+def _tracks(process: psutil.Process) -> bool:
+    """Whether it is Python's resource tracker: it ends when we do, and unlinks what the killed have left behind."""
+    try:
+        return any(TRACKER in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """End what is left of them; returns once they are gone."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=KILLED_S)
+
+
+def _executor_class(config: VllmConfig, settings: ModelSettings) -> type[Executor]:
+    if config.parallel_config.distributed_executor_backend != "ray":
+        return Executor.get_class(config)
+    from serve_app.engine.vllm_adapter.staged_executor import on_ray
+
+    return on_ray(config, staged=one_bundle_per_stage(settings, environment.platform()))
+
+
+def _choices(submit: Submit) -> int:
+    n = submit.body.get("n")
+    return n if isinstance(n, int) and n > 0 else 1

@@ -1,0 +1,73 @@
+"""vLLM's engine client with what is ours in it: token ids are recorded on their way out, aborts are certain, and the
+figures of each step are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from serve_app.engine.live_load import LoadSink
+from serve_app.engine.recorder import Recorder
+
+recorder_of_request: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
+
+
+class RecordedLLM(AsyncLLM):
+    """AsyncLLM whose outputs pass the recorder of the request that asked for them."""
+
+    def __del__(self) -> None:
+        """Nothing: `VllmEngine.shutdown` has ended it, and at the interpreter's exit vLLM's own finaliser fails."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
+        outputs = super().generate(*args, **kwargs)
+        recorder = recorder_of_request.get()
+        return outputs if recorder is None else recorder.record(outputs)
+
+    def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[PoolingRequestOutput, None]:
+        outputs = super().encode(*args, **kwargs)
+        recorder = recorder_of_request.get()
+        return outputs if recorder is None else recorder.record_pooling(outputs)
+
+    async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        # Open upstream: a cancel while the request is handed over leaves its state behind for ever.
+        try:
+            await super()._add_request(request, *args, **kwargs)
+        except BaseException:
+            await asyncio.shield(self.abort(request.request_id, internal=True))
+            raise
+
+
+class LiveStats(StatLoggerBase):
+    """Keeps the newest figures of each engine step; vLLM calls `record` in our event loop, no RPC."""
+
+    def __init__(self, sink: LoadSink) -> None:
+        self._sink = sink
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        sink = self._sink
+        sink.steps += 1
+        if scheduler_stats is not None:
+            sink.running = scheduler_stats.num_running_reqs
+            sink.waiting = scheduler_stats.num_waiting_reqs
+            sink.kv_cache_usage = scheduler_stats.kv_cache_usage
+            sink.prefix_queries += scheduler_stats.prefix_cache_stats.queries
+            sink.prefix_hits += scheduler_stats.prefix_cache_stats.hits
+        if iteration_stats is not None:
+            sink.generated += iteration_stats.num_generation_tokens
+            sink.prompted += iteration_stats.num_prompt_tokens
+            sink.preempted += iteration_stats.num_preempted_reqs
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say: the replica logs its own start."""

@@ -1,0 +1,140 @@
+"""vLLM's own OpenAI serving objects: what they are built from, what they are asked, and their errors in our format."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections.abc import AsyncGenerator
+from dataclasses import fields
+from typing import Any
+
+import vllm.envs
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.datastructures import State
+from starlette.requests import Request
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
+from vllm.entrypoints.openai.chat_completion import serving as chat_serving
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion import serving as completion_serving
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
+from vllm.v1.engine.exceptions import EngineGenerateError
+
+from serve_app.engine.openai_errors import error_body
+from serve_app.engine.protocol import Piece, Submit, Usage
+from serve_app.engine.trusted_models import trusted
+from serve_app.settings import ModelSettings
+from serve_app.types import Operation
+
+logger = logging.getLogger("ray.serve")
+
+# Fields that become a grammar; vLLM lets errors of the grammar's builder through as they are.
+GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text")
+
+_TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
+
+
+def spare_the_event_loop() -> None:
+    """Two costs per token of vLLM's front end that buy nothing here: every look at a setting asks the environment anew
+    (EngineCore caches them, the front end does not), and the chunks it makes itself are validated as a client's."""
+    vllm.envs.enable_envs_cache()
+    for module, names in (
+        (chat_serving, ("ChatCompletionStreamResponse", "ChatCompletionResponseStreamChoice", "DeltaMessage")),
+        (completion_serving, ("CompletionStreamResponse", "CompletionResponseStreamChoice")),
+    ):
+        for name in names:
+            setattr(module, name, trusted(getattr(module, name)))
+
+
+def frontend_arguments(arguments: AsyncEngineArgs, settings: ModelSettings) -> Namespace:
+    """The namespace vLLM's `init_app_state` reads, as its own command line would have made it."""
+    values = {field.name: getattr(FrontendArgs(), field.name) for field in fields(FrontendArgs)}
+    values |= vars(arguments)
+    values["chat_template"] = settings.chat_template
+    values["tool_call_parser"] = settings.tool_parser
+    values["enable_auto_tool_choice"] = settings.tool_parser is not None
+    values["enable_prompt_tokens_details"] = True
+    return Namespace(**values)
+
+
+async def answer(state: State, submit: Submit) -> BaseModel | bytes | AsyncGenerator[str, None]:
+    """What vLLM's serving object says: a body, vLLM's error, or a stream of SSE events. Raises vLLM's errors."""
+    body = dict(submit.body)
+    raw = _raw_request(submit.request_id)
+    if submit.operation.generates:
+        body["priority"] = submit.priority
+        if submit.cache_salt is not None:
+            body["cache_salt"] = submit.cache_salt
+    match submit.operation:
+        case Operation.CHAT:
+            serving = _wanted(state, "openai_serving_chat", "chat completions")
+            return await serving.create_chat_completion(ChatCompletionRequest.model_validate(body), raw)
+        case Operation.COMPLETION:
+            serving = _wanted(state, "openai_serving_completion", "completions")
+            return await serving.create_completion(CompletionRequest.model_validate(body), raw)
+        case Operation.RESPONSES:
+            serving = _wanted(state, "openai_serving_responses", "responses")
+            body |= {"request_id": f"resp_{submit.request_id}", "store": False}
+            answer = await serving.create_responses(ResponsesRequest.model_validate(body), raw)
+            return answer if isinstance(answer, BaseModel) else _responses_events(answer)
+        case Operation.EMBEDDING:
+            serving = _wanted(state, "serving_embedding", "embeddings")
+            response = await serving(TypeAdapter(EmbeddingRequest).validate_python(body), raw)
+            return bytes(response.body)
+        case Operation.TOKENIZE:
+            return await state.serving_tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
+        case Operation.DETOKENIZE:
+            return await state.serving_tokenization.create_detokenize(DetokenizeRequest.model_validate(body), raw)
+
+
+def _wanted(state: State, name: str, what: str) -> Any:
+    serving = getattr(state, name, None)
+    if serving is None:
+        raise ValueError(f"this model does not support {what}")
+    return serving
+
+
+def _raw_request(request_id: str) -> Request:
+    """What the serving objects read of an HTTP request: the id. No header of the client comes through."""
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", request_id.encode())]})
+
+
+async def _responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+    """Responses API events as SSE; these name their type in an `event:` line."""
+    try:
+        async for event in events:
+            yield f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
+    finally:
+        await events.aclose()
+
+
+def refusal(error: ErrorResponse) -> Piece:
+    said, status = error.error, error.error.code
+    return Piece(
+        body=error_body(said.message, status, said.type, said.param), status=status, media="json", usage=Usage()
+    )
+
+
+def error_response(error: Exception, submit: Submit) -> ErrorResponse:
+    """An error before the first output: vLLM's own as they are, others the client's where its grammar is at fault."""
+    response = create_error_response(error)
+    if response.error.code < 500 or isinstance(error, EngineGenerateError):
+        return response
+    field = next((name for name in GRAMMAR_FIELDS if submit.body.get(name)), None)
+    if field is None:
+        logger.exception("request %s failed before its first output", submit.request_id, exc_info=error)
+        return response
+    return create_error_response(f"{field}: the grammar or schema cannot be built: {error}", param=field)
+
+
+def validation_error(error: ValidationError) -> ErrorResponse:
+    """The first thing wrong, in OpenAI's format, with the field in `param`."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    message = f"{field}: {first['msg']}" if field else first["msg"]
+    return create_error_response(message, param=field or None)

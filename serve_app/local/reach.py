@@ -1,0 +1,46 @@
+"""Whether a Ray cluster can be reached and takes our token, told within seconds.
+
+Ray itself tries for minutes and then says neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import grpc
+
+from serve_app.errors import Unavailable
+
+REACH_S = 15.0  # the GCS answers within milliseconds, on an overloaded machine within seconds
+ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of Ray's GCS; an empty request asks of no node
+NO_PROXY = (("grpc.enable_http_proxy", 0),)  # as Ray's own calls go
+NOBODY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+STRANGER = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+
+
+def require_cluster(address: str, headers: Mapping[str, str]) -> None:
+    """Ask the GCS at host:port whether it is there. `headers`: what authenticates a call, none without authentication.
+
+    Raises:
+        Unavailable: nobody answers, it is no GCS, or it does not take our token.
+    """
+    metadata = tuple((name.lower(), value) for name, value in headers.items())
+    with grpc.insecure_channel(address, options=NO_PROXY) as channel:
+        try:
+            channel.unary_unary(ALIVE)(b"", timeout=REACH_S, metadata=metadata)
+        except grpc.RpcError as error:
+            status: grpc.StatusCode = error.code()
+            why = _why(status)
+            if why is not None:
+                raise Unavailable(f"{address}: {why}", code="cluster_failed") from None
+
+
+def _why(status: grpc.StatusCode) -> str | None:
+    if status is grpc.StatusCode.UNAUTHENTICATED:
+        return (
+            "the cluster asks for its token, and this one is missing or another's; set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)"
+        )
+    if status in NOBODY:
+        return "no Ray cluster answers there"
+    return "what answers there is no Ray cluster" if status in STRANGER else None

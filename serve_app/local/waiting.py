@@ -1,0 +1,73 @@
+"""What replicas without a place wait for, in the words of `serve-app status`.
+
+Serve says after half a minute that a replica takes long to be scheduled, and not why. Ray's placement group of the
+replica and the sizes of the nodes tell it at once. Pure: driver.py asks Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+COUNTED = ("GPU", "CPU")
+KIND = "accelerator_type:"
+# Serve's own messages on deployments in these states say more than that a replica waits.
+IN_TROUBLE = ("UNHEALTHY", "DEPLOY_FAILED")
+
+Group = Mapping[str, Any]  # an entry of Ray's placement group table
+Node = Mapping[str, Any]  # an entry of `ray.nodes()`
+
+
+def _without_place(details: Mapping[str, Any], application: str) -> Iterator[tuple[str, str]]:
+    """Deployment and actor name of each replica that has no node."""
+    found = details["applications"].get(application) or {"deployments": {}}
+    for name, deployment in found["deployments"].items():
+        if getattr(deployment["status"], "value", deployment["status"]) in IN_TROUBLE:
+            continue
+        yield from (
+            (name, replica["actor_name"]) for replica in deployment["replicas"] if replica.get("node_id") is None
+        )
+
+
+def anyone(details: Mapping[str, Any], application: str) -> bool:
+    """Whether a replica of the application has no place; `details` as Serve's details are in a dictionary."""
+    return next(_without_place(details, application), None) is not None
+
+
+def reasons(
+    details: Mapping[str, Any], application: str, groups: Sequence[Group], nodes: Sequence[Node]
+) -> dict[str, str]:
+    """Deployment -> what its replicas without a place wait for. Replicas that need no bundles are left out."""
+    by_name = {group["name"]: group for group in groups}
+    waiting: dict[str, list[Group]] = {}
+    for deployment, actor in _without_place(details, application):
+        if actor in by_name:
+            waiting.setdefault(deployment, []).append(by_name[actor])
+    return {name: f"{_replicas(len(found))} for {wanted(found[0], nodes)}" for name, found in waiting.items()}
+
+
+def _replicas(count: int) -> str:
+    return "1 replica waits" if count == 1 else f"{count} replicas wait"
+
+
+def wanted(group: Group, nodes: Sequence[Node]) -> str:
+    """What a replica needs, and why it has not got it."""
+    bundles = [group["bundles"][index] for index in sorted(group["bundles"])]
+    if group["strategy"] == "STRICT_PACK":
+        bundles = [{name: sum(bundle[name] for bundle in bundles) for name in bundles[0]}]
+    times = f"{len(bundles)} times " if len(bundles) > 1 else ""
+    each = bundles[0]  # all of them are alike
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    if any(all(node.get(name, 0) >= amount for name, amount in each.items()) for node in alive):
+        return f"{times}{_amounts(each)} on one node, which are not free"
+    scarce = "GPU" if each.get("GPU") else "CPU"
+    largest: Mapping[str, float] = max(alive, key=lambda node: (node.get(scarce, 0), node.get("CPU", 0)), default={})
+    has = _amounts({name: largest.get(name, 0) for name in COUNTED if name == scarce or name in largest})
+    return f"{times}{_amounts(each)} on one node, and no node has that; the largest has {has}"
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    here = [(name, resources[name]) for name in COUNTED if resources.get(name) is not None]
+    counted = " and ".join(f"{amount:g} {name}{'' if amount == 1 else 's'}" for name, amount in here)
+    kinds = ", ".join(name.removeprefix(KIND) for name in resources if name.startswith(KIND))
+    return f"{counted} ({kinds})" if kinds else counted

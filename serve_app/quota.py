@@ -1,0 +1,324 @@
+"""The quota actor: one named, detached actor that hands out the cluster's GPU memory (`core.quota` decides).
+
+It lives on the head, asks for no CPU, and Ray starts it again whenever it dies. What has to outlive it is in the GCS
+before the answer that depends on it is sent; so an answer that was seen is never forgotten.
+
+Invariant: every public method answers from the core alone; nothing that takes long (looking at other machines) is
+waited for in a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, RayError
+
+from serve_app.cluster_store import Shelf
+from serve_app.core.grants import EngineReply, EngineReport
+from serve_app.core.quota import Quota, RouterReply, RouterReport
+from serve_app.core.roster import Changes, Entry, Key, Value
+from serve_app.core.sessions import Session, SessionAsk
+from serve_app.errors import InsufficientMemory, ServeAppError, Unavailable
+from serve_app.inventory import Inventory, InventorySettings
+from serve_app.quota_figures import figures
+from serve_app.settings import QuotaSettings
+
+logger = logging.getLogger("serve_app.quota")
+
+ACTOR = "quota"
+NAMESPACE = "serve_app"
+EPOCH = "epoch"
+TICK_S = 0.5  # a dead owner's leases are back within 5 s: four of silence, and this
+LOOK_S = 1.0  # between looks at the nodes; a look is one call per node that has a device
+WATCH_S = 0.5  # how long a router that wants more is kept waiting for it; then it says again what it wants
+MAX_CONCURRENCY = 10_000  # calls that wait (routers, sessions) must never keep one that answers at once waiting
+HEAD = {"node:__internal_head__": 0.001}  # Ray's own resource of the head
+
+AWAY = (RayError, TimeoutError)  # what a call of the actor raises while it is not there
+
+T = TypeVar("T")
+
+
+class GpuMemoryQuota:
+    """Actor class; see the module.
+
+    Args:
+        inventory: what counts as a device, and how much of it.
+        defrag_above: fragmentation above which room is made for who waits, without being told; None: never.
+    """
+
+    async def __init__(self, inventory: InventorySettings, defrag_above: float | None = None) -> None:
+        self._shelf = Shelf("quota")
+        stored = await _at_last(self._shelf.all)
+        epoch = int(stored.pop(EPOCH, 0)) + 1
+        await _at_last(lambda: self._shelf.put(EPOCH, epoch))
+        roster = dict(_known(stored))
+        self._core = Quota(epoch, roster, time.monotonic())
+        self._inventory = Inventory(inventory)
+        self._defrag_above = defrag_above
+        self._changed: dict[str, asyncio.Event] = {}  # of routers that wait for more
+        self._asking: dict[str, asyncio.Future[Session]] = {}
+        self._alarmed: set[tuple[str, str]] = set()  # by engine and device
+        self._storing = asyncio.Lock()
+        self._known = asyncio.Event()  # set once the devices are
+        self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick)), asyncio.create_task(self._look())]
+        logger.info("the quota actor is up: epoch %d, %d on the roster", epoch, len(roster))
+
+    async def engine(self, told: EngineReport) -> EngineReply:
+        """What an engine replica may have; see `core.grants`. Raises LeaseConflict: it has to end."""
+        await self._known.wait()
+        return await self._do(lambda now: self._core.on_engine(told, now))
+
+    async def router(self, told: RouterReport) -> RouterReply:
+        """What a router may use; held back for up to `WATCH_S` while it wants more than there is."""
+        await self._known.wait()
+        reply, others = await self._do(lambda now: self._core.on_router(told, now))
+        self._wake(others)
+        if reply.stale or not _short(told, reply):
+            return reply
+        changed = self._changed.setdefault(told.router, asyncio.Event())
+        changed.clear()
+        try:
+            async with asyncio.timeout(WATCH_S):
+                await changed.wait()
+        except TimeoutError:
+            return reply
+        return self._core.router_targets(told.router)
+
+    async def open_session(self, ask: SessionAsk) -> Session:
+        """Reserve KV tokens; waits until `ask.wait_until`, which is seconds from now here, as is `expires_at` in every
+        session that is told: clocks of two machines have nothing to do with each other.
+
+        Raises:
+            BadRequest, InsufficientMemory, LeaseConflict, Overloaded, Unavailable: see `core.sessions`.
+        """
+        await self._known.wait()
+        wait_s = ask.wait_until
+        now = time.monotonic()
+        ask = dataclasses.replace(ask, wait_until=None if wait_s is None else now + wait_s)
+        session = await self._do(lambda now: self._core.on_session(ask, now))
+        self._wake(list(self._changed))
+        if session is not None:
+            return _from_now(session)
+        future = self._asking.setdefault(ask.session_id, asyncio.get_running_loop().create_future())
+        return _from_now(await asyncio.shield(future))
+
+    async def renew_session(self, session_id: str) -> Session:
+        """Raises LeaseNotFound."""
+        await self._known.wait()
+        return _from_now(await self._do(lambda now: self._core.on_renew(session_id, now)))
+
+    async def look_session(self, session_id: str) -> Session:
+        """Raises LeaseNotFound."""
+        await self._known.wait()
+        return _from_now(await self._do(lambda now: self._core.on_look(session_id, now)))
+
+    async def close_session(self, session_id: str) -> None:
+        """Raises LeaseNotFound."""
+        await self._known.wait()
+        await self._do(lambda now: self._core.on_close(session_id))
+        waiter = self._asking.pop(session_id, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(Unavailable("the session was closed while it waited", code="session_closed"))
+        self._tick()
+
+    async def defrag(self, begin: bool) -> dict[str, Any] | None:
+        """The plan that makes room for the first engine that waits, None where nothing helps; `begin`: do it."""
+        await self._known.wait()
+        plan = self._core.relocation.plan(time.monotonic())
+        if begin and plan is not None:
+            self._core.relocation.begin()
+        return None if plan is None else dataclasses.asdict(plan)
+
+    async def figures(self) -> dict[str, Any]:
+        """All of it in plain figures, for `serve-app quota` and GET /admin/quota."""
+        return figures(self._core, time.monotonic())
+
+    async def _do(self, act: Callable[[float], T]) -> T:
+        """One event of the core, and its roster stored before anybody hears the answer."""
+        try:
+            return act(time.monotonic())
+        finally:
+            await self._store()
+
+    async def _store(self) -> None:
+        async with self._storing:  # in order, and an answer waits for whoever stores what it depends on
+            changes = self._core.take_changes()
+            if not changes:
+                return
+            try:
+                await asyncio.to_thread(self._write, changes)
+            except BaseException:
+                self._core.not_stored(changes)
+                raise
+
+    def _write(self, changes: Changes) -> None:
+        for (kind, name), (keep, value) in changes.items():
+            if keep:
+                self._shelf.put(f"{kind}:{name}", value)
+            else:
+                self._shelf.forget(f"{kind}:{name}")
+
+    def _tick(self) -> None:
+        relocation = self._core.relocation
+        above = self._defrag_above
+        if above is not None and not relocation.active and relocation.fragmentation() > above:
+            relocation.begin()
+        opened, late = self._core.on_tick(time.monotonic())
+        for session in opened:
+            waiter = self._asking.pop(session.session_id, None)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(session)
+        for ask in late:
+            waiter = self._asking.pop(ask.session_id, None)
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(InsufficientMemory(f"{self._core.sessions.shortage(ask)}; its wait is over"))
+        for router in [name for name in self._changed if not self._core.ledger.knows(name)]:
+            del self._changed[router]
+        self._wake(list(self._changed))
+        self._warn()
+
+    def _warn(self) -> None:
+        """Log each alarm once, when it is raised."""
+        alarms = {(one.owner, one.device): one for one in self._core.grants.alarms()}
+        for key in alarms.keys() - self._alarmed:
+            one = alarms[key]
+            logger.error(
+                "engine %s of %s uses %d bytes of device %s, and %d were granted",
+                *(one.owner, one.model, one.measured_bytes, one.device, one.granted_bytes),
+            )
+        self._alarmed = set(alarms)
+
+    def _wake(self, routers: list[str]) -> None:
+        for router in routers:
+            event = self._changed.get(router)
+            if event is not None:
+                event.set()
+
+    async def _every(self, period_s: float, act: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                act()
+                await self._store()
+            except Exception:
+                logger.exception("the quota actor goes on after an error")
+
+    async def _look(self) -> None:
+        """Follow the devices, and see whose memory is gone."""
+        while True:
+            try:
+                devices = await self._inventory.devices()
+                if devices is not None:
+                    await self._do(lambda now, there=devices: self._core.on_devices(there, now))
+                    self._known.set()
+                await self._look_for_processes()
+            except ServeAppError as error:
+                logger.error("the quota actor: %s", error.message)
+            except Exception:
+                logger.exception("the quota actor looks again after an error")
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_for_processes(self) -> None:
+        for owner, told in self._core.ending().items():
+            if await self._inventory.gone(told):
+                logger.info("the memory of engine %s is free again", owner)
+                await self._do(lambda now, owner=owner: self._core.on_memory_gone(owner))
+        for silent in self._core.silent(time.monotonic()):
+            if await self._inventory.gone(silent):
+                logger.info("engine %s has died, and its memory is free", silent.owner)
+                await self._do(lambda now, owner=silent.owner: self._core.on_dead(owner, now))
+
+
+class QuotaActor:
+    """The cluster's quota actor as a caller holds it. Ray starts it again when it dies; should it be gone for good
+    (killed by an operator), the next word starts another one."""
+
+    def __init__(self, settings: QuotaSettings) -> None:
+        self._settings = settings
+        self.handle = quota_actor(settings)
+
+    def renew(self) -> None:
+        """Find it again, or start it. Raises what Ray does while it is away."""
+        self.handle = quota_actor(self._settings)
+
+    async def router(self, told: RouterReport) -> RouterReply:
+        """See `GpuMemoryQuota.router`."""
+        try:
+            return await self.handle.router.remote(told)  # type: ignore[no-any-return]
+        except ActorDiedError:
+            await asyncio.to_thread(self.renew)
+            raise
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Any method of it by name."""
+        try:
+            return await getattr(self.handle, method).remote(*arguments)
+        except ActorDiedError:
+            await asyncio.to_thread(self.renew)
+            raise
+
+    def engine(self, told: EngineReport, timeout_s: float) -> EngineReply:
+        """See `GpuMemoryQuota.engine`; waits for the answer."""
+        try:
+            return ray.get(self.handle.engine.remote(told), timeout=timeout_s)  # type: ignore[no-any-return]
+        except ActorDiedError:
+            self.renew()
+            raise
+
+
+def quota_actor(settings: QuotaSettings) -> ActorHandle[Any]:
+    """The cluster's quota actor; started by the first that asks, with its settings. Ray has to be initialised."""
+    inventory = InventorySettings(
+        reserved_bytes=int(settings.reserved_gb * 1e9),
+        host_share=settings.host_memory_share,
+        device_bytes=None if settings.device_gb is None else int(settings.device_gb * 1e9),
+    )
+    made = ray.remote(GpuMemoryQuota).options(
+        name=ACTOR,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        num_cpus=0,
+        resources=HEAD,
+        max_concurrency=MAX_CONCURRENCY,
+    )
+    return made.remote(inventory, settings.defrag_above)
+
+
+def _from_now(session: Session) -> Session:
+    return dataclasses.replace(session, expires_at=session.expires_at - time.monotonic())
+
+
+async def _at_last(act: Callable[[], T]) -> T:
+    """What must succeed before there is an actor at all: Ray never starts one again whose constructor has failed."""
+    while True:
+        try:
+            return await asyncio.to_thread(act)
+        except Exception:
+            logger.exception("the quota actor cannot read or write what has to outlive it, and tries again")
+            await asyncio.sleep(LOOK_S)
+
+
+def _known(stored: dict[str, Any]) -> Iterator[tuple[Key, Value]]:
+    """The roster's entries; what no actor of this version has written is left alone: failing here would be for good."""
+    for name, value in stored.items():
+        kind, _, rest = name.partition(":")
+        try:
+            yield (Entry(kind), rest), value
+        except ValueError:
+            logger.error("the roster has an entry of an unknown kind: %s", name)
+
+
+def _short(told: RouterReport, reply: RouterReply) -> bool:
+    """Whether the router wants more than it was told it may use."""
+    targets = {target.pool: target.target for target in reply.targets}
+    return any(pool.want and targets.get(pool.pool, pool.limit) < pool.used + pool.want for pool in told.pools)

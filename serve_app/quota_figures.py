@@ -1,0 +1,109 @@
+"""What the ledger looks like from outside: plain figures, and nothing that is decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.core.fragmentation import fragmentation
+from serve_app.core.leases import Kind, Lease
+from serve_app.core.quota import Quota
+
+
+def figures(core: Quota, now: float) -> dict[str, Any]:
+    """Devices, engines, routers' shares, sessions and who waits, as JSON can carry them. Bytes and KV tokens."""
+    devices = [
+        {
+            "device": use.device.key,
+            "node": use.device.node,
+            "total_bytes": use.device.total_bytes,
+            "reserved_bytes": use.device.reserved_bytes,
+            "granted_bytes": use.held_bytes,
+            "free_bytes": use.free_bytes,
+            "percent": round(100 * use.held_bytes / max(1, use.device.capacity_bytes), 1),
+        }
+        for use in core.ledger.devices()
+    ]
+    return {
+        "epoch": core.epoch,
+        "recovering": core.recovering,
+        "total_bytes": sum(one["total_bytes"] for one in devices),
+        "reserved_bytes": sum(one["reserved_bytes"] for one in devices),
+        "granted_bytes": sum(one["granted_bytes"] for one in devices),
+        "free_bytes": sum(one["free_bytes"] for one in devices),
+        "fragmentation": round(core.relocation.fragmentation(), 4),
+        "fragmentation_by_node": {
+            node: round(fragmentation([one["free_bytes"] for one in devices if one["node"] == node]), 4)
+            for node in sorted({one["node"] for one in devices})
+        },
+        "draining": core.grants.leaving(),
+        "devices": devices,
+        "engines": [_engine(core, lease) for lease in core.ledger.leases(Kind.ENGINE)],
+        "waiting": [
+            {
+                "replica": one.owner,
+                "model": one.model,
+                "state": "blocked: memory",
+                "ranks": one.ranks,
+                "wanted_bytes": one.wanted_bytes,
+                "least_bytes": one.least_bytes,
+                "waits_s": round(one.waits_s, 1),
+                "why": one.why,
+            }
+            for one in core.grants.blocked(now)
+        ],
+        "alarms": [
+            {
+                "replica": one.owner,
+                "model": one.model,
+                "device": one.device,
+                "granted_bytes": one.granted_bytes,
+                "measured_bytes": one.measured_bytes,
+            }
+            for one in core.grants.alarms()
+        ],
+        "sessions": [
+            {
+                "session": one.session_id,
+                "model": one.model,
+                "replica": one.pool,
+                "tokens": one.tokens,
+                "asked": one.given,
+                "expires_in_s": round(one.expires_at - now, 1),
+            }
+            for one in core.sessions.all(now)
+        ],
+        "sessions_waiting": [
+            {"session": one.session_id, "model": one.model, "tokens": one.tokens} for one in core.sessions.waiting()
+        ],
+        "overdrawn_tokens": core.shares.overdrawn_tokens,
+    }
+
+
+def _whole(measured: tuple[int | None, ...]) -> int | None:
+    """The sum; None where a part of it could not be measured."""
+    found = [one for one in measured if one is not None]
+    return sum(found) if found and len(found) == len(measured) else None
+
+
+def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
+    told = core.grants.told(lease.lease_id)
+    held = dict.fromkeys((Kind.SHARE, Kind.SESSION), 0)
+    shares: dict[str, int] = {}
+    for child in core.ledger.on(lease.lease_id):
+        held[child.kind] = held.get(child.kind, 0) + child.amount
+        if child.kind is Kind.SHARE:
+            shares[child.owner] = child.amount
+    return {
+        "replica": lease.lease_id,
+        "model": None if told is None else told.model,
+        "state": lease.phase.value,
+        "devices": {hold.on: hold.amount for hold in lease.holds},
+        "granted_bytes": lease.amount,
+        "measured_bytes": None if told is None else _whole(told.measured_bytes),
+        "kv_tokens": lease.capacity,
+        "kv_tokens_routers": held[Kind.SHARE],
+        "kv_tokens_by_router": shares,
+        "kv_tokens_sessions": held[Kind.SESSION],
+        "kv_tokens_used": core.shares.used(lease.lease_id),
+        "kv_tokens_free": core.ledger.free(lease.lease_id),
+    }

@@ -1,0 +1,114 @@
+"""`serve-app quota`: the ledger of GPU memory as a person or a program reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from serve_app.errors import Unavailable
+from serve_app.local.remote import ask
+
+GB = 1e9
+
+
+def quota(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The figures of the quota actor of the cluster that a driver with this environment reaches.
+
+    Raises:
+        Unavailable: no cluster answers there, or it has no quota actor.
+    """
+    answer = ask({"do": "quota", "environment": dict(environment)})
+    if answer is None:
+        raise Unavailable("the cluster did not answer", code="not_running")
+    return {key: value for key, value in answer.items() if key != "event"}
+
+
+def defrag(environment: Mapping[str, str], *, begin: bool) -> dict[str, Any] | None:
+    """The plan that makes room for the first engine that waits; None: nobody waits, or nothing helps.
+
+    Raises:
+        Unavailable: as `quota`.
+    """
+    answer = ask({"do": "defrag", "environment": dict(environment), "begin": begin})
+    if answer is None:
+        raise Unavailable("the cluster did not answer", code="not_running")
+    plan = answer["plan"]
+    return None if plan is None else dict(plan)
+
+
+def show_plan(plan: Mapping[str, Any] | None, console: Console, *, begun: bool) -> None:
+    """The plan as a person reads it."""
+    if plan is None:
+        console.print("Nothing to do: nobody waits for memory, or no restart would make room.")
+        return
+    waits = plan["waits"]
+    console.print(
+        f"{waits['owner']} of {waits['model']} waits for {waits['ranks']} x {_gb(waits['least_bytes'])}",
+        markup=False,
+        highlight=False,
+    )
+    table = Table("step", "replica", "model", "drains on", "expected on", "to load")
+    for number, step in enumerate(plan["steps"], start=1):
+        places = (", ".join(map(_short, step[name])) for name in ("source", "target"))
+        table.add_row(str(number), step["owner"], step["model"], *places, _gb(step["bytes_to_move"]))
+    console.print(table)
+    console.print("Begun: one replica at a time." if begun else "Only planned; `serve-app defrag` does it.")
+
+
+def show(found: Mapping[str, Any], console: Console) -> None:
+    """The figures as tables."""
+    console.print(
+        f"total {_gb(found['total_bytes'])}  reserved {_gb(found['reserved_bytes'])}  granted "
+        f"{_gb(found['granted_bytes'])}  free {_gb(found['free_bytes'])}  fragmentation {found['fragmentation']:.2f}"
+        + ("  (the ledger is being rebuilt)" if found["recovering"] else ""),
+        highlight=False,
+    )
+    devices = Table("device", "total", "reserved", "granted", "free", "%")
+    for one in found["devices"]:
+        sizes = (_gb(one[f"{name}_bytes"]) for name in ("total", "reserved", "granted", "free"))
+        devices.add_row(_short(one["device"]), *sizes, f"{one['percent']:.0f}")
+    console.print(devices)
+    engines = Table("replica", "model", "state", "granted", "measured", "KV tokens", "routers", "sessions", "in use")
+    for one in found["engines"]:
+        measured = "" if one["measured_bytes"] is None else _gb(one["measured_bytes"])
+        tokens = (str(one[name]) for name in ("kv_tokens", "kv_tokens_routers", "kv_tokens_sessions", "kv_tokens_used"))
+        engines.add_row(one["replica"], one["model"] or "", one["state"], _gb(one["granted_bytes"]), measured, *tokens)
+    console.print(engines)
+    for one in found["waiting"]:
+        console.print(
+            f"{one['replica']} of {one['model']}: blocked: memory, for {one['waits_s']:.0f} s: {one['why']}",
+            style="yellow",
+            markup=False,
+        )
+    for one in found["alarms"]:
+        console.print(
+            f"{one['replica']} of {one['model']} uses {_gb(one['measured_bytes'])} of {_gb(one['granted_bytes'])} "
+            f"granted on {_short(one['device'])}",
+            style="red",
+            markup=False,
+        )
+    if found["sessions"]:
+        sessions = Table("session", "model", "replica", "asked", "KV tokens", "ends in")
+        for one in found["sessions"]:
+            sessions.add_row(
+                one["session"],
+                one["model"],
+                one["replica"],
+                one["asked"],
+                str(one["tokens"]),
+                f"{one['expires_in_s']} s",
+            )
+        console.print(sessions)
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:.2f} GB"
+
+
+def _short(device: str) -> str:
+    """A device's key with the node's id cut to what tells nodes apart."""
+    node, _, index = device.rpartition("/")
+    return f"{node[:8]}/{index}"

@@ -1,0 +1,117 @@
+"""The protocol's arithmetic on a trace small enough to do by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import openb
+from benchmarks.openb import Plan, TraceMissingError, Visit, arrivals, demand_of, load, overlap, run, steady, visits
+from benchmarks.openb_bound import unallocated_bound
+from serve_app.core.placement import Demand, Node
+from serve_app.core.placement_policies import FirstFit
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\na,8000,100,2,T4\nb,8000,100,2,T4\n"
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"
+    "whole,1000,1,1,1000,\nhalf,1000,1,1,500,\npair,1000,1,2,1000,T4|G2\ncpu,1000,1,0,0,\n"
+)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    (tmp_path / openb.NODES_FILE).write_text(NODES)
+    (tmp_path / openb.PODS_FILE).write_text(PODS)
+    return tmp_path
+
+
+def node(name: str, gpus: int, cpu: int = 100_000) -> Node:
+    return Node(name, cpu, 10**9, (1000,) * gpus, (1000,) * gpus)
+
+
+def whole(cpu: int = 0) -> Demand:
+    return Demand(1, 1000, cpu_milli=cpu, whole=True)
+
+
+def test_a_pod_of_the_trace_becomes_a_demand(trace: Path) -> None:
+    _, (single, half, pair, cpu) = load(trace)
+    assert single == Demand(1, 1000, cpu_milli=1000, memory_bytes=openb.MIB, whole=True)
+    assert (half.ranks, half.amount, half.whole) == (1, 500, False)
+    assert (pair.ranks, pair.whole, pair.models) == (2, True, frozenset({"T4", "G2"}))
+    assert (cpu.ranks, cpu.amount, cpu.whole) == (0, 0, False)
+
+
+def test_a_gpu_that_is_cut_in_700s_leaves_300_at_full_demand() -> None:
+    pod = Demand(1, 700)
+    outcome, came = arrivals([node("a", 7)], [pod], FirstFit(), seed=1)
+    assert len(came) == 10
+    assert outcome.decisions == 13
+    assert outcome.unallocated == pytest.approx(0.3)
+    assert unallocated_bound([node("a", 7)], {pod: 10}) == pytest.approx(0.3, abs=1e-3)
+
+
+def test_the_bound_counts_what_fits_together_on_a_gpu() -> None:
+    counts = {Demand(1, 700): 4.0, Demand(1, 300): 2.0}
+    # two GPUs full, two with 700: 3.4 of 4
+    assert unallocated_bound([node("a", 4)], counts) == pytest.approx(0.15, abs=1e-3)
+
+
+def test_the_bound_counts_cpu_where_it_is() -> None:
+    counts = {whole(cpu=10_000): 2.0}
+    assert unallocated_bound([node("a", 2, cpu=10_000)], counts) == pytest.approx(0.5, abs=1e-3)
+    apart = [node("a", 1, cpu=5_000), node("b", 1, cpu=15_000)]
+    assert unallocated_bound(apart, counts) == pytest.approx(0.0, abs=0.3)  # half on "a", one and a half on "b" is one
+
+
+def test_the_bound_never_has_more_than_was_asked_for() -> None:
+    assert unallocated_bound([node("a", 4)], {whole(): 1.0}) == pytest.approx(0.75, abs=1e-3)
+    assert unallocated_bound([node("a", 4)], {}) == 1.0
+
+
+def test_the_bound_is_below_what_a_policy_leaves(trace: Path) -> None:
+    nodes, pods = load(trace)
+    for seed in range(20):
+        outcome, came = arrivals(nodes, pods, FirstFit(), seed)
+        counts = {pod: float(came.count(pod)) for pod in came}
+        assert unallocated_bound(nodes, counts) <= outcome.unallocated + 1e-9
+
+
+def test_steady_share_is_an_average_over_time_inside_the_window() -> None:
+    pod = whole()
+    coming = [Visit(pod, 0.0, 2.0), Visit(pod, 1.5, 9.0), Visit(pod, 1.6, 3.0), Visit(pod, 2.0, 9.0)]
+    # two GPUs from 1 to 3: the first pod until 2, the second from 1.5 on, the third has no room, the fourth from 2 on
+    outcome = steady([node("a", 2)], coming, FirstFit(), 1.0, 3.0)
+    assert 1 - outcome.unallocated == pytest.approx((1.0 + 1.5 + 1.0) / 4)
+    assert overlap(coming[0], 1.0, 3.0) == 1.0
+
+
+def test_the_steady_state_starts_full_and_keeps_its_demand() -> None:
+    nodes, pods = [node("a", 500)], [whole()]
+    coming = visits(nodes, pods, seed=3, until=4.0)
+    assert sum(visit.comes == 0.0 for visit in coming) == 550
+    late = sum(overlap(visit, 2.0, 4.0) for visit in coming) / 2
+    assert late == pytest.approx(550, rel=0.1)  # Poisson: 4% is one standard deviation
+
+
+def test_a_run_has_every_policy_and_the_bound(trace: Path) -> None:
+    result = run(Plan(seeds=2, warmup=0.5, window=0.5), trace)
+    assert list(result["openb"]) == ["ours", "best_fit", "first_fit", "fgd", "bound"]
+    for figures in result["openb"].values():
+        assert list(figures) == ["unallocated_at_100", "unallocated_steady"]
+        assert all(0 <= share <= 1 for share in figures.values())
+    assert len(openb.verdicts(result["openb"])) == 4
+
+
+def test_a_missing_trace_is_said_and_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TraceMissingError, match="openb_gpu_pods"):
+        load(tmp_path)
+    assert openb.main(["--data", str(tmp_path)]) == 0
+    assert "skipped" in capsys.readouterr().out
+
+
+def test_a_trace_line_names_its_models() -> None:
+    row = {"num_gpu": "1", "gpu_milli": "1000", "gpu_spec": "", "cpu_milli": "1", "memory_mib": "1"}
+    assert demand_of(row).models == frozenset()

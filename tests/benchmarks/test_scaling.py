@@ -1,0 +1,72 @@
+"""The moments and figures of `benchmarks.scaling`, from looks and cycles made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.scaling import COUNTED, STEPS, Counted, Cycle, Rise, configuration, parse_arguments, result, table
+from benchmarks.watch import Look, first, read
+from serve_app.settings import parse
+
+
+def look(at: float, target: int, **replicas: str) -> Look:
+    states = {name: (state, state != "STARTING") for name, state in replicas.items()}
+    return Look(at, target, states, ongoing=0, waiting=0, why="")
+
+
+def cycle(total: float = 10.0, fewest: int = COUNTED, failures: tuple[str, ...] = ()) -> Cycle:
+    rise = Rise(decided=2.0, placed=5.0, works=total)
+    return Cycle(rise, rise, 1.25, Counted(fewest, COUNTED, 0), (1, 2, 3, 1, 0, 1), 40, failures)
+
+
+def test_a_line_of_the_child_is_a_look_at_each_model() -> None:
+    replicas = [{"id": "a", "state": "RUNNING", "node": "n1"}, {"id": "b", "state": "STARTING", "node": ""}]
+    model = {"name": "m", "target": 2, "replicas": replicas, "ongoing": 3, "waiting": 1, "why": "so"}
+    seen = read(json.dumps({"at": 5.0, "models": [model]}))["m"]
+    assert (seen.at, seen.target, seen.ongoing, seen.waiting, seen.why) == (5.0, 2, 3, 1, "so")
+    assert (seen.running, seen.placed) == ({"a"}, {"a"})
+
+
+def test_the_first_look_for_which_something_holds_is_not_before_the_moment_given() -> None:
+    looks = [look(1.0, 2), look(2.0, 1), look(3.0, 2), look(4.0, 2)]
+    found = first(looks, 1.5, lambda one: one.target == 2)
+    assert found is not None
+    assert found.at == 3.0
+    assert first(looks, 4.5, lambda one: True) is None
+
+
+def test_the_parts_of_a_rise_add_up() -> None:
+    told = Rise(decided=2.0, placed=5.5, works=9.25).as_json()
+    assert told == {"total": 9.25, "decision": 2.0, "placement": 3.5, "engine_start": 3.75}
+    assert tuple(told) == STEPS
+
+
+def test_the_result_holds_medians_and_every_cycle() -> None:
+    told = result([cycle(10.0), cycle(30.0), cycle(12.0)])
+    assert told["first_extra_replica_s"]["total"] == 12.0
+    assert [one["total"] for one in told["from_zero_s"]["cycles"]] == [10.0, 30.0, 12.0]
+    assert told["replicas_seen"] == [[1, 2, 3, 1, 0, 1]] * 3
+    assert (told["failed"], told["answered"], told["idle_drain_s"]) == (0, 120, 1.25)
+    assert told["ongoing_true"] == {"requests": COUNTED, "seen": [COUNTED], "idle": 0, "exact": True}
+    assert table(told).row_count == 3
+
+
+def test_a_failed_request_and_a_wrong_count_are_in_the_result() -> None:
+    told = result([cycle(), cycle(fewest=COUNTED - 1, failures=("503",))])
+    assert told["failed"] == 1
+    assert told["ongoing_true"]["seen"] == [COUNTED - 1, COUNTED]
+    assert not told["ongoing_true"]["exact"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "simulated"])
+def test_what_is_measured_is_a_configuration(engine: str) -> None:
+    (model,) = parse(configuration(engine)).models
+    assert (model.engine, model.replicas.min_replicas, model.replicas.max_replicas) == (engine, 0, 3)
+
+
+def test_quick_is_one_cycle() -> None:
+    assert parse_arguments([]).cycles == 3
+    assert parse_arguments(["--quick"]).cycles == 1
+    assert parse_arguments(["--quick", "--cycles", "2"]).cycles == 2

@@ -1,0 +1,190 @@
+"""A Ray cluster of several nodes in one process tree, with GPUs that are only counted: `ray.cluster_utils.Cluster`.
+
+Run as `python -m tests.cluster.placement_nodes FOLDER` with the environment of `placement_lab`; it reads one JSON
+object a line (`do` and its arguments) and answers each with one: `{"answer": ...}` or `{"error": text}`. It ends with
+its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+from ray.util import placement_group_table
+
+from serve_app.declare import BUILD
+from serve_app.local import driver
+from serve_app.local.node import LOOPBACK
+from serve_app.local.processes import with_descendants
+from serve_app.names import APPLICATION
+
+OBJECT_STORE_BYTES = 80_000_000  # Ray wants 75 MB at least; requests do not go through it
+COMMON: dict[str, Any] = {
+    "object_store_memory": OBJECT_STORE_BYTES,
+    "node_ip_address": LOOPBACK,
+    "include_log_monitor": False,
+}
+HEAD_CPUS = 4
+NO_PLACE = ""  # the node of a bundle without one
+GONE = "?"  # a node this cluster never had, or has no more
+
+
+class Nodes:
+    """The cluster; its nodes have names of ours. Public methods are what can be asked for by `do`."""
+
+    def __init__(self, folder: str) -> None:
+        head = {"num_cpus": HEAD_CPUS, "num_gpus": 0, "temp_dir": folder, "include_dashboard": False}
+        self._cluster: Any = Cluster(
+            initialize_head=True, head_node_args=COMMON | head | {"dashboard_agent_listen_port": 0}
+        )
+        self._nodes = {"head": self._cluster.head_node}
+        self._names = {self._cluster.head_node.node_id: "head"}
+        self._engine: Any = None
+        self._engine_group: Any = None
+        ray.init(
+            address=self._cluster.address, namespace=driver.NAMESPACE, logging_level=logging.ERROR, log_to_driver=False
+        )
+
+    def serve(self, port: int) -> None:
+        driver.start_serve(LOOPBACK, port)
+
+    def deploy(self, config: dict[str, Any]) -> None:
+        from serve_app.app import build
+
+        driver.deploy(build(config), APPLICATION, wait=False)
+
+    def declare(self, config: dict[str, Any], override: dict[str, Any]) -> None:
+        """Deploy by Serve's own configuration, in which an operator may say other things of a deployment than we."""
+        entry = {"name": APPLICATION, "route_prefix": "/", "import_path": BUILD, "args": config}
+        driver.declare(entry | {"deployments": [override]})
+
+    def add(self, name: str, gpus: int, cpus: int) -> None:
+        node = self._cluster.add_node(num_gpus=gpus, num_cpus=cpus, **COMMON)
+        self._nodes[name] = node
+        self._names[node.node_id] = name
+
+    def remove(self, name: str) -> None:
+        """Take a node away after its own goodbye."""
+        self._cluster.remove_node(self._nodes.pop(name))
+
+    def kill(self, name: str) -> None:
+        """Take a node away as a power cut does: Ray's own helper leaves its workers a second or two to live."""
+        node = self._nodes.pop(name)
+        services = [one.process.pid for several in node.all_processes.values() for one in several]
+        for pid in with_descendants(services):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def status(self, models: list[str]) -> dict[str, Any]:
+        """What `serve-app status` shows, with our names for the nodes."""
+        found = driver.look(models, APPLICATION)
+        for replica in [*found["routers"], *(one for model in found["models"] for one in model["replicas"])]:
+            replica["node"] = self._names.get(replica["node"], GONE) if replica["node"] else NO_PLACE
+        return found
+
+    def quota(self) -> dict[str, Any]:
+        """What `serve-app quota` shows, with our names for the nodes."""
+        found: dict[str, Any] = driver.asked_of_quota("figures")
+        for engine in found["engines"]:
+            named = [(key.rpartition("/"), size) for key, size in engine["devices"].items()]
+            engine["devices"] = {f"{self._names.get(node, GONE)}/{index}": size for (node, _, index), size in named}
+        return found
+
+    def defrag(self) -> dict[str, Any] | None:
+        """What `serve-app defrag` does and says."""
+        plan: dict[str, Any] | None = driver.asked_of_quota("defrag", True)
+        return plan
+
+    def pids(self, deployment: str) -> list[int]:
+        """Processes of the running replicas."""
+        from ray.serve.context import _get_global_client
+
+        client: Any = _get_global_client()
+        found = client.get_serve_details()["applications"][APPLICATION]["deployments"][deployment]["replicas"]
+        return [replica["pid"] for replica in found if replica["pid"]]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The placement groups there are: whose, in which state, and the nodes of their bundles."""
+        present = [entry for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
+        return [
+            {
+                "of": entry["name"],
+                "state": entry["state"],
+                "bundles": [entry["bundles"][index] for index in sorted(entry["bundles"])],
+                "nodes": [
+                    self._names.get(node, GONE) if node else NO_PLACE
+                    for _, node in sorted(entry["bundles_to_node_id"].items())
+                ],
+            }
+            for entry in present
+        ]
+
+    def demand(self) -> list[dict[str, Any]]:
+        """What Ray's cluster autoscaler is told to make room for."""
+        from ray.autoscaler.v2.sdk import get_cluster_status
+
+        wanted = get_cluster_status(self._cluster.address).resource_demands.placement_group_demand
+        return [
+            {"strategy": one.strategy, "bundles": [vars(bundle) for bundle in one.bundles_by_count]} for one in wanted
+        ]
+
+    def engine(self, settings: dict[str, Any], folder: str) -> float:
+        """Start vLLM on the counted GPUs; returns seconds. See `placement_vllm`."""
+        from tests.cluster import placement_vllm
+
+        self._engine, self._engine_group = placement_vllm.run(settings, folder)
+        return float(ray.get(self._engine.start.remote(settings)))
+
+    def engine_tokens(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        tokens: list[list[int]] = ray.get(self._engine.complete.remote(prompts, max_tokens))
+        return tokens
+
+    def engine_unhealthy(self) -> list[Any]:
+        return list(ray.get(self._engine.unhealthy.remote()))
+
+    def engine_end(self) -> None:
+        """Kill the replica's process, and give its bundles back as Serve does then."""
+        ray.kill(self._engine)
+        ray.util.remove_placement_group(self._engine_group)
+
+    def name_of(self, node_id: str) -> str:
+        return self._names.get(node_id, GONE)
+
+    def free_gpus(self) -> float:
+        return float(ray.available_resources().get("GPU", 0))
+
+    def alive(self) -> list[str]:
+        """Nodes that Ray takes for alive."""
+        return sorted(self._names.get(node["NodeID"], GONE) for node in ray.nodes() if node["Alive"])
+
+    def end(self) -> None:
+        driver.shut_down()
+        self._cluster.shutdown()
+
+
+def main(folder: str) -> None:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is not to come between our answers
+    nodes = Nodes(folder)
+    print(json.dumps({"answer": None}), file=answers, flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        method: Callable[..., Any] = getattr(nodes, order.pop("do"))
+        try:
+            answer = {"answer": method(**order)}
+        except Exception as error:  # noqa: BLE001 - the border of the process: whatever it is goes to the test
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,91 @@
+"""The ledger once more, by brute force: a flat list of leases, every figure counted anew. Slow, and plainly right."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from serve_app.core.leases import LIES_ON, Kind, Phase
+
+
+@dataclass
+class Entry:
+    lease_id: str
+    kind: Kind
+    owner: str
+    holds: dict[str, int]
+    phase: Phase
+    pool: int = 0  # an engine's KV tokens
+    expires_at: float = math.inf
+    was_of: str = ""  # the owner of an engine that is ENDING
+
+
+@dataclass
+class Reference:
+    growth_share: float
+    devices: dict[str, int] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    owners: dict[str, tuple[float, float]] = field(default_factory=dict)  # time to live, end
+
+    def held(self, name: str) -> int:
+        return sum(entry.holds.get(name, 0) for entry in self.entries.values())
+
+    def capacity(self, name: str) -> int:
+        if name in self.devices:
+            return self.devices[name]
+        entry = self.entries[name]
+        if entry.kind is Kind.ENGINE:
+            return entry.pool if entry.phase is Phase.COMMITTED else 0
+        return 0 if entry.kind is Kind.REQUEST else sum(entry.holds.values())
+
+    def limit(self, name: str, growth: bool) -> int:
+        whole = self.capacity(name)
+        if growth or name in self.devices or self.entries[name].kind is not Kind.ENGINE:
+            return whole
+        return whole - int(whole * self.growth_share)
+
+    def may_lie(self, kind: Kind, on: str) -> bool:
+        allowed = LIES_ON[kind]
+        if allowed is None:
+            return on in self.devices
+        return on in self.entries and self.entries[on].kind in allowed and self.entries[on].phase is Phase.COMMITTED
+
+    def fits(self, holds: dict[str, int], growth: bool) -> bool:
+        return all(self.held(on) + amount <= self.limit(on, growth) for on, amount in holds.items())
+
+    def end(self, lease_id: str, memory_gone: bool) -> None:
+        for child in [entry.lease_id for entry in self.entries.values() if lease_id in entry.holds]:
+            if child in self.entries:
+                self.end(child, True)
+        entry = self.entries[lease_id]
+        if entry.kind is Kind.ENGINE and not memory_gone:
+            if entry.phase is not Phase.ENDING:
+                entry.was_of = entry.owner
+            entry.phase, entry.expires_at, entry.owner = Phase.ENDING, math.inf, ""
+        else:
+            del self.entries[lease_id]
+
+    def leave(self, owner: str) -> None:
+        self.owners.pop(owner, None)
+        while (mine := next((e.lease_id for e in self.entries.values() if e.owner == owner), None)) is not None:
+            self.end(mine, memory_gone=False)
+
+    def remove_device(self, key: str) -> None:
+        self.devices.pop(key)
+        for entry in [entry for entry in self.entries.values() if key in entry.holds]:
+            self.end(entry.lease_id, memory_gone=False)
+            del entry.holds[key]
+            if not entry.holds:
+                del self.entries[entry.lease_id]
+
+    def expire(self, now: float) -> None:
+        for owner in [owner for owner, (_, end) in self.owners.items() if end <= now]:
+            self.leave(owner)
+        while (late := next((e.lease_id for e in self.entries.values() if e.expires_at <= now), None)) is not None:
+            self.end(late, memory_gone=False)
+
+    def state(self) -> dict[str, tuple[Kind, Phase, dict[str, int], int]]:
+        """What the ledger's leases must equal."""
+        return {
+            name: (entry.kind, entry.phase, dict(entry.holds), self.held(name)) for name, entry in self.entries.items()
+        }

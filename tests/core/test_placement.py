@@ -1,0 +1,225 @@
+"""Where demands go, why they go nowhere, and what sizes and fragmentation are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from serve_app.core.fragmentation import Workload, cluster_fragmentation, fragmentation
+from serve_app.core.learned_policy import Learned
+from serve_app.core.placement import BUCKETS_BYTES, Demand, Node, Placement, Room, Slot, bucketed, shortfall
+from serve_app.core.placement_policies import BestFit, Fgd, FirstFit, Policy
+from serve_app.core.placer import MAX_RANKINGS, Placer
+
+GB = 10**9
+FRACTION, WHOLE = Demand(1, 40, cpu_milli=1), Demand(1, 80, cpu_milli=1, whole=True)
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "first_fit": FirstFit,
+    "best_fit": lambda: BestFit(100, 160),
+    "fgd": lambda: Fgd(Workload({FRACTION: 1, WHOLE: 1})),
+    "ours": lambda: Learned(100, 160),
+}
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return POLICIES[request.param]()
+
+
+def node(name: str, *free: int, cpu: int = 100, memory: int = 100, model: str = "") -> Node:
+    return Node(name, cpu, memory, free, (80,) * len(free), model)
+
+
+def placed(placement: Placement | None) -> list[tuple[str, tuple[int, ...]]]:
+    assert placement is not None
+    return [(slot.node_id, slot.devices) for slot in placement.slots]
+
+
+def test_a_tensor_parallel_group_stays_on_one_node(policy: Policy) -> None:
+    placer = Placer([node("a", 80), node("b", 80, 80)], policy)
+    assert placed(placer.place(Demand(2, 80))) == [("b", (0, 1))]
+    assert Placer([node("a", 80), node("b", 80)], policy).place(Demand(2, 80)) is None
+
+
+def test_pipeline_stages_may_be_on_different_nodes(policy: Policy) -> None:
+    placer = Placer([node("a", 80, 80), node("b", 80, 80)], policy)
+    slots = placed(placer.place(Demand(2, 80, groups=2)))
+    assert sorted(slots) == [("a", (0, 1)), ("b", (0, 1))]
+
+
+def test_ranks_of_one_engine_never_share_a_device(policy: Policy) -> None:
+    placer = Placer([node("a", 80, 80)], policy)
+    assert placer.place(Demand(1, 20, groups=3)) is None
+    assert sorted(placed(placer.place(Demand(1, 20, groups=2)))) == [("a", (0,)), ("a", (1,))]
+
+
+def test_a_whole_device_is_one_nobody_has_anything_of(policy: Policy) -> None:
+    placer = Placer([node("a", 79), node("b", 80)], policy)
+    placement = placer.place(Demand(1, 10, whole=True))
+    assert placed(placement) == [("b", (0,))]
+    assert placement is not None
+    assert placement.slots[0].amounts == (80,)
+
+
+def test_deciding_takes_nothing_and_what_is_taken_comes_back(policy: Policy) -> None:
+    placer = Placer([node("a", 80, 80), node("b", 80)], policy)
+    before = placer.nodes()
+    placement = placer.place(Demand(1, 30, groups=2, cpu_milli=3, memory_bytes=4))
+    assert placer.nodes() == before
+    assert placement is not None
+    placer.take(placement)
+    assert placer.nodes() != before
+    placer.give_back(placement)
+    assert placer.nodes() == before
+
+
+def test_a_placement_that_no_longer_fits_changes_nothing(policy: Policy) -> None:
+    placer = Placer([node("a", 80, 80)], policy)
+    placement = placer.place(Demand(1, 50, groups=2))
+    assert placement is not None
+    placer.take(placement)
+    before = placer.nodes()
+    with pytest.raises(ValueError, match=r"device"):
+        placer.take(placement)
+    assert placer.nodes() == before
+
+
+def test_what_was_not_taken_cannot_be_given_back(policy: Policy) -> None:
+    placer = Placer([node("a", 50), node("b", 80)], policy)
+    wrong = Placement((Slot("a", (0,), (30,), 1, 0), Slot("b", (0,), (1,), 1, 0)))
+    before = placer.nodes()
+    with pytest.raises(ValueError, match="was not taken"):
+        placer.give_back(wrong)
+    assert placer.nodes() == before
+
+
+def test_models_cpu_and_memory_are_constraints(policy: Policy) -> None:
+    nodes = [node("old", 80, model="P100"), node("busy", 80, cpu=1, model="H100"), node("free", 80, model="H100")]
+    placer = Placer(nodes, policy)
+    demand = Demand(1, 10, cpu_milli=2, memory_bytes=2, models=frozenset({"H100"}))
+    assert placed(placer.place(demand)) == [("free", (0,))]
+
+
+@pytest.mark.parametrize(
+    ("demand", "why"),
+    [
+        (Demand(1, 10, models=frozenset({"H100"})), "0 of 1 groups fit on 2 nodes by GPU model and size"),
+        (Demand(1, 70), "0 of 1 groups fit on 2 nodes by free devices; the most that is free on one device is 60"),
+        (Demand(1, 40, groups=3), "2 of 3 groups fit on 2 nodes by GPU model and size"),
+        (Demand(1, 10, cpu_milli=101), "0 of 1 groups fit on 2 nodes by CPU"),
+        (Demand(1, 10, memory_bytes=101), "0 of 1 groups fit on 2 nodes by host memory"),
+        (Demand(1, 60, cpu_milli=60), "0 of 1 groups fit on 2 nodes by all of them on one node"),
+    ],
+)
+def test_a_refusal_names_the_constraint_and_its_figures(demand: Demand, why: str) -> None:
+    placer = Placer([node("a", 60, cpu=50), node("b", 40)], FirstFit())
+    assert placer.place(demand) is None
+    assert str(placer.why_not(demand)) == why
+
+
+def test_what_fits_has_no_shortfall() -> None:
+    assert str(shortfall([Room(node("a", 80))], Demand(1, 10))) == "all 1 groups fit"
+
+
+def test_best_fit_takes_the_node_left_with_least_and_first_fit_the_first() -> None:
+    nodes = [node("a", 80), node("b", 50)]
+    assert placed(Placer(nodes, BestFit(100, 80)).place(FRACTION)) == [("b", (0,))]
+    assert placed(Placer(nodes, FirstFit()).place(FRACTION)) == [("a", (0,))]
+
+
+def test_fgd_fills_a_broken_device_before_it_breaks_a_whole_one() -> None:
+    placer = Placer([node("a", 80), node("b", 80, 40)], Fgd(Workload({FRACTION: 1, WHOLE: 1})))
+    assert placed(placer.place(FRACTION)) == [("b", (1,))]
+
+
+def test_ours_goes_by_best_fit_while_nothing_is_known() -> None:
+    nodes = [node("a", 80), node("b", 50)]
+    assert placed(Placer(nodes, Learned(100, 80)).place(FRACTION)) == [("b", (0,))]
+
+
+def test_a_demand_asked_for_again_sees_what_changed_since(policy: Policy) -> None:
+    placer = Placer([node(f"n{i}", 80) for i in range(5)], policy)
+    for _ in range(5):
+        placement = placer.place(WHOLE)
+        assert placement is not None
+        placer.take(placement)
+    assert placer.place(WHOLE) is None
+    placer.give_back(placement)
+    assert placer.place(WHOLE) == placement
+
+
+def test_scores_are_kept_for_a_bounded_number_of_demands() -> None:
+    placer = Placer([node("a", 80)], FirstFit())
+    for amount in range(1, MAX_RANKINGS + 50):
+        placer.place(Demand(1, amount))
+    assert len(placer._rankings) == MAX_RANKINGS
+
+
+def test_a_node_that_is_gone_gets_nothing_and_one_that_came_does(policy: Policy) -> None:
+    placer = Placer([node("a", 80)], policy)
+    gone = placer.place(WHOLE)
+    placer.remove_node("a")
+    placer.remove_node("a")
+    assert placer.place(WHOLE) is None
+    placer.add_node(node("b", 80))
+    assert placed(placer.place(WHOLE)) == [("b", (0,))]
+    assert gone is not None
+    with pytest.raises(KeyError):
+        placer.take(gone)
+    placer.give_back(gone)
+    assert [each.node_id for each in placer.nodes()] == ["b"]
+
+
+def test_the_default_policy_is_the_one_that_learns() -> None:
+    assert placed(Placer([node("a", 80), node("b", 50)]).place(FRACTION)) == [("b", (0,))]
+    assert Placer([]).place(FRACTION) is None
+
+
+def test_two_nodes_of_one_id_are_refused() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        Placer([node("a", 80), node("a", 80)], FirstFit())
+
+
+@pytest.mark.parametrize("free", [((81,), (80,)), ((-1,), (80,)), ((80, 80), (80,))])
+def test_a_node_cannot_have_more_free_than_there_is(free: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match="node a"):
+        Node("a", 1, 1, *free)
+
+
+def test_a_demand_needs_a_group_and_its_ranks_an_amount() -> None:
+    for wrong in ({"ranks": 1, "amount": 0}, {"ranks": 1, "amount": 1, "groups": 0}, {"ranks": -1, "amount": 1}):
+        with pytest.raises(ValueError, match="Demand"):
+            Demand(**wrong)
+
+
+def test_amounts_are_rounded_up_to_their_bucket_and_above_the_largest_to_its_multiple() -> None:
+    assert bucketed(1) == 4 * GB
+    assert bucketed(12 * GB) == 12 * GB
+    assert bucketed(12 * GB + 1) == 16 * GB
+    assert bucketed(65 * GB) == 128 * GB
+    assert bucketed(7, (5, 10)) == 10
+    assert bucketed(7, ()) == 7
+    assert BUCKETS_BYTES[0] == 4 * GB
+
+
+@pytest.mark.parametrize(("amount", "sizes"), [(-1, (1,)), (1, (2, 1)), (1, (0, 1))])
+def test_a_bucket_that_makes_no_sense_is_refused(amount: int, sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="sizes"):
+        bucketed(amount, sizes)
+
+
+def test_fragmentation_is_what_is_free_outside_the_largest_block() -> None:
+    assert fragmentation(()) == 0
+    assert fragmentation((0, 0)) == 0
+    assert fragmentation((80, 0)) == 0
+    assert fragmentation((30, 10)) == 0.25
+    assert cluster_fragmentation([node("a", 30), node("b", 10)]) == 0.25
+
+
+def test_fragment_is_what_the_expected_demands_cannot_use() -> None:
+    workload = Workload({Demand(1, 40, cpu_milli=1): 1, Demand(2, 80, cpu_milli=1, whole=True): 1})
+    # half of the demands use the 60 and not the 20; the other half find one whole device and need two
+    assert workload.fragment(node("a", 80, 60, 20)) == 160 - (80 + 60) / 2
+    assert workload.fragment(node("a", 80, 80)) == 0
+    assert workload.fragment(node("a", 80, 80, cpu=0)) == 160

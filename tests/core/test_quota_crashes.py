@@ -1,0 +1,291 @@
+"""The quota actor's brain over crashes and standstills, its own and those of others; the clock is a number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from serve_app.core.grants import OWNER_TTL_S, EngineReply, EngineReport, Rank
+from serve_app.core.leases import Device, Hold, Phase
+from serve_app.core.quota import RECOVERY_S, SILENT_S, Quota, RouterReport
+from serve_app.core.roster import Entry, Key, Value
+from serve_app.core.sessions import SessionAsk
+from serve_app.core.shares import PoolReport
+
+TICK_S = 0.5
+TOKENS = 1600
+DEVICES = [Device("n", 0, 100, 0), Device("n", 1, 100, 0)]
+
+
+class Shell:
+    """What the actor does around its brain, one that dies included."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.stored: dict[Key, Value] = {}
+        self.versions: dict[str, PoolReport] = {}
+        self.seq = 0
+        self.quota = Quota(1, {}, self.now)
+        self.quota.on_devices(DEVICES, self.now)
+
+    def store(self) -> None:
+        for key, (keep, value) in self.quota.take_changes().items():
+            if keep:
+                self.stored[key] = value
+            else:
+                del self.stored[key]
+
+    def crash(self, *, devices_known: bool = True) -> None:
+        self.quota = Quota(self.quota.epoch + 1, dict(self.stored), self.now)
+        if devices_known:
+            self.quota.on_devices(DEVICES, self.now)
+
+    def engine(self, told: EngineReport) -> EngineReply:
+        reply = self.quota.on_engine(told, self.now)
+        self.store()
+        return reply
+
+    def runs(self, name: str, size: int = 60, device: int = 0) -> EngineReport:
+        told = EngineReport(name, "m", (Rank("n", device),), size, size, processes=(("n", ((1, 1),)),))
+        told = replace(told, holds=self.engine(told).holds, kv_tokens=TOKENS, kv_bytes=10)
+        self.engine(told)
+        return told
+
+    def router(self, name: str, pool: str = "e", want: int = 1, epoch: int | None = None):  # type: ignore[no-untyped-def]
+        self.seq += 1
+        last = self.versions.get(name, PoolReport(pool, 0, 0, 0, want))
+        pools = (last._replace(want=want),)
+        reply, _ = self.quota.on_router(
+            RouterReport(name, self.quota.epoch if epoch is None else epoch, self.seq, pools), self.now
+        )
+        self.store()
+        for target in reply.targets:
+            if target.version > last.version:
+                self.versions[name] = PoolReport(pool, target.version, target.target, 0, want)
+        return reply
+
+    def limit(self, name: str) -> int:
+        """What a router goes by."""
+        told = self.versions.get(name)
+        return 0 if told is None else told.limit
+
+    def wait(self, span_s: float, *alive: EngineReport) -> None:
+        """Time with ticks in it, in which these speak."""
+        until = self.now + span_s
+        while self.now < until:
+            self.now += TICK_S
+            for told in alive:
+                self.engine(told)
+            self.quota.on_tick(self.now)
+            self.store()
+
+
+def test_a_standstill_of_the_actor_is_nobodys_silence() -> None:
+    shell = Shell()
+    told = shell.runs("e")
+    shell.router("r", want=100)
+    shell.quota.on_session(SessionAsk("s", "m", 10, 5.0), shell.now)
+    shell.now += 20.0  # nobody could be heard
+    shell.quota.on_tick(shell.now)
+    assert shell.quota.ledger.lease("e").phase is Phase.COMMITTED
+    assert shell.quota.ledger.knows("r")
+    assert shell.quota.sessions.look("s", shell.now).tokens == 10
+    shell.wait(6.0, told)
+    assert not shell.quota.ledger.knows("r"), "silence after it counts as ever"
+    assert shell.quota.sessions.all(shell.now) == []
+
+
+def test_a_silent_engine_is_looked_for_and_one_found_dead_is_free_at_once() -> None:
+    shell = Shell()
+    shell.runs("e")
+    other = shell.runs("other", device=1)
+    shell.wait(SILENT_S - TICK_S, other)
+    assert shell.quota.silent(shell.now) == []
+    shell.wait(TICK_S, other)
+    assert [told.owner for told in shell.quota.silent(shell.now)] == ["e"]
+    shell.quota.on_dead("e", shell.now)
+    shell.store()
+    assert "e" not in shell.quota.ledger
+    assert (Entry.ENGINE, "e") not in shell.stored
+    assert shell.quota.ledger.free("n/0") == 100
+
+
+def test_an_engine_that_died_while_it_waited_holds_back_nobody() -> None:
+    shell = Shell()
+    told = shell.runs("e")
+    waits = EngineReport("w", "m", (Rank("n", 0),), 90, 90, processes=(("n", ((2, 1),)),))
+    shell.engine(waits)
+    behind = EngineReport("behind", "m", (Rank("n", 0),), 20, 20)
+    assert shell.engine(behind).holds == ()
+    shell.wait(SILENT_S, told)
+    assert [one.owner for one in shell.quota.silent(shell.now)] == ["w"]
+    shell.quota.on_dead("w", shell.now)
+    assert shell.engine(behind).holds == (Hold("n/0", 20),)
+
+
+def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:
+    shell = Shell()
+    told = shell.runs("e")
+    shell.wait(SILENT_S)
+    shell.engine(told)
+    shell.quota.on_dead("e", shell.now)
+    assert "e" in shell.quota.ledger
+
+
+def test_an_engine_whose_ranks_are_processes_it_does_not_know_is_given_its_time() -> None:
+    """Ranks on GPUs are Ray's processes: they may outlive the replica's own by a moment."""
+    shell = Shell()
+    told = EngineReport("tp", "m", (Rank("n"), Rank("n")), 50, 50, processes=(("n", ((1, 1),)),))
+    shell.engine(replace(told, holds=shell.engine(told).holds, kv_tokens=TOKENS))
+    shell.wait(SILENT_S)
+    assert shell.quota.silent(shell.now) == []
+    shell.wait(OWNER_TTL_S)
+    assert list(shell.quota.ending()) == ["tp"]
+
+
+def test_an_engine_that_died_with_the_actor_is_looked_for_at_once() -> None:
+    shell = Shell()
+    shell.runs("e")
+    shell.crash()
+    assert [told.owner for told in shell.quota.silent(shell.now)] == ["e"]
+    shell.quota.on_dead("e", shell.now)
+    assert not shell.quota.recovering
+    assert shell.quota.ledger.free("n/0") == 100
+
+
+def test_nothing_new_is_granted_after_a_crash_before_all_have_spoken() -> None:
+    shell = Shell()
+    told = shell.runs("e")
+    shell.router("r", want=1000)
+    shell.crash()
+    shell.engine(told)
+    assert shell.quota.recovering
+    shell.router("new", want=10)
+    assert shell.limit("new") == 0
+    shell.router("r", want=0)
+    assert not shell.quota.recovering
+    shell.router("new", want=10)
+    assert shell.limit("new") >= 10
+
+
+def test_whoever_has_said_nothing_after_a_crash_is_not_waited_for_for_ever() -> None:
+    shell = Shell()
+    shell.runs("e")
+    shell.router("r", want=1000)
+    shell.crash()
+    shell.wait(RECOVERY_S + TICK_S)
+    assert not shell.quota.recovering
+    shell.wait(TICK_S)
+    assert list(shell.stored) in ([(Entry.ENGINE, "e")], [])
+
+
+def test_the_time_to_speak_begins_when_somebody_can_be_heard() -> None:
+    """The nodes may need long to tell their devices; routers cannot say anything before that."""
+    shell = Shell()
+    told = shell.runs("e")
+    shell.router("r", want=1400)
+    shell.crash(devices_known=False)
+    shell.wait(2 * RECOVERY_S)
+    shell.quota.on_devices(DEVICES, shell.now)
+    shell.engine(told)
+    shell.wait(TICK_S, told)
+    shell.router("new", want=1000)
+    assert shell.limit("new") == 0
+    shell.router("r", want=0)
+    granted = shell.quota.ledger.lease("e").held
+    assert granted <= TOKENS
+
+
+def test_an_engine_whose_device_left_with_the_actor_is_not_waited_for() -> None:
+    shell = Shell()
+    shell.runs("e")
+    shell.crash(devices_known=False)
+    shell.quota.on_devices(DEVICES[1:], shell.now)
+    assert not shell.quota.recovering
+
+
+def test_two_engines_do_not_load_together_because_the_actor_died_between_them() -> None:
+    shell = Shell()
+    first = EngineReport("a", "m", (Rank("n", 0),), 40, 40)
+    second = replace(first, owner="b")
+    reply, waits = shell.engine(first), shell.engine(second)
+    assert (reply.may_load, waits.may_load) == (True, False)
+    shell.crash()
+    second = replace(second, holds=waits.holds)
+    assert not shell.engine(second).may_load
+    shell.engine(replace(first, holds=reply.holds, loading=True))
+    assert not shell.engine(second).may_load
+    shell.engine(replace(first, holds=reply.holds, kv_tokens=1))
+    assert shell.engine(second).may_load
+
+
+def test_routers_that_speak_of_an_engine_that_has_gone_leave_nothing_behind() -> None:
+    shell = Shell()
+    shell.runs("e")
+    shell.router("r", want=100)
+    for _ in range(20):
+        shell.wait(TICK_S)
+        shell.router("r", want=100)
+    assert list(shell.quota.ending()) == ["e"]
+    shell.quota.on_memory_gone("e")
+    shell.router("r", want=100)
+    assert shell.limit("r") == 0
+    assert shell.quota.shares._pools == {}
+
+
+def test_words_under_an_older_epoch_change_nothing() -> None:
+    shell = Shell()
+    told = shell.runs("e")
+    shell.crash()
+    shell.engine(told)
+    reply = shell.router("r", want=100, epoch=1)
+    assert (reply.stale, reply.epoch, reply.targets) == (True, 2, ())
+    assert not shell.quota.ledger.knows("r")
+
+
+def test_who_waits_for_memory_is_told_to_the_routers_and_not_for_longer_than_it_does() -> None:
+    shell = Shell()
+    told = shell.runs("e")
+    blocked = EngineReport("b", "big", (Rank("n", 0),), 90, 90)
+    shell.engine(blocked)
+    shell.wait(TICK_S, told, blocked)
+    assert shell.router("r").blocked == (("big", 1),)
+    shell.engine(replace(blocked, gone=True))
+    shell.wait(TICK_S, told)
+    assert shell.router("r").blocked == ()
+
+
+def test_what_could_not_be_stored_is_stored_the_next_time() -> None:
+    shell = Shell()
+    told = EngineReport("e", "m", (Rank("n", 0),), 40, 40)
+    shell.quota.on_engine(told, shell.now)
+    first = shell.quota.take_changes()
+    assert list(first) == [(Entry.ENGINE, "e")]
+    shell.quota.on_engine(replace(told, holds=(Hold("n/0", 40),), gone=True), shell.now)
+    shell.quota.not_stored(first)
+    assert shell.quota.take_changes() == {(Entry.ENGINE, "e"): (False, None)}, "what came later counts"
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
+    """Routers, engines and sessions by the hundred; what the brain keeps is what there is."""
+    shell = Shell()
+    stays = shell.runs("stays", size=10, device=1)
+    for number in range(200):
+        told = shell.runs(f"e{number}")
+        shell.router(f"r{number}", f"e{number}", want=10)
+        if not shell.quota.recovering:  # nothing is opened then
+            shell.quota.on_session(SessionAsk(f"s{number}", "m", 10, 5.0), shell.now)
+        shell.engine(replace(told, gone=True))
+        if crash and not number % 50:
+            shell.crash()
+        shell.wait(TICK_S, stays)
+    shell.wait(2 * RECOVERY_S, stays)
+    quota = shell.quota
+    assert list(shell.stored) == [(Entry.ENGINE, "stays")]
+    assert quota.grants.owners() == ["stays"]
+    kept = [quota._seq, quota.shares._pools, quota.shares._closed, quota.sessions._open, quota.sessions._waiting]
+    assert [len(one) for one in kept] == [0] * len(kept)
+    assert sorted(quota.ledger.owners()) == ["sessions", "stays"]
+    assert len(quota.ledger) == 1

@@ -1,0 +1,312 @@
+"""A small cluster of our own whose configuration changes while it serves: simulated engines, and load that never ends.
+
+Invariant: the load runs through every change, and a request of it that fails, whenever and however, fails the test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from serve_app.declare import application
+from serve_app.errors import Unavailable
+from serve_app.local import LocalCluster, driver, marked
+from serve_app.names import APPLICATION, deployment_of
+from serve_app.settings import parse
+
+KEY = "sk-changes-0123456789"
+STEADY = "steady"  # the model that no test changes
+OTHER = "other"  # the one they do
+STEP_S = 0.01  # of the simulated engines, per token
+SLOTS = 2  # of an engine: few enough to fill them
+LOGICAL_CPUS = 8
+CHANGED_S = 90.0  # a change is done in one to five seconds on two idle cores; other tests share the machine
+REQUEST_S = 60.0  # no request here takes longer than CHANGED_S allows its model to be away
+POLL_S = 0.05
+STREAM_TOKENS = 40
+
+Config = Mapping[str, Any]
+
+
+def model(name: str, **changes: Any) -> dict[str, Any]:
+    """The settings of a simulated model."""
+    simulated = {"decode_step_s": STEP_S, "kv_cache_tokens": 65_536}
+    return {"name": name, "engine": "simulated", "max_num_seqs": SLOTS, "cpus_per_rank": 0.5} | {
+        "simulated": simulated,
+        **changes,
+    }
+
+
+def configured(*models: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A configuration with the steady model, these and the load's key."""
+    return {"models": [model(STEADY), *models], "auth": {"keys": [{"key": KEY}]}} | changes
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a request got: its status and body, the seconds it took, and whether a stream came to its end."""
+
+    status: int
+    text: str
+    took_s: float
+
+    @property
+    def whole(self) -> bool:
+        return self.status == 200 and ("data:" not in self.text or self.text.rstrip().endswith("data: [DONE]"))
+
+
+class Endpoint:
+    """Requests to the cluster's one address."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str, key: str = KEY) -> requests.Response:
+        return requests.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=REQUEST_S)
+
+    def ask(self, name: str, tokens: int = 3, *, key: str = KEY, **body: Any) -> Answer:
+        """A completion by the model of this name."""
+        began = time.monotonic()
+        response = requests.post(
+            f"{self.url}/v1/completions",
+            headers={"Authorization": f"Bearer {key}"},
+            json={"model": name, "prompt": "The river", "max_tokens": tokens, **body},
+            timeout=REQUEST_S,
+        )
+        return Answer(response.status_code, response.text, time.monotonic() - began)
+
+    def asking(self, name: str, tokens: int = 3, **more: Any) -> Asking:
+        """The same in a thread of its own."""
+        return Asking(lambda: self.ask(name, tokens, **more))
+
+    @contextmanager
+    def streaming(self, name: str, tokens: int) -> Iterator[Iterator[bytes]]:
+        """A stream's events as they come; it is left with the block."""
+        body = {"model": name, "prompt": "The river", "max_tokens": tokens, "stream": True}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        with requests.post(
+            f"{self.url}/v1/completions", headers=headers, json=body, stream=True, timeout=REQUEST_S
+        ) as response:
+            assert response.status_code == 200, response.text
+            yield (line for line in response.iter_lines() if line)
+
+    def serves(self, name: str) -> bool:
+        """Whether the model answers; not while the endpoint itself still opens."""
+        try:
+            return self.ask(name).status == 200
+        except requests.RequestException:
+            return False
+
+    def figure(self, metric: str, **labels: str) -> float | None:
+        """The sum of the samples of this name and these labels; None where there are none."""
+        wanted = [f'{name}="{value}"' for name, value in labels.items()]
+        lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(f"{metric}{{")]
+        found = [float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted)]
+        return sum(found) if found else None
+
+
+class Asking(threading.Thread):
+    """A request on its way."""
+
+    def __init__(self, ask: Callable[[], Answer]) -> None:
+        super().__init__(daemon=True)
+        self._ask = ask
+        self._answer: Answer | BaseException = RuntimeError("no answer yet")
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._answer = self._ask()
+        except Exception as error:  # noqa: BLE001 - told by `answer`
+            self._answer = error
+
+    def answer(self) -> Answer:
+        """Its answer, waited for. Raises what the request raised."""
+        self.join()
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+
+class Load:
+    """Two clients that ask the steady model without a pause: one whole answers, one streams."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._over = threading.Event()
+        self.answered = 0
+        self.failed: list[str] = []
+        bodies: list[dict[str, Any]] = [{"tokens": 3}, {"tokens": STREAM_TOKENS, "stream": True}]
+        self._threads = [threading.Thread(target=self._run, kwargs=body, daemon=True) for body in bodies]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, **body: Any) -> None:
+        while not self._over.is_set():
+            try:
+                answer = self._endpoint.ask(STEADY, **body)
+            except requests.RequestException as error:
+                self.failed.append(repr(error))
+                continue
+            if answer.whole:
+                self.answered += 1
+            else:
+                self.failed.append(f"{answer.status}: {answer.text[-300:]}")
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+class Place:
+    """The cluster, what is declared to it, and the load on it."""
+
+    def __init__(self, cluster: LocalCluster, pool: ProcessPoolExecutor) -> None:
+        self.cluster = cluster
+        self.endpoint = Endpoint(cluster.url)
+        self.options = {
+            "host": cluster.instance.host,
+            "port": cluster.instance.http_port,
+            "proxy_location": "HeadOnly",
+        }
+        self._pool = pool  # one process, the driver: pytest's own stays free of Ray
+
+    def within(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of a module returns, run in a process that is in the cluster."""
+        return self._pool.submit(work, *arguments).result()
+
+    def declare(self, config: Config) -> None:
+        """Hand the configuration in, as `serve-app deploy --no-wait` does."""
+        entry = application(parse(config).without_secrets())
+        self._pool.submit(driver.declare, entry, **self.options).result()
+
+    def status(self) -> dict[str, Any]:
+        """As `serve-app status --json` has it."""
+        return self._pool.submit(driver.look, [], APPLICATION).result()
+
+    def quota(self) -> dict[str, Any] | None:
+        """As `serve-app quota --json` has it; None while the quota actor is away."""
+        try:
+            return self._pool.submit(driver.asked_of_quota, "figures").result()
+        except Unavailable:
+            return None
+
+    def wait(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """Look until the state is as wanted; returns it."""
+        deadline = time.monotonic() + CHANGED_S
+        while not condition(state := self.status()):
+            assert time.monotonic() < deadline, f"{what}: {state} after {CHANGED_S} s"
+            time.sleep(POLL_S)  # bound: CHANGED_S; Serve tells nobody of a state's change
+        return state
+
+    def become(self, config: Config) -> None:
+        """Declare it and wait until it runs, and nothing else any more."""
+        self.declare(config)
+        self.wait_running(config)
+
+    def wait_running(self, config: Config) -> None:
+        wanted = {one.name: one.replicas for one in parse(config).models}
+
+        def runs(state: dict[str, Any]) -> bool:
+            found = {one["name"]: len(one["replicas"]) for one in state["models"]}
+            return (
+                state["state"] == "running"
+                and all(
+                    name in found and bounds.min_replicas <= found.pop(name) <= bounds.max_replicas
+                    for name, bounds in wanted.items()
+                )
+                and not found
+            )
+
+        self.wait(runs, f"running {sorted(wanted)}")
+
+    def wait_serving(self, *names: str) -> None:
+        """Until each of these models answers; the endpoint may be about to open."""
+        deadline = time.monotonic() + CHANGED_S
+        while not all(self.endpoint.serves(name) for name in names):
+            assert time.monotonic() < deadline, f"{names} do not answer after {CHANGED_S} s"
+            time.sleep(POLL_S)  # bound: CHANGED_S; HAProxy takes a second or two to open
+
+    def replicas(self, *names: str) -> dict[str, list[str]]:
+        """Ids of the running replicas by model, those of the routers under `Router`; of these names, or of all."""
+        return running(self.status(), names)
+
+    def processes(self, deployment: str) -> list[int]:
+        """Of the replicas of a deployment."""
+        name = f"ray::ServeReplica:{APPLICATION}:{deployment}"
+        return [pid for pid in self.cluster.pids() if title(pid) == name]
+
+    def process(self, deployment: str) -> int:
+        """Of the one replica of a deployment, as soon as former ones, which end in their own time, are gone."""
+        deadline = time.monotonic() + CHANGED_S
+        while len(found := self.processes(deployment)) != 1:
+            assert time.monotonic() < deadline, f"not one process of {deployment} after {CHANGED_S} s: {found}"
+            time.sleep(POLL_S)  # bound: CHANGED_S; a replica that drains goes within its shutdown timeout
+        return found[0]
+
+    @contextmanager
+    def paused(self, name: str) -> Iterator[None]:
+        """The engines of the model stand still for the block: what they have begun does not end."""
+        processes = self.processes(deployment_of(name))
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
+
+
+def running(state: Mapping[str, Any], names: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Ids of the running replicas in a state."""
+    groups = {one["name"]: one["replicas"] for one in state["models"]} | {"Router": state["routers"]}
+    return {
+        name: sorted(replica["id"] for replica in replicas if replica["state"] == "RUNNING")
+        for name, replicas in groups.items()
+        if not names or name in names
+    }
+
+
+def title(pid: int) -> str:
+    """What a process of Ray's calls itself; nothing once it is gone."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return command.replace(b"\0", b" ").decode(errors="replace").split(" ")[0]
+
+
+@contextmanager
+def place(state_dir: Path, config: Config | None, **options: Any) -> Iterator[Place]:
+    """A cluster that serves this configuration, for the block; nothing of it is left after that.
+
+    Args:
+        config: None: nothing is deployed yet.
+        options: for `LocalCluster.start`.
+    """
+    cluster = LocalCluster.start(f"changes-{os.getpid()}", num_cpus=LOGICAL_CPUS, state_dir=state_dir, **options)
+    spawn = get_context("spawn")
+    pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=driver.connect, initargs=(cluster.environment(),))
+    try:
+        there = Place(cluster, pool)
+        if config is not None:
+            there.become(config)
+            there.wait_serving(*(one["name"] for one in config["models"]))
+        yield there
+    finally:
+        pool.shutdown()
+        cluster.stop()
+    left = marked(cluster.mark)
+    assert not left, f"processes left behind: {left}"

@@ -1,0 +1,105 @@
+"""The ledger beside what Serve says is there, the load that runs through a crash, and the blows themselves.
+
+Invariant: a wait has a bound, and says at its end what was seen last.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.e2e.changing import CHANGED_S, POLL_S, Load, Place, title
+
+ACTOR = "ray::GpuMemoryQuota"
+CLIENT_PAIRS = 2
+
+
+@contextmanager
+def load(there: Place) -> Iterator[list[Load]]:
+    """Requests without a pause; whatever failed of them is there after the block."""
+    running = [Load(there.endpoint) for _ in range(CLIENT_PAIRS)]
+    try:
+        within(lambda: all(one.answered for one in running), CHANGED_S, "the load has begun")
+        yield running
+        answered = [one.answered for one in running]
+        within(lambda: all(one.answered > n for one, n in zip(running, answered, strict=True)), CHANGED_S, "it goes on")
+    finally:
+        for one in running:
+            one.stop()
+
+
+def failed(running: list[Load]) -> list[str]:
+    return [what for one in running for what in one.failed]
+
+
+def within(condition: Callable[[], Any], bound_s: float, what: str) -> float:
+    """Look until it is so; returns the seconds that took."""
+    began = time.monotonic()
+    seen = None
+    while not (seen := condition()):
+        assert time.monotonic() - began < bound_s, f"{what}: not within {bound_s} s; last: {seen}"
+        time.sleep(POLL_S)  # bound: bound_s
+    return time.monotonic() - began
+
+
+def actor(there: Place) -> int | None:
+    """The quota actor's process."""
+    found = [pid for pid in there.cluster.pids() if title(pid) == ACTOR]
+    return found[0] if len(found) == 1 else None
+
+
+def difference(there: Place, *, idle: bool) -> str:
+    """What the ledger has otherwise than Serve; nothing: they are the same."""
+    figures, state = there.quota(), there.status()
+    if figures is None or figures["recovering"]:
+        return f"no figures: {figures}"
+    replicas = {one["id"] for each in state["models"] for one in each["replicas"] if one["state"] == "RUNNING"}
+    routers = {one["id"] for one in state["routers"] if one["state"] == "RUNNING"}
+    engines = {one["replica"]: one for one in figures["engines"]}
+    wrong = []
+    if set(engines) != replicas or len(figures["engines"]) != len(replicas):
+        wrong.append(f"engines {sorted(engines)}, replicas {sorted(replicas)}")
+    for name, one in engines.items():
+        if one["state"] != "committed":
+            wrong.append(f"{name} is {one['state']}")
+        if set(one["kv_tokens_by_router"]) != routers:
+            wrong.append(f"{name}: shares of {sorted(one['kv_tokens_by_router'])}, routers {sorted(routers)}")
+        if sum(one["kv_tokens_by_router"].values()) > one["kv_tokens"]:
+            wrong.append(f"{name}: more shared than there is: {one}")
+        if idle and one["kv_tokens_used"]:
+            wrong.append(f"{name}: {one['kv_tokens_used']} tokens in use")
+    if figures["granted_bytes"] != sum(one["granted_bytes"] for one in figures["engines"]):
+        wrong.append(f"{figures['granted_bytes']} bytes granted on devices")
+    return "; ".join(wrong)
+
+
+def settled(there: Place, bound_s: float = CHANGED_S, *, idle: bool = True) -> float:
+    """Wait until ledger and reality are the same; returns the seconds that took."""
+    began = time.monotonic()
+    while wrong := difference(there, idle=idle):
+        assert time.monotonic() - began < bound_s, f"{wrong}, after {bound_s} s"
+        time.sleep(POLL_S)  # bound: bound_s
+    return time.monotonic() - began
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def known(there: Place) -> set[str]:
+    """Engines in the ledger; what it said last, while it is away."""
+    figures = there.quota()
+    return set() if figures is None else {one["replica"] for one in figures["engines"]}
+
+
+@contextmanager
+def unless_gone() -> Iterator[None]:
+    """A process that has ended meanwhile is no news here."""
+    try:
+        yield
+    except ProcessLookupError:
+        return

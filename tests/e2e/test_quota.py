@@ -1,0 +1,272 @@
+"""Whatever dies or stands still, and when: the ledger is what is really there again, and nothing fails that need not.
+
+Simulated engines, real processes and signals. `changing.place` gives the cluster; the load on the model `steady` runs
+through the whole module where a test says so.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from serve_app.names import ROUTER, deployment_of
+from tests.e2e.changing import CHANGED_S, OTHER, STEADY, Load, Place, configured, model, place
+from tests.e2e.crashing import (
+    CLIENT_PAIRS,
+    actor,
+    difference,
+    failed,
+    kill,
+    known,
+    load,
+    settled,
+    unless_gone,
+    within,
+)
+from tests.requires import requires
+
+ROUTERS = 2
+EQUAL_S = 10.0  # the promise: after a crash the ledger equals reality
+ENGINE_BACK_S = 5.0  # the promise: a dead engine's memory is free
+ROUTER_BACK_S = 5.0  # the promise: a dead router's shares are free
+LOOKS_S = 2.0  # of this test, on a machine that others use: a look asks Serve, which answers within a second
+STILL_S = 6.0  # longer than any owner may be silent
+STORM_S = 20.0
+STORM_GAP_S = (0.2, 2.0)  # between blows
+CLIENTS, WARM_REQUESTS, REQUESTS = 16, 1000, 20_000
+GROWN_BYTES = 8e6  # 400 bytes a request would be a leak; pages that Python keeps are not
+BASE = configured(model(OTHER), router={"replicas": ROUTERS})
+BASE["models"][0]["replicas"] = {"min_replicas": 2, "max_replicas": 2}
+GB = 1e9
+
+Figures = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    requires("linux")
+    with place(tmp_path_factory.mktemp("quota"), BASE) as started:
+        settled(started)
+        yield started
+
+
+def whole(there: Place) -> None:
+    """All replicas of the base configuration run, and the ledger says so."""
+    there.wait_running(BASE)
+    within(lambda: len(there.replicas(ROUTER)[ROUTER]) == ROUTERS, CHANGED_S, "the routers are back")
+    settled(there)
+
+
+def test_every_engine_has_one_grant_and_every_router_a_share_of_it(there: Place) -> None:
+    assert difference(there, idle=True) == ""
+    figures = there.quota()
+    assert figures is not None
+    assert len(figures["engines"]) == 3
+    assert figures["waiting"] == figures["alarms"] == []
+    assert figures["overdrawn_tokens"] == 0
+    assert all(one["measured_bytes"] > 0 for one in figures["engines"])
+
+
+def test_a_killed_engines_memory_is_free_within_five_seconds_and_it_is_replaced(there: Place) -> None:
+    (before,) = there.replicas(OTHER)[OTHER]
+    with load(there) as running:
+        kill(there.process(deployment_of(OTHER)))
+        took_s = within(lambda: before not in known(there), ENGINE_BACK_S + LOOKS_S, "the grant is back")
+        whole_s = settled(there, CHANGED_S, idle=False)
+    print(f"a killed engine's memory was free after {took_s:.1f} s, and another had it after {whole_s:.1f} s more")
+    assert failed(running) == []
+    whole(there)
+
+
+@pytest.mark.long
+def test_an_engine_that_stands_still_keeps_its_memory_until_its_process_is_gone(there: Place) -> None:
+    (before,) = there.replicas(OTHER)[OTHER]
+    process = there.process(deployment_of(OTHER))
+
+    def state() -> str:
+        figures = there.quota() or {"engines": []}
+        return next((one["state"] for one in figures["engines"] if one["replica"] == before), "none")
+
+    os.kill(process, signal.SIGSTOP)
+    try:
+        within(lambda: state() == "ending", STILL_S + LOOKS_S, "it counts as gone")
+    finally:
+        kill(process)
+    took_s = within(lambda: state() == "none", ENGINE_BACK_S + LOOKS_S, "its memory is free")
+    print(f"free {took_s:.1f} s after the process was gone")
+    whole(there)
+
+
+@pytest.mark.long
+def test_an_engine_that_stood_still_has_its_grant_again_and_no_request_fails(there: Place) -> None:
+    before = there.replicas(STEADY)[STEADY]
+    with load(there) as running, there.paused(STEADY):
+        time.sleep(STILL_S)  # the span under test
+    assert failed(running) == []
+    settled(there, EQUAL_S + LOOKS_S)
+    assert there.replicas(STEADY)[STEADY] == before
+
+
+def test_requests_go_on_when_the_quota_actor_is_killed(there: Place) -> None:
+    before = there.quota()
+    assert before is not None
+    with load(there) as running:
+        pid = actor(there)
+        assert pid is not None
+        kill(pid)
+        took_s = settled(there, EQUAL_S + LOOKS_S, idle=False)
+    after = there.quota()
+    assert after is not None
+    print(f"a new quota actor had the figures after {took_s:.1f} s; {sum(one.answered for one in running)} requests")
+    assert failed(running) == []
+    assert after["epoch"] == before["epoch"] + 1
+    assert after["overdrawn_tokens"] == 0
+    settled(there)
+
+
+@pytest.mark.long
+def test_requests_wait_and_do_not_fail_while_the_quota_actor_stands_still(there: Place) -> None:
+    before = there.quota()
+    assert before is not None
+    with load(there) as running:
+        pid = actor(there)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(STILL_S)  # the span under test
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        settled(there, EQUAL_S + LOOKS_S, idle=False)
+    after = there.quota()
+    assert after is not None
+    assert failed(running) == []
+    assert after["epoch"] == before["epoch"], "it was not replaced"
+    assert after["overdrawn_tokens"] == before["overdrawn_tokens"], "nobody lost a share for the actor's own silence"
+
+
+def test_a_killed_routers_shares_are_back_within_five_seconds(there: Place) -> None:
+    victim = there.processes(ROUTER)[0]
+    before = set(there.replicas(ROUTER)[ROUTER])
+    kill(victim)
+
+    def one_is_gone() -> bool:
+        figures = there.quota() or {"engines": []}
+        shares = [set(one["kv_tokens_by_router"]) & before for one in figures["engines"]]
+        return bool(shares) and all(len(one) == ROUTERS - 1 for one in shares)
+
+    took_s = within(one_is_gone, ROUTER_BACK_S + LOOKS_S, "its shares are back")
+    print(f"a killed router's shares were free after {took_s:.1f} s")
+    whole(there)
+
+
+@pytest.mark.long
+def test_after_a_storm_of_kills_and_standstills_the_ledger_is_what_there_is(there: Place) -> None:
+    chance = random.Random(4)
+    until = time.monotonic() + STORM_S
+    stopped: list[int] = []
+    blows: list[str] = []
+    running = [Load(there.endpoint) for _ in range(CLIENT_PAIRS)]
+    while time.monotonic() < until:
+        what = chance.choice(["actor", ROUTER, deployment_of(OTHER), deployment_of(STEADY)])
+        found = [actor(there)] if what == "actor" else there.processes(what)
+        alive = [pid for pid in found if pid is not None]
+        if alive:
+            pid = chance.choice(alive)
+            how = chance.choice([signal.SIGKILL, signal.SIGSTOP])
+            with unless_gone():
+                os.kill(pid, how)
+            stopped += [pid] if how is signal.SIGSTOP else []
+            blows.append(f"{how.name} {what}")
+        time.sleep(chance.uniform(*STORM_GAP_S))  # bound: STORM_S in all
+        if len(stopped) > 1:
+            with unless_gone():
+                os.kill(stopped.pop(0), signal.SIGCONT)
+    for pid in stopped:
+        with unless_gone():
+            os.kill(pid, signal.SIGCONT)
+    for one in running:
+        one.stop()
+    there.wait_running(BASE)
+    within(lambda: len(there.replicas(ROUTER)[ROUTER]) == ROUTERS, CHANGED_S, "the routers are back")
+    took_s = settled(there, EQUAL_S + LOOKS_S)
+    print(f"{len(blows)} blows: {', '.join(blows)}; equal {took_s:.1f} s after all replicas ran")
+    assert there.endpoint.ask(STEADY).status == there.endpoint.ask(OTHER).status == 200
+
+
+def leaves_while_blocked(there: Place, *models: dict[str, Any]) -> float:
+    """A further model that waits for memory is taken out again: its replica does not stay in the line."""
+    third = model("third", memory_gb=models[-1]["memory_gb"])
+    there.declare(configured(*models, third, router={"replicas": ROUTERS}))
+
+    def waits() -> bool:
+        return any(one["model"] == "third" for one in (there.quota() or {"waiting": []})["waiting"])
+
+    within(waits, CHANGED_S, "the third waits")
+    there.declare(configured(*models, router={"replicas": ROUTERS}))
+    return within(lambda: there.quota() is not None and not waits(), EQUAL_S, "the third is gone")
+
+
+def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_is_room(there: Place) -> None:
+    figures = there.quota()
+    assert figures is not None
+    most_gb = round(0.6 * figures["total_bytes"] / 2**30, 2)
+    first, second = (model(name, memory_gb=most_gb) for name in ("first", "second"))
+    there.become(configured(model(OTHER), first, router={"replicas": ROUTERS}))
+    there.declare(configured(model(OTHER), first, second, router={"replicas": ROUTERS}))
+
+    def blocked() -> dict[str, Any] | None:
+        (found,) = [one for one in there.status()["models"] if one["name"] == "second"] or [{"state": ""}]
+        return found if found["state"] == "blocked: memory" else None
+
+    within(blocked, CHANGED_S, "the second is blocked")
+    seen = blocked()
+    assert seen is not None
+    assert "1 replica waits for" in seen["message"]
+    assert "bytes needed" in seen["message"]
+    assert there.endpoint.ask("first").status == 200
+    within(lambda: there.endpoint.figure("serve_app_blocked", model="second") == 1, CHANGED_S, "in the metrics")
+    assert there.endpoint.figure("serve_app_blocked", model="first") == 0
+    waiting = (there.quota() or {})["waiting"]
+    assert [(one["model"], one["state"]) for one in waiting] == [("second", "blocked: memory")]
+    replica = waiting[0]["replica"]
+    time.sleep(STILL_S)  # the span in which it must not be restarted
+    assert [one["replica"] for one in (there.quota() or {})["waiting"]] == [replica]
+    took_s = leaves_while_blocked(there, model(OTHER), first, second)
+    print(f"a replica that waited for memory was gone {took_s:.1f} s after its model was taken out")
+    there.declare(configured(model(OTHER), second, router={"replicas": ROUTERS}))
+    within(lambda: there.endpoint.serves("second"), CHANGED_S, "it starts by itself")
+    assert there.replicas("second") == {"second": [replica]}, "the very one that waited"
+    settled(there)
+    there.become(BASE)
+    settled(there)
+
+
+@pytest.mark.long
+def test_the_actors_memory_does_not_grow_with_requests(there: Place) -> None:
+    fast = model("fast", max_num_seqs=64, simulated={"decode_step_s": 0.0, "kv_cache_tokens": 65_536})
+    there.become(configured(model(OTHER), fast, router={"replicas": ROUTERS}))
+    pid = actor(there)
+    assert pid is not None
+    process = psutil.Process(pid)
+
+    def serve(requests: int) -> None:
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            answers = clients.map(lambda _: there.endpoint.ask("fast", 1).status, range(requests))
+            assert set(answers) == {200}
+
+    serve(WARM_REQUESTS)
+    before = process.memory_info().rss
+    serve(REQUESTS)
+    grown = process.memory_info().rss - before
+    print(f"{before / 1e6:.1f} MB after {WARM_REQUESTS} requests, {grown / 1e6:+.1f} MB after {REQUESTS} more")
+    assert actor(there) == pid
+    assert grown < GROWN_BYTES
+    there.become(BASE)

@@ -1,0 +1,115 @@
+"""Two real vLLM engines on a machine whose device is too small for both at full size."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from serve_app.engine.memory import CPU_OVERHEAD_BYTES, GIB
+from serve_app.names import deployment_of
+from tests.e2e.changing import KEY, POLL_S, Place, place, title
+from tests.requires import requires
+
+KV_GB, SMALL_GB = 0.5, 0.25
+WEIGHTS_ROOM_GB = 0.1  # the tiny model's weights are a few MB
+DEVICE_BYTES = 2 * CPU_OVERHEAD_BYTES + int((KV_GB + SMALL_GB + WEIGHTS_ROOM_GB) * GIB)  # not for twice KV_GB
+STARTED_S = 300.0  # two engines one after the other, 40 s each on two idle cores
+EQUAL_S = 10.0  # the promise: after a crash the ledger equals reality
+LOOK_S = 2.0  # of this test, on a machine that others use
+CORE = "VLLM::EngineCore"
+LOADED_S = 5.0  # of requests, while the memory is measured
+
+Engine = dict[str, Any]
+
+
+def model(name: str, kv_gb: float) -> dict[str, Any]:
+    return {"name": name, "dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "kv_cache_gb": kv_gb}
+
+
+def config(*models: dict[str, Any]) -> dict[str, Any]:
+    share = DEVICE_BYTES / psutil.virtual_memory().total
+    return {"models": list(models), "auth": {"keys": [{"key": KEY}]}, "quota": {"host_memory_share": share}}
+
+
+def until(there: Place, condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + STARTED_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: {there.status()}, {there.quota()}"
+        time.sleep(POLL_S)  # bound: STARTED_S
+    return found
+
+
+def small(there: Place) -> bool:
+    """Whether both run, and the first with its smaller KV pool."""
+    found = (there.quota() or {"engines": []})["engines"]
+    granted = {one["model"]: one["granted_bytes"] for one in found if one["state"] == "committed"}
+    return len(found) == 2 and set(granted) == {"first", "second"} and granted["first"] < granted["second"]
+
+
+def core_of(there: Place, name: str) -> int:
+    """The EngineCore process of a model's one replica."""
+    (replica,) = there.processes(deployment_of(name))
+    (found,) = [one.pid for one in psutil.Process(replica).children(recursive=True) if title(one.pid) == CORE]
+    return found
+
+
+def engines(there: Place) -> dict[str, Engine]:
+    return {one["model"]: one for one in (there.quota() or {"engines": []})["engines"]}
+
+
+@pytest.mark.long
+def test_the_second_engine_waits_until_the_first_is_smaller_and_both_stay_within_their_grants(tmp_path: Path) -> None:
+    requires("linux")
+    requires("vllm")
+    with place(tmp_path, None) as there:
+        there.declare(config(model("first", KV_GB)))
+        until(there, lambda: there.endpoint.serves("first"), "the first starts")
+        there.declare(config(model("first", KV_GB), model("second", KV_GB)))
+        (waiting,) = until(there, lambda: (there.quota() or {}).get("waiting"), "the second waits")
+        assert (waiting["model"], waiting["state"]) == ("second", "blocked: memory")
+        until(
+            there,
+            lambda: (
+                [one["state"] for one in there.status()["models"] if one["name"] == "second"] == ["blocked: memory"]
+            ),
+            "the status says so",
+        )
+        assert there.endpoint.ask("first").status == 200
+        assert set(engines(there)) == {"first"}
+
+        there.declare(config(model("first", SMALL_GB), model("second", KV_GB)))
+        until(there, lambda: there.endpoint.serves("first") and there.endpoint.serves("second"), "both run")
+        until(there, lambda: small(there), "both hold what they are to have")
+        assert there.replicas("second") == {"second": [waiting["replica"]]}, "the very one that waited"
+        until_loaded = time.monotonic() + LOADED_S
+        most: dict[str, int] = {}
+        while time.monotonic() < until_loaded:
+            for name, one in engines(there).items():
+                assert there.endpoint.ask(name, 32).status == 200
+                most[name] = max(most.get(name, 0), one["measured_bytes"])
+        figures = there.quota()
+        assert figures is not None
+        granted = {name: one["granted_bytes"] for name, one in engines(there).items()}
+        print(f"device {DEVICE_BYTES / GIB:.2f} GiB; granted and measured, GiB: ", end="")
+        print({name: (round(granted[name] / GIB, 2), round(most[name] / GIB, 2)) for name in granted})
+        assert all(0 < most[name] <= granted[name] for name in ("first", "second"))
+        assert sum(granted.values()) <= figures["total_bytes"]
+        assert figures["alarms"] == []
+
+        replica = engines(there)["second"]["replica"]
+        began = time.monotonic()
+        os.kill(core_of(there, "second"), signal.SIGKILL)
+        until(there, lambda: replica not in {one["replica"] for one in engines(there).values()}, "its grant is back")
+        back_s = time.monotonic() - began
+        print(f"the grant of an engine whose EngineCore was killed was back after {back_s:.1f} s")
+        assert back_s < EQUAL_S + LOOK_S
+        until(there, lambda: there.endpoint.serves("second"), "another one serves")
+        assert engines(there)["second"]["state"] == "committed"
+        assert set(engines(there)) == {"first", "second"}

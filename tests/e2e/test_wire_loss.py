@@ -1,0 +1,273 @@
+"""Routers and engines lose each other while fifty streams run: a cluster of its own, two routers, simulated engines.
+
+What is lost costs the streams on it and no others, and holds nothing afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import random
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from serve_app.engine.wire_server import TICKET_BYTES
+from serve_app.local import Listener
+from serve_app.names import deployment_of
+from serve_app.wire import HEADER_BYTES
+from tests.e2e import stack as stacks
+from tests.e2e.changing import title
+from tests.e2e.observe import ABORT_S, FILL_S, IDLE_S, Observer, within
+from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
+from tests.requires import requires
+
+MODEL = "sim"
+ROUTERS, ENGINES = 2, 2
+STREAMS = 50
+STEP_S = 0.005  # a token
+STILL_S = 2.0  # how long a process stands still; connections are given up after ten
+LONG = 1000  # tokens: 5 s, well beyond STILL_S
+ENDLESS = 8000  # tokens: 40 s, longer than any test looks
+BACK_S = 60.0  # for a killed replica to be replaced: 5 s and less on an idle machine
+CONFIG: dict[str, Any] = {
+    "models": [
+        {
+            "name": MODEL,
+            "engine": "simulated",
+            "max_num_seqs": 32,
+            "max_model_len": 8192,
+            "replicas": {"min_replicas": ENGINES, "max_replicas": ENGINES},
+            "cpus_per_rank": 0.5,
+            "simulated": {"decode_step_s": STEP_S, "kv_cache_tokens": 1_000_000},
+        }
+    ],
+    "router": {"replicas": ROUTERS},
+}
+STORM, AT_ONCE = 2000, 32  # requests of a storm; twelve seconds of two cores
+LEAVING = 0.4  # share of its clients that go away
+SPARE_DESCRIPTORS = 20  # more than before: connections that happen to be open
+SPARE_MIB = 3.0  # of memory; gRPC's leak with calls that are cancelled was three times that in the long test
+
+
+@pytest.fixture(scope="module")
+def wired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    requires("linux")
+    with stacks.own(tmp_path_factory.mktemp("wire-state"), CONFIG, "wire") as started:
+        yield started
+
+
+@pytest.fixture
+def idle(wired: Stack) -> Iterator[Stack]:
+    """With all replicas there and nothing to do, before the test and after it."""
+    settle(wired)
+    yield wired
+    settle(wired)
+
+
+def settle(stack: Stack) -> None:
+    within(BACK_S, lambda: (len(engines(stack)), len(routers(stack))), (ENGINES, ROUTERS), "replicas")
+    within(BACK_S, lambda: running(stack), 0.0, "sequences running")
+
+
+def processes(stack: Stack, deployment: str) -> list[int]:
+    assert stack.cluster is not None
+    return [pid for pid in stack.cluster.pids() if title(pid) == f"ray::ServeReplica:serve_app:{deployment}"]
+
+
+def engines(stack: Stack) -> list[int]:
+    return processes(stack, deployment_of(MODEL))
+
+
+def routers(stack: Stack) -> list[int]:
+    return processes(stack, "Router")
+
+
+def running(stack: Stack) -> float | None:
+    """Sequences in the engines, told by whichever router answers; None while none does."""
+    try:
+        return Observer(stack).running(MODEL)  # over a new connection: the router of an old one may be gone
+    except requests.RequestException:
+        return None
+
+
+class Client(threading.Thread):
+    """One stream, read to its end."""
+
+    def __init__(self, stack: Stack, tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._stack = stack
+        self._body = {"model": MODEL, "prompt": "hi", "max_tokens": tokens, "stream": True}
+        self.events = 0
+        self.ended = ""
+        self.start()
+
+    def run(self) -> None:
+        parts = urlsplit(self._stack.base_url)
+        connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=REQUEST_TIMEOUT_S)
+        headers = self._stack.headers() | {"Content-Type": "application/json"}
+        try:
+            connection.request("POST", "/v1/completions", json.dumps(self._body), headers)
+            self.ended = self._read(connection.getresponse())
+        except (http.client.HTTPException, OSError):
+            self.ended = "cut"
+        finally:
+            connection.close()
+
+    def _read(self, response: http.client.HTTPResponse) -> str:
+        if response.status != 200:
+            return str(response.status)
+        while line := response.readline():
+            if line == b"data: [DONE]\n":
+                return "done"
+            if line.startswith(b'data: {"error"'):
+                return str(json.loads(line.removeprefix(b"data: "))["error"]["code"])
+            self.events += line.startswith(b"data: ")
+        return "cut"
+
+
+def crowd(stack: Stack, tokens: int) -> list[Client]:
+    """Streams that have all begun."""
+    clients = [Client(stack, tokens) for _ in range(STREAMS)]
+    within(FILL_S, lambda: sum(client.events > 1 for client in clients), STREAMS, "streams begun")
+    return clients
+
+
+def ends(clients: list[Client]) -> dict[str, int]:
+    for client in clients:
+        client.join(REQUEST_TIMEOUT_S)
+    return dict(Counter(client.ended for client in clients))
+
+
+def uncut(clients: list[Client]) -> int:
+    """How many of them still read."""
+    return sum(not client.ended for client in clients)
+
+
+@pytest.mark.parametrize("who", [engines, routers])
+def test_a_process_that_stands_still_for_a_while_costs_nothing_but_time(idle: Stack, who: Any) -> None:
+    clients = crowd(idle, LONG)
+    still = who(idle)[0]
+    os.kill(still, signal.SIGSTOP)
+    try:
+        time.sleep(STILL_S)  # bound: what is tested
+    finally:
+        os.kill(still, signal.SIGCONT)
+
+    assert ends(clients) == {"done": STREAMS}
+
+
+def test_a_killed_engine_costs_the_streams_on_it_and_no_others(idle: Stack) -> None:
+    clients = crowd(idle, LONG)
+    os.kill(engines(idle)[0], signal.SIGKILL)
+    told = ends(clients)
+
+    assert set(told) == {"done", "engine_failed"}
+    assert told["done"] >= STREAMS // 4  # the line spreads them evenly over the engines, as far as two routers can
+
+
+def test_a_killed_router_s_requests_are_aborted_within_a_second_and_no_others(idle: Stack) -> None:
+    clients = crowd(idle, ENDLESS)
+    os.kill(routers(idle)[0], signal.SIGKILL)
+    within(FILL_S, lambda: any(client.ended for client in clients), True, "the router's clients cut")
+    within(ABORT_S, lambda: running(idle) == uncut(clients), True, "what runs is what the clients still read")
+
+    assert 0 < uncut(clients) < STREAMS
+    for pid in routers(idle):  # the others' clients would stay for ENDLESS
+        os.kill(pid, signal.SIGKILL)
+    assert ends(clients) == {"cut": STREAMS}
+
+
+def test_who_has_no_ticket_is_cut_at_an_engine_s_port(idle: Stack) -> None:
+    ends([Client(idle, 5)])  # the port opens with the first request
+    assert idle.cluster is not None
+    ports = [one for one in idle.cluster.listeners() if one.pid in engines(idle)]
+    answers = {one.port: shown_nonsense(one) for one in ports}
+
+    assert b"" in answers.values()  # cut without a word, as the wire does; the others are gRPC's
+    assert all(answer == b"" or b"HTTP/2" in answer or answer[3:4] in b"\x04\x07" for answer in answers.values())
+
+
+def shown_nonsense(one: Listener) -> bytes:
+    """What the port says to a wrong ticket before it cuts. TimeoutError: it does not cut."""
+    address = "127.0.0.1" if one.address in ("0.0.0.0", "::") else one.address
+    said = b""
+    with socket.create_connection((address, one.port), timeout=IDLE_S) as end, contextlib.suppress(ConnectionError):
+        end.sendall(TICKET_BYTES.to_bytes(HEADER_BYTES) + secrets.token_bytes(TICKET_BYTES))
+        while data := end.recv(2**16):
+            said += data
+    return said
+
+
+async def storm(stack: Stack, count: int, seed: int) -> Counter[str]:
+    """Short requests, many of whose clients go away somewhere; the statuses of those that stay."""
+    parts, draw = urlsplit(stack.base_url), random.Random(seed)
+    statuses: Counter[str] = Counter()
+
+    async def one() -> None:
+        body = {
+            "model": MODEL,
+            "prompt": "hi",
+            "max_tokens": draw.choice([1, 2, 3, 200]),
+            "stream": draw.random() < 0.7,
+        }
+        data = json.dumps(body).encode()
+        head = "".join(f"{name}: {value}\r\n" for name, value in stack.headers().items())
+        lines = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n{head}"
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(f"{lines}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        if draw.random() < LEAVING:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(draw.choice([1, 10**6])), draw.random() * 0.08)  # bound: 0.08 s
+        else:
+            answer = await asyncio.wait_for(reader.read(), REQUEST_TIMEOUT_S)
+            statuses[answer[9:12].decode()] += 1
+        writer.transport.abort()
+
+    async def worker() -> None:
+        for _ in left:
+            await one()
+
+    left = iter(range(count))
+    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+    return statuses
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+
+@pytest.mark.parametrize(
+    ("count", "memory"), [(STORM, False), pytest.param(10 * STORM, True, marks=pytest.mark.long)], ids=["short", "long"]
+)
+def test_clients_that_come_and_go_leave_nothing_behind(idle: Stack, count: int, memory: bool) -> None:
+    asyncio.run(storm(idle, count // 2, seed=1))  # what is allocated once
+    within(IDLE_S, lambda: running(idle), 0.0, "sequences running")
+    pids = routers(idle) + engines(idle)
+    before = {pid: (descriptors(pid), resident_mib(pid)) for pid in pids}
+    statuses = asyncio.run(storm(idle, count, seed=2))
+    within(ABORT_S, lambda: running(idle), 0.0, "sequences running")
+
+    assert set(statuses) == {"200"}
+    assert routers(idle) + engines(idle) == pids
+    more = {pid: (descriptors(pid) - before[pid][0], resident_mib(pid) - before[pid][1]) for pid in pids}
+    assert all(count <= SPARE_DESCRIPTORS for count, _ in more.values()), more
+    assert not memory or all(mib <= SPARE_MIB for _, mib in more.values()), more

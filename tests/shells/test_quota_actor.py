@@ -1,0 +1,291 @@
+"""The actor around the quota core: what it stores before it answers, holds back, survives. Ray and its store are fakes.
+
+Time is real: waits are bounded by SOON_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serve_app import quota as quotas
+from serve_app.core.grants import EngineReply, EngineReport, Rank
+from serve_app.core.leases import Device
+from serve_app.core.quota import RouterReply, RouterReport
+from serve_app.core.sessions import SessionAsk
+from serve_app.core.shares import PoolReport
+from serve_app.errors import InsufficientMemory, Unavailable
+from serve_app.inventory import InventorySettings
+from serve_app.quota import GpuMemoryQuota
+
+SOON_S = 10.0  # for what takes milliseconds on an idle machine
+TOKENS = 1600
+ENGINE = EngineReport("e", "m", (Rank("n", 0),), 100, 100, processes=(("n", ((7, 1),)),))
+
+
+class World:
+    """What lies outside the actor: the store, the devices, the processes."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
+        self.failures = 0
+        self.devices: list[Device] | None = [Device("n", 0, 100, 0)]
+        self.processes = {7}
+
+    # as Shelf
+
+    def put(self, name: str, value: Any) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the GCS is away")
+        self.stored[name] = value
+
+    def forget(self, name: str) -> None:
+        self.stored.pop(name, None)
+
+    def all(self) -> dict[str, Any]:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the GCS is away")
+        return dict(self.stored)
+
+    def inventory(self, settings: InventorySettings) -> World:
+        return self
+
+    async def found(self) -> list[Device] | None:
+        return self.devices
+
+    async def gone(self, told: EngineReport | None) -> bool:
+        return told is None or not any(pid in self.processes for _, pids in told.processes for pid, _ in pids)
+
+
+class _Inventory:
+    def __init__(self, world: World) -> None:
+        self.devices, self.gone = world.found, world.gone
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    there = World()
+    monkeypatch.setattr(quotas, "Shelf", lambda prefix: there)
+    monkeypatch.setattr(quotas, "Inventory", lambda settings: _Inventory(there))
+    for name, span_s in (("TICK_S", 0.02), ("LOOK_S", 0.02), ("WATCH_S", 0.2)):
+        monkeypatch.setattr(quotas, name, span_s)
+    return there
+
+
+Scenario = Callable[[GpuMemoryQuota], Awaitable[None]]
+
+
+def with_actor(*scenarios: Scenario) -> None:
+    """Each scenario with an actor of its own, one after the death of the other."""
+
+    async def run(scenario: Scenario) -> None:
+        actor = GpuMemoryQuota.__new__(GpuMemoryQuota)
+        async with asyncio.timeout(SOON_S):
+            await actor.__init__(InventorySettings())  # type: ignore[misc]
+            await scenario(actor)
+        for task in actor._tasks:
+            task.cancel()
+        await asyncio.gather(*actor._tasks, return_exceptions=True)
+
+    for scenario in scenarios:
+        asyncio.run(run(scenario))
+
+
+async def running(actor: GpuMemoryQuota) -> EngineReport:
+    reply = await actor.engine(ENGINE)
+    told = replace(ENGINE, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=100)
+    await actor.engine(told)
+    return told
+
+
+class Router:
+    def __init__(self, actor: GpuMemoryQuota, name: str) -> None:
+        self.actor, self.name = actor, name
+        self.epoch = self.seq = self.version = self.limit = 0
+
+    async def say(self, want: int = 1, used: int = 0) -> RouterReply:
+        self.seq += 1
+        pool = PoolReport("e", self.version, max(self.limit, used), used, want)
+        reply = await self.actor.router(RouterReport(self.name, self.epoch, self.seq, (pool,)))
+        self.epoch = reply.epoch
+        for target in reply.targets:
+            self.version, self.limit = target.version, target.target
+        return reply
+
+
+async def joined(actor: GpuMemoryQuota, name: str) -> Router:
+    router = Router(actor, name)
+    assert (await router.say()).stale
+    return router
+
+
+def test_nothing_is_answered_before_the_devices_are_known(world: World) -> None:
+    world.devices = None
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        asked = asyncio.create_task(actor.engine(ENGINE))
+        await asyncio.sleep(0.1)
+        assert not asked.done()
+        world.devices = [Device("n", 0, 100, 0)]
+        assert (await asked).may_load
+
+    with_actor(scenario)
+
+
+def test_a_grant_is_stored_before_it_is_answered_and_each_actor_has_a_higher_epoch(world: World) -> None:
+    async def first(actor: GpuMemoryQuota) -> None:
+        await actor.engine(ENGINE)
+        assert set(world.stored) == {"epoch", "engine:e"}
+
+    async def second(actor: GpuMemoryQuota) -> None:
+        figures = await actor.figures()
+        assert (figures["epoch"], world.stored["epoch"]) == (2, 2)
+        await actor._known.wait()
+        (engine,) = (await actor.figures())["engines"]
+        assert (engine["replica"], engine["granted_bytes"]) == ("e", 100)
+
+    with_actor(first, second)
+
+
+def test_an_actor_that_cannot_read_its_roster_at_first_comes_up_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.failures = 3
+    world.stored["garbage:x"] = None
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        assert (await actor.figures())["epoch"] == 1
+
+    with_actor(scenario)
+
+
+def test_what_could_not_be_stored_is_not_answered_and_stored_later(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await actor._known.wait()
+        world.failures = 1
+        with pytest.raises(ConnectionError):
+            await actor.engine(ENGINE)
+        while "engine:e" not in world.stored:  # noqa: ASYNC110 - bounded by `with_actor`
+            await asyncio.sleep(0.01)
+
+    with_actor(scenario)
+
+
+def test_a_dead_engines_memory_is_free_soon_after_its_processes_are_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.core.quota.SILENT_S", 0.1)
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        await asyncio.sleep(0.3)
+        assert (await actor.figures())["granted_bytes"] == 100, "silent, and there"
+        world.processes.clear()
+        while set(world.stored) != {"epoch"}:  # noqa: ASYNC110 - bounded by `with_actor`
+            await asyncio.sleep(0.01)
+        assert (await actor.figures())["granted_bytes"] == 0
+
+    with_actor(scenario)
+
+
+def test_a_router_that_wants_more_is_held_back_until_another_gives_it_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TICK_S", "WATCH_S"):  # so that it is the other's word that lets it go
+        monkeypatch.setattr(quotas, name, SOON_S)
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        greedy, modest = await joined(actor, "greedy"), await joined(actor, "modest")
+        await greedy.say(want=1400)
+        asked = asyncio.create_task(modest.say(want=100))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        await greedy.say()
+        await greedy.say()
+        await asked
+        assert (await modest.say(want=100)).targets[0].target >= 100
+
+    with_actor(scenario)
+
+
+def test_a_router_is_not_held_back_for_longer_than_its_watch(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        greedy, modest = await joined(actor, "greedy"), await joined(actor, "modest")
+        await greedy.say(want=5000)
+        async with asyncio.timeout(5 * quotas.WATCH_S):
+            assert (await modest.say(want=100)).targets[0].target == 0
+
+    with_actor(scenario)
+
+
+def test_routers_that_left_are_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.core.quota.OWNER_TTL_S", 0.2)
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        told = await running(actor)
+        for number in range(20):
+            router = await joined(actor, f"r{number}")
+            await router.say(want=5000)
+        assert actor._changed
+        until = asyncio.get_running_loop().time() + 1.0
+        while asyncio.get_running_loop().time() < until:
+            await actor.engine(told)
+            await asyncio.sleep(0.05)  # bound: one second
+        assert actor._changed == {}
+        assert set(world.stored) == {"epoch", "engine:e"}
+
+    with_actor(scenario)
+
+
+def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        session = await actor.open_session(SessionAsk("s", "m", 1000, 60.0))
+        assert session.tokens == 1000
+        assert "session:s" in world.stored
+        with pytest.raises(InsufficientMemory, match=r"1000 KV tokens asked, .* its wait is over"):
+            await actor.open_session(SessionAsk("late", "m", 1000, 60.0, 0.1))
+        closed = asyncio.create_task(actor.open_session(SessionAsk("closed", "m", 1000, 60.0, 5.0)))
+        waits = asyncio.create_task(actor.open_session(SessionAsk("waits", "m", 1000, 60.0, 5.0)))
+        await asyncio.sleep(0.05)
+        await actor.close_session("closed")
+        with pytest.raises(Unavailable):
+            await closed
+        await actor.close_session("s")
+        assert (await waits).session_id == "waits"
+        assert actor._asking == {}
+
+    with_actor(scenario)
+
+
+def test_an_alarm_is_logged_once_with_its_figures(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        told = await running(actor)
+        for measured in (101, 102, 100, 103):
+            await actor.engine(replace(told, measured_bytes=(measured,)))
+            await asyncio.sleep(0.1)  # five ticks
+
+    with_actor(scenario)
+    alarms = [one.getMessage() for one in caplog.records if "were granted" in one.getMessage()]
+    assert alarms == [
+        "engine e of m uses 101 bytes of device n/0, and 100 were granted",
+        "engine e of m uses 103 bytes of device n/0, and 100 were granted",
+    ]
+
+
+def test_an_engine_that_ends_says_so_and_is_off_the_roster(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        told = await running(actor)
+        assert await actor.engine(replace(told, gone=True)) == EngineReply(why="ended")
+        assert set(world.stored) == {"epoch"}
+        assert (await actor.figures())["free_bytes"] == 100
+
+    with_actor(scenario)

@@ -1,0 +1,107 @@
+"""The ledger in plain figures, and what `serve-app status` makes of who waits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serve_app.core.grants import EngineReport, Rank
+from serve_app.core.leases import Device
+from serve_app.core.quota import Quota, RouterReport
+from serve_app.core.sessions import SessionAsk
+from serve_app.core.shares import PoolReport
+from serve_app.local import blocked
+from serve_app.quota_figures import figures
+
+GB = 10**9
+
+
+@pytest.fixture
+def core() -> Quota:
+    """One engine of 60 of 78 GB, one that waits, a router and a session."""
+    quota = Quota(3, {}, 0.0)
+    quota.on_devices([Device("n", 0, 80 * GB), Device("n", 1, 10 * GB)], 0.0)
+    told = EngineReport("e", "m", (Rank("n", 0),), 60 * GB, 60 * GB)
+    holds = quota.on_engine(told, 0.0).holds
+    quota.on_engine(replace(told, holds=holds, kv_tokens=1600, kv_bytes=1, measured_bytes=(61 * GB,)), 0.0)
+    quota.on_engine(EngineReport("w", "big", (Rank("n", 0),), 30 * GB, 20 * GB), 0.0)
+    quota.on_router(RouterReport("r", 3, 1, (PoolReport("e", 0, 0, 0, 100),)), 0.0)
+    quota.on_session(SessionAsk("s", "m", 50, 60.0, None, "0.25 GB"), 0.0)
+    return quota
+
+
+def test_devices_add_up_and_it_is_all_json(core: Quota) -> None:
+    found = json.loads(json.dumps(figures(core, 2.0)))
+    assert (found["total_bytes"], found["reserved_bytes"]) == (90 * GB, 4 * GB)
+    assert (found["granted_bytes"], found["free_bytes"]) == (60 * GB, 26 * GB)
+    assert found["devices"][0]["percent"] == 76.9
+    assert found["epoch"] == 3
+    assert not found["recovering"]
+    assert found["fragmentation"] == found["fragmentation_by_node"]["n"] == round(8 / 26, 4)
+
+
+def test_an_engine_shows_its_tokens_and_whose_they_are(core: Quota) -> None:
+    (engine,) = figures(core, 2.0)["engines"]
+    assert engine["devices"] == {"n/0": 60 * GB}
+    assert engine["kv_tokens_by_router"] == {"r": 190}
+    assert (engine["kv_tokens_routers"], engine["kv_tokens_sessions"], engine["kv_tokens_free"]) == (190, 50, 1200)
+    assert engine["state"] == "committed"
+
+
+def test_who_waits_is_there_with_what_is_missing(core: Quota) -> None:
+    (waiting,) = figures(core, 2.0)["waiting"]
+    assert (waiting["state"], waiting["waits_s"]) == ("blocked: memory", 2.0)
+    assert waiting["why"] == f"n/0: at least {20 * GB} bytes needed, {18 * GB} free"
+
+
+def test_what_is_used_beyond_the_grant_is_an_alarm(core: Quota) -> None:
+    (alarm,) = figures(core, 2.0)["alarms"]
+    assert (alarm["replica"], alarm["granted_bytes"], alarm["measured_bytes"]) == ("e", 60 * GB, 61 * GB)
+
+
+@pytest.mark.parametrize(("measured", "shown"), [((5,), 5), ((None,), None), ((), None)])
+def test_what_could_not_be_measured_is_not_shown_as_nothing(core: Quota, measured: Any, shown: int | None) -> None:
+    told = core.grants.told("e")
+    assert told is not None
+    core.on_engine(replace(told, measured_bytes=measured), 1.0)
+    assert figures(core, 2.0)["engines"][0]["measured_bytes"] == shown
+
+
+def state(*replicas: str, running: bool = False) -> dict[str, Any]:
+    word = "RUNNING" if running else "STARTING"
+    model = {
+        "name": "big",
+        "deployment": "engine-big",
+        "state": "updating",
+        "message": "",
+        "replicas": [{"id": one, "state": word, "node": ""} for one in replicas],
+    }
+    return {"state": "starting", "message": "", "models": [model], "routers": []}
+
+
+def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> None:
+    found = blocked.explained(state("w"), figures(core, 2.0)["waiting"])
+    (model,) = found["models"]
+    assert model["state"] == "blocked: memory"
+    assert model["message"] == (
+        "1 replica waits for 30.00 GB of memory (at least 20.00 GB): "
+        f"n/0: at least {20 * GB} bytes needed, {18 * GB} free"
+    )
+    assert found["message"] == f"engine-big: {model['message']}"
+
+
+def test_status_says_nothing_of_replicas_that_have_left_or_of_other_models(core: Quota) -> None:
+    waiting = figures(core, 2.0)["waiting"]
+    assert blocked.explained(state("another"), waiting) == state("another")
+    other = state("w")
+    other["models"][0]["name"] = "other"
+    assert blocked.explained(other, waiting) == other
+
+
+def test_the_quota_actor_is_asked_only_while_a_replica_does_not_run() -> None:
+    assert blocked.anyone(state("w"))
+    assert not blocked.anyone(state("w", running=True))
+    assert not blocked.anyone(state())

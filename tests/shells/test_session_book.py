@@ -1,0 +1,207 @@
+"""What a router knows of sessions, with a quota actor that is a dictionary, counts calls, and can be away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from serve_app import session_book
+from serve_app.core.sessions import Session, SessionAsk, name_of
+from serve_app.errors import InsufficientMemory, LeaseNotFound, NotFound, Unavailable
+from serve_app.session_book import SessionBook
+
+MODEL = "m"
+
+
+class Away(Exception):
+    """The actor is not there."""
+
+
+class Actor:
+    """The quota actor as the book sees it."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}
+        self.calls: list[str] = []
+        self.opened = 0
+        self.away = False
+        self.hangs = False
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self.calls.append(method)
+        if self.away:
+            raise Away
+        if self.hangs:
+            await asyncio.Event().wait()
+        return await getattr(self, method)(*arguments)
+
+    def add(self, tenant: str, own: str, pool: str = "r1") -> Session:
+        self.opened += 1
+        session = Session(name_of(tenant, own), MODEL, pool, 100, 60.0, 60.0, "")
+        self.sessions[session.session_id] = session
+        return session
+
+    async def open_session(self, ask: SessionAsk) -> Session:
+        tenant, _, own = ask.session_id.rpartition(" ")
+        return self.add(tenant, own)
+
+    async def renew_session(self, name: str) -> Session:
+        if name not in self.sessions:
+            raise LeaseNotFound("no", code="session_not_found")
+        return self.sessions[name]
+
+    async def look_session(self, name: str) -> Session:
+        return await self.renew_session(name)
+
+    async def close_session(self, name: str) -> None:
+        await self.renew_session(name)
+        del self.sessions[name]
+
+
+def book_of(actor: Actor) -> SessionBook:
+    return SessionBook(actor.call, lambda: actor.opened, (Away,))
+
+
+def run(scenario: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await scenario
+
+    asyncio.run(bounded())
+
+
+def test_a_session_opened_elsewhere_is_found_and_asked_about_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        actor = Actor()
+        book, session = book_of(actor), actor.add("t", "x")
+        for _ in range(5):
+            assert await book.find("t", "x", MODEL) == session
+        assert actor.calls == ["renew_session"]
+        monkeypatch.setattr(session_book, "GOOD_S", 0.0)
+        await book.renew("t", "x")
+        await book.find("t", "x", MODEL)
+        assert actor.calls == ["renew_session"] * 3  # it is renewed by being used
+
+    run(scenario())
+
+
+def test_an_id_that_names_no_session_is_asked_about_again_only_when_one_was_opened() -> None:
+    async def scenario() -> None:
+        actor = Actor()
+        book = book_of(actor)
+        for _ in range(5):
+            assert await book.find("t", "plain", MODEL) is None
+        assert len(actor.calls) == 1
+        session = actor.add("t", "plain")
+        assert await book.find("t", "plain", MODEL) == session
+        assert len(actor.calls) == 2
+
+    run(scenario())
+
+
+def test_no_tenant_finds_another_ones_session_nor_one_of_another_model() -> None:
+    async def scenario() -> None:
+        actor = Actor()
+        book, _ = book_of(actor), actor.add("t", "x")
+        assert await book.find("u", "x", MODEL) is None
+        assert await book.find("t", "x", "other") is None
+        for call in (book.look, book.renew, book.close):
+            with pytest.raises(NotFound):
+                await call("u", "x")
+
+    run(scenario())
+
+
+def test_a_closed_session_is_no_more_after_the_time_an_answer_is_good_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(session_book, "GOOD_S", 0.0)
+        actor = Actor()
+        book, _ = book_of(actor), actor.add("t", "x")
+        await book.find("t", "x", MODEL)
+        await book_of(actor).close("t", "x")  # through another router
+        assert await book.find("t", "x", MODEL) is None
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("how", ["away", "hangs"])
+def test_while_the_actor_is_away_what_was_known_stands_and_nobody_waits_twice(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(session_book, "GOOD_S", 0.0)
+        monkeypatch.setattr(session_book, "FIND_S", 0.05)
+        actor = Actor()
+        book, session = book_of(actor), actor.add("t", "x")
+        await book.find("t", "x", MODEL)
+        setattr(actor, how, True)
+        for _ in range(5):
+            assert await book.find("t", "x", MODEL) == session
+            assert await book.find("t", "unknown", MODEL) is None
+        assert len(actor.calls) == 2
+
+    run(scenario())
+
+
+def test_an_opening_outlasts_the_actors_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(session_book, "RETRY_S", 0.01)
+        actor = Actor()
+        actor.away = True
+        opening = asyncio.create_task(book_of(actor).open(SessionAsk(name_of("t", "x"), MODEL, 10, 60.0), 0.0))
+        await asyncio.sleep(0.05)  # bound: five attempts
+        actor.away = False
+        assert (await opening).session_id == name_of("t", "x")
+
+    run(scenario())
+
+
+def test_an_opening_that_is_hopeless_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(session_book, "RETRY_S", 0.01)
+        monkeypatch.setattr(session_book, "PATIENCE_S", 0.05)
+        actor = Actor()
+        actor.away = True
+        with pytest.raises(Unavailable) as error:
+            await book_of(actor).open(SessionAsk(name_of("t", "x"), MODEL, 10, 60.0), 0.0)
+        assert error.value.code == "quota_away"
+
+    run(scenario())
+
+
+def test_a_caller_who_leaves_while_he_waits_takes_his_question_back() -> None:
+    async def scenario() -> None:
+        actor = Actor()
+
+        async def never(ask: SessionAsk) -> Session:
+            actor.add("t", "x")  # it opens in the very moment
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        actor.open_session = never  # type: ignore[method-assign]
+        opening = asyncio.create_task(book_of(actor).open(SessionAsk(name_of("t", "x"), MODEL, 10, 60.0), 30.0))
+        await asyncio.sleep(0.01)  # bound: it is under way
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await asyncio.sleep(0.01)  # bound: for the task that takes it back
+        assert not actor.sessions
+
+    run(scenario())
+
+
+def test_a_refusal_of_the_actor_is_told_as_it_was_raised() -> None:
+    async def scenario() -> None:
+        actor = Actor()
+
+        async def refuse(ask: SessionAsk) -> Session:
+            raise InsufficientMemory("3 asked, 2 free")
+
+        actor.open_session = refuse  # type: ignore[method-assign]
+        with pytest.raises(InsufficientMemory, match="3 asked"):
+            await book_of(actor).open(SessionAsk(name_of("t", "x"), MODEL, 3, 60.0), 0.0)
+
+    run(scenario())

@@ -1,0 +1,47 @@
+"""Where an engine's ranks are said to be: on the device Ray gave, on this node, or on the nodes of its bundles."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serve_app.core.grants import Rank
+from serve_app.engine import under_grant
+from serve_app.engine.under_grant import ranks_of_this_replica
+from serve_app.settings import ModelSettings
+
+
+@pytest.fixture(autouse=True)
+def ray_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is on node `here`, and Ray gave it GPU 3."""
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(under_grant.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(under_grant.ray, "get_gpu_ids", lambda: [3])
+
+
+def ranks(*nodes: str, platform: Any = "gpu", **settings: Any) -> tuple[Rank, ...]:
+    return ranks_of_this_replica(ModelSettings(name="m", **settings), platform, nodes)
+
+
+def test_a_whole_gpu_is_the_one_that_ray_gave() -> None:
+    assert ranks(gpus_per_rank=1.0) == (Rank("here", 3),)
+
+
+def test_a_share_of_a_gpu_is_where_the_ledger_puts_it() -> None:
+    assert ranks(gpus_per_rank=0.5) == (Rank("here"),)
+
+
+def test_ranks_without_gpus_share_the_nodes_memory() -> None:
+    assert ranks(platform="cpu", tensor_parallel_size=4) == (Rank("here"),)
+
+
+def test_a_tensor_parallel_group_is_on_its_node_and_the_ledger_chooses_the_devices() -> None:
+    assert ranks("there", "there", tensor_parallel_size=2) == (Rank("there"), Rank("there"))
+    assert ranks(tensor_parallel_size=2) == (Rank("here"), Rank("here"))
+
+
+def test_the_stages_of_a_pipeline_are_on_the_nodes_of_their_bundles() -> None:
+    found = ranks("a", "b", tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert found == (Rank("a"), Rank("a"), Rank("b"), Rank("b"))
