@@ -47,7 +47,9 @@ def test_completion_usage_sums_all_prompts_and_choices(
     stack: Stack, client: openai.OpenAI, reference: Reference
 ) -> None:
     texts = [prompts.text(n) for n in range(3)]
-    answer = client.completions.create(model=TINY, prompt=texts, n=2, max_tokens=5, temperature=1, seed=1)
+    answer = client.completions.create(
+        model=TINY, prompt=texts, n=2, max_tokens=5, temperature=1, seed=1, extra_body={"ignore_eos": True}
+    )
     counts = [stack.post("/tokenize", {"model": TINY, "prompt": text}).json()["count"] for text in texts]
 
     assert counts == [len(reference.encode(text)) for text in texts]
@@ -148,7 +150,13 @@ def test_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
 
 def test_n_gives_different_answers_at_a_temperature(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model=TINY, messages=prompts.chat(9), n=2, max_tokens=16, temperature=1.0, seed=11
+        model=TINY,
+        messages=prompts.chat(9),
+        n=2,
+        max_tokens=16,
+        temperature=1.0,
+        seed=11,
+        extra_body={"ignore_eos": True},
     )
 
     assert [choice.index for choice in answer.choices] == [0, 1]

@@ -145,5 +145,5 @@ def test_leaving_another_deployment_s_stream_aborts_its_calls(
 def test_the_ingress_is_found_by_its_deployment_s_name_too(stack: Stack, llm: Client) -> None:
     """As a deployment of the same application would."""
     handle = serve.get_deployment_handle(ROUTER, app_name=APPLICATION)
-    answer = handle.chat.remote(HELLO, api_key=stack.api_key, model=TINY, max_tokens=2).result()
+    answer = handle.chat.remote(HELLO, api_key=stack.api_key, model=TINY, max_tokens=2, ignore_eos=True).result()
     assert answer["usage"]["completion_tokens"] == 2
