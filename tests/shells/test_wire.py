@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app import channel, dispatch, wire
+from serve_app import channel, replica_set, wire
 from serve_app.channel import Channel
 from serve_app.engine import deployment, wire_server
 from serve_app.engine.protocol import WireAddress
@@ -186,9 +186,7 @@ def test_requests_without_a_first_frame_run_elsewhere_whatever_was_lost(loss: st
 
 
 async def wired_router(cluster: FakeCluster, handle: Callable[[Any], Any] = lambda below: below) -> Router:
-    router = Router(cluster)
-    router.line._handle = WiredHandle(handle(router.handle))
-    return await router.start()
+    return await Router(cluster, over=lambda below: WiredHandle(handle(below))).start()
 
 
 @loops
@@ -398,7 +396,7 @@ def test_a_replica_that_leaves_serves_set_finishes_what_runs_and_then_knows_nobo
         await router.settled()
         cluster.remove("r2")  # else its channel would stand for IDLE_CLOSE_S
 
-    run(scenario, waits={(channel, "IDLE_CLOSE_S"): 60.0, (dispatch, "EJECT_S"): 0.1})
+    run(scenario, waits={(channel, "IDLE_CLOSE_S"): 60.0, (replica_set, "EJECT_S"): 0.1})
 
 
 @loops
