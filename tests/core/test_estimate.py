@@ -135,6 +135,13 @@ def test_bytes_per_token_are_learned(per_token: float) -> None:
     assert learner.estimate("new", "m", int(2000 * per_token)).prompt_tokens == pytest.approx(2000, rel=TOLERANCE)
 
 
+def test_a_few_prompts_are_no_ratio() -> None:
+    learner = taught(use(prompt=1000, per_token=2.0), times=MIN_SEEN - 1)
+    assert learner.estimate("t", "m", 4000).prompt_tokens == 1000
+    learner.observe(use(prompt=1000, per_token=2.0))
+    assert learner.estimate("t", "m", 4000).prompt_tokens == pytest.approx(2000, rel=TOLERANCE)
+
+
 def test_odd_prompts_do_not_move_the_ratio() -> None:
     learner = Estimator()
     for number in range(300):  # every tenth: a picture counted as no bytes, or a blob that is all tokens

@@ -161,6 +161,12 @@ def test_two_choices_keep_loads_closer_than_one_would() -> None:
     assert max(loads) <= 105  # with one choice about 130
 
 
+def test_of_two_replicas_the_less_busy_is_always_taken() -> None:
+    routing, draw = routing_of(even(2)), random.Random(1)
+    routing.set_load("r0", 10)
+    assert {routing.choose(None, draw) for _ in range(50)} == {Choice("r1", Route.TWO_CHOICES)}
+
+
 def test_a_large_request_goes_where_its_slots_are_free() -> None:
     routing, draw = routing_of({"small": 2, "large": 8}), random.Random(1)
     routing.set_load("large", 4)
