@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.histogram import BUCKETS_PER_OCTAVE, FadingHistogram, edge
@@ -25,6 +25,7 @@ def filled(numbers: Sequence[float], half_life: float = FOR_EVER) -> FadingHisto
     return histogram
 
 
+@settings(deadline=None)
 @given(values, st.floats(0.05, 0.95))
 def test_a_quantile_is_within_a_bucket_of_the_true_one(numbers: list[int], share: float) -> None:
     ordered = sorted(numbers)
@@ -36,6 +37,7 @@ def test_a_quantile_is_within_a_bucket_of_the_true_one(numbers: list[int], share
     assert found <= above * BUCKET * 1.0001
 
 
+@settings(deadline=None)
 @given(values, st.floats(0.05, 0.5), st.floats(0.5, 0.95))
 def test_a_higher_share_gives_no_lower_quantile(numbers: list[int], low: float, high: float) -> None:
     histogram = filled(numbers)
@@ -93,6 +95,7 @@ def test_cut_values_do_not_bias_the_quantile() -> None:
         assert found == pytest.approx(expected, rel=0.06)
 
 
+@settings(deadline=None)
 @given(values)
 def test_where_all_was_cut_no_quantile_is_known_but_a_lower_bound_is(numbers: list[int]) -> None:
     histogram = FadingHistogram(17, FOR_EVER)
@@ -106,6 +109,7 @@ def test_without_cuts_there_is_no_lower_bound() -> None:
     assert filled([5.0]).longest_cut() == 0.0
 
 
+@settings(deadline=None)
 @given(values, values)
 def test_merging_is_having_seen_both(first: list[int], second: list[int]) -> None:
     merged = filled(first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -295,3 +296,4 @@ class OutlierMachine(RuleBasedStateMachine):
 
 
 TestOutlierMachine = OutlierMachine.TestCase
+TestOutlierMachine.settings = settings(deadline=None)

@@ -7,7 +7,7 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.estimate import Source
@@ -129,6 +129,7 @@ def test_lines_say_what_applies_and_no_more(change: dict[str, object], line: int
     assert explain(replace(WAITED, **change))[line] == text  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(receipts)
 def test_every_receipt_can_be_explained_and_sent(receipt: Receipt) -> None:
     lines = explain(receipt)
@@ -147,6 +148,7 @@ def test_plain_fields_are_words_and_figures() -> None:
     assert (plain["route"], plain["source"], plain["refused"]) == ("next", "tenant", None)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=60), st.integers(1, 5))
 def test_the_latest_are_kept_and_found(ids: list[str], most: int) -> None:
     kept = Receipts(most)

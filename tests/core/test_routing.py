@@ -52,7 +52,7 @@ def test_the_order_in_which_replicas_come_does_not_matter() -> None:
     assert homes(ring_of("a", "b", "c")) == homes(ring_of("c", "a", "b"))
 
 
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 @given(names, st.text(min_size=1, max_size=12))
 def test_a_replica_that_comes_takes_its_share_of_the_keys_and_moves_no_other(members: set[str], new: str) -> None:
     members.discard(new)
@@ -66,7 +66,7 @@ def test_a_replica_that_comes_takes_its_share_of_the_keys_and_moves_no_other(mem
     assert len(moved) <= share * (1 + NOISE / math.sqrt(POINTS)) + NOISE * math.sqrt(share)
 
 
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 @given(names)
 def test_a_replica_that_leaves_moves_its_own_keys_alone(members: set[str]) -> None:
     gone, *stay = sorted(members)
@@ -284,3 +284,4 @@ class RoutingMachine(RuleBasedStateMachine):
 
 
 TestRoutingMachine = RoutingMachine.TestCase
+TestRoutingMachine.settings = settings(deadline=None)
