@@ -37,8 +37,11 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     slots: int = 1
 
 
+CUT = "length"  # a finish reason: the answer was not left to end by itself, its bound or the context was reached
+
+
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """What a request used, in tokens."""
+    """What a request used, in tokens. `finish_reason` is `CUT` if any of its answers was cut off."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
