@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from serve_app.engine.protocol import CUT, Usage
+from serve_app.engine.protocol import ENDED, Usage
 
 Output = Any  # vLLM's RequestOutput or PoolingRequestOutput; only the adapter imports vllm
 
@@ -31,7 +31,7 @@ class Recorder:
         self.groups: list[list[int]] = []
         self.usage_by_call: list[list[int]] = []
         self.failure: BaseException | None = None
-        self.finish_reason = ""  # of all choices: "length" if any was cut off, else that of the last to end
+        self.finish_reason = ""  # of all choices: why the first was cut off, if any was
 
     def take(self) -> list[list[int]]:
         groups, self.groups = self.groups, []
@@ -81,5 +81,5 @@ class Recorder:
             if ids:
                 used[1] += len(ids)
                 self.groups.append([first_choice + choice.index, *ids])
-            if choice.finish_reason and self.finish_reason != CUT:
+            if choice.finish_reason and self.finish_reason in ("", ENDED):
                 self.finish_reason = choice.finish_reason
