@@ -1,9 +1,9 @@
 """What a decision of the waiting line costs: `python -m benchmarks.admission [--quick]`.
 
-The pure line with 1,000 replicas, all full, 100,000 requests waiting and 1,000 tenants, in a steady state: requests end
-and the next ones are granted, new ones come (the line is full, so some are refused or shed others), streams report their
-tokens, callers leave. A decision is one of those events with all its actions, timed by itself. Three cases: slots alone;
-slots and KV tokens, with costs from a few to thousands of tokens; and the same with guaranteed shares.
+The pure line with 1,000 replicas, all full, 100,000 requests waiting and 1,000 tenants, in a steady state: requests
+end and the next ones are granted, new ones come (into a full line: some are refused or shed others), streams report
+their tokens, callers leave. A decision is one of those events with all its actions, timed by itself. Three cases: slots
+alone; slots and KV tokens, with costs from hundreds to thousands of tokens; and the same with guaranteed shares.
 
 What a million requests leave behind in memory is not measured here: that needs the routers around the line.
 

@@ -17,15 +17,15 @@ from serve_app.core.level import Level, Waiting
 
 def due(level: Level, head: Waiting) -> bool:
     """Whether a class may go before the ones above it."""
-    return level.credit >= head.arrival.cost
+    return level.credit >= head.cost
 
 
 def granted(levels: Sequence[Level], waiting: Waiting, share: float) -> None:
     """A request, already out of the line, was granted."""
-    cost = waiting.arrival.cost
+    cost = waiting.cost
     own = levels[waiting.level]
     own.credit = max(0.0, own.credit - cost)
     for level in levels:
         head = level.first()
-        if head is not None and level.credit < head.arrival.cost:
+        if head is not None and level.credit < head.cost:
             level.credit += share * cost

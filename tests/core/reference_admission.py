@@ -355,7 +355,7 @@ class Reference:
     def place(self, request: Request, opened: set[str]) -> str:
         fits = {replica for replica in opened if self.fits(request, replica)}
         wish = request.arrival.affinity
-        return wish if wish is not None and wish in fits else self.best(fits) if fits else ""
+        return wish if wish is not None and wish in fits else self.best(fits, tokens_first=True) if fits else ""
 
     def give(self, request: Request, replica: str) -> None:
         request.replica = replica
