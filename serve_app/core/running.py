@@ -93,6 +93,7 @@ class Running:
             if trickle.due(line.stages[level], head):
                 if capacity.fits(head.slots, head.cost):
                     return head
+                trickle.blocked(line.stages[level], head)
                 capacity.close(head.slots, head.cost)
                 keeping.add(level)
         for level, head in heads:
