@@ -20,7 +20,16 @@ from typing import Any
 
 from serve_app.budget import Budget
 from serve_app.channel import Channel, Stream
-from serve_app.core.admission import Action, Admission, Arrival, Grant, Policy, refusal_error
+from serve_app.core.admission import (
+    Action,
+    Admission,
+    Arrival,
+    ClassBound,
+    Grant,
+    Policy,
+    TenantPolicy,
+    refusal_error,
+)
 from serve_app.core.sessions import Session
 from serve_app.desk import Desk
 from serve_app.doorbell import Doorbell
@@ -29,6 +38,7 @@ from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, Unavaila
 from serve_app.serve_adapter import CALL_ERRORS, Handle, in_fresh_context
 from serve_app.session_places import Draw, SessionPlaces, ahead
 from serve_app.settings import AdmissionSettings, ModelSettings
+from serve_app.types import RequestClass
 
 logger = logging.getLogger("ray.serve")
 
@@ -72,6 +82,13 @@ def _policy(admission: AdmissionSettings) -> Policy:
         max_queued=admission.max_queued,
         max_wait_s=admission.max_wait_s,
         no_replica_wait_s=admission.no_replica_wait_s,
+        max_queued_tokens=admission.max_queued_tokens,
+        classes={
+            RequestClass[name.upper()]: ClassBound(bound.max_queued, bound.max_queued_tokens)
+            for name, bound in admission.classes.items()
+        },
+        tenants={name: TenantPolicy(tenant.weight, tenant.share) for name, tenant in admission.tenants.items()},
+        trickle_share=admission.trickle_share,
     )
 
 
