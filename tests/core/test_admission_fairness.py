@@ -138,6 +138,18 @@ def test_without_a_word_of_its_use_a_request_has_cost_its_estimate() -> None:
     assert order == ["b1", "b2", "b3", "b4", "a2"]  # 10 + 2 x 50 are about four times 10 + 2 x 10
 
 
+def test_who_turns_out_to_have_paid_too_much_goes_before_those_it_let_pass() -> None:
+    line = Admission(patient(predict_output=True))
+    line.on_replica("a", 2, 0.0)
+    line.on_arrive(of("guessed", "g0", output=1000), 0.0)
+    line.on_arrive(of("usual", "u0", output=200), 0.0)
+    for turn in range(1, 4):
+        line.on_arrive(of("usual", f"u{turn}", output=200), 0.0)
+        line.on_arrive(of("guessed", f"g{turn}", output=1000), 0.0)
+    assert where(line.on_done("u0", 1.0, 10, 200)) == {"u1": "a"}
+    assert where(line.on_done("g0", 1.0, 10, 1)) == {"g1": "a"}
+
+
 # Between classes.
 
 
@@ -169,7 +181,7 @@ def test_each_class_that_waits_gets_its_trickle_in_any_stretch_and_hardly_more(s
     bound = (1 + 3 * share) * most  # its own cost, and what it earns by the grant that makes it due and two others due
     for _ in range(600):
         for cls in (LOW, NORMAL, HIGH):
-            while sum(one.request_class == cls for one in there.waits.values()) < 3:
+            while sum(one.request_class == cls for one in there.waits.values()) < 5:
                 there.arrive(cls.label, cls, draw.randint(1, 40), draw.randint(1, most - 40))
         there.step()
     for cls in (LOW, NORMAL):
@@ -198,6 +210,41 @@ def test_trickle_is_lost_when_nobody_waits_any_more() -> None:
         assert running == f"n{turn}"
     line.on_arrive(of("t", "n7"), 0.0)
     assert where(line.on_done(running, 0.0)) == {"again": "a"}
+
+
+def test_what_a_class_was_granted_in_its_own_turn_is_no_debt_when_a_higher_one_comes() -> None:
+    line = Admission(patient())
+    line.on_replica("a", 1, 0.0)
+    line.on_arrive(of("t", "n0"), 0.0)
+    for turn in range(1, 60):
+        line.on_arrive(of("t", f"n{turn}"), 0.0)
+    for turn in range(20):
+        line.on_done(f"n{turn}", 0.0)
+    running, granted = "n20", []
+    for turn in range(25):
+        line.on_arrive(of("t", f"h{turn}", HIGH), 0.0)
+        running = line.on_done(running, 0.0)[0].request_id
+        granted.append(running)
+    assert [name for name in granted if name.startswith("n")] == ["n21"]  # 20 of the same cost earn it one
+
+
+def test_a_class_earns_nothing_while_its_turn_finds_no_room() -> None:
+    line = Admission(patient(trickle_share=0.3))
+    line.on_replica("a", 4, 0.0)
+    line.on_replica("b", 1, 0.0)
+    for name in "pqrs":
+        line.on_arrive(arrival(name, HIGH, affinity="a"), 0.0)
+    arrive(line, "h0", cls=HIGH)
+    line.on_arrive(arrival("large", LOW, slots=4), 0.0)
+    arrive(line, *(f"l{number}" for number in range(20)), cls=LOW)
+    arrive(line, *(f"h{number}" for number in range(1, 80)), cls=HIGH)
+    line.on_done("p", 0.0)
+    for number in range(40):  # "large" is due after four of them, and waits for the rest of "a"
+        assert not {name for name in where(line.on_done(f"h{number}", 0.0)) if name.startswith("l")}
+    for name in "qrs":
+        line.on_done(name, 0.0)
+    granted = where([action for name in ("h1", "h2", "h41", "h42") for action in line.on_done(name, 0.0)])
+    assert sum(name.startswith("l") for name in granted) <= 2, "it has saved up"
 
 
 def test_a_due_trickle_that_is_large_is_not_starved_by_higher_classes() -> None:
@@ -255,6 +302,23 @@ def test_a_guarantee_does_not_pass_a_higher_class() -> None:
     arrive(line, "urgent", cls=HIGH)
     assert where(line.on_done("p", 1.0)) == {"urgent": "a"}
     assert where(line.on_done("q", 1.0)) == {"mine": "a"}
+
+
+def test_beyond_its_share_a_tenant_is_one_of_many() -> None:
+    line = Admission(patient(tenants={"owner": TenantPolicy(share=0.25)}))
+    line.on_replica("a", 8, 0.0)
+    for number in range(8):
+        line.on_arrive(of("x", f"r{number}"), 0.0)
+    for number in range(20):
+        line.on_arrive(of("owner", f"o{number}"), 0.0)
+        line.on_arrive(of("x", f"x{number}"), 0.0)
+        line.on_arrive(of("y", f"y{number}"), 0.0)
+    granted = [name[0] for number in range(8) for name in where(line.on_done(f"r{number}", 1.0, 10, 50))]
+    assert granted[:2] == ["o", "o"]
+    assert granted.count("o") <= 4
+    assert granted.count("y") >= 3
+    line.on_done("o0", 2.0, 10, 50)
+    assert line.snapshot(2.0).tenants["owner"].slots >= 2
 
 
 def test_a_share_follows_the_policy_and_the_replicas() -> None:
