@@ -285,6 +285,14 @@ class QuotaActor:
             self.renew()
             raise
 
+    def starts(self, asks: tuple[StartsAsk, ...], timeout_s: float) -> tuple[StartsReply, ...]:
+        """See `GpuMemoryQuota.starts`; waits for the answer."""
+        try:
+            return ray.get(self.handle.starts.remote(asks), timeout=timeout_s)  # type: ignore[no-any-return]
+        except ActorDiedError:
+            self.renew()
+            raise
+
     def devices(self, timeout_s: float) -> dict[str, tuple[int, int]]:
         """See `GpuMemoryQuota.devices`; waits for the answer."""
         return ray.get(self.handle.devices.remote(), timeout=timeout_s)  # type: ignore[no-any-return]

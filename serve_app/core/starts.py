@@ -126,9 +126,13 @@ class Starts:
     def _place(self, model: str, start: Start, need: _Need, now: float, frozen: bool) -> Place | None:
         """Where one replica belongs; None: it is to ask again."""
         mine = next((berth for berth in self._berths.of(model) if berth.replica == start.replica), None)
-        if mine is not None:
+        if mine is not None and (start.placed or mine.node in start.nodes):
             self._berths.renew(mine, now)
             return Place(start.replica, mine.node, True)
+        if mine is not None and mine.after:
+            return None
+        if mine is not None:
+            self._berths.end(mine)  # Ray has given the rest of that node to another
         if start.placed or self._grants.told(start.replica) is not None:
             return Place(start.replica, None, False)
         free = [berth for berth in self._berths.of(model) if not berth.replica]
