@@ -20,11 +20,12 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
-from serve_app.declare import BUILD
+from serve_app.declare import BUILD, application
 from serve_app.local import driver
 from serve_app.local.node import LOOPBACK
 from serve_app.local.processes import with_descendants
 from serve_app.names import APPLICATION
+from serve_app.settings import parse
 
 OBJECT_STORE_BYTES = 80_000_000  # Ray wants 75 MB at least; requests do not go through it
 COMMON: dict[str, Any] = {
@@ -66,6 +67,18 @@ class Nodes:
         entry = {"name": APPLICATION, "route_prefix": "/", "import_path": BUILD, "args": config}
         driver.declare(entry | {"deployments": [override]})
 
+    def declare_ours(self, config: dict[str, Any]) -> None:
+        """Deploy as `serve-app up` does, with our policy in Serve's controller."""
+        driver.declare(application(parse(config).without_secrets()))
+
+    def would_place(self, bundle: dict[str, float]) -> str:
+        """The node that Ray chooses for a bundle that is tied to none."""
+        group = ray.util.placement_group([bundle], strategy="STRICT_PACK")
+        ray.get(group.ready())
+        (node,) = placement_group_table(group)["bundles_to_node_id"].values()
+        ray.util.remove_placement_group(group)
+        return self._names.get(node, GONE)
+
     def add(self, name: str, gpus: int, cpus: int) -> None:
         node = self._cluster.add_node(num_gpus=gpus, num_cpus=cpus, **COMMON)
         self._nodes[name] = node
@@ -97,6 +110,9 @@ class Nodes:
         for engine in found["engines"]:
             named = [(key.rpartition("/"), size) for key, size in engine["devices"].items()]
             engine["devices"] = {f"{self._names.get(node, GONE)}/{index}": size for (node, _, index), size in named}
+        for one in [*found["kept"], *found["devices"]]:
+            node, _, index = one["device"].rpartition("/")
+            one["device"] = f"{self._names.get(node, GONE)}/{index}"
         return found
 
     def defrag(self) -> dict[str, Any] | None:

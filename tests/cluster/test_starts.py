@@ -1,0 +1,116 @@
+"""Engines that share GPUs start on the node and device that the ledger has chosen, whatever Ray would have.
+
+Real Ray and Serve on several nodes of one machine, GPUs that are only counted, the simulated engine; our policy in
+Serve's controller, as `serve-app up` puts it there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.placement_lab import Lab, lab
+from tests.requires import requires
+
+requires("linux")
+
+BUNDLE = {"CPU": 0.1, "GPU": 0.1}
+FULL_GB, PART_GB = 70, 45  # GiB of a device's 78 GB: none of these fit on one together
+CLIENTS = 6  # of a model that is to have one request a replica
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Lab]:
+    with lab() as started:
+        yield started
+
+
+@pytest.fixture
+def nodes(cluster: Lab) -> Iterator[Lab]:
+    yield cluster
+    cluster.empty()
+
+
+def share(name: str, memory_gb: float, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "engine": "simulated",
+        "memory_gb": memory_gb,
+        "gpus_per_rank": BUNDLE["GPU"],
+        "cpus_per_rank": BUNDLE["CPU"],
+        "simulated": {"decode_step_s": 0.005},
+        **more,
+    }
+
+
+def wait_running(nodes: Lab, name: str, replicas: int = 1) -> None:
+    running = ["RUNNING"] * replicas
+    nodes.until(lambda: nodes.states(name) == running, f"{name} runs", lambda: (nodes.status(name), nodes.ask("quota")))
+
+
+def places(nodes: Lab, name: str) -> list[str]:
+    return sorted(device for grant in nodes.grants(name) for device in grant)
+
+
+class Load:
+    """Requests to a model for as long as the block runs."""
+
+    def __init__(self, nodes: Lab, model: str) -> None:
+        self.seen: Counter[int] = Counter()
+        self._nodes, self._model, self._over = nodes, model, threading.Event()
+        self._clients = [threading.Thread(target=self._ask, daemon=True) for _ in range(CLIENTS)]
+
+    def _ask(self) -> None:
+        while not self._over.wait(0.02):  # pace: two cores have other work to do
+            self.seen[self._nodes.complete(self._model, tokens=100).status_code] += 1
+
+    def __enter__(self) -> Load:
+        for client in self._clients:
+            client.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        for client in self._clients:
+            client.join()
+
+
+def test_shares_start_where_the_ledger_has_room_and_no_more_of_them_than_it_has_room_for(nodes: Lab) -> None:
+    nodes.add("a", 1, 8)
+    full = share("full", FULL_GB)
+    nodes.declare_ours([full])
+    wait_running(nodes, "full")
+    nodes.add("b", 2, 1)
+    nodes.until(lambda: "b" in {one["device"][0] for one in nodes.ask("quota")["devices"]}, "b in the ledger")
+    assert nodes.ask("would_place", bundle=BUNDLE) == "a"
+
+    replicas = {
+        "min_replicas": 1,
+        "max_replicas": 4,
+        "target_ongoing_requests": 1,
+        "upscale_delay_s": 0.5,
+        "look_back_s": 2.0,
+    }
+    nodes.declare_ours([full, share("part", PART_GB, replicas=replicas)])
+    kept = nodes.until(lambda: nodes.ask("quota")["kept"], "a place is kept", lambda: nodes.status("part"))
+    wait_running(nodes, "part")
+    assert places(nodes, "part") == [kept[0]["device"]]
+    assert kept[0]["device"].startswith("b/")
+
+    with Load(nodes, "part") as load:
+        wait_running(nodes, "part", 2)
+        assert places(nodes, "part") == ["b/0", "b/1"]
+        why = nodes.until(lambda: _short(nodes), "what is missing", lambda: nodes.status("part"))
+        assert nodes.status("part")["target"] == 2
+    assert why.endswith("memory: at least 48.32 GB needed on one device, 29.68 GB free")
+    assert nodes.ask("quota")["waiting"] == []
+    assert set(load.seen) == {200}
+
+
+def _short(nodes: Lab) -> str | None:
+    why: str = nodes.status("part")["why"]
+    return why if "memory:" in why else None
