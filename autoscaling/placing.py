@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray.util import get_placement_group, placement_group_table, remove_placement_group
+from ray.serve._private.constants import SERVE_NAMESPACE
+from ray.util import placement_group_table
 
 from autoscaling.signals import Room
 from autoscaling.starts import ANYWHERE, StartBook, Verdict
@@ -76,11 +77,12 @@ def controllers_scheduler() -> Any:
 
 
 def give_up_bundles(replica: str) -> None:
-    """Remove the bundles of a replica that Ray has not placed: its start fails, and Serve begins another."""
+    """End a replica whose bundles Ray has not placed: Serve takes its start for failed, frees the bundles and begins
+    another. (Without its bundles alone it would wait for them for ever: seen.)"""
     for entry in placement_group_table().values():
         if entry["name"].endswith(f"#{replica}") and entry["state"] == "PENDING":
             logger.warning("%s: its node has no room for it, or is gone; another is started", replica)
-            remove_placement_group(get_placement_group(entry["name"]))
+            ray.kill(ray.get_actor(entry["name"], namespace=SERVE_NAMESPACE))
 
 
 class Placing:

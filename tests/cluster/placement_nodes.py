@@ -20,6 +20,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
+from autoscaling.placing import give_up_bundles
 from serve_app.declare import BUILD, application
 from serve_app.local import driver
 from serve_app.local.node import LOOPBACK
@@ -78,6 +79,10 @@ class Nodes:
         (node,) = placement_group_table(group)["bundles_to_node_id"].values()
         ray.util.remove_placement_group(group)
         return self._names.get(node, GONE)
+
+    def give_up_bundles(self, replica: str) -> None:
+        """What our policy does for a replica that is tied to a node which has not got it."""
+        give_up_bundles(replica)
 
     def add(self, name: str, gpus: int, cpus: int) -> None:
         node = self._cluster.add_node(num_gpus=gpus, num_cpus=cpus, **COMMON)

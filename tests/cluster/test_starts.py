@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from autoscaling.placing import NODE_LABEL
+from serve_app.names import deployment_of
 from tests.cluster.placement_lab import Lab, lab
 from tests.requires import requires
 
@@ -109,6 +111,41 @@ def test_shares_start_where_the_ledger_has_room_and_no_more_of_them_than_it_has_
     assert why.endswith("memory: at least 48.32 GB needed on one device, 29.68 GB free")
     assert nodes.ask("quota")["waiting"] == []
     assert set(load.seen) == {200}
+
+
+@pytest.mark.long
+def test_a_drained_engine_restarts_where_that_was_planned(nodes: Lab) -> None:
+    nodes.add("d", 1, 1)
+    stays, filler, moves, big = (share(*one) for one in (("stays", 40), ("filler", 25), ("moves", 20), ("big", 60)))
+    nodes.declare_ours([stays, filler])
+    wait_running(nodes, "filler")
+    nodes.add("c", 1, 8)
+    nodes.until(lambda: "c/0" in {one["device"] for one in nodes.ask("quota")["devices"]}, "c in the ledger")
+    nodes.declare_ours([stays, filler, moves])
+    wait_running(nodes, "moves")
+    assert places(nodes, "moves") == ["c/0"]
+
+    nodes.declare_ours([stays, moves, big])
+    (waits,) = nodes.until(lambda: nodes.ask("quota")["waiting"], "the big one waits", lambda: nodes.ask("quota"))
+    assert waits["model"] == "big"
+    assert nodes.ask("would_place", bundle=BUNDLE) == "c"
+    plan = nodes.ask("defrag")
+    assert [step["model"] for step in plan["steps"]] == ["moves"]
+    wait_running(nodes, "big")
+    wait_running(nodes, "moves")
+    assert (places(nodes, "big"), places(nodes, "moves")) == (["c/0"], ["d/0"])
+
+
+@pytest.mark.long
+def test_a_start_that_is_tied_to_a_node_that_is_gone_is_given_up_and_another_is_made(nodes: Lab) -> None:
+    nodes.add("a", 1, 1)
+    gone = {"placement_group_bundles": [BUNDLE], "placement_group_bundle_label_selector": [{NODE_LABEL: "0" * 56}]}
+    strategy = {"name": deployment_of("tied"), "placement_group_strategy": "STRICT_PACK"}
+    nodes.declare([share("tied", PART_GB, drain_s=1)], strategy | gone)  # no node: it never answers Serve's goodbye
+    first = nodes.until(lambda: nodes.status("tied")["replicas"], "a replica")[0]["id"]
+    nodes.until(lambda: nodes.groups("tied"), "its bundle")
+    nodes.ask("give_up_bundles", replica=first)
+    nodes.until(lambda: first not in {one["id"] for one in nodes.status("tied")["replicas"]}, "another replica")
 
 
 def _short(nodes: Lab) -> str | None:
