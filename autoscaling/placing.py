@@ -34,6 +34,7 @@ logger = logging.getLogger("ray.serve")
 NODE_LABEL = "ray.io/node-id"  # Ray puts it on every node
 BOOKS = "serve_app_start_books"  # on the scheduler: by application
 PARAMETERS = ("scheduling_request", "default_scheduling_strategy", "target_node_id", "target_labels")
+NOT_PLACED = ("PENDING", "RESCHEDULING")  # Ray's states of a placement group: never was, or its node has died
 ASK_S = 0.2  # between asks while a start waits for its answer
 RENEW_S = 1.0  # between asks otherwise: a berth that nobody renews lasts ten times that
 ANSWER_S = 5.0  # the actor answers in milliseconds
@@ -80,7 +81,7 @@ def give_up_bundles(replica: str) -> None:
     """End a replica whose bundles Ray has not placed: Serve takes its start for failed, frees the bundles and begins
     another. (Without its bundles alone it would wait for them for ever: seen.)"""
     for entry in placement_group_table().values():
-        if entry["name"].endswith(f"#{replica}") and entry["state"] == "PENDING":
+        if entry["name"].endswith(f"#{replica}") and entry["state"] in NOT_PLACED:
             logger.warning("%s: its node has no room for it, or is gone; another is started", replica)
             ray.kill(ray.get_actor(entry["name"], namespace=SERVE_NAMESPACE))
 

@@ -84,8 +84,9 @@ class Load:
 def test_shares_start_where_the_ledger_has_room_and_no_more_of_them_than_it_has_room_for(nodes: Lab) -> None:
     nodes.add("a", 1, 8)
     full = share("full", FULL_GB)
-    nodes.declare_ours([full])
+    nodes.declare_ours([full, share("bare", 1, gpus_per_rank=0, cpus_per_rank=0)])  # no bundles to tie to a node
     wait_running(nodes, "full")
+    wait_running(nodes, "bare")
     nodes.add("b", 2, 1)
     nodes.until(lambda: "b" in {one["device"][0] for one in nodes.ask("quota")["devices"]}, "b in the ledger")
     assert nodes.ask("would_place", bundle=BUNDLE) == "a"
