@@ -111,7 +111,7 @@ class Placing:
         self._book = StartBook(models)
         self._ask, self._find, self._release, self._clock = ask, find, release, clock
         self._scheduler: Any = None
-        self._failed = False
+        self._failed = self._away = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -177,10 +177,13 @@ class Placing:
                 return
             try:
                 self._book.answered(asks, self._ask(tuple(asks.values())), self._clock())
+                self._away = False
                 for replica in self._book.overdue(self._clock()):
                     self._release(replica)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next turn asks again; starts do not wait long
-                logger.warning("the quota actor does not say where engines belong: %s", error)
+                if not self._away:
+                    logger.warning("the quota actor does not say where engines belong, and is asked again: %s", error)
+                self._away = True
             waits = any(not start.placed for ask in asks.values() for start in ask.starts)
             time.sleep(ASK_S if waits else RENEW_S)  # in a thread of its own
 

@@ -54,6 +54,12 @@ class Berths:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._berths: dict[str, Berth] = {}
+        self._changed: dict[str, Berth | None] = {}  # since `take_changes`; None: it has ended
+
+    def take_changes(self) -> dict[str, Berth | None]:
+        """The berths that have changed since the last time, by name; None: it has ended."""
+        changed, self._changed = self._changed, {}
+        return changed
 
     def all(self) -> list[Berth]:
         return list(self._berths.values())
@@ -76,7 +82,7 @@ class Berths:
         except Exception:
             self._ledger.leave(berth.name)
             raise
-        self._berths[berth.name] = berth
+        self._put(berth)
 
     def renew(self, berth: Berth, now: float) -> None:
         """It is wanted still."""
@@ -85,7 +91,8 @@ class Berths:
     def bind(self, berth: Berth, replica: str, now: float) -> Berth:
         """It is for this replica from now on."""
         self.renew(berth, now)
-        bound = self._berths[berth.name] = dataclasses.replace(berth, replica=replica)
+        bound = dataclasses.replace(berth, replica=replica)
+        self._put(bound)
         return bound
 
     def end(self, berth: Berth) -> None:
@@ -95,7 +102,8 @@ class Berths:
 
     def forget(self, name: str) -> None:
         """The ledger has ended it; another lease's name changes nothing."""
-        self._berths.pop(name, None)
+        if self._berths.pop(name, None) is not None:
+            self._changed[name] = None
 
     def keep_restarts(self, engines: set[str], now: float) -> None:
         """Time has passed, and these engines are there: what is kept until one of them leaves is kept."""
@@ -115,3 +123,6 @@ class Berths:
                 return berth
             self.end(berth)
         return next((b for b in self.of(told.model) if not b.replica and b.node == here and not b.after), None)
+
+    def _put(self, berth: Berth) -> None:
+        self._berths[berth.name] = self._changed[berth.name] = berth

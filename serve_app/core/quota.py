@@ -269,7 +269,11 @@ class Quota:
 
     def take_changes(self) -> Changes:
         """See `Roster.take_changes`."""
-        self._remember_berths()
+        for name, berth in self.grants.berths.take_changes().items():
+            if berth is None:
+                self._roster.forget((Entry.BERTH, name))
+            else:
+                self._roster.put((Entry.BERTH, name), berth)
         return self._roster.take_changes()
 
     def not_stored(self, changes: Changes) -> None:
@@ -295,15 +299,6 @@ class Quota:
             told.processes,
         )
         self._roster.put((Entry.ENGINE, owner), EngineEntry(entry))
-
-    def _remember_berths(self) -> None:
-        """Few, and what changes one is in several places: compared whole."""
-        berths = {berth.name: berth for berth in self.grants.berths.all()}
-        for kind, name in [key for key, _ in self._roster if key[0] is Entry.BERTH]:
-            if name not in berths and self._restored:
-                self._roster.forget((kind, name))
-        for name, berth in berths.items():
-            self._roster.put((Entry.BERTH, name), berth)
 
     def _restore(self, now: float) -> None:
         """Put back what the roster knows; what does not fit any more is gone with its node."""
