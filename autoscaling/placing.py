@@ -163,7 +163,7 @@ class Placing:
 
     def _wake(self) -> None:
         """Have a thread ask while there is something to ask; it ends by itself."""
-        if self._thread is None and self._book.asks(self._clock()):
+        if self._thread is None and self._book.anything(self._clock()):
             with self._lock:
                 self._thread = threading.Thread(target=self._run, name="engine starts", daemon=True)
                 self._thread.start()

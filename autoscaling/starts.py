@@ -132,12 +132,19 @@ class StartBook:
 
     # The thread
 
-    def asks(self, now: float) -> dict[str, StartsAsk]:
-        """What to ask, by deployment; nothing when the controller has nothing to start, or is silent."""
+    def anything(self, now: float) -> bool:
+        """Whether there is something to ask: not when the controller has nothing to start, or is silent."""
         with self._lock:
             if now - self._ticked_at > SILENT_S:
                 for model in self._models.values():
                     model.starts, model.more = {}, 0
+            return any(_ask(model) is not None for model in self._models.values())
+
+    def asks(self, now: float) -> dict[str, StartsAsk]:
+        """What to ask, by deployment; its answer counts for the targets of this moment."""
+        if not self.anything(now):
+            return {}
+        with self._lock:
             for model in self._models.values():
                 model.asked_target = model.target
             return {deployment: ask for deployment, model in self._models.items() if (ask := _ask(model))}
