@@ -11,6 +11,7 @@ Invariant: a berth is taken over once, or ends; what it held is never given to t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,9 +112,13 @@ class Berths:
             if berth.after in engines:
                 self._ledger.join(berth.name, RESTART_TTL_S, now)
 
-    def for_engine(self, told: EngineReport) -> Berth | None:
+    def for_engine(self, told: EngineReport, engines: Container[str]) -> Berth | None:
         """The berth that an engine which asks for memory takes over. What was kept for it elsewhere ends: it did not
-        start there."""
+        start there.
+
+        Args:
+            engines: those there are: what is kept until one of them leaves is nobody's yet.
+        """
         if len(told.ranks) != 1 or told.ranks[0].device is not None:
             return None
         here = told.ranks[0].node
@@ -122,7 +127,8 @@ class Berths:
             if berth.node == here:
                 return berth
             self.end(berth)
-        return next((b for b in self.of(told.model) if not b.replica and b.node == here and not b.after), None)
+        free = (berth for berth in self.of(told.model) if not berth.replica and berth.after not in engines)
+        return next((berth for berth in free if berth.node == here), None)
 
     def _put(self, berth: Berth) -> None:
         self._berths[berth.name] = self._changed[berth.name] = berth

@@ -259,7 +259,7 @@ class Grants:
 
     def _take_over(self, told: EngineReport) -> None:
         """Give an engine what was kept for it; what is too small for it ends."""
-        berth = self.berths.for_engine(told) if self._ledger.knows(told.owner) else None
+        berth = self.berths.for_engine(told, self._engines) if self._ledger.knows(told.owner) else None
         if berth is None:
             return
         self.berths.end(berth)

@@ -58,13 +58,13 @@ class Shell:
         holds = self.says(owner, node, size, model)
         return self.says(owner, node, size, model, holds=holds, kv_tokens=TOKENS)
 
-    def wait(self, span_s: float, *alive: tuple[str, str, int]) -> None:
+    def wait(self, span_s: float, *alive: tuple[str, str, int, str]) -> None:
         until = self.now + span_s
         while self.now < until:
             self.now += 0.5
-            for owner, node, size in alive:
-                held = self.quota.ledger.lease(owner).holds if owner in self.quota.ledger else ()
-                self.says(owner, node, size, holds=held, kv_tokens=TOKENS if held else 0)
+            for one in alive:
+                held = self.quota.ledger.lease(one[0]).holds if one[0] in self.quota.ledger else ()
+                self.says(*one, holds=held, kv_tokens=TOKENS if held else 0)
             self.quota.on_tick(self.now)
             self.store()
 
@@ -230,12 +230,21 @@ def test_a_drained_engine_restarts_where_that_was_planned() -> None:
     assert (berth.after, berth.hold) == (step.owner, Hold(step.target[0], 40))
     assert shell.place("another", 40, ("a",)) == Place("another", "a", False), "the line is first"
     stays = next(name for name in places if name != step.owner)
-    shell.wait(RESTART_TTL_S * 2, ("e0", "a", 40), ("e1", "a", 40), ("big", "a", 90))
+    shell.wait(RESTART_TTL_S * 2, ("e0", "a", 40, "m"), ("e1", "a", 40, "m"), ("big", "a", 90, "big"))
     shell.says(step.owner, "a", 40, gone=True)
-    shell.wait(RESTART_TTL_S / 2, (stays, "a", 40), ("big", "a", 90))
+    shell.wait(RESTART_TTL_S / 2, (stays, "a", 40, "m"), ("big", "a", 90, "big"))
     assert shell.ask(Start("r", ()), size=40).places == (), "Ray is short there, and its place is kept a while"
     assert shell.place("r", 40) == Place("r", "a", True)
     assert shell.says("r", "a", 40) == (berth.hold,)
+
+
+def test_a_restart_that_ray_put_where_it_was_planned_is_given_what_was_kept() -> None:
+    shell = Shell()
+    shell.runs("e", "a", 40)
+    berth = shell.quota.grants.berths.add("m", Hold("b/0", 40), shell.now, after="e")
+    assert shell.says("another", "b", 40) == (Hold("b/1", 40),), "kept until the engine leaves"
+    shell.says("e", "a", 40, gone=True)
+    assert shell.says("r", "b", 40) == (berth.hold,)
 
 
 def test_an_engine_that_waits_is_counted_once_in_what_is_asked_for() -> None:
