@@ -72,7 +72,7 @@ class ScalingPolicy:
     ) -> None:
         self._router = router
         self._clock = clock
-        self._placing = of_this_process(**starts) if starts is not None else placing
+        self._placing = _placing(starts) if starts is not None else placing
         self._policies: dict[str, Ongoing] = {}
         self._targets: dict[str, int] = {}  # as last seen; a change is logged with its reason
         self._reasons: dict[str, str] = {}
@@ -187,6 +187,15 @@ class ScalingPolicy:
             if not self._uncounted:
                 logger.exception("errors of the scaling policy cannot be counted")
             self._uncounted += 1
+
+
+def _placing(starts: Mapping[str, Any]) -> Placing | None:
+    """None where it cannot be made: a policy that cannot be made would keep the application from being deployed."""
+    try:
+        return of_this_process(**starts)
+    except Exception:
+        logger.exception("Ray alone decides where engines start")
+        return None
 
 
 def _tell_serve(context: AutoscalingContext, decision: Decision) -> None:

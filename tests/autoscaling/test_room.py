@@ -76,3 +76,26 @@ def test_a_shortage_never_takes_more_away_than_is_short() -> None:
     assert within_room(decision, 3, Room(0, "full")).replicas == 1
     assert within_room(decision, 3, Room(5, "")) == decision
     assert within_room(decision, 0, Room(0, "full")) == decision
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        {"application": "serve_app", "models": {}, "quota": {"of_a_newer_version": 1}},
+        {"application": "serve_app", "models": {ENGINE: "m"}, "quota": {}},
+        {"of": "another version"},
+    ],
+)
+def test_what_the_controller_cannot_read_leaves_the_policy_without_a_ledger(starts: dict[str, Any]) -> None:
+    serve = FakeServe()
+    serve.router_tells("r1", waiting=35, granted=0)
+    policy = ScalingPolicy(clock=serve.clock, starts=starts)
+    assert policy(serve.contexts())[0][ENGINE] == 4
+
+
+def test_outside_of_serves_controller_nothing_is_held_back() -> None:
+    serve = FakeServe()
+    serve.router_tells("r1", waiting=35, granted=0)
+    starts = {"application": "serve_app", "models": {ENGINE: ["m", 60]}, "quota": {}}
+    policy = ScalingPolicy(clock=serve.clock, starts=starts)
+    assert policy(serve.contexts())[0][ENGINE] == 4

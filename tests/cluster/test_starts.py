@@ -22,6 +22,13 @@ requires("linux")
 
 BUNDLE = {"CPU": 0.1, "GPU": 0.1}
 FULL_GB, PART_GB = 70, 45  # GiB of a device's 78 GB: none of these fit on one together
+SCALED = {
+    "min_replicas": 1,
+    "max_replicas": 4,
+    "target_ongoing_requests": 1,
+    "upscale_delay_s": 0.5,
+    "look_back_s": 2.0,
+}
 CLIENTS = 6  # of a model that is to have one request a replica
 
 
@@ -91,14 +98,7 @@ def test_shares_start_where_the_ledger_has_room_and_no_more_of_them_than_it_has_
     nodes.until(lambda: "b" in {one["device"][0] for one in nodes.ask("quota")["devices"]}, "b in the ledger")
     assert nodes.ask("would_place", bundle=BUNDLE) == "a"
 
-    replicas = {
-        "min_replicas": 1,
-        "max_replicas": 4,
-        "target_ongoing_requests": 1,
-        "upscale_delay_s": 0.5,
-        "look_back_s": 2.0,
-    }
-    nodes.declare_ours([full, share("part", PART_GB, replicas=replicas)])
+    nodes.declare_ours([full, share("part", PART_GB, replicas=SCALED)])
     kept = nodes.until(lambda: nodes.ask("quota")["kept"], "a place is kept", lambda: nodes.status("part"))
     wait_running(nodes, "part")
     assert places(nodes, "part") == [kept[0]["device"]]
@@ -135,6 +135,19 @@ def test_a_drained_engine_restarts_where_that_was_planned(nodes: Lab) -> None:
     wait_running(nodes, "big")
     wait_running(nodes, "moves")
     assert (places(nodes, "big"), places(nodes, "moves")) == (["c/0"], ["d/0"])
+
+
+@pytest.mark.long
+def test_where_ray_has_no_room_the_pending_bundle_asks_the_cluster_autoscaler_for_a_node(nodes: Lab) -> None:
+    nodes.add("a", 1, 1)
+    nodes.declare_ours([share("most", PART_GB, gpus_per_rank=0.9, replicas=SCALED | {"max_replicas": 2})])
+    wait_running(nodes, "most")
+    with Load(nodes, "most"):
+        wanted = nodes.until(lambda: nodes.ask("demand"), "a bundle that is pending", lambda: nodes.status("most"))
+        assert [bundle["bundle"] for bundle in wanted[0]["bundles"]] == [{"CPU": 0.1, "GPU": 0.9}]
+        nodes.add("b", 1, 1)
+        wait_running(nodes, "most", 2)
+    assert places(nodes, "most") == ["a/0", "b/0"]
 
 
 @pytest.mark.long
