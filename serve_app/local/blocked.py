@@ -34,7 +34,7 @@ def short(state: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> dict
     """
     why = {one["model"]: one["why"] for one in models}
     told = [
-        model | {"why": f"{model['why']}; {why[model['name']]}"} if model["name"] in why else dict(model)
+        model | {"why": f"{model['why']}; held back: {why[model['name']]}"} if model["name"] in why else dict(model)
         for model in state["models"]
     ]
     return {**state, "models": told}

@@ -133,6 +133,14 @@ class Nodes:
         found = client.get_serve_details()["applications"][APPLICATION]["deployments"][deployment]["replicas"]
         return [replica["pid"] for replica in found if replica["pid"]]
 
+    def controller_pid(self) -> int:
+        """The process of Serve's controller."""
+        from ray.serve.context import _get_global_client
+
+        client: Any = _get_global_client()
+        pid: int = ray.get(client._controller.get_pid.remote())
+        return pid
+
     def groups(self) -> list[dict[str, Any]]:
         """The placement groups there are: whose, in which state, and the nodes of their bundles."""
         present = [entry for entry in placement_group_table().values() if entry["state"] != "REMOVED"]

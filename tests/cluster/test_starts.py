@@ -6,6 +6,8 @@ Serve's controller, as `serve-app up` puts it there.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -135,6 +137,23 @@ def test_a_drained_engine_restarts_where_that_was_planned(nodes: Lab) -> None:
     wait_running(nodes, "big")
     wait_running(nodes, "moves")
     assert (places(nodes, "big"), places(nodes, "moves")) == (["c/0"], ["d/0"])
+
+
+@pytest.mark.long
+def test_a_controller_that_has_come_back_goes_on_by_the_ledger(nodes: Lab) -> None:
+    nodes.add("b", 2, 1)
+    nodes.declare_ours([share("part", PART_GB, replicas=SCALED)])
+    wait_running(nodes, "part")
+    pid = nodes.ask("controller_pid")
+    os.kill(pid, signal.SIGKILL)
+    nodes.until(lambda: nodes.ask("controller_pid") != pid, "another controller")
+    wait_running(nodes, "part")
+    with Load(nodes, "part") as load:
+        wait_running(nodes, "part", 2)
+        nodes.until(lambda: _short(nodes), "what is missing", lambda: nodes.status("part"))
+        assert nodes.status("part")["target"] == 2
+    assert places(nodes, "part") == ["b/0", "b/1"]
+    assert set(load.seen) == {200}
 
 
 @pytest.mark.long

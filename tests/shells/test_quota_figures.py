@@ -112,7 +112,10 @@ def test_what_keeps_a_model_from_more_replicas_is_behind_the_reason_of_its_targe
     model = {"name": "m", "why": "9 requests: 3 wanted"}
     other = {"name": "o", "why": "1 request: 1 wanted"}
     found = blocked.short({"models": [model, other]}, [{"model": "m", "why": "memory: 1 needed, 0 free"}])
-    assert [one["why"] for one in found["models"]] == [f"{model['why']}; memory: 1 needed, 0 free", other["why"]]
+    assert [one["why"] for one in found["models"]] == [
+        f"{model['why']}; held back: memory: 1 needed, 0 free",
+        other["why"],
+    ]
     assert blocked.scales({"models": [model]})
     assert not blocked.scales({"models": [{"name": "f", "why": "a fixed number"}]})
 
