@@ -26,6 +26,7 @@ from serve_app.core.leases import Device
 from serve_app.core.quota import Quota, RouterReply, RouterReport
 from serve_app.core.roster import Changes, Entry, Key, Value
 from serve_app.core.sessions import Session, SessionAsk
+from serve_app.core.starts import StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, ServeAppError, Unavailable
 from serve_app.inventory import Inventory, InventorySettings
 from serve_app.quota_figures import figures
@@ -80,6 +81,17 @@ class GpuMemoryQuota:
         """What an engine replica may have; see `core.grants`. Raises LeaseConflict: it has to end."""
         await self._known.wait()
         return await self._do(lambda now: self._core.on_engine(told, now))
+
+    async def starts(self, asks: tuple[StartsAsk, ...]) -> tuple[StartsReply, ...]:
+        """Where replicas that Serve is about to start belong; see `core.starts`. An answer for each ask."""
+        await self._known.wait()
+        return await self._do(lambda now: tuple(self._core.on_starts(ask, now) for ask in asks))
+
+    async def devices(self) -> dict[str, tuple[int, int]]:
+        """Of each device by its key, all its bytes and those that leases can have."""
+        await self._known.wait()
+        found = (use.device for use in self._core.ledger.devices())
+        return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
     async def router(self, told: RouterReport) -> RouterReply:
         """What a router may use; held back for up to `WATCH_S` while it wants more than there is."""
@@ -306,6 +318,18 @@ class QuotaActor:
         except ActorDiedError:
             self.renew()
             raise
+
+    def starts(self, asks: tuple[StartsAsk, ...], timeout_s: float) -> tuple[StartsReply, ...]:
+        """See `GpuMemoryQuota.starts`; waits for the answer."""
+        try:
+            return ray.get(self.handle.starts.remote(asks), timeout=timeout_s)  # type: ignore[no-any-return]
+        except ActorDiedError:
+            self.renew()
+            raise
+
+    def devices(self, timeout_s: float) -> dict[str, tuple[int, int]]:
+        """See `GpuMemoryQuota.devices`; waits for the answer."""
+        return ray.get(self.handle.devices.remote(), timeout=timeout_s)  # type: ignore[no-any-return]
 
 
 def quota_actor(settings: QuotaSettings) -> ActorHandle[Any]:

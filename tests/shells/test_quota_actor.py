@@ -18,6 +18,7 @@ from serve_app.core.leases import Device
 from serve_app.core.quota import RouterReply, RouterReport
 from serve_app.core.sessions import SessionAsk
 from serve_app.core.shares import PoolReport
+from serve_app.core.starts import Place, Start, StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, Unavailable
 from serve_app.inventory import InventorySettings
 from serve_app.quota import GpuMemoryQuota
@@ -293,6 +294,22 @@ def test_an_engine_that_ends_says_so_and_is_off_the_roster(world: World) -> None
         assert (await actor.figures())["free_bytes"] == 100
 
     with_actor(scenario)
+
+
+def test_a_start_is_told_its_place_which_outlives_the_actor(world: World) -> None:
+    ask = (StartsAsk("m", (Start("r", ("n",)),), asked_bytes=40),)
+    place = (StartsReply((Place("r", "n", True),)),)
+
+    async def first(actor: GpuMemoryQuota) -> None:
+        assert await actor.starts(ask) == place
+        assert await actor.devices() == {"n/0": (100, 100)}
+        assert [name for name in world.stored if name.startswith("berth")] == ["berth:berth:m:0"]
+
+    async def second(actor: GpuMemoryQuota) -> None:
+        assert await actor.starts(ask) == place
+        assert (await actor.figures())["granted_bytes"] == 40
+
+    with_actor(first, second)
 
 
 def test_the_next_actor_knows_the_devices_of_a_node_that_does_not_answer(world: World) -> None:
