@@ -1,17 +1,35 @@
-"""What all tests share: the marker of the long ones, and how a run ends."""
+"""What all tests share: the marker of the long ones, second attempts in CI, and how a run ends."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+import hypothesis
 import pytest
+
+# How long an example takes says how busy the machine is: nothing is measured in a unit test.
+hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("ours")
+
+# What starts processes depends on a machine that others load, too. CI gives such a test a second attempt and names it
+# in its summary (RERUN), with the first attempt's error; whoever develops gets none. Pure code never gets one.
+WITH_PROCESSES = ("tests/e2e/", "tests/cluster/", "tests/shells/")
+CI_RERUNS = 1
 
 STATUS = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: too slow for `make test`; `make test-long` runs it")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("CI") != "true":
+        return
+    for item in items:
+        if item.nodeid.startswith(WITH_PROCESSES):
+            item.add_marker(pytest.mark.flaky(reruns=CI_RERUNS))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
