@@ -72,8 +72,8 @@ class Load:
         """The next event, ready to be sent."""
         self._now += 1e-4
         kind = self._draw.choices(list(EVENT_WEIGHTS), list(EVENT_WEIGHTS.values()))[0]
-        if kind == "arrive":
-            return kind, partial(self.line.on_arrive, self._arrival(), self._now)
+        if kind == "arrive" or not self._running or not self._waiting:
+            return "arrive", partial(self.line.on_arrive, self._arrival(), self._now)
         if kind == "cancel":
             return kind, partial(self.line.on_cancel, self._pop(self._waiting), self._now)
         if kind == "progress":

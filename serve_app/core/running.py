@@ -101,9 +101,10 @@ class Running:
                 if capacity.fits(head.slots, head.cost):
                     return head
                 capacity.close(head.slots, head.cost)
-            if not capacity.most_free:
+            most_free = capacity.most_free
+            if not most_free:
                 return None
-            behind = line.stages[level].first_where(capacity.fits, capacity.most_free, capacity.most_tokens)
+            behind = line.stages[level].first_where(capacity.fits, most_free, capacity.most_tokens)
             if behind is not None:
                 return behind
         return None
