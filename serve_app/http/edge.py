@@ -250,9 +250,10 @@ class Edge:
             cost_tokens=measure.estimate_tokens(operation, body, prompt_tokens),
             prompt_tokens=prompt_tokens,
             deadline=None if wanted.deadline_s is None else started + wanted.deadline_s,
-            affinity=line.preferred(wanted.session_id) if session is None else session.pool,
+            affinity=None if session is None else session.pool,
         )
-        await line.serve(arrival, make, relay, session)
+        key = measure.key(operation, body, identity.tenant, wanted.session_id, prompt_tokens, line.kv_block_tokens)
+        await line.serve(arrival, make, relay, session, key)
 
     def _salt(self, tenant: str) -> str:
         salt = self._salts.get(tenant)
