@@ -65,6 +65,7 @@ def test_an_ejected_replica_is_nobodys_home() -> None:
         sent.over()
         for before, now in zip(found, await places(router), strict=True):
             assert now == before if before != "r2" else now in ("r1", "r3")
+        assert set(router.why.values()) == {Why.SESSION}  # the next home is found by the key, too
 
     run(scenario, waits={(outliers, "FIRST_S"): 60.0})
 

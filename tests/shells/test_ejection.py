@@ -1,4 +1,4 @@
-"""A replica that fails gets nothing but probes, costs few requests, and is back with its first success."""
+"""A replica that fails gets nothing for a while, costs few requests, and never are all of them out."""
 
 from __future__ import annotations
 
@@ -8,41 +8,17 @@ from typing import Any
 
 import pytest
 
+from serve_app.aim import Key
 from serve_app.aim import Why as Placed
-from serve_app.core import outliers
-from serve_app.core.outliers import CONSECUTIVE, Why
+from serve_app.core.outliers import CONSECUTIVE, Verdict, Why
 from serve_app.engine.protocol import Piece
-from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
+from serve_app.health import Sent
 from serve_app.types import Outcome
 from tests.shells.asgi_client import Client, ask
+from tests.shells.failing import NEVER, Broken, slots
 from tests.shells.fake_engines import FakeCluster, FakeHandle, model, run, turns, until
-from tests.shells.fake_router import LONG, SOON_S, Router, freeze, thaw
-
-SHORT = {(outliers, "FIRST_S"): 0.05}
-NEVER = {(outliers, "FIRST_S"): 60.0}
-
-
-class Broken:
-    """The engines of these replicas fail every request, until they are mended."""
-
-    def __init__(self, cluster: FakeCluster, *names: str) -> None:
-        self.calls = 0
-        self._whole = {name: cluster[name].engine.submit for name in names}
-        self._cluster = cluster
-        for name in names:
-            cluster[name].engine.submit = self._submit  # type: ignore[method-assign]
-
-    async def _submit(self, *_: Any, **__: Any) -> None:
-        self.calls += 1
-        raise EngineFailed("no luck")
-
-    def mend(self) -> None:
-        for name, submit in self._whole.items():
-            self._cluster[name].engine.submit = submit  # type: ignore[method-assign]
-
-
-def slots(router: Router) -> dict[str, int]:
-    return {name: use.slots for name, use in router.view.replicas.items()}
+from tests.shells.fake_router import SOON_S, Router, freeze, thaw
 
 
 def test_a_replica_that_fails_every_call_costs_three_tries_and_no_request() -> None:
@@ -62,29 +38,6 @@ def test_a_replica_that_fails_every_call_costs_three_tries_and_no_request() -> N
     run(scenario, waits=NEVER)
 
 
-def test_an_ejected_replica_is_probed_by_one_request_at_a_time_until_one_succeeds() -> None:
-    async def scenario(cluster: FakeCluster) -> None:
-        await cluster.add("r1", "r2")
-        router = await Router(cluster).start()
-        broken, health = Broken(cluster, "r1"), router.line.health
-
-        async def asked_until(condition: Any) -> None:
-            while not condition():
-                await asyncio.gather(router.ask(), router.ask())
-
-        await asyncio.wait_for(asked_until(lambda: health.ejections[Why.PROBE] == 2), SOON_S)
-        assert broken.calls == CONSECUTIVE + 2
-        broken.mend()
-        await asyncio.wait_for(asked_until(lambda: not health.out), SOON_S)
-        assert slots(router) == {"r1": 4, "r2": 4}
-        assert Placed.PROBE in router.why.values()
-        await asyncio.gather(*(router.ask() for _ in range(8)))
-        assert list(router.places.values())[-8:].count("r1") == 4
-        await router.settled()
-
-    run(scenario, waits=SHORT)
-
-
 def test_where_everything_fails_half_of_the_replicas_stay_in_use() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2", "r3", "r4")
@@ -102,77 +55,78 @@ def test_where_everything_fails_half_of_the_replicas_stay_in_use() -> None:
     run(scenario, waits=NEVER)
 
 
-def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_runs_there() -> None:
+def test_a_request_that_failed_at_home_runs_elsewhere() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2", "r3")
+        router = await Router(cluster).start()
+        key = Key("tenant\0session\0one", Placed.SESSION)
+        await router.ask(key=key)
+        broken = Broken(cluster, router.places["1"])
+        await router.ask(key=key)
+        assert broken.calls == 1
+        assert router.places["2"] != router.places["1"]
+        assert not router.line.health.out
+        await router.settled()
+
+    run(scenario, waits=NEVER)
+
+
+class Heard:
+    """What is told of a request; its replica is on no trial."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[Verdict] = []
+
+    def on_trial(self, replica_id: str) -> bool:
+        return False
+
+    def ended(self, replica_id: str, verdict: Verdict, sent: float) -> None:
+        self.verdicts.append(verdict)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "lost", "verdict"),
+    [
+        (200, None, False, Verdict.OK),
+        (400, None, False, Verdict.CLIENT),
+        (500, None, False, Verdict.FAILED),
+        (None, None, False, Verdict.CLIENT),
+        (None, EngineFailed("x"), False, Verdict.FAILED),
+        (None, EngineFailed("x"), True, Verdict.LOST),
+        (None, EngineUnreachable("x"), False, Verdict.LOST),
+        (200, EngineFailed("x"), False, Verdict.FAILED),
+        (200, EngineFailed("x", code="slow_client"), False, Verdict.OK),
+        (None, Overloaded("x"), False, Verdict.CLIENT),
+    ],
+)
+def test_a_request_has_one_result_and_it_is_the_last_thing_known(
+    status: int | None, error: ServeAppError | None, lost: bool, verdict: Verdict
+) -> None:
+    heard = Heard()
+    sent = Sent(heard, "r1", 0.0)  # type: ignore[arg-type]
+    if status is not None:
+        sent.began(status)
+    if error is not None:
+        sent.broke(error, lost=lost)
+    sent.over()
+    sent.over()
+    assert heard.verdicts == [verdict]
+
+
+def test_a_broken_channel_is_a_lost_connection_once_however_many_it_carried() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        running = [router.asking(LONG) for _ in range(4)]
-        await until(lambda: len(router.relayed) == 4, SOON_S, "two run on each")
-        assert cluster["r1"].work == 2
-        health, sent = router.line.health, router.line._replicas.sent("r1")
-        sent.broke(EngineUnreachable("gone"), lost=True)
-        sent.over()
-        assert health.out == 1
-        freeze(cluster, "r1")
-        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
-        requests = [router.asking() for _ in range(12)]
-        await until(lambda: cluster["r1"].work == 3, SOON_S, "the probe is there")
-        one = next(n for n, place in enumerate(list(router.places.values())) if place == "r1")
-        running.pop(one).cancel()
-        await turns(50)
-        assert (router.used["r1"], slots(router)["r1"]) == (2, 2)  # the other long one, and the probe
-        thaw(cluster, "r1")
+        freeze(cluster, "r1", "r2")
+        requests = [router.asking() for _ in range(8)]
+        await until(lambda: cluster["r1"].work == 4, SOON_S, "four on each")
+        cluster.break_channels("r1")
+        thaw(cluster, "r1", "r2")
         await asyncio.gather(*requests)
-        assert not health.out
-        for request in running:
-            request.cancel()
-        await router.settled()
-        assert slots(router) == {"r1": 4, "r2": 4}
-
-    run(scenario, waits=SHORT)
-
-
-def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
-    async def scenario(cluster: FakeCluster) -> None:
-        await cluster.add("r1", "r2")
-        router = await Router(cluster).start()
-        broken, health = Broken(cluster, "r1"), router.line.health
-        while not health.out:
-            await router.ask()
-        broken.mend()
-        freeze(cluster, "r1")
-        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
-        for _ in range(3):
-            probe = router.asking()
-            await until(lambda: cluster["r1"].work == 1, SOON_S, "it is there")
-            probe.cancel()
-            await until(lambda: not cluster["r1"].work, SOON_S, "its client has left")
-            assert (health.on_trial("r1"), slots(router)["r1"]) == (True, 1)
-        thaw(cluster, "r1")
-        await router.ask()
-        assert not health.out
+        assert {why: n for why, n in router.line.health.ejections.items() if n} == {Why.LOST: 1}
         await router.settled()
 
-    run(scenario, waits=SHORT)
-
-
-def test_an_only_replica_on_probation_serves_requests_of_any_size() -> None:
-    async def scenario(cluster: FakeCluster) -> None:
-        await cluster.add("r1")
-        router = await Router(cluster).start()
-        broken = Broken(cluster, "r1")
-        with pytest.raises(EngineFailed):
-            await router.ask()
-        broken.mend()
-        health = router.line.health
-        assert health.out == 1
-        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
-        assert slots(router) == {"r1": 4}
-        await router.ask(slots=4)
-        assert not health.out
-        await router.settled()
-
-    run(scenario, waits=SHORT)
+    run(scenario, waits=NEVER)
 
 
 def test_what_clients_do_says_nothing_of_a_replica() -> None:
