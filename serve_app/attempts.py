@@ -31,6 +31,7 @@ from serve_app.engine.protocol import EngineInfo, Frame, Submit
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.replica_set import ReplicaSet
 from serve_app.session_places import Draw, SessionPlaces, ahead
+from serve_app.trail import Trail
 from serve_app.waiters import Granted
 
 logger = logging.getLogger("ray.serve")
@@ -112,6 +113,7 @@ class Attempts:
         relay: Relay,
         max_wait_s: float,
         check_open: Callable[[], None],
+        trail: Trail,
     ) -> None:
         """Through the line; lost before its first frame, it waits again, no longer than `max_wait_s` in all.
 
@@ -119,12 +121,16 @@ class Attempts:
 
         Raises as `slot` and `check_open`, and `EngineFailed` if the replica fails under `relay` or engines keep dying.
         """
-        give_back = functools.partial(self._give_back, arrival.request_id)
         losses = Losses(time.monotonic() + max_wait_s)
+
+        def give_back() -> None:
+            trail.release(time.monotonic())
+            self._give_back(arrival.request_id)
 
         def lost(error: EngineFailed) -> bool:
             if losses.final(error, time.monotonic()):
                 return False
+            trail.lost(time.monotonic())
             logger.warning("request %s waits again: %s", arrival.request_id, error.message)
             return True
 
@@ -136,8 +142,8 @@ class Attempts:
             arrival = dataclasses.replace(arrival, affinity=affinity, accepted=avoid is not None)
             async with self._slot(arrival) as granted:
                 granted = self._placed(granted, key, aim)
-                on_tokens = await self._budget(arrival, granted.replica_id, losses.give_up_at)
-                if await self._attempt(Place(granted, give_back, on_tokens), make, relay, lost):
+                on_tokens = await self._budget(arrival, granted.replica_id, losses.give_up_at, trail)
+                if await self._attempt(Place(granted, give_back, on_tokens), make, relay, lost, trail):
                     return
             avoid = granted.replica_id
             if self._replicas.usable(avoid):
@@ -145,7 +151,9 @@ class Attempts:
                     await asyncio.sleep(pause_s)
                 pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
 
-    async def in_session(self, arrival: Arrival, make: Make, relay: Relay, max_wait_s: float, session: Session) -> bool:
+    async def in_session(
+        self, arrival: Arrival, make: Make, relay: Relay, max_wait_s: float, session: Session, trail: Trail
+    ) -> bool:
         """On its session's replica, beside the line; False: it has to go the way of all others, since the replica is
         gone or was lost before its first frame, or the session's place is taken."""
         session_id, request_id = session.session_id, arrival.request_id
@@ -154,25 +162,30 @@ class Attempts:
         if not self._sessions.enter(session_id, request_id):
             return False
         draw = None if self._desk is None else Draw(self._desk, request_id, session)
-        give_back = functools.partial(self._leave_session, session_id, request_id, draw)
+
+        def give_back() -> None:
+            trail.release(time.monotonic())
+            self._leave_session(session_id, request_id, draw)
 
         def lost(error: EngineFailed) -> bool:
+            trail.lost(time.monotonic())
             logger.warning("request %s leaves session %s: %s", request_id, session_id, error.message)
             return True
 
         began, on_tokens = time.monotonic(), None
         try:
             if draw is not None:
-                budget = Budget(arrival, self._info())
+                budget = Budget(arrival, self._info(), trail.most_tokens)
                 await draw.take(budget.tokens, max_wait_s)
+                trail.hold(budget, time.monotonic())
                 on_tokens = functools.partial(budget.produced, draw)
             place = Place(Granted(session.pool, time.monotonic() - began, Why.SESSION), give_back, on_tokens)
-            return await self._attempt(place, lambda number: ahead(make(number)), relay, lost)
+            return await self._attempt(place, lambda number: ahead(make(number)), relay, lost, trail)
         finally:
             give_back()
 
     async def aside(
-        self, make: Make, relay: Relay, max_wait_s: float, any_replica: Callable[[], Awaitable[str]]
+        self, make: Make, relay: Relay, max_wait_s: float, any_replica: Callable[[], Awaitable[str]], trail: Trail
     ) -> None:
         """On whichever replica `any_replica` names, at once; lost, on the next one. Raises as `in_line`."""
         losses = Losses(time.monotonic() + max_wait_s)
@@ -182,11 +195,13 @@ class Attempts:
 
         while True:
             place = Place(Granted(await any_replica(), 0.0), self._replicas.forget_gone)
-            if await self._attempt(place, make, relay, lost):
+            if await self._attempt(place, make, relay, lost, trail):
                 return
             await asyncio.sleep(ASIDE_RETRY_S)
 
-    async def _attempt(self, place: Place, make: Make, relay: Relay, lost: Callable[[EngineFailed], bool]) -> bool:
+    async def _attempt(
+        self, place: Place, make: Make, relay: Relay, lost: Callable[[EngineFailed], bool], trail: Trail
+    ) -> bool:
         """Hand a request in and relay what comes; False: it was lost before its first frame.
 
         Args:
@@ -195,7 +210,8 @@ class Attempts:
         Raises:
             EngineFailed: the client has to know.
         """
-        replica_id = place.granted.replica_id
+        replica_id = trail.replica_id = place.granted.replica_id
+        trail.route = place.granted.route
         stream: Stream | None = None
         relayed, sent = False, self._replicas.sent(replica_id)
         try:
@@ -235,7 +251,7 @@ class Attempts:
         finally:
             self.pausing -= 1
 
-    async def _budget(self, arrival: Arrival, replica_id: str, give_up_at: float) -> OnTokens | None:
+    async def _budget(self, arrival: Arrival, replica_id: str, give_up_at: float, trail: Trail) -> OnTokens | None:
         """Wait for the request's KV tokens on the replica; returns who is to be told of the tokens it produces.
 
         Raises:
@@ -243,9 +259,10 @@ class Attempts:
         """
         if self._desk is None:
             return None
-        budget = Budget(arrival, self._info())
+        budget = Budget(arrival, self._info(), trail.most_tokens)
         wait_s = max(0.0, give_up_at - time.monotonic())
         await self._desk.acquire(arrival.request_id, replica_id, budget.tokens, wait_s)
+        trail.hold(budget, time.monotonic())
         return functools.partial(budget.produced, self._desk)
 
     def _leave_session(self, session_id: str, request_id: str, draw: Draw | None) -> None:

@@ -29,13 +29,14 @@ HANDOVER_S = 5.0  # Serve sends a call on within ms, a busy router within a seco
 class Stream:
     """The frames of one request, in order, as they arrive."""
 
-    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished", "lost")
+    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished", "lost", "tokens")
 
     def __init__(self) -> None:
         self._frames: list[Frame] = []
         self._buffered = 0
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.tokens = 0  # that the engine has made
         self.begun = False  # whether the first frame has arrived
         self.finished = False  # whether the last frame has arrived
         self.lost = False  # whether it failed because the connection to the replica did
@@ -244,8 +245,11 @@ class Channel:
             call = self._calls.get(frame.number)
             if call is None:
                 continue
-            if call.on_tokens is not None and frame.groups:
-                call.on_tokens(sum(map(len, frame.groups)) - len(frame.groups))
+            if frame.groups:
+                tokens = sum(map(len, frame.groups)) - len(frame.groups)
+                call.stream.tokens += tokens
+                if call.on_tokens is not None:
+                    call.on_tokens(tokens)
             fits = call.stream.push(frame)
             if not (fits or call.stream.finished):
                 call.stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))

@@ -27,6 +27,7 @@ from serve_app.local_line import Decider, LocalLine
 from serve_app.replica_set import ReplicaSet
 from serve_app.serve_adapter import Handle
 from serve_app.settings import AdmissionSettings, ModelSettings
+from serve_app.trail import Trail
 from serve_app.waiters import Granted, Waiters
 
 __all__ = ["Granted", "ModelLine", "Relay"]
@@ -189,6 +190,7 @@ class ModelLine:
         relay: Relay,
         session: Session | None = None,
         key: Key | None = None,
+        trail: Trail | None = None,
     ) -> None:
         """Wait, hand in, and give the stream with its first frames to `relay`; in an open session without the wait.
 
@@ -198,14 +200,17 @@ class ModelLine:
         wait. Raises as `slot`, and `EngineFailed` when the replica fails under `relay` or engines keep dying.
         """
         wait_s = self._admission.max_wait_s
+        trail = Trail() if trail is None else trail
         with self._counted():
-            if session is None or not await self._attempts.in_session(arrival, make, relay, wait_s, session):
-                await self._attempts.in_line(arrival, key, make, relay, wait_s, self._check_open)
+            if session is None or not await self._attempts.in_session(arrival, make, relay, wait_s, session, trail):
+                trail.ahead = self.line.ahead(arrival.request_class)
+                await self._attempts.in_line(arrival, key, make, relay, wait_s, self._check_open, trail)
 
-    async def serve_aside(self, make: Make, relay: Relay) -> None:
+    async def serve_aside(self, make: Make, relay: Relay, trail: Trail | None = None) -> None:
         """The same for work that takes no slot (tokenizing): any running replica, at once; without one, the next."""
         with self._counted():
-            await self._attempts.aside(make, relay, self._admission.max_wait_s, self._next_replica)
+            trail = Trail() if trail is None else trail
+            await self._attempts.aside(make, relay, self._admission.max_wait_s, self._next_replica, trail)
 
     @contextlib.asynccontextmanager
     async def slot(self, arrival: Arrival) -> AsyncIterator[Granted]:

@@ -46,6 +46,16 @@ class RouterMetrics:
         self._output = Counter(
             "serve_app_completion_tokens", "Generated tokens.", ("model", "tenant"), registry=self.registry
         )
+        parts = ("model", "tenant", "part")
+        self._estimated = Counter(
+            "serve_app_estimated_tokens",
+            "Tokens that answered generations were estimated to need.",
+            parts,
+            registry=self.registry,
+        )
+        self._used = Counter(
+            "serve_app_used_tokens", "Tokens that the same have needed.", parts, registry=self.registry
+        )
         self._gauge_waiting = Gauge(
             "serve_app_waiting", "Requests waiting in the line.", ("model", "priority"), registry=self.registry
         )
@@ -96,6 +106,12 @@ class RouterMetrics:
     def tokens(self, model: str, tenant: str, prompt: int, completion: int) -> None:
         self._prompt.labels(model, tenant).inc(prompt)
         self._output.labels(model, tenant).inc(completion)
+
+    def estimated(self, model: str, tenant: str, given: tuple[int, int], used: tuple[int, int]) -> None:
+        """An answered generation: what it was estimated to need and what it has, prompt and output."""
+        for part, estimate, actual in zip(("prompt", "output"), given, used, strict=True):
+            self._estimated.labels(model, tenant, part).inc(estimate)
+            self._used.labels(model, tenant, part).inc(actual)
 
     def line(self, model: str, view: Snapshot, blocked: int = 0) -> None:
         """Set the gauges of a model's line to exactly this view of it, and how many replicas wait for memory."""
