@@ -6,7 +6,7 @@ Invariant: every error and every answer has exactly one outcome.
 from __future__ import annotations
 
 from serve_app.channel import Stream
-from serve_app.core.admission import LIFT_HIGH_AFTER_S, LIFT_LOW_AFTER_S, LIFT_NORMAL_AFTER_S, Reason
+from serve_app.core.admission import Policy, Reason
 from serve_app.core.estimate import Source, Use
 from serve_app.core.receipts import Receipt
 from serve_app.engine.protocol import ENDED, Usage
@@ -15,11 +15,7 @@ from serve_app.http.cost import Cost
 from serve_app.trail import Trail
 from serve_app.types import Operation, Outcome, RequestClass
 
-_LIFTED_AFTER_S = {
-    RequestClass.LOW: LIFT_LOW_AFTER_S,
-    RequestClass.NORMAL: LIFT_NORMAL_AFTER_S,
-    RequestClass.HIGH: LIFT_HIGH_AFTER_S,
-}
+_LIFTED_AFTER_S = dict(zip(RequestClass, Policy(max_queued=0, max_wait_s=1.0).lift_after_s, strict=False))  # any line's
 _REASONS = {reason.value: reason for reason in Reason} | {"kv_budget": Reason.TIMEOUT}  # by the error's code
 
 

@@ -13,6 +13,8 @@ from serve_app.core.estimate import MIN_SEEN, Source
 from serve_app.core.events import Reason
 from serve_app.core.receipts import Receipt
 from serve_app.core.routing import Route
+from serve_app.inside.calls import COMPLETE
+from serve_app.inside.exchange import Inside
 from serve_app.types import Outcome, RequestClass
 from tests.shells.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
 from tests.shells.fake_engines import FakeCluster, model, run, turns, until
@@ -185,6 +187,16 @@ def test_answers_that_end_by_themselves_teach_and_cut_ones_are_lower_bounds() ->
         last = receipts(client)[-1]
         assert last.source is Source.TENANT
         assert last.estimated_output <= 10
+
+    check(scenario)
+
+
+def test_a_call_by_handle_leaves_one_like_any_other() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        call = {"prompt": "one two", "model": ask("")["model"], "max_tokens": 3, "api_key": BATCH_KEY}
+        answer = await Inside(client.edge).answer(COMPLETE, call)
+        (found,) = receipts(client)
+        assert (found.request_id, found.tenant, found.output_tokens) == (answer["id"], "batch", 3)
 
     check(scenario)
 
