@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from serve_app.aim import Key
 from serve_app.asking import Asking
 from serve_app.attempts import Attempts, Make, Relay
-from serve_app.core.admission import Action, Arrival, Policy
+from serve_app.core.admission import Action, Arrival, ClassBound, Policy, TenantPolicy
 from serve_app.core.sessions import Session
 from serve_app.desk import Desk
 from serve_app.doorbell import Doorbell
@@ -28,6 +28,7 @@ from serve_app.replica_set import ReplicaSet
 from serve_app.serve_adapter import Handle
 from serve_app.settings import AdmissionSettings, ModelSettings
 from serve_app.trail import Trail
+from serve_app.types import RequestClass
 from serve_app.waiters import Granted, Waiters
 
 __all__ = ["Granted", "ModelLine", "Relay"]
@@ -40,6 +41,13 @@ def _policy(admission: AdmissionSettings) -> Policy:
         max_queued=admission.max_queued,
         max_wait_s=admission.max_wait_s,
         no_replica_wait_s=admission.no_replica_wait_s,
+        max_queued_tokens=admission.max_queued_tokens,
+        classes={
+            RequestClass[name.upper()]: ClassBound(bound.max_queued, bound.max_queued_tokens)
+            for name, bound in admission.classes.items()
+        },
+        tenants={name: TenantPolicy(tenant.weight, tenant.share) for name, tenant in admission.tenants.items()},
+        trickle_share=admission.trickle_share,
     )
 
 

@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import yaml
@@ -50,6 +50,9 @@ DEFAULT_MAX_JSON_DEPTH = 64  # nested JSON schemas of real tools stay under 20; 
 DEFAULT_MAX_SEQUENCES = 8  # per request: n x prompts; vLLM's own default of 16384 lets one call fill the engine
 DEFAULT_MAX_EMBEDDING_INPUTS = 2048  # OpenAI's own bound on the inputs of one embeddings call
 DEFAULT_MAX_QUEUED = 1000  # requests waiting per model; the middle size the field uses (256, 1,000, 10,000)
+DEFAULT_MAX_QUEUED_TOKENS = 4_000_000  # as many requests of 4,000 tokens; longer ones take minutes each to drain
+DEFAULT_TRICKLE_SHARE = 0.05  # of granted tokens to each class that waits: a batch stays alive, a person hardly notices
+DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
 DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back in less; raise it for slow loads
 # One request in five outgrows it and is given more; on chat traces no more than what the pool keeps for that.
@@ -102,13 +105,38 @@ class AuthSettings(Frozen):
         return self
 
 
+class ClassSettings(Frozen):
+    """Bounds of one class beside those of the whole line; None: only those hold."""
+
+    max_queued: int | None = Field(None, ge=0)
+    max_queued_tokens: int | None = Field(None, ge=0)
+
+
+class TenantSettings(Frozen):
+    """What one tenant may have of each model's replicas."""
+
+    weight: float = Field(DEFAULT_TENANT_WEIGHT, gt=0, allow_inf_nan=False)  # its part of a class, relative to others'
+    share: float = Field(0.0, ge=0, le=1)  # of slots and KV tokens, its own as soon as it asks; others may borrow it
+
+
 class AdmissionSettings(Frozen):
     """The waiting line in front of each model."""
 
     max_queued: int = Field(DEFAULT_MAX_QUEUED, ge=0)
+    max_queued_tokens: int | None = Field(DEFAULT_MAX_QUEUED_TOKENS, ge=0)  # estimated prompt and output; None: any
+    classes: dict[ClassName, ClassSettings] = {}
+    tenants: dict[Annotated[str, Field(min_length=1, max_length=64)], TenantSettings] = {}
+    trickle_share: float = Field(DEFAULT_TRICKLE_SHARE, ge=0, le=0.25)  # for each class that waits under a higher one
     max_wait_s: float = Field(DEFAULT_MAX_WAIT_S, gt=0)
     no_replica_wait_s: float = Field(DEFAULT_NO_REPLICA_WAIT_S, gt=0)
     output_quantile: float = Field(DEFAULT_OUTPUT_QUANTILE, gt=0, lt=1)  # of answers like it: what a request is given
+
+    @model_validator(mode="after")
+    def _shares_exist(self) -> AdmissionSettings:
+        shares = sum(tenant.share for tenant in self.tenants.values())
+        if shares > 1 + 1e-9:
+            raise ValueError(f"tenants: their shares are {shares:g} in sum, more than there is")
+        return self
 
 
 class HttpSettings(Frozen):

@@ -15,6 +15,7 @@ class Kind(enum.StrEnum):
     """What a lease is for, and so what it lies on and in which unit it counts."""
 
     ENGINE = "engine"  # on devices, in bytes: weights and KV pool of one engine, a hold per rank
+    BERTH = "berth"  # on a device, in bytes: kept for an engine that has not started (`core.berths`)
     SHARE = "share"  # on an engine or a session, in KV tokens: what one router may hand out of it by itself
     SESSION = "session"  # on an engine, in KV tokens: what an agent's requests draw from
     REQUEST = "request"  # on a share, a session or an engine, in KV tokens: the budget of one request
@@ -31,6 +32,7 @@ class Phase(enum.StrEnum):
 # What each kind may lie on; None: devices.
 LIES_ON: dict[Kind, frozenset[Kind] | None] = {
     Kind.ENGINE: None,
+    Kind.BERTH: None,
     Kind.SHARE: frozenset({Kind.ENGINE, Kind.SESSION}),  # a session is a pool that all routers divide, too
     Kind.SESSION: frozenset({Kind.ENGINE}),
     Kind.REQUEST: frozenset({Kind.ENGINE, Kind.SHARE, Kind.SESSION}),

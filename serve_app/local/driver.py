@@ -171,15 +171,14 @@ def look(models: Sequence[str], name: str) -> dict[str, Any]:
     details = client.get_serve_details()
     _explain(details, name)
     state = describe(details, declared_models(details, name) or models, name, _told(client, details, name))
-    return blocked.explained(state, _waiting()) if blocked.anyone(state) else state
-
-
-def _waiting() -> blocked.Waiting:
-    """Who waits for memory; nobody as far as can be told while the quota actor is away."""
+    if not (blocked.anyone(state) or blocked.scales(state)):
+        return state
     try:
-        return asked_of_quota("figures")["waiting"]  # type: ignore[no-any-return]
-    except Unavailable:
-        return ()
+        found = asked_of_quota("figures")
+    except Unavailable:  # nobody waits for memory as far as can be told
+        return state
+    state = blocked.short(state, found["short"])
+    return blocked.explained(state, found["waiting"]) if blocked.anyone(state) else state
 
 
 def _explain(details: Mapping[str, Any], name: str) -> None:
