@@ -1,7 +1,7 @@
 """How many KV tokens a request is given, and how it gets more. Pure.
 
 Invariant: what a request holds covers prompt and output as far as they are known, in whole blocks, while the pool has
-them to give.
+them to give; it never asks for more than it can come to use.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from serve_app.core.leases import GROWTH_SHARE
 from serve_app.engine.protocol import EngineInfo
 
 GROW_BLOCKS = 4  # asked for at once by a request that outgrows its estimate: a call for each block would be many
+LEAD_STEPS = 4  # of the engine, which has made that many tokens of each sequence before the router hears of them
 
 
 class Growing(Protocol):
@@ -27,23 +28,35 @@ class Budget:
     Args:
         arrival: with its estimated cost, prompt and output.
         info: of the model's engines; None: not known yet, then nothing is rounded or capped.
+        most_tokens: what it can come to use, prompt and all answers, by the client's bound; None: there is none.
     """
 
-    def __init__(self, arrival: Arrival, info: EngineInfo | None) -> None:
+    def __init__(self, arrival: Arrival, info: EngineInfo | None, most_tokens: int | None = None) -> None:
         self._request_id = arrival.request_id
+        self._slots = arrival.slots
         self._block = 1 if info is None else info.kv_block_tokens
-        blocks = -(-arrival.cost_tokens // self._block)
-        # Each sequence of it begins a block of its own, and the last one is seldom full.
-        tokens = max(1, (blocks + arrival.slots - 1) * self._block)
+        self.tokens = self._in_blocks(arrival.cost_tokens)
+        self._most = None if most_tokens is None else self._in_blocks(most_tokens)
         if info is not None:  # what no pool can give is not waited for: vLLM bounds it by itself
-            tokens = min(tokens, max(self._block, int(info.kv_cache_tokens * (1 - GROWTH_SHARE))))
-        self.tokens = tokens
-        self._output_left = max(0, tokens - arrival.prompt_tokens)
+            self.tokens = min(self.tokens, max(self._block, int(info.kv_cache_tokens * (1 - GROWTH_SHARE))))
+            longest = self._in_blocks(info.max_model_len * arrival.slots)
+            self._most = longest if self._most is None else min(self._most, longest)
+        self._output_left = max(0, self.tokens - arrival.prompt_tokens)
+
+    def _in_blocks(self, tokens: int) -> int:
+        """Each sequence begins a block of its own, and the last one is seldom full."""
+        return max(1, (-(-tokens // self._block) + self._slots - 1) * self._block)
 
     def produced(self, desk: Growing, tokens: int) -> None:
-        """The engine has made so many more; what exceeds the estimate grows the budget, as far as the pool can give."""
+        """The engine has made so many more; what will soon exceed the estimate grows the budget, as far as the pool can
+        give."""
         self._output_left -= tokens
-        if self._output_left < 0:
-            more = GROW_BLOCKS * self._block
-            desk.grow(self._request_id, more)
-            self._output_left += more  # given or not: asked for again when that much more has been made
+        short = LEAD_STEPS * self._slots - self._output_left
+        if short > 0:
+            more = max(GROW_BLOCKS, -(-short // self._block)) * self._block
+            if self._most is not None:
+                more = min(more, self._most - self.tokens)
+            if more > 0:
+                desk.grow(self._request_id, more)
+                self.tokens += more  # given or not: whoever gives it owes it from now on
+                self._output_left += more

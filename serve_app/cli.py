@@ -1,4 +1,4 @@
-"""The command line: `serve-app up | deploy | export | status | quota | defrag | chat | down`.
+"""The command line: `serve-app up | deploy | export | status | quota | defrag | explain | chat | down`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for something
 that failed, 2 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -236,13 +236,10 @@ def chat(
     from serve_app.terminal import chat as talk
 
     console = Console()
-    if url is None:
-        running = InstanceState(instance, state_dir).read()
-        if running is None:
-            Console(stderr=True).print(f"{instance}: nothing runs; start it with `serve-app up`", markup=False)
-            return EXIT_NOTHING_RUNS
-        url = running.url
-        key = key or _key_in(running.api_key_file)
+    found = _found(url, key, instance, state_dir)
+    if found is None:
+        return EXIT_NOTHING_RUNS
+    url, key = found
     endpoint = talk.Endpoint(url, key)
     if model is None:
         served = talk.models(endpoint)
@@ -266,6 +263,44 @@ def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = N
     ended = instances.down(InstanceState(instance, state_dir), print)
     print(f"{instance}: ended" if ended else f"{instance}: nothing runs")
     return 0
+
+
+@app.command()
+@_reported
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(help="Of the answer's headers (x-serve-app-request-id, x-request-id), or of its body.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with every figure.")] = False,
+    url: Annotated[str | None, typer.Option("--url", help="Another endpoint than the instance's.")] = None,
+    key: Annotated[str | None, typer.Option("--key", envvar="SERVE_APP_API_KEY", help="An operator's key.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Say what became of a request, and why: its wait, its place, its tokens, its refusal."""
+    from serve_app.terminal import chat as talk
+    from serve_app.terminal import explain as explaining
+
+    found = _found(url, key, instance, state_dir)
+    if found is None:
+        return EXIT_NOTHING_RUNS
+    receipt = explaining.receipt(talk.Endpoint(*found), request_id)
+    if as_json:
+        print(json.dumps(receipt))
+    else:
+        explaining.show(receipt, Console())
+    return 0
+
+
+def _found(url: str | None, key: str | None, instance: str, state_dir: str | None) -> tuple[str, str | None] | None:
+    """URL and key of an endpoint, those of the instance where none is given; None: it does not run, which was said."""
+    if url is not None:
+        return url, key
+    running = InstanceState(instance, state_dir).read()
+    if running is None:
+        Console(stderr=True).print(f"{instance}: nothing runs; start it with `serve-app up`", markup=False)
+        return None
+    return running.url, key or _key_in(running.api_key_file)
 
 
 def _key_in(path: str | None) -> str | None:

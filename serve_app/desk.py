@@ -6,6 +6,9 @@ waits here, in the order of admission, while the actor is asked for more.
 A session's tokens are a pool, too, on demand: asked for when a request of it comes and given back when that ends, since
 the next one may come through another router. It costs such a request one round trip to the actor.
 
+A request that runs and has outgrown its estimate comes before all who wait: the engine uses those tokens whether they
+were given or not, and whoever began meanwhile would take another's blocks.
+
 Invariant: a request holds its tokens from before the engine hears of it until after its end.
 """
 
@@ -57,13 +60,14 @@ class Desk:
         self._on_demand: set[str] = set()  # pools of sessions; gone from here as soon as nothing is held of them
         self.opened = (0, 0)  # the actor's epoch, and the sessions it has opened, by its last word
         self._waiting: dict[str, collections.deque[_Waiting]] = {}
+        self._owed: dict[str, dict[str, int]] = {}  # by pool and request: what it has outgrown its tokens by
         self._seq = 0
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._words: set[asyncio.Task[None]] = set()
         self.blocked: Mapping[str, int] = {}  # engines that wait for memory, by model
         self.waited = 0  # counters: requests that had to wait for tokens
-        self.outgrown = 0  # and those that outgrew what could be had
+        self.outgrown = 0  # and times that one outgrew what could be had
 
     async def start(self) -> None:
         """Begin to speak; in the context of whoever calls, which has to be no request's."""
@@ -92,6 +96,7 @@ class Desk:
         """An engine replica is gone; who waits for its tokens goes on, to find that out."""
         self._budgets.drop(pool)
         self._on_demand.discard(pool)
+        self._owed.pop(pool, None)
         for one in self._waiting.pop(pool, ()):
             if not one.future.done():
                 one.future.set_result(None)
@@ -105,7 +110,7 @@ class Desk:
         line = self._waiting.get(pool)
         if line is None:
             return  # the engine has left: the call that follows says so
-        if not line and self._budgets.hold(request_id, pool, tokens, time.monotonic()):
+        if not line and pool not in self._owed and self._budgets.hold(request_id, pool, tokens, time.monotonic()):
             return
         self.waited += pool not in self._on_demand
         one = _Waiting(request_id, tokens)
@@ -133,11 +138,20 @@ class Desk:
         self.outgrown += 1
         return False
 
-    def grow(self, request_id: str, tokens: int) -> bool:
-        """Give a running request more; False: there is none now, and the engine has to see how it goes on."""
+    def grow(self, request_id: str, tokens: int, *, owe: bool = True) -> bool:
+        """Give a running request more; False: there is none now, and the engine has to see how it goes on.
+
+        Args:
+            owe: it gets them as soon as there are some, before anyone who waits.
+        """
         if self._budgets.grow(request_id, tokens, time.monotonic()):
             return True
         self.outgrown += 1
+        pool = self._budgets.pool_of(request_id)
+        if owe and pool is not None:
+            owed = self._owed.setdefault(pool, {})
+            owed[request_id] = owed.get(request_id, 0) + tokens
+            self._news.set()
         return False
 
     def held(self, request_id: str) -> int:
@@ -149,12 +163,26 @@ class Desk:
         pool = self._budgets.pool_of(request_id)
         tokens = self._budgets.release(request_id)
         if pool is not None:
+            if pool in self._owed and self._owed[pool].pop(request_id, 0) and not self._owed[pool]:
+                del self._owed[pool]
             self._serve(pool)
             if self._budgets.gives_back(pool) or pool in self._on_demand:
                 self._news.set()
         return tokens
 
+    def _settled(self, pool: str) -> bool:
+        """Give those who run what they are owed; whether that was all of it."""
+        owed = self._owed.get(pool, {})
+        for request_id, tokens in list(owed.items()):
+            if not self._budgets.grow(request_id, tokens, time.monotonic()):
+                return False
+            del owed[request_id]
+        self._owed.pop(pool, None)
+        return True
+
     def _serve(self, pool: str) -> None:
+        if not self._settled(pool):
+            return
         line = self._waiting.get(pool)
         while line:
             one = line[0]
@@ -170,7 +198,7 @@ class Desk:
 
     def _pool(self, pool: str) -> PoolReport:
         """What waits, and one token where there is no share yet: that brings the room an ordinary arrival needs."""
-        wanted = sum(one.tokens for one in self._waiting[pool])
+        wanted = sum(one.tokens for one in self._waiting[pool]) + sum(self._owed.get(pool, {}).values())
         report = self._budgets.report(pool, wanted)
         nothing = not (wanted or report.limit or pool in self._on_demand)
         return PoolReport(pool, report.version, 0, 0, 1) if nothing else report
@@ -236,4 +264,4 @@ class Desk:
                 self.drop(name)
 
     def _in_line(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._waiting.values())) + sum(map(len, self._owed.values()))

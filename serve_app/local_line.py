@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from serve_app.core.admission import Action, Admission, Arrival, Policy, Snapshot
+from serve_app.types import RequestClass
 
 Perform = Callable[[list[Action]], None]
 
@@ -56,6 +57,10 @@ class Decider(Protocol):
     @property
     def waiting(self) -> int:
         """Requests in the line."""
+        ...
+
+    def ahead(self, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
+        """How many wait before a request of this class that comes now, by their class."""
         ...
 
     @property
@@ -119,6 +124,9 @@ class LocalLine:
     @property
     def waiting(self) -> int:
         return self._admission.waiting
+
+    def ahead(self, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
+        return self._admission.ahead(request_class)
 
     @property
     def granted(self) -> int:

@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.cluster_store import cluster_secret
+from serve_app.core.receipts import Receipts
 from serve_app.desk import Desk
 from serve_app.fleet import Fleet
 from serve_app.http.admin_routes import AdminRoutes
@@ -17,9 +18,10 @@ from serve_app.http.edge import Edge
 from serve_app.http.keys import KeyRing
 from serve_app.inside.calls import CHAT, COMPLETE, EMBED, STREAM, STREAM_COMPLETE, Asked, Headers, Piece
 from serve_app.inside.exchange import Inside, RefusalsAreNoFailures
-from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, WAITING_PREFIX, deployment_of
+from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
 from serve_app.quota import AWAY, QuotaActor
-from serve_app.serve_adapter import EngineHandle, deployment_handle, in_fresh_context, on_fast_path
+from serve_app.receipt_search import ReceiptSearch
+from serve_app.serve_adapter import EngineHandle, EveryReplica, deployment_handle, in_fresh_context, on_fast_path
 from serve_app.session_book import SessionBook
 from serve_app.settings import ModelSettings, parse
 from serve_app.telemetry.metrics import RouterMetrics
@@ -58,8 +60,10 @@ class RouterReplica:
         self._fleet = Fleet(connect, replica.replica_id.unique_id, self._desk)
         book = SessionBook(quota.call, lambda: self._desk.opened, AWAY)
         keys = KeyRing(settings.auth)
-        admin = AdminRoutes(lambda: quota.call("figures"), AWAY)
-        self._edge = Edge(settings, keys, self._fleet.lines, self._metrics, cluster_secret(), book, admin)
+        receipts = Receipts()
+        self._receipts = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
+        admin = AdminRoutes(lambda: quota.call("figures"), AWAY, self._receipts.anywhere)
+        self._edge = Edge(settings, keys, self._fleet.lines, self._metrics, cluster_secret(), book, admin, receipts)
         self._inside = Inside(self._edge)
         logger.addFilter(RefusalsAreNoFailures())
         self._fleet.apply(settings)
@@ -82,6 +86,10 @@ class RouterReplica:
         waiting = {f"{WAITING_PREFIX}{name}": line.waiting for name, line in lines.items()}
         blocked = {f"{BLOCKED_PREFIX}{name}": line.blocked for name, line in lines.items()}
         return waiting | blocked | {f"{GRANTED_PREFIX}{name}": line.granted for name, line in lines.items()}
+
+    async def receipt(self, request_id: str) -> dict[str, Any] | None:
+        """What became of a request that came to this replica: called by the other router replicas."""
+        return self._receipts.here(request_id)
 
     def __serve_build_asgi_app__(self) -> Edge:
         """Serve asks for the ASGI application once the constructor has run."""

@@ -1,7 +1,8 @@
 """The one module that touches Ray Serve's private and alpha interfaces (2.60.0).
 
 It sends a call to a chosen replica, tells a router replica which engine replicas Serve counts as running, gives each
-deployment a version of its own, and carries the calls of clients inside the cluster to a router replica.
+deployment a version of its own, asks all replicas of one the same, and carries the calls of clients inside the cluster
+to a router replica.
 
 Invariant: a directed call reaches the named replica or fails; it is never answered by another one.
 """
@@ -240,6 +241,26 @@ class EngineHandle:
         except asyncio.CancelledError:
             response.cancel()
             raise
+
+
+class EveryReplica:
+    """One method of all replicas of a deployment, this one among them."""
+
+    def __init__(self, deployment: str, application: str, method: str) -> None:
+        self._deployment, self._application, self._method = deployment, application, method
+        self._handle: DeploymentHandle | None = None  # made when first needed: it follows the replicas from then on
+
+    async def __call__(self, *arguments: Any) -> list[Coroutine[Any, Any, Any]]:
+        """Call it on all of them; their answers, to be awaited one by one. Both raise CALL_ERRORS.
+
+        Serve's own way of reading them waits for the last one, which may never come.
+        """
+        if self._handle is None:
+            self._handle = deployment_handle(self._deployment, self._application).options(
+                _by_reference=False, request_serialization="pickle", response_serialization="pickle"
+            )
+        response = self._handle.broadcast(self._method, *arguments)
+        return [result.get_async() for result in await response._fetch_replica_results_async()]
 
 
 def in_fresh_context(coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:

@@ -87,7 +87,9 @@ class Draw:
         """More for a request that runs; see `Desk.grow`."""
         if self._desk.held(self._beside):
             return self._desk.grow(self._beside, tokens)
-        return self._desk.grow(self._inside, tokens) or self._desk.begin(self._beside, self._session.pool, tokens)
+        if self._desk.grow(self._inside, tokens, owe=False):
+            return True
+        return self._desk.begin(self._beside, self._session.pool, tokens)
 
     def release(self) -> None:
         """The request has ended; again changes nothing."""

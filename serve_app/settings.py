@@ -15,6 +15,7 @@ import pydantic
 import yaml
 from pydantic import Field, model_validator
 
+from serve_app.core.estimate import DEFAULT_QUANTILE
 from serve_app.errors import ConfigError
 from serve_app.model_settings import (
     BUILT_IN,
@@ -54,6 +55,8 @@ DEFAULT_TRICKLE_SHARE = 0.05  # of granted tokens to each class that waits: a ba
 DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
 DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back in less; raise it for slow loads
+# One request in five outgrows it and is given more; on chat traces no more than what the pool keeps for that.
+DEFAULT_OUTPUT_QUANTILE = DEFAULT_QUANTILE
 DEFAULT_SESSIONS_PER_TENANT = 64  # as many agents as one model's batch; a runaway script does not take every engine
 DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it is seen to wait, and costs no restart
 
@@ -126,6 +129,7 @@ class AdmissionSettings(Frozen):
     trickle_share: float = Field(DEFAULT_TRICKLE_SHARE, ge=0, le=0.25)  # for each class that waits under a higher one
     max_wait_s: float = Field(DEFAULT_MAX_WAIT_S, gt=0)
     no_replica_wait_s: float = Field(DEFAULT_NO_REPLICA_WAIT_S, gt=0)
+    output_quantile: float = Field(DEFAULT_OUTPUT_QUANTILE, gt=0, lt=1)  # of answers like it: what a request is given
 
     @model_validator(mode="after")
     def _shares_exist(self) -> AdmissionSettings:

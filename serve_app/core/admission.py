@@ -195,6 +195,11 @@ class Admission:
         """Requests in the line."""
         return len(self._line)
 
+    def ahead(self, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
+        """How many wait that a request of this class would stand behind, by the class they claimed."""
+        waiting = self._line.claimed
+        return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
+
     @property
     def granted(self) -> int:
         """Requests on replicas that take new ones, too. O(replicas)."""

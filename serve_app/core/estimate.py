@@ -146,11 +146,15 @@ class Estimator:
     """
 
     def __init__(self, quantile: float = DEFAULT_QUANTILE) -> None:
+        self.configure(quantile)
+        self._tenants: OrderedDict[tuple[str, str], _Learned] = OrderedDict()  # by model and tenant
+        self._models: OrderedDict[str, _Learned] = OrderedDict()
+
+    def configure(self, quantile: float) -> None:
+        """Answer with another quantile of what was learned; raises as the constructor."""
         if not 0.0 < quantile < 1.0:
             raise ValueError(f"quantile is {quantile}")
         self._quantile = quantile
-        self._tenants: OrderedDict[tuple[str, str], _Learned] = OrderedDict()  # by model and tenant
-        self._models: OrderedDict[str, _Learned] = OrderedDict()
 
     def __len__(self) -> int:
         """Pairs of tenant and model that are remembered."""

@@ -28,6 +28,7 @@ _REFUSALS = {
     Reason.NO_REPLICA: "no replica could serve",
     Reason.TOO_LARGE: "it asked for more sequences than any replica runs",
 }
+_REPLAYED = "Answered with what the first request of its Idempotency-Key was answered; nothing ran."
 _ROUTES = {
     Route.HOME: "the home of its session or prefix",
     Route.NEXT: "next on the ring, its home being closed or having its share",
@@ -46,7 +47,7 @@ def explain(receipt: Receipt) -> list[str]:
     lines = [
         f"{receipt.request_id}: {receipt.request_class.label} request of {receipt.tenant} to {receipt.model}, "
         f"{_ENDS[receipt.outcome]} after {_span(receipt.total_s)}.",
-        _waiting(receipt),
+        _REPLAYED if receipt.outcome is Outcome.OK and not receipt.granted else _waiting(receipt),
     ]
     if receipt.refused is not None:
         lines.append(_refusal(receipt))

@@ -19,6 +19,7 @@ from serve_app.types import Outcome, RequestClass
 
 MAX_RECEIPTS = 10_000  # 9 MB; at 5 requests a second half an hour, and who asks asks soon
 MAX_TEXT_CHARS = 256  # of an id or a name; ours are shorter
+OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-")  # what vLLM sets before our id in the object's
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Receipt:
         wait_s: until it was granted, or until it ended without.
         granted: whether it ever got a place.
         ahead: requests that stood before it in the line when it came, by class.
+        client_id: what the client calls it (`X-Request-Id`), or what HAProxy did; need not be unique.
         lifted: it had waited its class's bound, and was moved up one.
         first_token_s: until the first token; None: there was none.
         total_s: until the end.
@@ -63,12 +65,13 @@ class Receipt:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     kv_token_s: float = 0.0
+    client_id: str | None = None
     refused: Reason | None = None
     retry_after_s: float | None = None
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("request_id", "tenant", "model", "replica_id"):
+        for name in ("request_id", "client_id", "tenant", "model", "replica_id"):
             text = getattr(self, name)
             if text is not None and len(text) > MAX_TEXT_CHARS:
                 object.__setattr__(self, name, text[:MAX_TEXT_CHARS])
@@ -83,7 +86,7 @@ class Receipt:
 
 
 class Receipts:
-    """The latest receipts by request id. Every method is O(1), save `latest`."""
+    """The latest receipts by request id, or by the client's. Every method is O(1), save `latest`."""
 
     def __init__(self, most: int = MAX_RECEIPTS) -> None:
         """ValueError: `most` is below 1."""
@@ -91,21 +94,34 @@ class Receipts:
             raise ValueError(f"most is {most}")
         self._most = most
         self._kept: OrderedDict[str, Receipt] = OrderedDict()
+        self._by_client: dict[str, str] = {}  # the last request that a client called so
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def add(self, receipt: Receipt) -> None:
         """Keep a receipt; of two with one id the later one stays."""
+        self._forget(self._kept.pop(receipt.request_id, None))
         self._kept[receipt.request_id] = receipt
-        self._kept.move_to_end(receipt.request_id)
+        if receipt.client_id:
+            self._by_client[receipt.client_id] = receipt.request_id
         if len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+            self._forget(self._kept.popitem(last=False)[1])
 
     def find(self, request_id: str) -> Receipt | None:
-        """None: there was none, or it is no longer kept."""
-        return self._kept.get(request_id[:MAX_TEXT_CHARS])
+        """By our id, the OpenAI object's, or the client's. None: there was none, or it is no longer kept."""
+        wanted = request_id[:MAX_TEXT_CHARS]
+        bare = next((wanted.removeprefix(one) for one in OBJECT_PREFIXES if wanted.startswith(one)), wanted)
+        for name in (wanted, bare, self._by_client.get(wanted, "")):
+            if (found := self._kept.get(name)) is not None:
+                return found
+        return None
 
     def latest(self, count: int) -> Iterator[Receipt]:
         """The last ones added, the newest first."""
         return islice(reversed(self._kept.values()), max(0, count))
+
+    def _forget(self, receipt: Receipt | None) -> None:
+        client_id = None if receipt is None else receipt.client_id
+        if receipt is not None and client_id and self._by_client.get(client_id) == receipt.request_id:
+            del self._by_client[client_id]

@@ -37,8 +37,11 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     slots: int = 1
 
 
+ENDED = "stop"  # the finish reason of an answer that was left to end by itself; by any other it was cut off
+
+
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """What a request used, in tokens."""
+    """What a request used, in tokens. `finish_reason` is `ENDED` if all of its answers have ended so."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from serve_app.engine.protocol import Usage
+from serve_app.engine.protocol import ENDED, Usage
 
 Output = Any  # vLLM's RequestOutput or PoolingRequestOutput; only the adapter imports vllm
 
@@ -22,7 +22,7 @@ class Recorder:
         fatal: the errors that mean the engine broke; kept in `failure`, since the serving objects make events of them.
     """
 
-    __slots__ = ("calls", "choices", "failure", "fatal", "groups", "usage_by_call")
+    __slots__ = ("calls", "choices", "failure", "fatal", "finish_reason", "groups", "usage_by_call")
 
     def __init__(self, choices: int, fatal: tuple[type[BaseException], ...]) -> None:
         self.choices = choices
@@ -31,13 +31,16 @@ class Recorder:
         self.groups: list[list[int]] = []
         self.usage_by_call: list[list[int]] = []
         self.failure: BaseException | None = None
+        self.finish_reason = ""  # of all choices: why the first was cut off, if any was
 
     def take(self) -> list[list[int]]:
         groups, self.groups = self.groups, []
         return groups
 
     def usage(self) -> Usage:
-        return Usage(*(sum(column) for column in zip(*self.usage_by_call, strict=True))) if self.calls else Usage()
+        if not self.calls:
+            return Usage()
+        return Usage(*(sum(column) for column in zip(*self.usage_by_call, strict=True)), self.finish_reason)
 
     def record(self, outputs: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
         """Pass the outputs of one prompt on, noting the token ids of each before its consumer sees it. Called once per
@@ -78,3 +81,5 @@ class Recorder:
             if ids:
                 used[1] += len(ids)
                 self.groups.append([first_choice + choice.index, *ids])
+            if choice.finish_reason and self.finish_reason in ("", ENDED):
+                self.finish_reason = choice.finish_reason

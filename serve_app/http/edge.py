@@ -1,6 +1,7 @@
 """The ASGI application of a router replica: checks a request, lets it wait its turn, relays its frames.
 
-Invariant: every request that reaches an engine route ends in exactly one `Outcome`; no byte of a client's header goes
+Invariant: every request with a key that reaches an engine route ends in exactly one `Outcome` and leaves one receipt
+(who has no key leaves none, or strangers could push the others out); no byte of a client's header goes
 on to an engine; nothing is answered without a key.
 """
 
@@ -16,17 +17,19 @@ from typing import Any
 
 from serve_app.channel import Stream
 from serve_app.core.admission import Arrival
+from serve_app.core.receipts import Receipts
 from serve_app.dispatch import Granted, ModelLine
 from serve_app.engine.protocol import Frame, Submit
 from serve_app.errors import BadRequest, BodyTooLarge, NotFound, ServeAppError, Unauthorized
 from serve_app.http import contract, measure, routes
 from serve_app.http.admin_routes import AdminRoutes
 from serve_app.http.body import check_content, decode
+from serve_app.http.cost import Costs
 from serve_app.http.exchange import REPLAYED, Exchange, Headers, Send
 from serve_app.http.idempotency import Owner, Replays, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes
-from serve_app.http.record import Record, answered, outcome_of
+from serve_app.http.record import Record, answered
 from serve_app.http.session_routes import SessionRoutes
 from serve_app.session_book import SessionBook
 from serve_app.settings import Settings
@@ -38,6 +41,7 @@ logger = logging.getLogger("ray.serve")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
+CLIENT_ID_HEADER = b"x-request-id"  # the client's, or HAProxy's own; Serve sends it back
 MAX_BYTES_PER_TOKEN = 32  # of text to tokenize, against the model's length: eight times what language needs
 
 
@@ -51,6 +55,7 @@ class Edge:
         salt_secret: makes each tenant's prefix-cache salt; the same in every router replica.
         book: the agent sessions; None: there are none (no quota actor, in tests).
         admin: answers operators; None likewise.
+        receipts: where those of this router's requests are kept; None: seen by nobody but this.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Edge:
         salt_secret: bytes,
         book: SessionBook | None = None,
         admin: AdminRoutes | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
         self._settings = settings
         self._keys = keys
@@ -73,12 +79,15 @@ class Edge:
         self._replays = Replays(time.monotonic)
         self._book = book
         self._admin = admin
+        self._receipts = Receipts() if receipts is None else receipts
+        self._costs = Costs(settings.admission.output_quantile)
         self._sessions = None if book is None else SessionRoutes(book, self._line)
 
     def configure(self, settings: Settings, keys: KeyRing) -> None:
         """Take over changed settings: they hold for requests that come from now on."""
         self._settings = settings
         self._keys = keys
+        self._costs.configure(settings.admission.output_quantile)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -107,7 +116,7 @@ class Edge:
             elif isinstance(route.target, routes.AdminCall):
                 if self._admin is None:
                     raise NotFound("there is no quota actor here", code="unknown_url")
-                await exchange.whole(*await self._admin.quota(identity), head=route.head)
+                await exchange.whole(*await self._admin.answer(route, identity), head=route.head)
             else:
                 status, found, body = await self._local.answer(route)
                 await exchange.whole(status, found, body, head=route.head)
@@ -124,15 +133,18 @@ class Edge:
         self, operation: Operation, identity: Identity, headers: Headers, receive: Receive, exchange: Exchange
     ) -> None:
         """An engine operation, from its body to its outcome."""
-        started = time.monotonic()
-        record = Record(identity.tenant, identity.default_class)
+        client_id = next((value.decode("latin-1") for name, value in headers if name == CLIENT_ID_HEADER), None)
+        exchange.request_id, exchange.operation = secrets.token_hex(16), operation
+        record = Record(
+            exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
+        )
         try:
             body = await self._read(headers, receive)
             line = self._line(body.get("model"))
             record.model = line.model.name
             body, wanted = contract.split(operation, body, headers, identity, self._settings.http, line.max_model_len)
-            record.request_class = wanted.request_class
-            run = functools.partial(self._run, operation, body, wanted, identity, line, exchange, record, started)
+            record.request_class, record.deadline_s = wanted.request_class, wanted.deadline_s
+            run = functools.partial(self._run, operation, body, wanted, identity, line, exchange, record)
             if wanted.idempotency_key is None:
                 await run()
             else:
@@ -143,10 +155,21 @@ class Edge:
             record.outcome = Outcome.CANCELLED_RUNNING if record.granted else Outcome.CANCELLED_QUEUED
             raise
         except ServeAppError as error:
-            record.outcome = outcome_of(error)
+            record.failed(error)
             raise
         finally:
-            self._metrics.ended(record.model, record.tenant, record.request_class, record.outcome)
+            self._ended(record)
+
+    def _ended(self, record: Record) -> None:
+        """Tell whoever keeps account of requests."""
+        self._metrics.ended(record.model, record.tenant, record.request_class, record.outcome)
+        self._receipts.add(record.receipt(time.monotonic()))
+        use, cost = record.use(), record.cost
+        if use is not None and cost is not None:
+            self._costs.observe(use)
+            if record.usage is not None:
+                given, used = (cost.prompt_tokens, cost.output_tokens), (use.prompt_tokens, use.output_tokens)
+                self._metrics.estimated(record.model, record.tenant, given, used)
 
     async def _run_once(
         self, owner: Owner, print_: bytes, exchange: Exchange, run: Callable[[], Awaitable[None]]
@@ -203,19 +226,16 @@ class Edge:
         line: ModelLine,
         exchange: Exchange,
         record: Record,
-        started: float,
     ) -> None:
-        request_id = secrets.token_hex(16)
-        exchange.request_id, exchange.operation = request_id, operation
         slots = measure.slots(operation, body, self._settings.http)
         if operation is Operation.EMBEDDING:
             slots = min(slots, line.largest)  # inputs end one by one: a call of many takes a whole replica, not more
 
         def make(number: int) -> Submit:
-            record.granted = True
+            record.granted_at = time.monotonic()
             return Submit(
                 number=number,
-                request_id=request_id,
+                request_id=record.request_id,
                 operation=operation,
                 body=body,
                 priority=RequestClass.CRITICAL - wanted.request_class,
@@ -224,35 +244,37 @@ class Edge:
             )
 
         async def relay(stream: Stream, frames: list[Frame], granted: Granted) -> None:
-            now = time.monotonic()
             self._metrics.waited(record.model, wanted.request_class, granted.waited_s)
+            record.stream = stream
             if operation.generates:
-                self._metrics.first_token(record.model, wanted.request_class, now - started)
-            last = await exchange.relay(stream, frames)
-            if last.usage is not None:
-                self._metrics.tokens(
-                    record.model, identity.tenant, last.usage.prompt_tokens, last.usage.completion_tokens
-                )
+                record.first_token_s = time.monotonic() - record.started
+                self._metrics.first_token(record.model, wanted.request_class, record.first_token_s)
+            record.usage = used = (await exchange.relay(stream, frames)).usage
+            if used is not None:
+                self._metrics.tokens(record.model, identity.tenant, used.prompt_tokens, used.completion_tokens)
 
         if not operation.takes_slot:
             _bound_aside(operation, body, line.max_model_len)
-            await line.serve_aside(make, relay)
+            await line.serve_aside(make, relay, record.trail)
             return
         session = None
         if self._book is not None and wanted.session_id is not None and operation.generates:
             session = await self._book.find(identity.tenant, wanted.session_id, line.model.name)
-        prompt_tokens = measure.prompt_tokens(operation, body)
+        cost = record.cost = self._costs.of(operation, body, identity.tenant, record.model)
+        record.trail.most_tokens = cost.most_tokens
         arrival = Arrival(
-            request_id=request_id,
+            request_id=record.request_id,
             request_class=wanted.request_class,
             tenant=identity.tenant,
             slots=slots,
-            cost_tokens=measure.estimate_tokens(operation, body, prompt_tokens),
-            prompt_tokens=prompt_tokens,
-            deadline=None if wanted.deadline_s is None else started + wanted.deadline_s,
-            affinity=line.preferred(wanted.session_id) if session is None else session.pool,
+            cost_tokens=cost.tokens,
+            prompt_tokens=cost.prompt_tokens,
+            deadline=None if wanted.deadline_s is None else record.started + wanted.deadline_s,
+            affinity=None if session is None else session.pool,
         )
-        await line.serve(arrival, make, relay, session)
+        block = line.kv_block_tokens
+        key = measure.key(operation, body, identity.tenant, wanted.session_id, cost.prompt_tokens, block)
+        await line.serve(arrival, make, relay, session, key, record.trail)
 
     def _salt(self, tenant: str) -> str:
         salt = self._salts.get(tenant)

@@ -1,4 +1,4 @@
-"""How big a request is, told from its body alone: sequences, text, tokens, and the key of its prefix.
+"""How big a request is, told from its body alone: sequences, text, bounds, and the key of its prefix.
 
 Invariant: `slots` raises nothing but `BadRequest`, the rest raises nothing, whatever JSON the body is made of: what is
 not where it should be counts as nothing here, and vLLM refuses it by name.
@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
+from serve_app.aim import Key, Why
 from serve_app.errors import BadRequest
 from serve_app.settings import HttpSettings
 from serve_app.types import Operation
 
 BYTES_PER_TOKEN = 4  # of English text in today's vocabularies; other scripts have more bytes and more tokens
 MESSAGE_BYTES = 16  # the role and the markers a chat template sets around a message are about four tokens
-DEFAULT_OUTPUT_TOKENS = 256  # of an answer without a bound, until issue 5 learns it per tenant and model
 PREFIX_CHARS = 2048  # of each leading message: 512 tokens tell conversations apart, and hashing more costs more
 PREFIX_MESSAGES = 8  # system and developer messages are one or two; a bound for odd callers
 PREFIX_TOKEN_IDS = 512  # the same length where the prompt comes as token ids
@@ -76,23 +76,6 @@ def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
     return size + len(msgspec.json.encode(tools)) if tools else size
 
 
-def prompt_tokens(operation: Operation, body: Mapping[str, Any]) -> int:
-    """The prompt in tokens, by its size."""
-    return -(-prompt_bytes(operation, body) // BYTES_PER_TOKEN)
-
-
-def estimate_tokens(operation: Operation, body: Mapping[str, Any], prompt: int | None = None) -> int:
-    """Prompt and output together, in tokens, 1 at least: the output is the bound the client gives, else
-    `DEFAULT_OUTPUT_TOKENS`, for each of the `n` answers. `prompt`: its tokens, where they are known."""
-    if prompt is None:
-        prompt = prompt_tokens(operation, body)
-    if not operation.generates:
-        return max(prompt, 1)
-    bound = output_bound(body)
-    output = DEFAULT_OUTPUT_TOKENS if bound is None else bound
-    return max(prompt + output * answers(operation, body), 1)
-
-
 def output_bound(body: Mapping[str, Any]) -> int | None:
     """The tokens that the client allows an answer, 0 at least; None: it gives no bound."""
     given = [body[name] for name in _OUTPUT_BOUNDS if type(body.get(name)) is int]
@@ -127,6 +110,22 @@ def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:
         return ""
     data = "\x1e".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def key(
+    operation: Operation, body: Mapping[str, Any], tenant: str, session_id: str | None, prompt: int, block: int
+) -> Key | None:
+    """What the request shares with others, for routing: its session, else its prefix, always within its tenant.
+
+    Args:
+        prompt: its tokens.
+        block: tokens that the KV cache is given out in. A prompt within one leaves nothing to be found again: whole
+            blocks are cached, and the last token is always computed.
+    """
+    if session_id is not None:
+        return Key(f"{tenant}\0session\0{session_id}", Why.SESSION)
+    prefix = prefix_key(operation, body) if prompt > block else ""
+    return Key(f"{tenant}\0prefix\0{prefix}", Why.PREFIX) if prefix else None
 
 
 def _prompts(operation: Operation, body: Mapping[str, Any]) -> tuple[str, int]:

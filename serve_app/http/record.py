@@ -1,25 +1,137 @@
-"""How a request ended, for the metrics.
+"""What became of a request, from its arrival on: for the metrics, its receipt, and the estimates of later ones.
 
 Invariant: every error and every answer has exactly one outcome.
 """
 
 from __future__ import annotations
 
+from serve_app.channel import Stream
+from serve_app.core.admission import Policy, Reason
+from serve_app.core.estimate import Source, Use
+from serve_app.core.receipts import Receipt
+from serve_app.engine.protocol import ENDED, Usage
 from serve_app.errors import EngineFailed, Overloaded, ServeAppError
-from serve_app.types import Outcome, RequestClass
+from serve_app.http.cost import Cost
+from serve_app.trail import Trail
+from serve_app.types import Operation, Outcome, RequestClass
+
+_LIFTED_AFTER_S = dict(zip(RequestClass, Policy(max_queued=0, max_wait_s=1.0).lift_after_s, strict=False))  # any line's
+_REASONS = {reason.value: reason for reason in Reason} | {"kv_budget": Reason.TIMEOUT}  # by the error's code
 
 
 class Record:
-    """What the metrics are told about a request when it ends."""
+    """One request. Moments are seconds of the host's monotonic clock.
 
-    __slots__ = ("granted", "model", "outcome", "request_class", "tenant")
+    Args:
+        client_id: what the client calls it.
+        request_class: the class of its key, until it has said what it wants.
+    """
 
-    def __init__(self, tenant: str, request_class: RequestClass) -> None:
+    __slots__ = (
+        "client_id",
+        "cost",
+        "deadline_s",
+        "error",
+        "first_token_s",
+        "granted_at",
+        "model",
+        "operation",
+        "outcome",
+        "request_class",
+        "request_id",
+        "started",
+        "stream",
+        "tenant",
+        "trail",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        client_id: str | None,
+        operation: Operation,
+        tenant: str,
+        request_class: RequestClass,
+        started: float,
+    ) -> None:
+        self.request_id, self.client_id = request_id, client_id
+        self.operation = operation
         self.tenant = tenant
         self.request_class = request_class
+        self.started = started
         self.model = ""
-        self.granted = False
         self.outcome = Outcome.INTERNAL_ERROR
+        self.error: ServeAppError | None = None
+        self.deadline_s: float | None = None
+        self.cost: Cost | None = None
+        self.trail = Trail()
+        self.granted_at: float | None = None  # when it was handed in last
+        self.stream: Stream | None = None
+        self.first_token_s: float | None = None
+        self.usage: Usage | None = None
+
+    @property
+    def granted(self) -> bool:
+        return self.granted_at is not None
+
+    def failed(self, error: ServeAppError) -> None:
+        """It ends by this error."""
+        self.outcome, self.error = outcome_of(error), error
+
+    def use(self) -> Use | None:
+        """What it has needed, for estimates; None where it generated nothing, or nothing can be learned from it."""
+        if not self.operation.generates or self.stream is None or self.cost is None:
+            return None
+        usage = self.usage or Usage(completion_tokens=self.stream.tokens)
+        if not usage.completion_tokens:
+            return None
+        return Use(
+            self.tenant,
+            self.model,
+            self.cost.prompt_bytes,
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            self.cost.answers,
+            cut=usage.finish_reason != ENDED,
+        )
+
+    def receipt(self, now: float) -> Receipt:
+        """What is kept of it, now that it ends."""
+        self.trail.release(now)
+        wait_s = (now if self.granted_at is None else self.granted_at) - self.started
+        lifted_after_s = _LIFTED_AFTER_S.get(self.request_class)
+        cost, trail, error = self.cost, self.trail, self.error
+        output = None if self.stream is None else self.stream.tokens
+        if self.usage is not None:
+            output = self.usage.completion_tokens
+        return Receipt(
+            request_id=self.request_id,
+            client_id=self.client_id,
+            request_class=self.request_class,
+            tenant=self.tenant,
+            model=self.model,
+            outcome=self.outcome,
+            arrived=self.started,
+            wait_s=wait_s,
+            total_s=now - self.started,
+            granted=self.granted,
+            ahead=trail.ahead,
+            lifted=lifted_after_s is not None and wait_s >= lifted_after_s,
+            first_token_s=self.first_token_s,
+            replica_id=trail.replica_id,
+            route=trail.route,
+            losses=trail.losses,
+            estimated_prompt=0 if cost is None else cost.prompt_tokens,
+            estimated_output=0 if cost is None else cost.output_tokens,
+            source=Source.PRIOR if cost is None else cost.source,
+            prompt_tokens=self.usage.prompt_tokens if self.usage is not None else None,
+            output_tokens=output,
+            kv_token_s=trail.kv_token_s,
+            refused=_reason(error),
+            retry_after_s=None if error is None else error.retry_after_s,
+            deadline_s=self.deadline_s,
+        )
 
 
 def answered(status: int) -> Outcome:
@@ -41,3 +153,11 @@ def outcome_of(error: ServeAppError) -> Outcome:
             return Outcome.BAD_REQUEST
         case _:
             return Outcome.INTERNAL_ERROR
+
+
+def _reason(error: ServeAppError | None) -> Reason | None:
+    """Why the line refused it; None: that is not what happened."""
+    if error is None:
+        return None
+    found = _REASONS.get(error.code or "")
+    return Reason.NO_REPLICA if found is None and outcome_of(error) is Outcome.REFUSED else found

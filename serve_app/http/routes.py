@@ -19,6 +19,7 @@ from serve_app.types import Operation
 
 MODEL_PREFIX = "/v1/models/"
 SESSION_PREFIX = "/v1/sessions/"
+REQUEST_PREFIX = "/admin/requests/"
 RENEW_SUFFIX = "/renew"
 SHOWN_PATH_CHARS = 200  # of an unknown path in the error: enough to see the mistake
 
@@ -46,6 +47,7 @@ class AdminCall(enum.StrEnum):
     """What operators ask."""
 
     QUOTA = "quota"
+    REQUEST = "request"
 
 
 Target = Operation | Local | SessionCall | AdminCall
@@ -53,8 +55,8 @@ Target = Operation | Local | SessionCall | AdminCall
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes. `argument` is the model's id for `Local.MODEL`, the session's for the calls of one, else
-    empty; `head`: send no body."""
+    """Where a request goes. `argument` is the model's id for `Local.MODEL`, the session's for the calls of one, that of
+    the request for `AdminCall.REQUEST`, else empty; `head`: send no body."""
 
     target: Target
     argument: str = ""
@@ -99,7 +101,8 @@ _TABLE = _build()
 _METHODS: dict[str, tuple[str, ...]] = {
     path: tuple(method for method, known in _TABLE if known == path) for _, path, _ in ROUTES
 }
-_MODEL_METHODS = ("GET", "HEAD")
+_LOOKED_UP: dict[str, Target] = {MODEL_PREFIX: Local.MODEL, REQUEST_PREFIX: AdminCall.REQUEST}  # by the rest
+_LOOKUP_METHODS = ("GET", "HEAD")
 _OF_A_SESSION = {"GET": SessionCall.LOOK, "HEAD": SessionCall.LOOK, "DELETE": SessionCall.CLOSE}
 
 
@@ -120,10 +123,11 @@ def _resolve_rarely(method: str, path: str) -> Route:
     if route is not None:
         return route
     allow = _METHODS.get(plain)
-    if allow is None and plain.startswith(MODEL_PREFIX):
-        allow = _MODEL_METHODS
+    prefix = next((one for one in _LOOKED_UP if plain.startswith(one)), None)
+    if allow is None and prefix is not None:
+        allow = _LOOKUP_METHODS
         if method in allow:
-            return Route(Local.MODEL, argument=plain.removeprefix(MODEL_PREFIX), head=method == "HEAD")
+            return Route(_LOOKED_UP[prefix], argument=plain.removeprefix(prefix), head=method == "HEAD")
     if allow is None and plain.startswith(SESSION_PREFIX):
         name = plain.removeprefix(SESSION_PREFIX)
         renewed = name.removesuffix(RENEW_SUFFIX)

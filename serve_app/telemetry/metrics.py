@@ -11,6 +11,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve_app.core.admission import Snapshot
+from serve_app.core.outliers import Why
 from serve_app.engine.protocol import EngineLoad
 from serve_app.types import Outcome, RequestClass
 
@@ -45,6 +46,16 @@ class RouterMetrics:
         self._output = Counter(
             "serve_app_completion_tokens", "Generated tokens.", ("model", "tenant"), registry=self.registry
         )
+        parts = ("model", "tenant", "part")
+        self._estimated = Counter(
+            "serve_app_estimated_tokens",
+            "Tokens that answered generations were estimated to need.",
+            parts,
+            registry=self.registry,
+        )
+        self._used = Counter(
+            "serve_app_used_tokens", "Tokens that the same have needed.", parts, registry=self.registry
+        )
         self._gauge_waiting = Gauge(
             "serve_app_waiting", "Requests waiting in the line.", ("model", "priority"), registry=self.registry
         )
@@ -62,6 +73,21 @@ class RouterMetrics:
             "Engine replicas that wait, by what they wait for.",
             ("model", "reason"),
             registry=self.registry,
+        )
+        self._gauge_placed = Gauge(
+            "serve_app_placed",
+            "Requests granted, by what key they have and how their replica was found.",
+            ("model", "key", "place"),
+            registry=self.registry,
+        )
+        self._gauge_out = Gauge(
+            "serve_app_ejected",
+            "Engine replicas that get no requests, or one, since they failed.",
+            ("model",),
+            registry=self.registry,
+        )
+        self._gauge_ejections = Gauge(
+            "serve_app_ejections", "Ejections of engine replicas.", ("model", "reason"), registry=self.registry
         )
         self._gauge_engine = Gauge(
             "serve_app_engine", "Live figures of an engine.", ("model", "replica", "figure"), registry=self.registry
@@ -81,6 +107,12 @@ class RouterMetrics:
         self._prompt.labels(model, tenant).inc(prompt)
         self._output.labels(model, tenant).inc(completion)
 
+    def estimated(self, model: str, tenant: str, given: tuple[int, int], used: tuple[int, int]) -> None:
+        """An answered generation: what it was estimated to need and what it has, prompt and output."""
+        for part, estimate, actual in zip(("prompt", "output"), given, used, strict=True):
+            self._estimated.labels(model, tenant, part).inc(estimate)
+            self._used.labels(model, tenant, part).inc(actual)
+
     def line(self, model: str, view: Snapshot, blocked: int = 0) -> None:
         """Set the gauges of a model's line to exactly this view of it, and how many replicas wait for memory."""
         self._gauge_blocked.labels(model, "memory").set(blocked)
@@ -92,6 +124,16 @@ class RouterMetrics:
             self._gauge_slots.labels(model, replica, "total").set(use.slots)
         for reason, count in view.refused.items():
             self._gauge_refused.labels(model, reason).set(count)
+
+    def replicas(
+        self, model: str, placed: Mapping[tuple[str, str], int], out: int, ejections: Mapping[Why, int]
+    ) -> None:
+        """Set the gauges of where requests went: see the help of each."""
+        for (key, place), count in placed.items():
+            self._gauge_placed.labels(model, key, place).set(count)
+        self._gauge_out.labels(model).set(out)
+        for why, count in ejections.items():
+            self._gauge_ejections.labels(model, why.value).set(count)
 
     def engines(self, model: str, loads: Mapping[str, EngineLoad]) -> None:
         """Set the engine gauges of a model to exactly these replicas."""
@@ -108,6 +150,9 @@ class RouterMetrics:
             self._gauge_refused,
             self._gauge_engine,
             self._gauge_blocked,
+            self._gauge_placed,
+            self._gauge_out,
+            self._gauge_ejections,
         ):
             gauge.remove_by_labels({"model": model})
 

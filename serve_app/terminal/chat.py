@@ -40,7 +40,7 @@ def session(endpoint: Endpoint) -> requests.Session:
     return made
 
 
-def _request(http: requests.Session, endpoint: Endpoint, method: str, path: str, **options: Any) -> requests.Response:
+def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, **options: Any) -> requests.Response:
     url = endpoint.url.rstrip("/") + path
     try:
         response = http.request(method, url, timeout=(CONNECT_S, SILENCE_S), allow_redirects=False, **options)
@@ -78,7 +78,7 @@ def error_message(text: str) -> str | None:
 def models(endpoint: Endpoint) -> list[str]:
     """Names of the models served."""
     with session(endpoint) as http:
-        return [model["id"] for model in _request(http, endpoint, "GET", "/v1/models").json()["data"]]
+        return [model["id"] for model in request(http, endpoint, "GET", "/v1/models").json()["data"]]
 
 
 def events(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
@@ -115,7 +115,7 @@ def answer(
     if priority is not None:
         body["priority"] = priority
     with session(endpoint) as http:
-        response = _request(http, endpoint, "POST", "/v1/chat/completions", json=body, stream=True)
+        response = request(http, endpoint, "POST", "/v1/chat/completions", json=body, stream=True)
         response.encoding = "utf-8"
         try:
             for event in events(response.iter_lines(decode_unicode=True)):

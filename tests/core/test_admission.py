@@ -70,6 +70,16 @@ def test_higher_classes_run_first_and_a_class_in_order_of_arrival() -> None:
     assert order == ["c", "h1", "h2", "n1", "n2", "l"]
 
 
+def test_who_is_ahead_is_told_by_class_from_the_highest_down() -> None:
+    line = admission(a=1)
+    arrive(line, "runs", "n1", "n2")
+    line.on_arrive(arrival("h", HIGH), 0.0)
+    line.on_arrive(arrival("l", LOW), 0.0)
+    assert line.ahead(NORMAL) == ((HIGH, 1), (NORMAL, 2))
+    assert line.ahead(LOW) == ((HIGH, 1), (NORMAL, 2), (LOW, 1))
+    assert line.ahead(CRITICAL) == ()
+
+
 def test_a_long_wait_lifts_one_class_once_behind_those_already_there() -> None:
     line = admission(max_wait_s=1000.0, a=1)
     arrive(line, "running", cls=CRITICAL)

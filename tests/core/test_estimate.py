@@ -278,6 +278,8 @@ def test_a_broken_part_leaves_the_sound_ones_unmerged_too() -> None:
 @pytest.mark.parametrize("quantile", [0.0, 1.0, -1.0])
 def test_a_quantile_is_between_zero_and_one(quantile: float) -> None:
     with pytest.raises(ValueError, match="quantile"):
+        Estimator().configure(quantile)
+    with pytest.raises(ValueError, match="quantile"):
         Estimator(quantile)
 
 

@@ -164,6 +164,40 @@ def test_the_latest_are_kept_and_found(ids: list[str], most: int) -> None:
     assert all((kept.find(name) is None) == (name not in order) for name in "abcdefgh")
 
 
+@pytest.mark.parametrize("name", ["a1", "chatcmpl-a1", "cmpl-a1", "resp_a1", "trace-17"])
+def test_a_receipt_is_found_by_every_name_its_request_has(name: str) -> None:
+    kept = Receipts()
+    kept.add(replace(WAITED, request_id="a1", client_id="trace-17"))
+    found = kept.find(name)
+    assert found is not None
+    assert found.request_id == "a1"
+
+
+def test_of_two_requests_a_client_calls_alike_the_later_is_found_and_our_own_ids_come_first() -> None:
+    kept = Receipts(3)
+    kept.add(replace(WAITED, request_id="a1", client_id="same"))
+    kept.add(replace(WAITED, request_id="a2", client_id="same"))
+    kept.add(replace(WAITED, request_id="a3", client_id="a1"))
+    assert [getattr(kept.find(name), "request_id", None) for name in ("same", "a1")] == ["a2", "a1"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("uvw")), max_size=40), st.integers(1, 4))
+def test_a_client_s_name_for_a_request_is_forgotten_with_it(added: list[tuple[str, str]], most: int) -> None:
+    kept = Receipts(most)
+    for request_id, client_id in added:
+        kept.add(replace(WAITED, request_id=request_id, client_id=client_id))
+        there = {one.client_id: one.request_id for one in reversed(list(kept.latest(most)))}
+        for name in "uvw":
+            found = kept.find(name)
+            assert (None if found is None else found.request_id) in (there.get(name), None)
+        assert len(kept._by_client) <= len(kept)
+
+
+def test_a_repeat_of_a_kept_answer_is_said_to_have_run_nowhere() -> None:
+    assert explain(replace(REFUSED, outcome=Outcome.OK, refused=None))[1].endswith("nothing ran.")
+
+
 def test_no_more_than_asked_for_are_listed() -> None:
     kept = Receipts()
     for number in range(5):

@@ -1,4 +1,4 @@
-"""GET /admin/quota: for operators' keys only, and honest while the quota actor is away."""
+"""What operators ask: with their keys only, and honest while the quota actor or a receipt is away."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import Forbidden, Unavailable
+from serve_app.errors import Forbidden, NotFound, Unavailable
 from serve_app.http import admin_routes, routes
-from serve_app.http.admin_routes import AdminRoutes
+from serve_app.http.admin_routes import AdminRoutes, Figures
 from serve_app.http.keys import KeyRing
+from serve_app.http.local_routes import Answer
 from serve_app.settings import AuthSettings
 from serve_app.types import Identity, RequestClass
 
 FIGURES = {"free_bytes": 7}
+QUOTA, KNOWN, UNKNOWN = "/admin/quota", "/admin/requests/cmpl-a1", "/admin/requests/nobody/knows"
 
 
 class AwayError(Exception):
@@ -30,6 +32,10 @@ async def gone() -> dict[str, Any]:
     raise AwayError
 
 
+async def receipt(request_id: str) -> dict[str, Any] | None:
+    return {"request_id": "a1"} if request_id == "cmpl-a1" else None
+
+
 async def silent() -> dict[str, Any]:
     await asyncio.Event().wait()
     return {}
@@ -39,14 +45,21 @@ def who(*, admin: bool) -> Identity:
     return Identity("key", "tenant", RequestClass.CRITICAL, RequestClass.NORMAL, admin=admin)
 
 
+def asked(path: str, figures: Figures = there, *, admin: bool = True) -> Answer:
+    return asyncio.run(
+        AdminRoutes(figures, (AwayError,), receipt).answer(routes.resolve("GET", path), who(admin=admin))
+    )
+
+
 def test_an_operator_sees_the_ledger() -> None:
-    status, _, body = asyncio.run(AdminRoutes(there, (AwayError,)).quota(who(admin=True)))
+    status, _, body = asked(QUOTA)
     assert (status, json.loads(body)) == (200, FIGURES)
 
 
-def test_another_key_does_not_whatever_its_class() -> None:
+@pytest.mark.parametrize("path", [QUOTA, KNOWN, UNKNOWN])
+def test_another_key_does_not_whatever_its_class(path: str) -> None:
     with pytest.raises(Forbidden, match=r"auth\.keys") as refused:
-        asyncio.run(AdminRoutes(there, (AwayError,)).quota(who(admin=False)))
+        asked(path, admin=False)
     assert (refused.value.status, refused.value.code) == (403, "not_admin")
 
 
@@ -54,8 +67,19 @@ def test_another_key_does_not_whatever_its_class() -> None:
 def test_while_the_actor_is_away_it_says_so_in_time(figures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_routes, "ANSWER_S", 0.05)
     with pytest.raises(Unavailable) as refused:
-        asyncio.run(AdminRoutes(figures, (AwayError,)).quota(who(admin=True)))
+        asked(QUOTA, figures)
     assert (refused.value.status, refused.value.code) == (503, "no_quota")
+
+
+def test_an_operator_sees_what_became_of_a_request() -> None:
+    status, _, body = asked(KNOWN)
+    assert (status, json.loads(body)) == (200, {"request_id": "a1"})
+
+
+def test_a_request_that_nobody_knows_is_a_404_that_names_it() -> None:
+    with pytest.raises(NotFound, match="nobody/knows") as refused:
+        asked(UNKNOWN)
+    assert (refused.value.status, refused.value.code) == (404, "request_not_found")
 
 
 def test_the_right_comes_with_the_key_alone() -> None:
@@ -65,7 +89,9 @@ def test_the_right_comes_with_the_key_alone() -> None:
     assert found == [True, False]
 
 
-def test_the_route_is_a_get() -> None:
-    assert routes.resolve("GET", "/admin/quota").target is routes.AdminCall.QUOTA
+@pytest.mark.parametrize("path", [QUOTA, KNOWN])
+def test_the_routes_are_gets(path: str) -> None:
+    assert isinstance(routes.resolve("GET", path).target, routes.AdminCall)
+    assert routes.resolve("HEAD", path).head
     with pytest.raises(routes.WrongMethod):
-        routes.resolve("POST", "/admin/quota")
+        routes.resolve("POST", path)

@@ -154,8 +154,69 @@ def test_a_request_that_outgrows_the_share_goes_on_and_is_counted() -> None:
     async def scenario(desk: Desk, actor: Actor) -> None:
         await desk.acquire("r", POOL, 60, SOON_S)
         assert desk.grow("r", 40)
-        assert not desk.grow("r", 1)
+        assert not desk.grow("r", 1, owe=False)
         assert (desk.held("r"), desk.outgrown) == (100, 1)
+
+    with_desk(scenario)
+
+
+def test_who_runs_and_has_outgrown_its_tokens_comes_before_all_who_wait() -> None:
+    async def scenario(desk: Desk, actor: Actor) -> None:
+        await desk.acquire("long", POOL, 60, SOON_S)
+        await desk.acquire("short", POOL, 40, SOON_S)
+        waits = asyncio.create_task(desk.acquire("next", POOL, 30, SOON_S))
+        await asyncio.sleep(0)
+        assert not desk.grow("long", 20)
+        assert not desk.grow("long", 5)
+        desk.release("short")
+        assert desk.held("long") == 85
+        assert not waits.done()
+        assert desk.held("next") == 0
+        desk.release("long")
+        await waits
+
+    with_desk(scenario)
+
+
+def test_nobody_begins_while_a_running_request_is_owed_tokens() -> None:
+    async def scenario(desk: Desk, actor: Actor) -> None:
+        await desk.acquire("long", POOL, 60, SOON_S)
+        await desk.acquire("short", POOL, 20, SOON_S)
+        assert not desk.grow("long", 30)
+        waits = asyncio.create_task(desk.acquire("next", POOL, 10, SOON_S))  # which would fit
+        await asyncio.sleep(0)
+        assert not waits.done()
+        desk.release("short")
+        await waits
+        assert (desk.held("long"), desk.held("next")) == (90, 10)
+
+    with_desk(scenario)
+
+
+def test_what_an_ended_request_was_owed_is_forgotten_and_so_is_an_engine_s() -> None:
+    async def scenario(desk: Desk, actor: Actor) -> None:
+        await desk.acquire("long", POOL, 60, SOON_S)
+        await desk.acquire("other", POOL, 40, SOON_S)
+        assert not desk.grow("long", 30)
+        assert not desk.grow("other", 30)
+        desk.release("long")
+        assert (desk.held("long"), desk.held("other")) == (0, 70)
+        await desk.acquire("next", POOL, 30, SOON_S)
+        assert not desk.grow("next", 1)
+        desk.drop(POOL)
+        assert desk._owed == {}
+
+    with_desk(scenario)
+
+
+def test_what_running_requests_are_owed_is_asked_of_the_actor() -> None:
+    async def scenario(desk: Desk, actor: Actor) -> None:
+        await desk.acquire("long", POOL, 100, SOON_S)
+        words = len(actor.words)
+        assert not desk.grow("long", 30)
+        actor.tokens = 130
+        await until(lambda: desk.held("long") == 130)
+        assert max(pool.want for word in actor.words[words:] for pool in word.pools) == 30
 
     with_desk(scenario)
 

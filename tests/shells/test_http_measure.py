@@ -87,7 +87,6 @@ def test_more_sequences_than_allowed_are_refused_by_name(
 @given(operations, bodies)
 def test_sizes_of_any_body_are_told_without_an_error(operation: Operation, body: dict[str, Any]) -> None:
     assert measure.prompt_bytes(operation, body) >= 0
-    assert measure.estimate_tokens(operation, body) >= 1
     assert len(measure.prefix_key(operation, body)) in (0, 32)
     try:
         assert 0 <= measure.slots(operation, body, BOUNDS) <= BOUNDS.max_sequences
@@ -115,24 +114,6 @@ def test_tools_and_tool_calls_count_and_token_ids_count_as_four_bytes() -> None:
     assert measure.prompt_bytes(Operation.CHAT, called) > bare + len('[{"id":"c"}]')
     assert measure.prompt_bytes(Operation.COMPLETION, {"prompt": [1, 2, 3]}) == 12
     assert measure.prompt_bytes(Operation.COMPLETION, {"prompt": [[1, 2, 3], [4]]}) == 16
-
-
-@pytest.mark.parametrize(
-    ("operation", "body", "tokens"),
-    [
-        (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": 50}, 150),
-        (Operation.COMPLETION, {"prompt": ["x" * 400] * 2, "max_tokens": 50, "n": 3}, 500),
-        (Operation.COMPLETION, {"prompt": "x" * 401}, 101 + 256),
-        (Operation.COMPLETION, {"prompt": "", "max_tokens": -(10**30)}, 1),
-        (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": -50}, 100),
-        (Operation.EMBEDDING, {"input": "x" * 400, "max_tokens": 50}, 100),
-        (Operation.TOKENIZE, {}, 1),
-    ],
-)
-def test_the_estimate_is_prompt_plus_the_output_asked_for(
-    operation: Operation, body: dict[str, Any], tokens: int
-) -> None:
-    assert measure.estimate_tokens(operation, body) == tokens
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ class EngineDied(Exception):
     pass
 
 
-def output(*choices: tuple[int, list[int]], prompt: int = 3, cached: int = 0) -> Any:
+def output(*choices: tuple[int, list[int]], prompt: int = 3, cached: int = 0, ends: str | None = None) -> Any:
     return SimpleNamespace(
         prompt_token_ids=list(range(prompt)),
         num_cached_tokens=cached,
-        outputs=[SimpleNamespace(index=index, token_ids=ids) for index, ids in choices],
+        outputs=[SimpleNamespace(index=index, token_ids=ids, finish_reason=ends) for index, ids in choices],
     )
 
 
@@ -65,6 +65,19 @@ def test_usage_sums_prompts_and_counts_each_prompt_once() -> None:
         return recorder.usage()
 
     assert asyncio.run(scenario()) == Usage(prompt_tokens=8, completion_tokens=3, cached_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"), [(["stop"], "stop"), (["length", "stop"], "length"), (["stop", "length"], "length"), ([], "")]
+)
+def test_an_answer_that_was_cut_off_is_told_whichever_choice_it_was(ends: list[str], told: str) -> None:
+    async def scenario() -> Usage:
+        recorder = Recorder(2, (EngineDied,))
+        async for _ in recorder.record(source(output((0, [1]), (1, [2])), *(output((0, []), ends=e) for e in ends))):
+            pass
+        return recorder.usage()
+
+    assert asyncio.run(scenario()).finish_reason == told
 
 
 def test_a_broken_engine_is_remembered_and_other_errors_are_not() -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-from serve_app.engine.protocol import EngineInfo, EngineLoad, Piece, Submit, Usage
+from serve_app.engine.protocol import ENDED, EngineInfo, EngineLoad, Piece, Submit, Usage
 from serve_app.engine.simulated import requests
 from serve_app.engine.simulated.requests import Generation
 from serve_app.engine.simulated.scheduler import Sequence, SimulatedScheduler, State
@@ -282,7 +282,9 @@ class SimulatedEngine:
 
 def _usage(generation: Generation) -> Usage:
     told = generation.usage
-    return Usage(told["prompt_tokens"], told["completion_tokens"], 0, generation.choices[0].finish_reason)
+    reasons = (choice.finish_reason for choice in generation.choices)
+    reason = next((one for one in reasons if one != ENDED), ENDED)
+    return Usage(told["prompt_tokens"], told["completion_tokens"], 0, reason)
 
 
 def _encode(value: object) -> bytes:
