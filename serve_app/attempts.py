@@ -11,21 +11,24 @@ something is not tried again. What a place holds is given back once, however the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from serve_app.aim import Aim, Key, Why
 from serve_app.budget import Budget
 from serve_app.channel import Stream
 from serve_app.core.admission import Arrival
 from serve_app.core.sessions import Session
 from serve_app.desk import Desk
 from serve_app.engine.protocol import EngineInfo, Frame, Submit
-from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.replica_set import ReplicaSet
 from serve_app.session_places import Draw, SessionPlaces, ahead
 from serve_app.trail import Trail
@@ -34,6 +37,8 @@ from serve_app.waiters import Granted
 logger = logging.getLogger("ray.serve")
 
 MAX_LOSSES = 3  # engines that may die under one request before it is taken for the cause
+PAUSE_S = 0.05  # before a replica that failed and stays in use may get the same request again; doubles each time
+LONGEST_PAUSE_S = 1.0  # as long as the first ejection: what lets no request through is looked at once a second
 ASIDE_RETRY_S = 0.25  # between attempts of work that takes no slot, and so cannot wait in the line
 
 Make = Callable[[int], Submit]  # the request, with the number it is given
@@ -92,6 +97,8 @@ class Attempts:
         self._info = info
         self._desk = desk
         self._sessions = SessionPlaces()
+        self.pausing = 0  # requests between two attempts, in no line meanwhile
+        self.placed: Counter[tuple[str, str]] = Counter()  # grants, by what the request's key is and how it was placed
 
     @property
     def in_sessions(self) -> int:
@@ -101,6 +108,7 @@ class Attempts:
     async def in_line(
         self,
         arrival: Arrival,
+        key: Key | None,
         make: Make,
         relay: Relay,
         max_wait_s: float,
@@ -108,6 +116,8 @@ class Attempts:
         trail: Trail,
     ) -> None:
         """Through the line; lost before its first frame, it waits again, no longer than `max_wait_s` in all.
+
+        Where the lost replica stays in use, since no more may be out or it was an accident, it pauses before.
 
         Raises as `slot` and `check_open`, and `EngineFailed` if the replica fails under `relay` or engines keep dying.
         """
@@ -124,13 +134,22 @@ class Attempts:
             logger.warning("request %s waits again: %s", arrival.request_id, error.message)
             return True
 
+        avoid, pause_s = None, PAUSE_S
         while True:
             check_open()
+            aim = self._aim(arrival, key, avoid)
+            affinity = None if aim is None else aim.replica_id
+            arrival = dataclasses.replace(arrival, affinity=affinity, accepted=avoid is not None)
             async with self._slot(arrival) as granted:
+                granted = self._placed(granted, key, aim)
                 on_tokens = await self._budget(arrival, granted.replica_id, losses.give_up_at, trail)
                 if await self._attempt(Place(granted, give_back, on_tokens), make, relay, lost, trail):
                     return
-            arrival = dataclasses.replace(arrival, accepted=True)
+            avoid = granted.replica_id
+            if self._replicas.usable(avoid):
+                with self._pausing():
+                    await asyncio.sleep(pause_s)
+                pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
 
     async def in_session(
         self, arrival: Arrival, make: Make, relay: Relay, max_wait_s: float, session: Session, trail: Trail
@@ -160,7 +179,7 @@ class Attempts:
                 await draw.take(budget.tokens, max_wait_s)
                 trail.hold(budget, time.monotonic())
                 on_tokens = functools.partial(budget.produced, draw)
-            place = Place(Granted(session.pool, time.monotonic() - began), give_back, on_tokens)
+            place = Place(Granted(session.pool, time.monotonic() - began, Why.SESSION), give_back, on_tokens)
             return await self._attempt(place, lambda number: ahead(make(number)), relay, lost, trail)
         finally:
             give_back()
@@ -183,7 +202,7 @@ class Attempts:
     async def _attempt(
         self, place: Place, make: Make, relay: Relay, lost: Callable[[EngineFailed], bool], trail: Trail
     ) -> bool:
-        """Hand a request in and relay what comes; False: the replica was lost before the first frame, and is ejected.
+        """Hand a request in and relay what comes; False: it was lost before its first frame.
 
         Args:
             lost: told of such a loss; whether the request may be tried again. If not, the client has to know.
@@ -191,19 +210,46 @@ class Attempts:
         Raises:
             EngineFailed: the client has to know.
         """
-        replica_id, relayed = place.granted.replica_id, False
-        trail.replica_id = replica_id
+        replica_id = trail.replica_id = place.granted.replica_id
+        trail.route = place.granted.route
+        stream: Stream | None = None
+        relayed, sent = False, self._replicas.sent(replica_id)
         try:
             async with self._replicas.channel(replica_id).run(make, place.give_back, place.on_tokens) as stream:
                 frames = await stream.next()
+                sent.began(frames[0].status)
                 relayed = True
                 await relay(stream, frames, place.granted)
             return True
-        except EngineFailed as error:
-            if relayed or not lost(error):
+        except ServeAppError as error:
+            sent.broke(error, lost=stream is not None and stream.lost)
+            if relayed or not isinstance(error, EngineFailed) or not lost(error):
                 raise
-            self._replicas.eject(replica_id)
             return False
+        finally:
+            sent.over()
+
+    def _aim(self, arrival: Arrival, key: Key | None, avoid: str | None) -> Aim | None:
+        """Where it should run: on its open session's replica, at its key's home, anywhere but where it was lost."""
+        given = arrival.affinity
+        if given is not None and avoid is None and self._replicas.usable(given):
+            return Aim(given, Why.SESSION)
+        return self._replicas.aim(key, arrival.slots, avoid)
+
+    def _placed(self, granted: Granted, key: Key | None, aim: Aim | None) -> Granted:
+        """The place, with the reason for it."""
+        if aim is not None and aim.replica_id == granted.replica_id:
+            granted = dataclasses.replace(granted, why=aim.why, route=aim.route)
+        self.placed[key.why if key is not None else "none", granted.route or granted.why] += 1
+        return granted
+
+    @contextlib.contextmanager
+    def _pausing(self) -> Iterator[None]:
+        self.pausing += 1
+        try:
+            yield
+        finally:
+            self.pausing -= 1
 
     async def _budget(self, arrival: Arrival, replica_id: str, give_up_at: float, trail: Trail) -> OnTokens | None:
         """Wait for the request's KV tokens on the replica; returns who is to be told of the tokens it produces.

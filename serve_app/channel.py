@@ -29,7 +29,7 @@ HANDOVER_S = 5.0  # Serve sends a call on within ms, a busy router within a seco
 class Stream:
     """The frames of one request, in order, as they arrive."""
 
-    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished", "tokens")
+    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished", "lost", "tokens")
 
     def __init__(self) -> None:
         self._frames: list[Frame] = []
@@ -39,6 +39,7 @@ class Stream:
         self.tokens = 0  # that the engine has made
         self.begun = False  # whether the first frame has arrived
         self.finished = False  # whether the last frame has arrived
+        self.lost = False  # whether it failed because the connection to the replica did
 
     def push(self, frame: Frame) -> bool:
         """Add a frame. Returns False when the consumer is too far behind to go on. One that comes after `fail` is
@@ -52,10 +53,11 @@ class Stream:
         self._wake()
         return self._buffered <= MAX_BUFFERED_BYTES
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, *, lost: bool = False) -> None:
         """End the stream; frames that have arrived are still delivered first."""
         if self._error is None:
             self._error = error
+            self.lost = lost
             self._wake()
 
     async def next(self) -> list[Frame]:
@@ -181,7 +183,7 @@ class Channel:
         except ServeAppError as error:
             stream.fail(error)
         except CALL_ERRORS as error:
-            stream.fail(EngineFailed(f"engine replica {self.replica_id} failed: {_brief(error)}"))
+            stream.fail(EngineFailed(f"engine replica {self.replica_id} failed: {_brief(error)}"), lost=True)
         except asyncio.CancelledError:  # ours, or one that happened on the replica: Serve passes that on as it is
             stream.fail(EngineFailed(f"engine replica {self.replica_id} dropped the request"))
             raise
@@ -224,7 +226,7 @@ class Channel:
             if self._attached is attached:  # else it was dropped, and what is in `_calls` belongs to a later one
                 calls, self._calls = self._calls, {}  # a later channel must not go on with what has lost frames
                 for call in calls.values():
-                    call.stream.fail(EngineFailed(reason))
+                    call.stream.fail(EngineFailed(reason), lost=True)
                     call.abort()
                 self._drop(reason)
 

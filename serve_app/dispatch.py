@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
+from serve_app.aim import Key
 from serve_app.asking import Asking
 from serve_app.attempts import Attempts, Make, Relay
 from serve_app.core.admission import Action, Arrival, ClassBound, Policy, TenantPolicy
@@ -21,6 +22,7 @@ from serve_app.desk import Desk
 from serve_app.doorbell import Doorbell
 from serve_app.engine.protocol import EngineInfo, EngineLoad
 from serve_app.errors import NotFound, Unavailable
+from serve_app.health import Health
 from serve_app.local_line import Decider, LocalLine
 from serve_app.replica_set import ReplicaSet
 from serve_app.serve_adapter import Handle
@@ -134,8 +136,8 @@ class ModelLine:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, in the line or for any replica at all."""
-        return self.line.waiting + self._bell.aside
+        """Requests that wait, in the line, for any replica at all, or to try again."""
+        return self.line.waiting + self._bell.aside + self._attempts.pausing
 
     @property
     def granted(self) -> int:
@@ -166,9 +168,20 @@ class ModelLine:
         """The longest prompt and answer together, in tokens; None while no engine has told."""
         return self._asking.known.max_model_len if self._asking.known is not None else self.model.max_model_len
 
-    def preferred(self, session_id: str | None) -> str | None:
-        """The replica a session's requests should go to, for its cached prefix."""
-        return None if session_id is None else self._replicas.preferred(session_id)
+    @property
+    def kv_block_tokens(self) -> int:
+        """What prefixes are cached in; 1 while no engine has told."""
+        return 1 if self._asking.known is None else self._asking.known.kv_block_tokens
+
+    @property
+    def health(self) -> Health:
+        """Which replicas have failed."""
+        return self._replicas.health
+
+    @property
+    def placed(self) -> Mapping[tuple[str, str], int]:
+        """Requests granted, by what key they have and how their replica was found."""
+        return self._attempts.placed
 
     async def info(self) -> EngineInfo | None:
         """What the model's engines can do; None while none has been asked with success."""
@@ -179,9 +192,17 @@ class ModelLine:
         return await self._asking.load(replica_id)
 
     async def serve(
-        self, arrival: Arrival, make: Make, relay: Relay, session: Session | None = None, trail: Trail | None = None
+        self,
+        arrival: Arrival,
+        make: Make,
+        relay: Relay,
+        session: Session | None = None,
+        key: Key | None = None,
+        trail: Trail | None = None,
     ) -> None:
         """Wait, hand in, and give the stream with its first frames to `relay`; in an open session without the wait.
+
+        It goes where requests of its key go, if there is room.
 
         A replica lost before its first frame costs the client nothing: the request waits again, as long as anyone may
         wait. Raises as `slot`, and `EngineFailed` when the replica fails under `relay` or engines keep dying.
@@ -191,7 +212,7 @@ class ModelLine:
         with self._counted():
             if session is None or not await self._attempts.in_session(arrival, make, relay, wait_s, session, trail):
                 trail.ahead = self.line.ahead(arrival.request_class)
-                await self._attempts.in_line(arrival, make, relay, wait_s, self._check_open, trail)
+                await self._attempts.in_line(arrival, key, make, relay, wait_s, self._check_open, trail)
 
     async def serve_aside(self, make: Make, relay: Relay, trail: Trail | None = None) -> None:
         """The same for work that takes no slot (tokenizing): any running replica, at once; without one, the next."""
@@ -207,6 +228,7 @@ class ModelLine:
             Overloaded, Unavailable: refused, with the reason and Retry-After.
         """
         granted = await self._waiters.granted(self.line, arrival)
+        self._replicas.took(arrival.request_id, granted.replica_id, arrival.slots)
         try:
             yield granted
         finally:
@@ -216,6 +238,7 @@ class ModelLine:
         """End a grant; the first call for it counts. A replica is done with a request before its slowest reader is."""
         if self._desk is not None:
             self._desk.release(request_id)
+        self._replicas.gave(request_id)
         self.line.done(request_id)
         self._replicas.forget_gone()
 

@@ -1,28 +1,27 @@
 """The engine replicas of one model as one router sees them: who runs, with how many slots for us, over which channel.
 
-A replica that failed a call is ejected: it gets nothing new for as long as Serve takes to notice a death.
-
-Invariant: who hears of slots knows them at every moment: 0 from when a replica leaves or is ejected, what it has while
-it runs. A replica that has left is forgotten as soon as nothing of ours runs there.
+Invariant: who hears of slots knows them at every moment: 0 from when a replica leaves or is ejected, one more than our
+requests hold while it waits for its probe, else what it has. A replica that has left is forgotten as soon as nothing of
+ours runs there.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import zlib
+import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from serve_app.aim import Aim, Key, Why
 from serve_app.channel import Channel
+from serve_app.core.routing import Routing
 from serve_app.errors import EngineUnreachable
+from serve_app.health import Health, Sent
 from serve_app.serve_adapter import Handle
-
-EJECT_S = 1.0  # a replica that failed a call gets nothing new for as long as Serve takes to notice a death
 
 
 class ReplicaSet:
-    """Replicas, ejections and channels.
+    """Replicas, what runs on them, and channels.
 
     Args:
         handle: the engine deployment.
@@ -47,7 +46,10 @@ class ReplicaSet:
         self._on_forgotten = on_forgotten
         self.running: frozenset[str] = frozenset()  # what Serve counts as running
         self._slots: dict[str, int] = {}
-        self._ejected: dict[str, asyncio.TimerHandle] = {}
+        self.health = Health(self._tell)
+        self._routing = Routing()
+        self._draw = random.Random()
+        self._held: dict[str, tuple[str, int]] = {}  # request -> replica and slots
         self._channels: dict[str, Channel] = {}
         self.channels: Mapping[str, Channel] = MappingProxyType(self._channels)  # always the present ones
         self._turn = 0
@@ -58,15 +60,19 @@ class ReplicaSet:
         gone, new = self.running - names, names - self.running
         self.running = names  # first: what a channel tells while it retires must find its replica gone
         for replica_id in gone:
-            self._on_slots(replica_id, 0)  # drains: what runs there finishes
+            self._tell(replica_id)  # drains: what runs there finishes
             if replica_id in self._channels:
                 self._channels[replica_id].retire()
         for replica_id in new:
             self._slots.setdefault(replica_id, self.initial_slots)
             if replica_id in self._channels:
                 self._channels[replica_id].restore()
-            if replica_id not in self._ejected:
-                self._on_slots(replica_id, self._slots[replica_id])
+            self.health.came(replica_id)
+            self._tell(replica_id)
+        for replica_id in gone:
+            self.health.gone(replica_id)
+        for replica_id in filter(self.health.on_trial, names):
+            self._tell(replica_id)  # it may be the only one now, or no longer
         self.forget_gone()
 
     def forget_gone(self) -> None:
@@ -76,6 +82,7 @@ class ReplicaSet:
             if channel is None or not channel.busy:
                 self._channels.pop(replica_id, None)
                 del self._slots[replica_id]
+                self._routing.drop(replica_id)
                 self._on_forgotten(replica_id)
 
     @property
@@ -84,31 +91,55 @@ class ReplicaSet:
         return max((self._slots[name] for name in self.running), default=self.initial_slots)
 
     def usable(self, replica_id: str) -> bool:
-        """Whether a replica takes new requests."""
-        return replica_id in self.running and replica_id not in self._ejected
+        """Whether a replica takes new requests like any other."""
+        return replica_id in self.running and self.health.well(replica_id)
 
     def any(self) -> str | None:
         """One after the other of those that take new requests, or of all if none does; None: none runs."""
-        names = sorted(self.running - self._ejected.keys()) or sorted(self.running)
+        names = sorted(filter(self.health.well, self.running)) or sorted(self.running)
         if not names:
             return None
         self._turn += 1
         return names[self._turn % len(names)]
 
-    def preferred(self, key: str) -> str | None:
-        """The replica for this key: the same while the set of replicas is (rendezvous hashing); None: none runs."""
-        return max(self.running, key=lambda name: zlib.crc32(f"{key}\0{name}".encode()), default=None)
+    def aim(self, key: Key | None, slots: int, avoid: str | None = None) -> Aim | None:
+        """Where a request of so many slots should run; None: that is the line's to say.
 
-    def eject(self, replica_id: str) -> None:
-        """Grant nothing on a replica that just failed a call, until Serve has had time to notice its death."""
-        if self.usable(replica_id):
-            self._on_slots(replica_id, 0)
-            self._ejected[replica_id] = asyncio.get_running_loop().call_later(EJECT_S, self._readmit, replica_id)
+        Args:
+            avoid: the replica that it was lost on.
+        """
+        probe = self.health.wanting() if slots == 1 else None
+        if probe is not None and probe != avoid:
+            return Aim(probe, Why.PROBE)
+        if key is None and avoid is None:
+            return None
+        if avoid is not None:
+            self._routing.set_open(avoid, False)
+        choice = self._routing.choose(None if key is None else key.text, self._draw, slots)
+        if avoid is not None:
+            self._routing.set_open(avoid, self.usable(avoid))
+        if choice is None:
+            return None
+        return Aim(choice.replica_id, Why.MOST_FREE if key is None else key.why, choice.route)
 
-    def _readmit(self, replica_id: str) -> None:
-        del self._ejected[replica_id]
-        if replica_id in self.running:
-            self._on_slots(replica_id, self._slots[replica_id])
+    def took(self, request_id: str, replica_id: str, slots: int) -> None:
+        """A request of so many slots has its place."""
+        self._held[request_id] = (replica_id, slots)
+        self._routing.add_load(replica_id, slots)
+        self.health.took(request_id, replica_id)
+
+    def gave(self, request_id: str) -> None:
+        """It has given it back; again changes nothing. To be told before the line hears of it: a replica on probation
+        must not have its free slots granted meanwhile."""
+        replica_id, slots = self._held.pop(request_id, ("", 0))
+        self._routing.add_load(replica_id, -slots)
+        self.health.gave(request_id, replica_id)
+        if self.health.on_trial(replica_id):
+            self._tell(replica_id)
+
+    def sent(self, replica_id: str) -> Sent:
+        """A request goes to a replica now; what is returned wants to hear how it ends."""
+        return self.health.sent(replica_id)
 
     def channel(self, replica_id: str) -> Channel:
         """The channel to a replica. EngineUnreachable: it has left since it was granted, and takes no new calls."""
@@ -129,6 +160,14 @@ class ReplicaSet:
         """Without a channel nobody tells our share, so no more than the cautious first guess is granted."""
         if replica_id not in self._slots:
             return  # forgotten: what its channel still has to say is of no interest
-        slots = self._slots[replica_id] = self.initial_slots if slots is None else slots
-        if self.usable(replica_id):
-            self._on_slots(replica_id, slots)
+        self._slots[replica_id] = self.initial_slots if slots is None else slots
+        if replica_id in self.running:
+            self._tell(replica_id)
+
+    def _tell(self, replica_id: str) -> None:
+        """What a replica has for us now, to who grants and to who chooses."""
+        slots = self._slots[replica_id]
+        self._routing.set_slots(replica_id, slots)
+        self._routing.set_open(replica_id, self.usable(replica_id))
+        allowed = self.health.allowed(replica_id, slots, self._routing.load(replica_id))
+        self._on_slots(replica_id, allowed if replica_id in self.running else 0)

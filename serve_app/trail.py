@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serve_app.budget import Budget
+from serve_app.core.routing import Route
 from serve_app.types import RequestClass
 
 
@@ -18,7 +19,7 @@ class Trail:
     Args:
         most_tokens: what it can come to use, prompt and all answers, by the client's bound; None: there is none.
         ahead: who waited before it when it came, by class.
-        replica_id: where it was handed in last.
+        replica_id: where it was handed in last; `route` is how that was found, None: the line's own choice.
         losses: replicas that were lost under it.
         kv_token_s: KV tokens held, times seconds.
     """
@@ -26,6 +27,7 @@ class Trail:
     most_tokens: int | None = None
     ahead: tuple[tuple[RequestClass, int], ...] = ()
     replica_id: str | None = None
+    route: Route | None = None
     losses: int = 0
     kv_token_s: float = 0.0
     _budget: Budget | None = None

@@ -9,17 +9,21 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from serve_app.aim import Why
 from serve_app.core.admission import Action, Arrival, Grant, refusal_error
+from serve_app.core.routing import Route
 from serve_app.errors import ServeAppError
 from serve_app.local_line import Decider
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A place on a replica, and how long it took to get (seconds)."""
+    """A place on a replica, how long it took to get (seconds), and why there."""
 
     replica_id: str
     waited_s: float
+    why: Why = Why.MOST_FREE
+    route: Route | None = None
 
 
 class Waiters:

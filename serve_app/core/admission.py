@@ -123,7 +123,7 @@ class Admission:
         if tokens < 0:
             raise ValueError(f"{request_id!r}: tokens is {tokens}")
         self._running.progress(request_id, tokens)
-        return self._advance(now)
+        return self._advance(now) + self._decide()  # fair order has changed, and who is next may fit
 
     def on_done(
         self, request_id: str, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None

@@ -270,9 +270,11 @@ class Edge:
             cost_tokens=cost.tokens,
             prompt_tokens=cost.prompt_tokens,
             deadline=None if wanted.deadline_s is None else record.started + wanted.deadline_s,
-            affinity=line.preferred(wanted.session_id) if session is None else session.pool,
+            affinity=None if session is None else session.pool,
         )
-        await line.serve(arrival, make, relay, session, record.trail)
+        block = line.kv_block_tokens
+        key = measure.key(operation, body, identity.tenant, wanted.session_id, cost.prompt_tokens, block)
+        await line.serve(arrival, make, relay, session, key, record.trail)
 
     def _salt(self, tenant: str) -> str:
         salt = self._salts.get(tenant)

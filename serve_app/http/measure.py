@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from serve_app.aim import Key, Why
 from serve_app.errors import BadRequest
 from serve_app.settings import HttpSettings
 from serve_app.types import Operation
@@ -109,6 +110,22 @@ def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:
         return ""
     data = "\x1e".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def key(
+    operation: Operation, body: Mapping[str, Any], tenant: str, session_id: str | None, prompt: int, block: int
+) -> Key | None:
+    """What the request shares with others, for routing: its session, else its prefix, always within its tenant.
+
+    Args:
+        prompt: its tokens.
+        block: tokens that the KV cache is given out in. A prompt within one leaves nothing to be found again: whole
+            blocks are cached, and the last token is always computed.
+    """
+    if session_id is not None:
+        return Key(f"{tenant}\0session\0{session_id}", Why.SESSION)
+    prefix = prefix_key(operation, body) if prompt > block else ""
+    return Key(f"{tenant}\0prefix\0{prefix}", Why.PREFIX) if prefix else None
 
 
 def _prompts(operation: Operation, body: Mapping[str, Any]) -> tuple[str, int]:

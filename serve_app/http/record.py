@@ -120,6 +120,7 @@ class Record:
             lifted=lifted_after_s is not None and wait_s >= lifted_after_s,
             first_token_s=self.first_token_s,
             replica_id=trail.replica_id,
+            route=trail.route,
             losses=trail.losses,
             estimated_prompt=0 if cost is None else cost.prompt_tokens,
             estimated_output=0 if cost is None else cost.output_tokens,

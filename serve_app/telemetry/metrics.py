@@ -11,6 +11,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve_app.core.admission import Snapshot
+from serve_app.core.outliers import Why
 from serve_app.engine.protocol import EngineLoad
 from serve_app.types import Outcome, RequestClass
 
@@ -73,6 +74,21 @@ class RouterMetrics:
             ("model", "reason"),
             registry=self.registry,
         )
+        self._gauge_placed = Gauge(
+            "serve_app_placed",
+            "Requests granted, by what key they have and how their replica was found.",
+            ("model", "key", "place"),
+            registry=self.registry,
+        )
+        self._gauge_out = Gauge(
+            "serve_app_ejected",
+            "Engine replicas that get no requests, or one, since they failed.",
+            ("model",),
+            registry=self.registry,
+        )
+        self._gauge_ejections = Gauge(
+            "serve_app_ejections", "Ejections of engine replicas.", ("model", "reason"), registry=self.registry
+        )
         self._gauge_engine = Gauge(
             "serve_app_engine", "Live figures of an engine.", ("model", "replica", "figure"), registry=self.registry
         )
@@ -109,6 +125,16 @@ class RouterMetrics:
         for reason, count in view.refused.items():
             self._gauge_refused.labels(model, reason).set(count)
 
+    def replicas(
+        self, model: str, placed: Mapping[tuple[str, str], int], out: int, ejections: Mapping[Why, int]
+    ) -> None:
+        """Set the gauges of where requests went: see the help of each."""
+        for (key, place), count in placed.items():
+            self._gauge_placed.labels(model, key, place).set(count)
+        self._gauge_out.labels(model).set(out)
+        for why, count in ejections.items():
+            self._gauge_ejections.labels(model, why.value).set(count)
+
     def engines(self, model: str, loads: Mapping[str, EngineLoad]) -> None:
         """Set the engine gauges of a model to exactly these replicas."""
         self._gauge_engine.remove_by_labels({"model": model})
@@ -124,6 +150,9 @@ class RouterMetrics:
             self._gauge_refused,
             self._gauge_engine,
             self._gauge_blocked,
+            self._gauge_placed,
+            self._gauge_out,
+            self._gauge_ejections,
         ):
             gauge.remove_by_labels({"model": model})
 

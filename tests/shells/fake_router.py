@@ -8,6 +8,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from serve_app.aim import Key, Why
 from serve_app.channel import Channel, Stream
 from serve_app.core.admission import Arrival
 from serve_app.dispatch import Granted, ModelLine
@@ -94,6 +95,7 @@ class Router:
         self.line = ModelLine(cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers)
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}
+        self.why: dict[str, Why] = {}
         self._given = 0
 
     async def start(self) -> Router:
@@ -102,7 +104,12 @@ class Router:
         return self
 
     async def ask(
-        self, tokens: int = 5, *, then: Callable[[], Awaitable[None]] | None = None, **arrival: Any
+        self,
+        tokens: int = 5,
+        *,
+        then: Callable[[], Awaitable[None]] | None = None,
+        key: Key | None = None,
+        **arrival: Any,
     ) -> list[Frame]:
         """One request to its end; `then` runs once its first frames are there."""
         self._given += 1
@@ -112,6 +119,7 @@ class Router:
         async def relay(stream: Stream, frames: list[Frame], granted: Granted) -> None:
             self.relayed.append(name)
             self.places[name] = granted.replica_id
+            self.why[name] = granted.why
             if then is not None:
                 await then()
             while frames[-1].usage is None:
@@ -120,7 +128,7 @@ class Router:
 
         told: list[Frame] = []
         asked = Arrival(name, arrival.pop("cls", NORMAL), "tenant", **arrival)
-        await self.line.serve(asked, lambda n: Submit(n, name, Operation.COMPLETION, body), relay)
+        await self.line.serve(asked, lambda n: Submit(n, name, Operation.COMPLETION, body), relay, key=key)
         assert text(told) == said(f"prompt {name}", tokens)
         return told
 

@@ -214,26 +214,6 @@ def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.2})
 
 
-def test_a_session_goes_to_one_replica_while_it_has_room() -> None:
-    async def scenario(cluster: FakeCluster) -> None:
-        await cluster.add("r1", "r2", "r3")
-        router = await Router(cluster).start()
-        chosen = {name: router.line.preferred(name) for name in (f"session {n}" for n in range(30))}
-        assert set(chosen.values()) == {"r1", "r2", "r3"}
-        assert router.line.preferred(None) is None
-        for name, replica in list(chosen.items())[:6]:
-            await router.ask(affinity=replica)
-            assert router.line.preferred(name) == replica
-        assert list(router.places.values()) == list(chosen.values())[:6]
-        cluster.remove("r2")
-        await turns(5)
-        for name, replica in chosen.items():
-            now = router.line.preferred(name)
-            assert now == replica if replica != "r2" else now in ("r1", "r3")
-
-    run(scenario)
-
-
 def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         router = await Router(cluster).start()

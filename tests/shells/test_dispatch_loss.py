@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from serve_app import attempts, channel, replica_set
+from serve_app import attempts, channel
+from serve_app.core import outliers
 from serve_app.core.admission import Arrival
 from serve_app.errors import EngineFailed, EngineUnreachable
 from tests.shells.fake_engines import FakeCluster, run, turns, until
@@ -65,7 +66,7 @@ def test_a_request_gives_up_when_nobody_may_wait_longer_and_gives_its_slot_back(
         assert router.relayed == []
         await router.settled()
 
-    run(scenario, waits={(replica_set, "EJECT_S"): 0.02})
+    run(scenario, waits={(outliers, "FIRST_S"): 0.02})
 
 
 def test_a_request_under_which_engines_die_is_not_tried_for_ever() -> None:
@@ -93,7 +94,7 @@ def test_a_replica_that_failed_is_used_again_after_a_while() -> None:
         thaw(cluster, "r1")
         started = time.monotonic()
         await request
-        assert time.monotonic() - started > 0.5 * replica_set.EJECT_S
+        assert time.monotonic() - started > 0.5 * outliers.FIRST_S
         assert router.submits() == ["r1"] * 3
 
     run(scenario)
@@ -112,7 +113,7 @@ def test_a_replica_that_never_answers_costs_the_attach_timeout_and_no_more() -> 
         await router.settled()
         assert set(router.used) == {"r2"}
 
-    run(scenario, waits={(replica_set, "EJECT_S"): 60.0, (channel, "ATTACH_TIMEOUT_S"): 0.2})
+    run(scenario, waits={(outliers, "FIRST_S"): 60.0, (channel, "ATTACH_TIMEOUT_S"): 0.2})
 
 
 @pytest.mark.parametrize("first", ["leaves", "granted"])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from serve_app import asking, channel, replica_set
+from serve_app import asking, channel
+from serve_app.core import outliers
 from serve_app.errors import BadRequest, EngineFailed
 from serve_app.http import edge
 from serve_app.settings import AdmissionSettings
@@ -167,7 +168,7 @@ def test_a_request_is_counted_once_by_how_it_ended(act: Any, expected: list[Outc
         assert client.outcomes == dict.fromkeys(expected, 1)
         await until(client.at_rest, SOON_S, "all given back")
 
-    run(scenario, waits={(replica_set, "EJECT_S"): 0.02})
+    run(scenario, waits={(outliers, "FIRST_S"): 0.02})
 
 
 def test_a_send_that_raises_ends_the_request_in_the_engine_and_is_counted_once() -> None:
@@ -358,7 +359,7 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
         reply = await client.post(ask("p"))
         assert (reply.status, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (502, "3", "2500")
 
-    run(scenario, waits={(replica_set, "EJECT_S"): 0.02})
+    run(scenario, waits={(outliers, "FIRST_S"): 0.02})
 
 
 def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:

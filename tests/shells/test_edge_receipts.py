@@ -12,6 +12,7 @@ import pytest
 from serve_app.core.estimate import MIN_SEEN, Source
 from serve_app.core.events import Reason
 from serve_app.core.receipts import Receipt
+from serve_app.core.routing import Route
 from serve_app.inside.calls import COMPLETE
 from serve_app.inside.exchange import Inside
 from serve_app.types import Outcome, RequestClass
@@ -47,6 +48,7 @@ def test_a_finished_request_tells_its_place_its_times_and_its_tokens() -> None:
         assert found.request_id == reply.headers["x-serve-app-request-id"]
         assert (found.client_id, found.tenant, found.request_class) == ("trace-17", "people", HIGH)
         assert (found.outcome, found.granted, found.replica_id, found.losses) == (Outcome.OK, True, "r1", 0)
+        assert found.route is Route.HOME
         assert (found.prompt_tokens, found.output_tokens) == (3, 7)
         assert (found.estimated_prompt, found.estimated_output, found.source) == (4, 7, Source.PRIOR)
         assert found.first_token_s is not None

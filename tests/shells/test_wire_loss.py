@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from serve_app import channel, replica_set, wire
+from serve_app import channel, wire
+from serve_app.core import outliers
 from serve_app.engine import wire_server
 from serve_app.engine.protocol import WireAddress
 from serve_app.errors import EngineUnreachable
@@ -198,4 +199,4 @@ def test_a_replica_that_leaves_serves_set_finishes_what_runs_and_then_knows_nobo
         await router.settled()
         cluster.remove("r2")  # else its channel would stand for IDLE_CLOSE_S
 
-    run(scenario, waits={(channel, "IDLE_CLOSE_S"): 60.0, (replica_set, "EJECT_S"): 0.1})
+    run(scenario, waits={(channel, "IDLE_CLOSE_S"): 60.0, (outliers, "FIRST_S"): 0.1})

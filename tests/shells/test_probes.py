@@ -1,0 +1,150 @@
+"""After its ejection a replica gets one request at a time, until one of them has succeeded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from serve_app.aim import Why as Placed
+from serve_app.core.admission import Arrival
+from serve_app.core.outliers import CONSECUTIVE, Why
+from serve_app.errors import EngineFailed, EngineUnreachable
+from tests.shells.failing import SHORT, Broken, slots
+from tests.shells.fake_engines import FakeCluster, run, turns, until
+from tests.shells.fake_router import LONG, NORMAL, SOON_S, Router, freeze, thaw
+
+
+def test_an_ejected_replica_is_probed_by_one_request_at_a_time_until_one_succeeds() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken, health = Broken(cluster, "r1"), router.line.health
+
+        async def asked_until(condition: Any) -> None:
+            while not condition():
+                await asyncio.gather(router.ask(), router.ask())
+
+        await asyncio.wait_for(asked_until(lambda: health.ejections[Why.PROBE] == 2), SOON_S)
+        assert broken.calls == CONSECUTIVE + 2
+        broken.mend()
+        await asyncio.wait_for(asked_until(lambda: not health.out), SOON_S)
+        assert slots(router) == {"r1": 4, "r2": 4}
+        assert Placed.PROBE in router.why.values()
+        await asyncio.gather(*(router.ask() for _ in range(8)))
+        assert list(router.places.values())[-8:].count("r1") == 4
+        await router.settled()
+
+    run(scenario, waits=SHORT)
+
+
+def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_runs_there() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        running = [router.asking(LONG) for _ in range(4)]
+        await until(lambda: len(router.relayed) == 4, SOON_S, "two run on each")
+        assert cluster["r1"].work == 2
+        health, sent = router.line.health, router.line._replicas.sent("r1")
+        sent.broke(EngineUnreachable("gone"), lost=True)
+        sent.over()
+        assert health.out == 1
+        freeze(cluster, "r1")
+        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        requests = [router.asking() for _ in range(12)]
+        await until(lambda: cluster["r1"].work == 3, SOON_S, "the probe is there")
+        one = next(n for n, place in enumerate(list(router.places.values())) if place == "r1")
+        running.pop(one).cancel()
+        await turns(50)
+        assert (router.used["r1"], slots(router)["r1"]) == (2, 2)  # the other long one, and the probe
+        thaw(cluster, "r1")
+        await asyncio.gather(*requests)
+        assert not health.out
+        for request in running:
+            request.cancel()
+        await router.settled()
+        assert slots(router) == {"r1": 4, "r2": 4}
+
+    run(scenario, waits=SHORT)
+
+
+def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken, health = Broken(cluster, "r1"), router.line.health
+        while not health.out:
+            await router.ask()
+        broken.mend()
+        freeze(cluster, "r1")
+        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        for _ in range(3):
+            probe = router.asking()
+            await until(lambda: cluster["r1"].work == 1, SOON_S, "it is there")
+            probe.cancel()
+            await until(lambda: not cluster["r1"].work, SOON_S, "its client has left")
+            assert (health.on_trial("r1"), slots(router)["r1"]) == (True, 1)
+        thaw(cluster, "r1")
+        await router.ask()
+        assert not health.out
+        await router.settled()
+
+    run(scenario, waits=SHORT)
+
+
+def test_a_probes_place_that_nobody_used_is_for_the_next_request() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken, health = Broken(cluster, "r1"), router.line.health
+        while not health.out:
+            await router.ask()
+        broken.mend()
+        await until(lambda: health.wanting() == "r1", SOON_S, "its time is over")
+        async with router.line.slot(Arrival("unsent", NORMAL, "tenant", affinity="r1")) as granted:
+            assert (granted.replica_id, health.wanting()) == ("r1", None)
+        assert health.wanting() == "r1"
+        await router.ask()
+        assert not health.out
+        await router.settled()
+
+    run(scenario, waits=SHORT)
+
+
+def test_a_probe_counts_by_its_first_frame() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken, health = Broken(cluster, "r1"), router.line.health
+        while not health.out:
+            await router.ask()
+        broken.mend()
+        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        probe = router.asking(LONG)
+        await until(lambda: not health.out, SOON_S, "it is back")
+        assert not probe.done()
+        assert slots(router) == {"r1": 4, "r2": 4}
+        probe.cancel()
+        await router.settled()
+
+    run(scenario, waits=SHORT)
+
+
+def test_an_only_replica_on_probation_serves_requests_of_any_size() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        broken = Broken(cluster, "r1")
+        with pytest.raises(EngineFailed):
+            await router.ask()
+        broken.mend()
+        health = router.line.health
+        assert health.out == 1
+        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        assert slots(router) == {"r1": 4}
+        await router.ask(slots=4)
+        assert not health.out
+        await router.settled()
+
+    run(scenario, waits=SHORT)
