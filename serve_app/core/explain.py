@@ -21,12 +21,12 @@ _ENDS = {
     Outcome.INTERNAL_ERROR: "failed by a fault of ours",
 }
 _REFUSALS = {
-    Reason.QUEUE_FULL: "the line was full of requests of its class and above",
-    Reason.SHED: "a higher class needed its place in the full line",
+    Reason.QUEUE_FULL: "the line, or its class in it, was full of requests with as much right to wait",
+    Reason.SHED: "a higher class or a lighter tenant needed its place in the full line",
     Reason.DEADLINE: "it could not start before its deadline",
     Reason.TIMEOUT: "it waited as long as is allowed",
     Reason.NO_REPLICA: "no replica could serve",
-    Reason.TOO_LARGE: "it asked for more sequences than any replica runs",
+    Reason.TOO_LARGE: "it asked for more sequences or tokens than any replica holds",
 }
 _REPLAYED = "Answered with what the first request of its Idempotency-Key was answered; nothing ran."
 _ROUTES = {

@@ -91,8 +91,8 @@ def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -
     assert explain(REFUSED) == [
         "req-2: low request of acme to llama, refused after 4 ms.",
         "Waited 0 ms.",
-        "Refused (queue_full): the line was full of requests of its class and above; the client was told to come back "
-        "in 12.0 s.",
+        "Refused (queue_full): the line, or its class in it, was full of requests with as much right to wait; the "
+        "client was told to come back in 12.0 s.",
     ]
 
 

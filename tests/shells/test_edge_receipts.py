@@ -191,6 +191,16 @@ def test_answers_that_end_by_themselves_teach_and_cut_ones_are_lower_bounds() ->
     check(scenario)
 
 
+def test_another_quantile_holds_from_the_next_request_on() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        edge = client.edge
+        admission = edge._settings.admission.model_copy(update={"output_quantile": 0.3})
+        edge.configure(edge._settings.model_copy(update={"admission": admission}), edge._keys)
+        assert edge._costs._estimator._quantile == 0.3
+
+    check(scenario)
+
+
 def test_a_call_by_handle_leaves_one_like_any_other() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         call = {"prompt": "one two", "model": ask("")["model"], "max_tokens": 3, "api_key": BATCH_KEY}
