@@ -78,7 +78,8 @@ class Attempts:
     Args:
         replicas: of the model.
         slot: holds a slot of the line for a block; raises as `serve_app.waiters.Waiters.granted`.
-        give_back: ends what a request of this id holds, slot and tokens; again changes nothing.
+        give_back: ends what a request of this id holds, slot and tokens, with the output tokens it made (None: not
+            counted); again changes nothing.
         info: what the engines have told of themselves; None: nothing yet.
         desk: where requests get their KV budgets; None: they need none.
     """
@@ -87,7 +88,7 @@ class Attempts:
         self,
         replicas: ReplicaSet,
         slot: Callable[[Arrival], AbstractAsyncContextManager[Granted]],
-        give_back: Callable[[str], None],
+        give_back: Callable[[str, int | None], None],
         info: Callable[[], EngineInfo | None],
         desk: Desk | None,
     ) -> None:
@@ -124,8 +125,9 @@ class Attempts:
         losses = Losses(time.monotonic() + max_wait_s)
 
         def give_back() -> None:
+            made = trail.output_tokens
             trail.release(time.monotonic())
-            self._give_back(arrival.request_id)
+            self._give_back(arrival.request_id, made)
 
         def lost(error: EngineFailed) -> bool:
             if losses.final(error, time.monotonic()):
@@ -141,10 +143,13 @@ class Attempts:
             affinity = None if aim is None else aim.replica_id
             arrival = dataclasses.replace(arrival, affinity=affinity, accepted=avoid is not None)
             async with self._slot(arrival) as granted:
-                granted = self._placed(granted, key, aim)
-                on_tokens = await self._budget(arrival, granted.replica_id, losses.give_up_at, trail)
-                if await self._attempt(Place(granted, give_back, on_tokens), make, relay, lost, trail):
-                    return
+                try:
+                    granted = self._placed(granted, key, aim)
+                    on_tokens = await self._budget(arrival, granted.replica_id, losses.give_up_at, trail)
+                    if await self._attempt(Place(granted, give_back, on_tokens), make, relay, lost, trail):
+                        return
+                finally:
+                    give_back()  # before the slot's own end, which does not know what was made
             avoid = granted.replica_id
             if self._replicas.usable(avoid):
                 with self._pausing():

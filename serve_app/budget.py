@@ -42,6 +42,7 @@ class Budget:
             longest = self._in_blocks(info.max_model_len * arrival.slots)
             self._most = longest if self._most is None else min(self._most, longest)
         self._output_left = max(0, self.tokens - arrival.prompt_tokens)
+        self.output_tokens = 0  # made so far, of all sequences
 
     def _in_blocks(self, tokens: int) -> int:
         """Each sequence begins a block of its own, and the last one is seldom full."""
@@ -50,6 +51,7 @@ class Budget:
     def produced(self, desk: Growing, tokens: int) -> None:
         """The engine has made so many more; what will soon exceed the estimate grows the budget, as far as the pool can
         give."""
+        self.output_tokens += tokens
         self._output_left -= tokens
         short = LEAD_STEPS * self._slots - self._output_left
         if short > 0:

@@ -30,8 +30,9 @@ class Decider(Protocol):
         """The caller is gone, waiting or running."""
         ...
 
-    def done(self, request_id: str) -> None:
-        """A granted request has ended, well or not; again changes nothing."""
+    def done(self, request_id: str, output_tokens: int | None = None) -> None:
+        """A granted request has ended, well or not, after so much output (None: not counted, its estimate stands for
+        it); again changes nothing."""
         ...
 
     def replica(self, replica_id: str, slots: int) -> None:
@@ -101,8 +102,8 @@ class LocalLine:
     def cancel(self, request_id: str) -> None:
         self._after(self._admission.on_cancel(request_id, time.monotonic()))
 
-    def done(self, request_id: str) -> None:
-        self._after(self._admission.on_done(request_id, time.monotonic()))
+    def done(self, request_id: str, output_tokens: int | None = None) -> None:
+        self._after(self._admission.on_done(request_id, time.monotonic(), output_tokens=output_tokens))
 
     def replica(self, replica_id: str, slots: int) -> None:
         self._after(self._admission.on_replica(replica_id, slots, time.monotonic()))

@@ -44,6 +44,11 @@ class Trail:
             self.kv_token_s += self._budget.tokens * (now - self._since)
             self._budget = None
 
+    @property
+    def output_tokens(self) -> int | None:
+        """Made in the place that it holds; None: it holds none, or nobody counts."""
+        return None if self._budget is None else self._budget.output_tokens
+
     def lost(self, now: float) -> None:
         """Its replica was lost, and it waits again."""
         self.losses += 1

@@ -89,10 +89,11 @@ class Router:
         routers: int = 1,
         *,
         over: Callable[[FakeHandle], Any] = lambda below: below,
+        desk: Any = None,
         **admission: Any,
     ) -> None:
         self.handle = cluster.handle()
-        self.line = ModelLine(cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers)
+        self.line = ModelLine(cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers, desk)
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}
         self.why: dict[str, Why] = {}

@@ -230,3 +230,40 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
         assert await router.line.load("r1") is None
 
     run(scenario, waits={(asking, "ASK_TIMEOUT_S"): 0.1})
+
+
+class Plenty:
+    """A desk that has tokens for everybody."""
+
+    blocked: dict[str, int] = {}
+
+    async def acquire(self, request_id: str, pool: str, tokens: int, wait_s: float) -> None:
+        pass
+
+    def grow(self, request_id: str, tokens: int) -> bool:
+        return True
+
+    def release(self, request_id: str) -> int:
+        return 0
+
+    def open(self, pool: str) -> None:
+        pass
+
+    def drop(self, pool: str) -> None:
+        pass
+
+
+def test_the_line_is_told_what_a_request_has_really_made() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster, desk=Plenty()).start()
+        await router.ask(7, cost_tokens=300)
+        assert router.view.done_tokens == 7
+        stopped = router.asking(LONG, cost_tokens=300)
+        await until(lambda: len(router.relayed) == 2, SOON_S, "it runs")
+        stopped.cancel()
+        await asyncio.wait({stopped})
+        await router.settled()
+        assert 7 < router.view.done_tokens < LONG
+
+    run(scenario, model(slots=1))
