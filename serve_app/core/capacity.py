@@ -1,47 +1,58 @@
-"""Which replica runs a request: slots of every replica, taken and given back.
+"""Which replica runs a request: slots and KV tokens of every replica, taken and given back.
 
-Invariant: a take never brings a replica above the slots it has; what was taken is given back once, or goes with the
-replica. A replica may hold more than it has only because its slots shrank, and then gets nothing until it is below.
+Invariant: a take never brings a replica above the slots or the KV tokens it has; what was taken is given back once, or
+goes with the replica. A replica may hold more than it has only because it shrank, and then gets nothing until it is
+below.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from serve_app.core.events import ReplicaUse
-from serve_app.core.heap import Key, KeyedHeap
+from serve_app.core.heap import KeyedHeap
 
 
 @dataclass(slots=True)
 class _Replica:
     slots: int = 0
+    kv_tokens: float = math.inf
     used: int = 0
+    kv_used: int = 0
     last_take: int = 0
-    running: dict[str, int] = field(default_factory=dict)
+    indexed: int = 0  # the free slots under which it is found; 0: it takes nothing now
+    running: dict[str, tuple[int, int]] = field(default_factory=dict)  # slots and tokens
 
     @property
     def free(self) -> int:
         return max(0, self.slots - self.used)
 
     @property
-    def key(self) -> Key:
-        return (-self.free, self.last_take)
+    def kv_free(self) -> float:
+        return max(0.0, self.kv_tokens - self.kv_used)
 
 
 class Capacity:
-    """Slots by replica. Every method is O(log replicas), save `close` where replicas differ in size (see there)."""
+    """Slots and tokens by replica. O(log replicas) per method, and O(distinct numbers of free slots) where said."""
 
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
         self._home: dict[str, str] = {}  # running request -> replica
-        self._open = KeyedHeap()  # replicas with a free slot, most free first, then least recently taken
-        self._sizes = KeyedHeap()  # replicas with slots, largest first
+        self._by_free: dict[int, KeyedHeap] = {}  # free slots -> replicas, most free tokens first, then least recent
+        self._counts: list[int] = []  # keys of `_by_free` that are not empty, rising
+        self._by_tokens = KeyedHeap()  # the same replicas, most free tokens first
+        self._sizes: Counter[tuple[int, float]] = Counter()  # how many replicas of this size there are
         self._closed: list[str] = []
         self._takes = 0
         self.slots = 0  # of all replicas
         self.used = 0
         self.free = 0  # not slots - used: a shrunken replica's excess is no other's loss
+        self.kv_tokens = 0.0  # of all replicas; infinite where one is not bounded
+        self.kv_used = 0
 
     @property
     def requests(self) -> int:
@@ -56,61 +67,70 @@ class Capacity:
         return replica_id in self._replicas
 
     @property
-    def largest(self) -> int:
-        """Slots of the largest replica; 0 when no replica can take anything, ever."""
-        top = self._sizes.peek()
-        return 0 if top is None else -int(top[0][0])
-
-    @property
     def most_free(self) -> int:
         """The most slots one request could take at this moment, closed replicas apart."""
-        top = self._open.peek()
-        return 0 if top is None else -int(top[0][0])
+        return self._counts[-1] if self._counts else 0
 
-    def set_slots(self, replica_id: str, slots: int) -> None:
-        """Add a replica or change its slots. What runs there goes on. ValueError: negative."""
-        if slots < 0:
-            raise ValueError(f"replica {replica_id!r}: slots is {slots}")
+    def possible(self, slots: int, tokens: int) -> bool:
+        """Whether some replica is large enough, were it empty. O(distinct sizes of replicas)."""
+        return any(size >= slots and kv_tokens >= tokens for size, kv_tokens in self._sizes)
+
+    def fits(self, slots: int, tokens: int) -> bool:
+        """Whether some open replica has this much free. O(1) for one slot, else O(distinct numbers of free slots)."""
+        if not self._counts or slots > self._counts[-1]:
+            return False
+        top = self._by_tokens.peek()
+        if top is None or -top[0][0] < tokens:
+            return False
+        return slots == 1 or self._find(slots, tokens) is not None
+
+    def set_replica(self, replica_id: str, slots: int, kv_tokens: int | None = None) -> None:
+        """Add a replica or change its size. What runs there goes on. ValueError: negative."""
+        if slots < 0 or (kv_tokens is not None and kv_tokens < 0):
+            raise ValueError(f"replica {replica_id!r}: slots is {slots}, kv_tokens {kv_tokens}")
         replica = self._replicas.setdefault(replica_id, _Replica())
         before = replica.free
-        self.slots += slots - replica.slots
-        replica.slots = slots
+        self._resize((replica.slots, replica.kv_tokens), -1)
+        replica.slots, replica.kv_tokens = slots, math.inf if kv_tokens is None else kv_tokens
+        self._resize((replica.slots, replica.kv_tokens), 1)
         self.free += replica.free - before
-        if slots:
-            self._sizes.set(replica_id, (-slots, 0))
-        else:
-            self._sizes.discard(replica_id)
         self._index(replica_id, replica)
 
-    def drop(self, replica_id: str) -> None:
-        """Forget a replica and what ran on it; an unknown one changes nothing."""
+    def drop(self, replica_id: str) -> list[str]:
+        """Forget a replica and what it runs; returns the ids of that."""
         replica = self._replicas.pop(replica_id, None)
         if replica is None:
-            return
+            return []
+        self._resize((replica.slots, replica.kv_tokens), -1)
+        self.free -= replica.free
+        self.used -= replica.used
+        self.kv_used -= replica.kv_used
+        replica.slots = 0
+        self._index(replica_id, replica)
         for request_id in replica.running:
             del self._home[request_id]
-        self.slots -= replica.slots
-        self.used -= replica.used
-        self.free -= replica.free
-        self._sizes.discard(replica_id)
-        self._open.discard(replica_id)
+        return list(replica.running)
 
-    def take(self, request_id: str, slots: int, affinity: str | None) -> str:
-        """Occupy slots on one replica: the affinity's where they fit, else where most are free. Returns the replica.
+    def take(self, request_id: str, slots: int, tokens: int, affinity: str | None = None) -> str:
+        """Occupy a part of one replica: the affinity's where it fits, else where most slots are free, then most tokens.
+
+        Returns the replica. O(distinct numbers of free slots).
 
         Raises:
-            ValueError: no open replica has them, or the request holds slots already; nothing has changed then.
+            ValueError: no open replica has that much, or the request runs already; nothing has changed then.
         """
-        if slots > self.most_free or request_id in self._home:
-            raise ValueError(f"{request_id!r} cannot take {slots} slots")
-        replica_id = self._choose(slots, affinity)
+        replica_id = self._choose(slots, tokens, affinity)
+        if replica_id is None or request_id in self._home:
+            raise ValueError(f"{request_id!r} cannot take {slots} slots and {tokens} tokens")
         replica = self._replicas[replica_id]
         self._takes += 1
         replica.last_take = self._takes
-        replica.running[request_id] = slots
+        replica.running[request_id] = (slots, tokens)
         self._home[request_id] = replica_id
         replica.used += slots
+        replica.kv_used += tokens
         self.used += slots
+        self.kv_used += tokens
         self.free -= slots
         self._index(replica_id, replica)
         return replica_id
@@ -122,30 +142,36 @@ class Capacity:
             return 0
         replica = self._replicas[replica_id]
         before = replica.free
-        slots = replica.running.pop(request_id)
+        slots, tokens = replica.running.pop(request_id)
         replica.used -= slots
+        replica.kv_used -= tokens
         self.used -= slots
+        self.kv_used -= tokens
         self.free += replica.free - before
         self._index(replica_id, replica)
         return slots
 
-    def close(self, slots: int) -> None:
-        """Keep the replica nearest to `slots` free ones out of every take until `reopen`.
+    def close(self, slots: int, tokens: int) -> None:
+        """Keep one replica with something free out of every take until `reopen`: the one nearest to having this much.
 
-        O(log replicas) while the freest replica is large enough to hold `slots` at all, else one pass over all.
+        That is the one with most free tokens where no open one has enough of them, else the one with most free slots.
+        O(log replicas) while that one is large enough to hold it at all, else one pass over all.
         """
-        top = self._open.peek()
+        top = self._by_tokens.peek()
         if top is None:
             return
         replica_id = top[1]
-        if self._replicas[replica_id].slots < slots:
-            fits = [(r.key, i) for i, r in self._replicas.items() if r.free and r.slots >= slots]
-            fits = [entry for entry in fits if entry[1] not in self._closed]
-            if not fits:
+        if -top[0][0] >= tokens:
+            freest = self._by_free[self._counts[-1]].peek()
+            assert freest is not None  # its count is in `_counts`
+            replica_id = freest[1]
+        if not self._holds(replica_id, slots, tokens):
+            able = [i for i, r in self._replicas.items() if r.indexed and self._holds(i, slots, tokens)]
+            if not able:
                 return
-            replica_id = min(fits)[1]
+            replica_id = min(able, key=self._preference)
         self._closed.append(replica_id)
-        self._open.discard(replica_id)
+        self._index(replica_id, self._replicas[replica_id])
 
     def reopen(self) -> None:
         """Let takes reach every replica again."""
@@ -154,21 +180,58 @@ class Capacity:
             self._index(replica_id, self._replicas[replica_id])
 
     def use(self) -> Iterator[tuple[str, ReplicaUse]]:
-        """Every replica with its slots and those in use."""
+        """Every replica with its slots and tokens and those in use."""
         for replica_id, replica in self._replicas.items():
-            yield replica_id, ReplicaUse(replica.slots, replica.used)
+            kv_tokens = None if math.isinf(replica.kv_tokens) else int(replica.kv_tokens)
+            yield replica_id, ReplicaUse(replica.slots, replica.used, kv_tokens, replica.kv_used)
 
-    def _choose(self, slots: int, affinity: str | None) -> str:
-        if affinity is not None and affinity not in self._closed:
-            wanted = self._replicas.get(affinity)
-            if wanted is not None and wanted.free >= slots:
-                return affinity
-        top = self._open.peek()
-        assert top is not None  # `take` has seen that most_free is at least one
-        return top[1]
+    def _holds(self, replica_id: str, slots: int, tokens: int) -> bool:
+        replica = self._replicas[replica_id]
+        return replica.slots >= slots and replica.kv_tokens >= tokens
+
+    def _preference(self, replica_id: str) -> tuple[float, float, int, str]:
+        replica = self._replicas[replica_id]
+        return -replica.free, -replica.kv_free, replica.last_take, replica_id
+
+    def _choose(self, slots: int, tokens: int, affinity: str | None) -> str | None:
+        wanted = None if affinity is None else self._replicas.get(affinity)
+        if wanted is not None and wanted.indexed >= slots and wanted.kv_free >= tokens:
+            return affinity
+        return self._find(slots, tokens)
+
+    def _find(self, slots: int, tokens: int) -> str | None:
+        for count in reversed(self._counts):
+            if count < slots:
+                break
+            top = self._by_free[count].peek()
+            if top is not None and -top[0][0] >= tokens:
+                return top[1]
+        return None
+
+    def _resize(self, size: tuple[int, float], by: int) -> None:
+        """Count a replica of this size in or out; one without slots has no size."""
+        slots, _ = size
+        if not slots:
+            return
+        self.slots += by * slots
+        self._sizes[size] += by
+        if not self._sizes[size]:
+            del self._sizes[size]
+        self.kv_tokens = sum(kv_tokens * replicas for (_, kv_tokens), replicas in self._sizes.items())
 
     def _index(self, replica_id: str, replica: _Replica) -> None:
-        if replica.free and replica_id not in self._closed:
-            self._open.set(replica_id, replica.key)
+        open_ = replica.free if replica.kv_free > 0 and replica_id not in self._closed else 0
+        if replica.indexed and replica.indexed != open_:
+            heap = self._by_free[replica.indexed]
+            heap.discard(replica_id)
+            if not len(heap):
+                del self._counts[bisect_left(self._counts, replica.indexed)]
+        if not open_:
+            self._by_tokens.discard(replica_id)
         else:
-            self._open.discard(replica_id)
+            heap = self._by_free.setdefault(open_, KeyedHeap())
+            if not len(heap):
+                insort(self._counts, open_)
+            heap.set(replica_id, (-replica.kv_free, replica.last_take))
+            self._by_tokens.set(replica_id, (-replica.kv_free, -replica.free, replica.last_take))
+        replica.indexed = open_

@@ -13,7 +13,7 @@ import math
 from serve_app.types import RequestClass
 
 FADE_S = 60.0  # long enough to hold whole answers of tens of seconds, short enough to follow a change of load
-MAX_SHARE_ABOVE = 0.95  # of the drain, taken by higher classes; nearer to 1 the quotient is all noise
+MAX_SHARE_ABOVE = 0.95  # of the drain, taken by higher classes: the trickle is left to whoever waits
 
 
 class DrainRate:
@@ -45,17 +45,16 @@ class DrainRate:
     def granted(self, level: RequestClass, slots: int) -> None:
         self._granted[level] += slots
 
-    def slots_per_s(self, slots: int) -> float | None:
+    def slots_per_s(self, slots: float) -> float | None:
         """Slots released per second when `slots` slots are all busy; None: not measured, or there are none."""
         if self._released <= 0.0 or self._busy_slot_s <= 0.0 or slots <= 0:
             return None
         return slots * self._released / self._busy_slot_s
 
-    def wait_s(self, level: RequestClass, work: int, slots: int) -> float | None:
-        """Seconds until `work` slots have come free for `level` and what stands above it now, on `slots` slots in all.
+    def left_slots_per_s(self, level: RequestClass, slots: float) -> float | None:
+        """Of them, what a class gets: all but what the classes above have been taking of late.
 
-        What the classes above are going to take meanwhile is taken off: wait = work / (rate x (1 - their share)), the
-        wait of a queue with strict priorities (Cobham, 1954), with their share of the drain as it was of late.
+        work / rate is then the wait of a queue with strict priorities (Cobham, 1954).
         """
         rate = self.slots_per_s(slots)
         if rate is None:
@@ -63,4 +62,4 @@ class DrainRate:
         possible = self._released / self._busy_slot_s * self._all_slot_s
         above = sum(self._granted[level + 1 :])
         share = min(above / possible, MAX_SHARE_ABOVE) if possible > 0.0 else 0.0
-        return max(0, work) / (rate * (1.0 - share))
+        return rate * (1.0 - share)

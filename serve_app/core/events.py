@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from serve_app.errors import BadRequest, Overloaded, ServeAppError, Unavailable
 from serve_app.types import RequestClass
 
+TENANTS_SHOWN = 50  # by name in a snapshot: each is a label of several metrics
+OTHER_TENANTS = "(other)"  # no tenant's name has brackets
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -49,24 +52,31 @@ class Arrival:
             raise ValueError(f"slots is {self.slots}; a request occupies at least one")
         if self.cost_tokens < 0:
             raise ValueError(f"cost_tokens is {self.cost_tokens}; it cannot be negative")
+        if self.prompt_tokens < 0:
+            raise ValueError(f"prompt_tokens is {self.prompt_tokens}; it cannot be negative")
         if self.deadline is not None and math.isnan(self.deadline):
             raise ValueError("deadline is not a number")
+
+    @property
+    def cost(self) -> int:
+        """The tokens it takes from a replica; at least one, since no request is free."""
+        return self.cost_tokens or 1
 
 
 class Reason(enum.StrEnum):
     """Why a request was refused; a label of the metrics and the `code` of the error."""
 
-    QUEUE_FULL = "queue_full"  # the line is full of requests of its class and above
-    SHED = "shed"  # it was in the line, and a higher class needed its place
+    QUEUE_FULL = "queue_full"  # the line, or its class, is full of requests that have as much right to wait
+    SHED = "shed"  # it was in the line, and a higher class or a lighter tenant needed its place
     DEADLINE = "deadline"  # passed, or the predicted wait exceeds it
     TIMEOUT = "timeout"  # it waited the longest wait
     NO_REPLICA = "no_replica"  # no replica has had a slot for too long
-    TOO_LARGE = "too_large"  # more slots than any replica has
+    TOO_LARGE = "too_large"  # more slots or KV tokens than any replica has
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The request may run on this replica; its slots are taken until `on_done` or `on_cancel`."""
+    """The request may run on this replica; its slots and tokens are taken until `on_done` or `on_cancel`."""
 
     request_id: str
     replica_id: str
@@ -82,22 +92,76 @@ class Refuse:
     retry_after_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """A running request gives its place back and waits again with what it has produced.
+
+    Nobody decides so yet: a tenant's guaranteed share is taken back from what ends by itself. It is the place for it.
+    """
+
+    request_id: str
+    replica_id: str
+
+
 Action = Grant | Refuse
 
 
 @dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """Where a request stands.
+
+    Args:
+        level: the class it is served as, which is the one above its own once it has been lifted.
+        position: 1: it is expected to start next. An estimate: whoever arrives later may still come before it.
+        expected_start_s: seconds from now; None: nothing measured yet.
+    """
+
+    request_id: str
+    level: RequestClass
+    position: int
+    expected_start_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaUse:
-    """Slots a replica has for us, and those in use; more in use than it has while it shrinks or drains."""
+    """What a replica has for us, and what is in use; more in use than it has while it shrinks or drains.
+
+    `kv_tokens` is None where KV tokens are not bounded here.
+    """
 
     slots: int
     used: int
+    kv_tokens: int | None = None
+    kv_used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """One class, as claimed. `granted_tokens` only ever grows; `drain_slots_per_s` is what is left to it."""
+
+    waiting: int
+    waiting_tokens: int
+    granted_tokens: int
+    drain_slots_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFigures:
+    """One tenant at this moment. `below_share`: it has less than its guaranteed share, so what comes free is its."""
+
+    waiting: int
+    waiting_tokens: int
+    slots: int
+    kv_tokens: int
+    below_share: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state in figures. Classes by label and as claimed, reasons by value; counters only ever grow.
 
-    `arrived` always equals `granted` + `refused` + `cancelled_waiting` + `waiting`, each summed.
+    `arrived` always equals `granted` + `refused` + `cancelled_waiting` + `waiting`, each summed. `tenants` names those
+    with the most slots and waiting requests, at most `TENANTS_SHOWN`; all others are summed under `OTHER_TENANTS`.
     """
 
     waiting: Mapping[str, int]
@@ -114,15 +178,17 @@ class Snapshot:
     done: int
     done_tokens: int
     drain_slots_per_s: float | None
+    classes: Mapping[str, ClassFigures]
+    tenants: Mapping[str, TenantFigures]
 
 
 _MESSAGES = {
     Reason.QUEUE_FULL: "The waiting line of this model is full.",
-    Reason.SHED: "The request gave its place in the full waiting line to one of a higher class.",
+    Reason.SHED: "The request gave its place in the full waiting line to one of a higher class or a lighter tenant.",
     Reason.DEADLINE: "The request cannot start before its deadline.",
     Reason.TIMEOUT: "The request waited as long as is allowed and found no free slot.",
     Reason.NO_REPLICA: "No replica of this model can serve at the moment; Retry-After says when one is expected.",
-    Reason.TOO_LARGE: "The request asks for more sequences at once than a replica of this model can run.",
+    Reason.TOO_LARGE: "The request asks for more sequences or tokens at once than a replica of this model can hold.",
 }
 
 

@@ -9,7 +9,7 @@ import heapq
 
 SLACK = 64  # entries; below it a rebuild costs more than the memory it gives back
 
-Key = tuple[float, int]
+Key = tuple[float, ...]
 
 
 class KeyedHeap:

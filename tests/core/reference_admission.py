@@ -1,17 +1,17 @@
 """Admission written a second time, as plainly as possible: lists, full scans, everything computed anew at every step.
 
-It shares no code with `serve_app.core` beyond the event values. Slow on purpose; the property tests compare against it.
+It shares no code with `serve_app.core` beyond the event and policy values. Slow on purpose; the property tests compare
+against it. Only what history decides is kept: the tenants' counters, the trickle's credits, who waited last.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from serve_app.core.admission import Arrival, Policy
+from tests.core.reference_history import History
 
-FADE_S = 60.0
-MOST_ABOVE = 0.95
 CLASSES = 4
 
 
@@ -24,40 +24,25 @@ class Request:
     entered: int
     status: str = "waiting"  # or "granted", "refused", "cancelled"
     replica: str = ""  # set while it runs
+    prompt: int = 0  # charged
+    output: int = 0  # charged
+    produced: int = 0
 
     @property
     def slots(self) -> int:
         return self.arrival.slots
 
+    @property
+    def cost(self) -> int:
+        return max(1, self.arrival.cost_tokens)
 
-@dataclass
-class History:
-    """All that ever happened to the slots; the fading sums are taken over all of it each time."""
+    @property
+    def tenant(self) -> str:
+        return self.arrival.tenant
 
-    segments: list[tuple[float, float, int, int]] = field(default_factory=list)  # from, to, busy, slots
-    releases: list[tuple[float, int]] = field(default_factory=list)
-    grants: list[tuple[float, int, int]] = field(default_factory=list)  # when, level, slots
-
-    def busy_time(self, since: float) -> float:
-        return sum(end - max(start, since) for start, end, busy, _ in self.segments if busy and end > since)
-
-    def wait(self, now: float, level: int, work: int, slots: int) -> float | None:
-        released = sum(n * math.exp(-self.busy_time(at) / FADE_S) for at, n in self.releases)
-        busy_slot_s = sum(
-            busy * FADE_S * (math.exp(-self.busy_time(end) / FADE_S) - math.exp(-self.busy_time(start) / FADE_S))
-            for start, end, busy, _ in self.segments
-            if busy
-        )
-        if released <= 0 or busy_slot_s <= 0 or slots == 0:
-            return None
-        all_slot_s = sum(
-            n * FADE_S * (math.exp((end - now) / FADE_S) - math.exp((start - now) / FADE_S))
-            for start, end, _, n in self.segments
-        )
-        above = sum(n * math.exp((at - now) / FADE_S) for at, of, n in self.grants if of > level)
-        possible = released / busy_slot_s * all_slot_s
-        share = min(MOST_ABOVE, above / possible) if possible > 0 else 0.0
-        return max(0, work) / (slots * released / busy_slot_s) / (1 - share)
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.slots, math.floor(math.log2(self.cost))
 
 
 class Reference:
@@ -66,24 +51,59 @@ class Reference:
         self.now = 0.0
         self.requests: dict[str, Request] = {}
         self.slots: dict[str, int] = {}
+        self.tokens: dict[str, float] = {}
         self.last_grant: dict[str, int] = {}
         self.counter = 0
         self.empty_since = -math.inf
         self.history = History()
         self.grants: list[tuple[str, str, float]] = []
         self.refusals: list[tuple[str, str]] = []
+        self.served: dict[tuple[int, str], float] = {}  # virtual token counters, by level and tenant
+        self.since: dict[tuple[int, str], int] = {}
+        self.last_tenant: dict[int, str] = {}
+        self.credit = [0.0] * CLASSES
 
     # What can be asked.
 
-    def waiting(self) -> list[Request]:
-        """Everyone who waits, in order."""
-        return sorted((r for r in self.requests.values() if r.status == "waiting"), key=lambda r: (-r.level, r.entered))
+    def waiting(self, level: int | None = None) -> list[Request]:
+        """Everyone who waits, or those of one level, in order."""
+        found = [r for r in self.requests.values() if r.status == "waiting" and level in (None, r.level)]
+        return sorted(found, key=self.rank)
+
+    def rank(self, request: Request) -> tuple[float, ...]:
+        of = request.level, request.tenant
+        return -request.level, not self.owed(request.tenant), self.served[of], self.since[of], request.entered
+
+    def running(self) -> list[Request]:
+        return [r for r in self.requests.values() if r.replica]
+
+    def owed(self, tenant: str) -> bool:
+        known = self.policy.tenants.get(tenant)
+        if known is None or not known.share:
+            return False
+        mine = [r for r in self.running() if r.tenant == tenant]
+        kv = sum(self.tokens[replica] for replica, slots in self.slots.items() if slots)
+        enough = sum(r.slots for r in mine) >= known.share * sum(self.slots.values())
+        return not enough and (math.isinf(kv) or sum(r.cost for r in mine) < known.share * kv)
 
     def used(self, replica: str) -> int:
         return sum(r.slots for r in self.requests.values() if r.replica == replica)
 
     def free(self, replica: str) -> int:
         return max(0, self.slots[replica] - self.used(replica))
+
+    def free_tokens(self, replica: str) -> float:
+        used = sum(r.cost for r in self.requests.values() if r.replica == replica)
+        return max(0.0, self.tokens[replica] - used)
+
+    def fits(self, request: Request, replica: str) -> bool:
+        return self.free(replica) >= request.slots and self.free_tokens(replica) >= request.cost
+
+    def holds(self, replica: str, slots: int, cost: int) -> bool:
+        return self.slots[replica] >= slots and self.tokens[replica] >= cost
+
+    def possible(self, request: Request) -> bool:
+        return any(self.holds(replica, request.slots, request.cost) for replica in self.slots)
 
     def empty(self) -> bool:
         return not any(self.slots.values())
@@ -104,120 +124,260 @@ class Reference:
                 dues.append(request.arrived + self.policy.lift_after_s[request.level])
         return min(dues, default=None)
 
-    def predicted_wait(self, level: int) -> float | None:
-        ahead = sum(r.slots for r in self.waiting() if r.level >= level)
-        if not ahead and any(self.free(replica) for replica in self.slots):
-            return 0.0
-        return self.wait_for(level, ahead + 1)
-
-    def wait_for(self, level: int, work: int) -> float | None:
-        free = sum(self.free(replica) for replica in self.slots)
-        return self.history.wait(self.now, level, work - free, sum(self.slots.values()))
-
     # What can happen.
 
     def pass_time(self, now: float) -> None:
-        busy = sum(r.slots for r in self.requests.values() if r.replica)
+        busy = sum(r.slots for r in self.running())
         self.history.segments.append((self.now, now, busy, sum(self.slots.values())))
         self.now = now
-        for request in self.waiting():
+        for request in sorted(self.waiting(), key=lambda r: (r.arrival.deadline or 0.0, r.number)):
             if request.arrival.deadline is not None and request.arrival.deadline <= now:
                 self.refuse(request, "deadline")
-            elif self.wait_ends(request) <= now:
-                large = request.slots > max(self.slots.values(), default=0)
-                self.refuse(request, "no_replica" if self.empty() else "too_large" if large else "timeout")
         for request in sorted(self.waiting(), key=lambda r: r.number):
+            if self.wait_ends(request) <= now:
+                why = "no_replica" if self.empty() else "timeout" if self.possible(request) else "too_large"
+                self.refuse(request, why)
+        for request in sorted(self.waiting(), key=lambda r: (r.level, r.number)):
             claimed = request.arrival.request_class
-            if (
-                request.level == claimed < CLASSES - 1
-                and request.arrived + self.policy.lift_after_s[request.level] <= now
-            ):
-                request.level += 1
-                request.entered = self.tick()
+            due = claimed < CLASSES - 1 and request.arrived + self.policy.lift_after_s[claimed] <= now
+            if request.level == claimed and due:
+                self.leave(request, "between")
+                self.enter(request, request.level + 1)
         self.decide()
 
     def arrive(self, arrival: Arrival) -> None:
         number = self.tick()
-        request = Request(arrival, self.now, number, int(arrival.request_class), number)
+        request = Request(arrival, self.now, number, int(arrival.request_class), number, "new")
         self.requests[arrival.request_id] = request
         if arrival.deadline is not None and arrival.deadline <= self.now:
             return self.refuse(request, "deadline")
-        if not self.empty() and arrival.slots > max(self.slots.values()):
+        if not self.empty() and not self.possible(request):
             return self.refuse(request, "too_large")
+        self.enter(request, request.level)
         self.decide()
-        if request.status != "waiting":
+        if request.status != "waiting" or arrival.accepted:
             return None
         if arrival.deadline is not None:
-            ahead = sum(r.slots for r in self.waiting() if r.level >= arrival.request_class)
-            wait = self.wait_for(arrival.request_class, ahead)
+            wait = self.history.wait_behind(self, request)
             if wait is not None and self.now + wait > arrival.deadline:
                 return self.refuse(request, "deadline")
-        if len(self.waiting()) > self.policy.max_queued:
-            lowest = min(r.level for r in self.waiting())
-            if lowest < arrival.request_class:
-                self.refuse(max((r for r in self.waiting() if r.level == lowest), key=lambda r: r.number), "shed")
-                self.decide()
-            else:
-                self.refuse(request, "queue_full")
-        return None
+        return self.bound(request)
 
-    def end(self, request_id: str, cancel: bool) -> None:
+    def end(self, request_id: str, cancel: bool, prompt: int | None = None, output: int | None = None) -> None:
         request = self.requests.get(request_id)
         if request is not None and request.replica:
-            request.replica = ""
+            expected = max(0, request.cost - max(1, request.arrival.prompt_tokens))
+            if cancel:
+                output = request.produced
+            elif output is None:
+                output = max(request.produced, expected)
+            self.stop(request, request.prompt if prompt is None else max(1, prompt), output)
             self.history.releases.append((self.now, request.slots))
         elif request is not None and request.status == "waiting" and cancel:
-            request.status = "cancelled"
+            self.leave(request, "cancelled")
         self.decide()
 
-    def replica(self, replica: str, slots: int | None) -> None:
-        """Another number of slots; None: gone."""
+    def progress(self, request_id: str, tokens: int) -> None:
+        request = self.requests.get(request_id)
+        if request is not None and request.replica:
+            request.produced += tokens
+            if request.produced > request.output:
+                self.charge(request, 2 * (request.produced - request.output))
+                request.output = request.produced
+
+    def replica(self, replica: str, slots: int | None, tokens: int | None = None) -> None:
+        """Another size; no slots: gone."""
         was_empty = self.empty()
         if slots is None:
             self.slots.pop(replica, None)
             self.last_grant.pop(replica, None)
-            for request in self.requests.values():
+            for request in self.running():
                 if request.replica == replica:
-                    request.replica = ""
+                    self.stop(request, request.prompt, request.produced)
         else:
             self.slots[replica] = slots
+            self.tokens[replica] = math.inf if tokens is None else tokens
         if self.empty() and not was_empty:
             self.empty_since = self.now
         self.decide()
 
-    # How it is decided.
+    # Coming and going.
 
     def tick(self) -> int:
         self.counter += 1
         return self.counter
 
+    def enter(self, request: Request, level: int) -> None:
+        of = level, request.tenant
+        others = self.waiting(level)
+        if not others:
+            self.credit[level] = 0.0
+        if not any(r.tenant == request.tenant for r in others):
+            lowest = [self.served[level, r.tenant] for r in others]
+            if level in self.last_tenant and not lowest:
+                lowest = [self.served[level, self.last_tenant[level]]]
+            self.served[of] = max([self.served.get(of, 0.0), min(lowest, default=0.0)])
+        request.status, request.level, request.entered = "waiting", level, self.tick()
+        if not any(r.tenant == request.tenant for r in others):
+            self.since[of] = request.entered
+
+    def leave(self, request: Request, status: str) -> None:
+        request.status = status
+        if not any(r.tenant == request.tenant for r in self.waiting(request.level)):
+            self.last_tenant[request.level] = request.tenant
+        self.rest(request.level)
+
+    def rest(self, level: int) -> None:
+        """Nobody of a level waits or runs: all counters start over."""
+        if not self.waiting(level) and not any(r.level == level for r in self.running()):
+            self.last_tenant.pop(level, None)
+            self.served = {of: tokens for of, tokens in self.served.items() if of[0] != level}
+
     def refuse(self, request: Request, reason: str) -> None:
+        if request.status == "waiting":
+            self.leave(request, "refused")
         request.status = "refused"
         self.refusals.append((request.arrival.request_id, reason))
 
+    def charge(self, request: Request, tokens: float) -> None:
+        self.served[request.level, request.tenant] += tokens / self.policy.weight(request.tenant)
+
+    def stop(self, request: Request, prompt: int, output: int) -> None:
+        self.charge(request, prompt - request.prompt + 2 * (output - request.output))
+        request.replica = ""
+        self.rest(request.level)
+
+    # Who goes when the line is full.
+
+    def bound(self, new: Request) -> None:
+        level, policy = new.level, self.policy
+        bound = policy.classes.get(new.arrival.request_class)
+        everybody = self.waiting()
+        same = [r for r in everybody if r.arrival.request_class == level]
+        own = (0, 0) if bound is None else beyond(same, bound.max_queued, bound.max_queued_tokens, new)
+        rest = beyond(everybody, policy.max_queued, policy.max_queued_tokens, new)
+        if rest == own == (0, 0):
+            return None
+        lower = [r for r in everybody if r.level < level and not r.arrival.accepted]
+        own = (max(own[0], rest[0] - len(lower)), max(own[1], rest[1] - sum(r.cost for r in lower)))
+        gone: list[Request] = []
+        if max(own) > 0:
+            fresh = [r for r in same if r.level == level and not r.arrival.accepted]
+            giver = self.heaviest(fresh, own)
+            if giver == new.tenant or not self.can_give(fresh, giver, own, new.tenant):
+                return self.refuse(new, "queue_full")
+            mine = sorted((r for r in fresh if r.tenant == giver), key=lambda r: r.number)
+            while lacks(own, gone):
+                gone.append(mine.pop())
+        while lower and lacks(rest, gone):
+            lowest = [r for r in lower if r.level == lower[-1].level]
+            fresh = [r for r in lowest if r.arrival.request_class == r.level]
+            left = (rest[0] - len(gone), rest[1] - sum(r.cost for r in gone))
+            giver = self.heaviest(fresh, left) if fresh else ""
+            pick = [r for r in fresh if r.tenant == giver] if fresh else lowest
+            gone.append(max(pick, key=lambda r: r.number if fresh else r.entered))
+            lower.remove(gone[-1])
+        for request in gone:
+            self.refuse(request, "shed")
+        return self.decide()
+
+    def heaviest(self, requests: list[Request], short: tuple[int, int]) -> str:
+        def load(tenant: str) -> tuple[float, str]:
+            mine = [r for r in requests if r.tenant == tenant]
+            amount = len(mine) if short[0] > 0 else sum(r.cost for r in mine)
+            return -amount / self.policy.weight(tenant), tenant
+
+        return min({r.tenant for r in requests}, key=load)
+
+    def can_give(self, fresh: list[Request], giver: str, own: tuple[int, int], new: str) -> bool:
+        def left(tenant: str) -> tuple[float, float]:
+            mine = [r for r in fresh if r.tenant == tenant]
+            requests, tokens = len(mine), sum(r.cost for r in mine)
+            if tenant == giver:
+                requests, tokens = requests - own[0], tokens - own[1]
+            return requests / self.policy.weight(tenant), tokens / self.policy.weight(tenant)
+
+        gives, has = left(giver), left(new)
+        return all(gives[kind] >= has[kind] for kind in (0, 1) if own[kind] > 0)
+
+    # Who runs.
+
     def decide(self) -> None:
-        while self.grant_one():
-            pass
+        while (found := self.next_one()) is not None:
+            self.give(*found)
 
-    def best(self, candidates: set[str]) -> str:
-        return min(candidates, key=lambda replica: (-self.free(replica), self.last_grant.get(replica, 0), replica))
+    def best(self, candidates: set[str], tokens_first: bool = False) -> str:
+        def key(replica: str) -> tuple[float, float, int, str]:
+            free = -self.free(replica), -self.free_tokens(replica)
+            return (*(free[::-1] if tokens_first else free), self.last_grant.get(replica, 0), replica)
 
-    def grant_one(self) -> bool:
-        kept: dict[int, str | None] = {}  # level -> the replica its first one keeps
-        for request in self.waiting():
-            could = {r for r, slots in self.slots.items() if slots >= request.slots} - set(kept.values())
-            fits = {r for r in could if self.free(r) >= request.slots}
-            if fits:
-                wish = request.arrival.affinity
-                self.give(request, wish if wish in fits else self.best(fits))
-                return True
-            if request.level not in kept and request.slots <= max(self.slots.values(), default=0):
-                partly = {r for r in could if self.free(r)}
-                kept[request.level] = self.best(partly) if partly else None
-        return False
+        return min(candidates, key=key)
+
+    def kept_for(self, request: Request, opened: set[str]) -> set[str]:
+        """The replica it keeps, if any."""
+        some = {replica for replica in opened if self.free(replica) and self.free_tokens(replica)}
+        if not some:
+            return set()
+        short = max(self.free_tokens(replica) for replica in some) < request.cost
+        first = self.best(some, tokens_first=short)
+        if self.holds(first, request.slots, request.cost):
+            return {first}
+        able = {replica for replica in some if self.holds(replica, request.slots, request.cost)}
+        return {self.best(able)} if able else set()
+
+    def firsts(self, level: int) -> list[Request]:
+        """Of each size the first one, in order."""
+        found: dict[tuple[int, int], Request] = {}
+        for request in self.waiting(level):
+            found.setdefault(request.size, request)
+        return list(found.values())
+
+    def next_one(self) -> tuple[Request, str] | None:
+        opened = set(self.slots)
+        heads = {
+            level: next((r for r in self.firsts(level) if self.possible(r)), None) for level in reversed(range(CLASSES))
+        }
+        due = [level for level, head in heads.items() if head is not None and self.credit[level] >= head.cost]
+        for level, only_head in [(level, True) for level in due] + [(level, False) for level in heads]:
+            head = heads[level]
+            if head is None:
+                continue
+            if only_head or level not in due:
+                if found := self.place(head, opened):
+                    return head, found
+                opened -= self.kept_for(head, opened)
+            if not only_head:
+                for request in self.firsts(level):
+                    if found := self.place(request, opened):
+                        return request, found
+        return None
+
+    def place(self, request: Request, opened: set[str]) -> str:
+        fits = {replica for replica in opened if self.fits(request, replica)}
+        wish = request.arrival.affinity
+        return wish if wish is not None and wish in fits else self.best(fits) if fits else ""
 
     def give(self, request: Request, replica: str) -> None:
-        request.status, request.replica = "granted", replica
+        request.replica = replica
+        request.prompt = max(1, request.arrival.prompt_tokens)
+        request.output = max(0, request.cost - request.prompt) if self.policy.predict_output else 0
+        self.charge(request, request.prompt + 2 * request.output)
+        self.leave(request, "granted")
         self.last_grant[replica] = self.tick()
         self.history.grants.append((self.now, request.level, request.slots))
         self.grants.append((request.arrival.request_id, replica, self.now - request.arrived))
+        self.credit[request.level] = max(0.0, self.credit[request.level] - request.cost)
+        for level in range(CLASSES):
+            waits = self.waiting(level)
+            if waits and self.credit[level] < waits[0].cost:
+                self.credit[level] += self.policy.trickle_share * request.cost
+
+
+def beyond(requests: list[Request], max_requests: int | None, max_tokens: int | None, new: Request) -> tuple[int, int]:
+    count = 0 if max_requests is None else len(requests) - max_requests
+    tokens = 0 if max_tokens is None else sum(r.cost for r in requests) - max_tokens
+    return max(0, min(1, count)), max(0, min(new.cost, tokens))
+
+
+def lacks(room: tuple[int, int], gone: list[Request]) -> bool:
+    return room[0] > len(gone) or room[1] > sum(r.cost for r in gone)

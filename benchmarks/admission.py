@@ -1,0 +1,176 @@
+"""What a decision of the waiting line costs: `python -m benchmarks.admission [--quick]`.
+
+The pure line with 1,000 replicas, all full, 100,000 requests waiting and 1,000 tenants, in a steady state: requests end
+and the next ones are granted, new ones come (the line is full, so some are refused or shed others), streams report their
+tokens, callers leave. A decision is one of those events with all its actions, timed by itself. Three cases: slots alone;
+slots and KV tokens, with costs from a few to thousands of tokens; and the same with guaranteed shares.
+
+What a million requests leave behind in memory is not measured here: that needs the routers around the line.
+
+Prints conditions, a table, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.conditions import commit, processor, versions
+from benchmarks.lines import write_json
+from serve_app.core.admission import Action, Admission, Arrival, Grant, Policy, TenantPolicy
+from serve_app.types import RequestClass
+
+REPLICAS, WAITING, TENANTS = 1_000, 100_000, 1_000
+SLOTS = 64  # of each replica
+KV_TOKENS = 40_000  # of each replica where they are bounded: tokens then run out before slots
+GUARANTEED = 100  # tenants with a share of a two-hundredth each, where there are shares
+EVENTS, QUICK_EVENTS = 400_000, 60_000
+CLASS_WEIGHTS = (50, 40, 9, 1)  # low, normal, high, critical
+EVENT_WEIGHTS = {"done": 40, "arrive": 40, "progress": 15, "cancel": 5}
+WAIT_S = 1e6  # nobody times out here
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    kv_tokens: int | None = None
+    shares: bool = False
+
+
+CASES = (Case("slots"), Case("slots and KV tokens", KV_TOKENS), Case("with shares", KV_TOKENS, shares=True))
+
+
+class Load:
+    """A line in its steady state, and the events that keep it there."""
+
+    def __init__(self, case: Case, draw: random.Random) -> None:
+        self._draw = draw
+        self._now = 0.0
+        self._made = 0
+        self.running: list[str] = []
+        self._waiting: list[str] = []  # some of them have left meanwhile
+        self.done_work = 0
+        tenants = {}
+        if case.shares:
+            tenants = {f"tenant-{number}": TenantPolicy(2.0, 0.005) for number in range(GUARANTEED)}
+        lift = (WAIT_S, WAIT_S, WAIT_S)
+        self.line = Admission(Policy(WAITING, WAIT_S, WAIT_S, lift, tenants=tenants))
+        for number in range(REPLICAS):
+            self.line.on_replica(f"replica-{number}", SLOTS, 0.0, case.kv_tokens)
+        while self.line.waiting < WAITING:
+            self._took(self.line.on_arrive(self._arrival(), self._now))
+
+    def event(self) -> tuple[str, Callable[[], list[Action]]]:
+        """The next event, ready to be sent."""
+        self._now += 1e-4
+        kind = self._draw.choices(list(EVENT_WEIGHTS), list(EVENT_WEIGHTS.values()))[0]
+        if kind == "arrive":
+            return kind, partial(self.line.on_arrive, self._arrival(), self._now)
+        if kind == "cancel":
+            return kind, partial(self.line.on_cancel, self._pop(self._waiting), self._now)
+        if kind == "progress":
+            return kind, partial(self.line.on_progress, self._draw.choice(self.running), 16, self._now)
+        return kind, partial(self.line.on_done, self._pop(self.running), self._now, 200, self._draw.randrange(600))
+
+    def _took(self, actions: list[Action]) -> None:
+        self.running.extend(action.request_id for action in actions if isinstance(action, Grant))
+
+    took = _took
+
+    def _pop(self, ids: list[str]) -> str:
+        at = self._draw.randrange(len(ids))
+        ids[at], ids[-1] = ids[-1], ids[at]
+        return ids.pop()
+
+    def _arrival(self) -> Arrival:
+        draw = self._draw
+        self._made += 1
+        request_id = f"request-{self._made}"
+        if self._made % 10 == 0:
+            self._waiting.append(request_id)
+        prompt = int(draw.lognormvariate(5.5, 1.2)) + 1
+        tenant = int(TENANTS * draw.random() ** 2)  # the first tenants ask most
+        return Arrival(
+            request_id,
+            draw.choices(list(RequestClass), CLASS_WEIGHTS)[0],
+            f"tenant-{tenant}",
+            8 if draw.random() < 0.02 else 1,
+            min(KV_TOKENS, prompt + 256),
+            self._now + WAIT_S if draw.random() < 0.2 else None,
+            prompt_tokens=min(prompt, KV_TOKENS - 256),
+        )
+
+
+def measure(case: Case, events: int, seed: int) -> dict[str, Any]:
+    """Times of decisions in microseconds, by event, and decisions per second of all together."""
+    load = Load(case, random.Random(seed))
+    times: dict[str, list[int]] = {kind: [] for kind in EVENT_WEIGHTS}
+    clock = time.perf_counter_ns
+    for _ in range(events):
+        kind, send = load.event()
+        began = clock()
+        actions = send()
+        times[kind].append(clock() - began)
+        load.took(actions)
+    every = sorted(span for spans in times.values() for span in spans)
+    return {
+        "decisions_per_s": round(len(every) / (sum(every) / 1e9)),
+        "p50_us": percentile(every, 0.5),
+        "p99_us": percentile(every, 0.99),
+        "max_us": percentile(every, 1.0),
+        "waiting": load.line.waiting,
+        "running": load.line.granted,
+        "by_event": {kind: percentile(sorted(spans), 0.99) for kind, spans in times.items()},
+    }
+
+
+def percentile(ordered: list[int], share: float) -> float:
+    """Of nanoseconds in order, in microseconds."""
+    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1000, 1)
+
+
+def show(console: Console, cases: dict[str, dict[str, Any]]) -> None:
+    """A table of what was measured."""
+    title = f"{REPLICAS} replicas, {WAITING} waiting, {TENANTS} tenants; p99 by event, all in us"
+    table = Table("case", "decisions/s", "p50", "p99", "max", *EVENT_WEIGHTS, title=title)
+    for name, found in cases.items():
+        figures = (found["decisions_per_s"], found["p50_us"], found["p99_us"], found["max_us"])
+        table.add_row(name, *map(str, (*figures, *found["by_event"].values())))
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer events")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    conditions = {"versions": versions(), "processor": processor(), "commit": commit(), "seed": options.seed}
+    console.print(conditions)
+    cases: dict[str, dict[str, Any]] = {}
+    for case in CASES:
+        cases[case.name] = measure(case, QUICK_EVENTS if options.quick else EVENTS, options.seed)
+        gc.collect()
+    show(console, cases)
+    result = {
+        "decision_p99_ms": round(max(found["p99_us"] for found in cases.values()) / 1000, 3),
+        "decisions_per_s": min(found["decisions_per_s"] for found in cases.values()),
+        "cases": cases,
+        "replicas": REPLICAS,
+        "waiting": WAITING,
+        "tenants": TENANTS,
+    }
+    write_json({**result, "conditions": conditions})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What admission remembers of requests that have left: nothing."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.core.admission import Admission, Arrival, Policy
+from serve_app.core.heap import SLACK, KeyedHeap
+from serve_app.core.level import Waiting
+from serve_app.types import RequestClass
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.none() | st.tuples(st.floats(0, 9), st.integers(0, 3))), max_size=300))
+@settings(deadline=None)
+def test_heap_knows_its_smallest_and_forgets_what_left(steps: list[tuple[int, tuple[float, int] | None]]) -> None:
+    heap, plain = KeyedHeap(), dict[str, tuple[float, int]]()
+    for number, key in steps:
+        if key is None:
+            heap.discard(str(number))
+            plain.pop(str(number), None)
+        else:
+            heap.set(str(number), key)
+            plain[str(number)] = key
+        assert heap.peek() == min(((key, item) for item, key in plain.items()), default=None)
+        assert len(heap) == len(plain)
+        assert len(heap._entries) <= 2 * len(plain) + SLACK
+
+
+def count_waiting() -> int:
+    gc.collect()
+    return sum(isinstance(thing, Waiting) for thing in gc.get_objects())
+
+
+def test_cancelled_requests_leave_nothing_in_memory() -> None:
+    admission = Admission(Policy(max_queued=1000, max_wait_s=1e9))
+    admission.on_replica("a", 1, 0.0)
+    for number in range(101):  # one runs, a hundred wait through it all
+        admission.on_arrive(Arrival(f"stays{number}", RequestClass.NORMAL, "t"), 0.0)
+
+    def cycles(count: int, start: float) -> None:
+        for number in range(count):
+            now = start + number * 1e-3
+            late = now + 1e6 if number % 2 else None
+            admission.on_arrive(Arrival(f"q{number}", RequestClass(number % 4), "t", 1, 9, late), now)
+            assert admission.on_cancel(f"q{number}", now) == []
+
+    cycles(2_000, 0.0)
+    waiting = count_waiting()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        cycles(100_000, 2.0)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 64 * 1024  # a single kept reference per cycle would be 100 times this
+    assert count_waiting() == waiting
+    assert admission.snapshot(200.0).cancelled_waiting == 102_000
