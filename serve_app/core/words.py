@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from serve_app.core.admission import Policy
-from serve_app.core.events import Arrival, Grant, Refuse
+from serve_app.core.events import Arrival, Grant, Preempt, Refuse
 from serve_app.types import RequestClass
 
 
@@ -126,7 +126,7 @@ class Grow(NamedTuple):
     tokens: int
 
 
-# Actions: actor to router; `Grant` and `Refuse` are the line's own, by ticket
+# Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are the line's own, by ticket
 
 
 class Booked(NamedTuple):
@@ -166,12 +166,6 @@ class Grown(NamedTuple):
     request_id: str
     engine: str
     tokens: int
-
-
-class Preempt(NamedTuple):
-    """Reserved: the request is to give up its place and wait again. No line says so yet."""
-
-    ticket: str
 
 
 Event = Hello | Rules | Reach | Left | Arrive | Cancel | Progress | Done | Usage | GiveBack | Ask | Grow
