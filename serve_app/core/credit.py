@@ -131,12 +131,11 @@ class Accounts:
         return (0, 0) if account is None else (account.held_slots, account.held_tokens)
 
     def restate(self) -> tuple[Amount, ...]:
-        """The accounts as they are, held and credit together; less than nothing is nothing from now on."""
+        """The accounts as they are, held and credit together; what requests hold is said whether it was had or not."""
         found = []
         for engine, account in self._accounts.items():
             account.asked = False
-            account.slots = max(account.slots, -account.held_slots)
-            account.tokens = max(account.tokens, -account.held_tokens)
+            account.slots, account.tokens = max(0, account.slots), max(0, account.tokens)
             found.append(Amount(engine, account.held_slots + account.slots, account.held_tokens + account.tokens))
         return tuple(found)
 

@@ -255,6 +255,17 @@ class World:
         else:
             router.heard = router.heard if current else -1
 
+    def settle_one(self, name: str) -> None:
+        """One router speaks and hears, and nobody else."""
+        self.speak(name, beat=True)
+        self.watch(name)
+        while self.wire:
+            answer = self.deliver(self.wire.pop(0))
+            if answer is not None:
+                self.deliver(answer)
+                self.speak(name)
+        self.now += 0.1
+
     def settle(self, rounds: int = 12) -> None:
         """Deliver everything, again and again, with every router speaking; time passes a little."""
         for _ in range(rounds):

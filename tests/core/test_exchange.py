@@ -109,3 +109,12 @@ def test_every_item_is_taken_once_and_in_order(script: list[tuple[str, int]]) ->
     assert taken == list(range(1, put + 1))
     sending.acked(receiving.last)
     assert len(sending) == 0
+
+
+def test_what_was_taken_and_comes_again_out_of_order_leaves_nothing_behind() -> None:
+    receiving: Receiving[int] = Receiving()
+    receiving.accept(1, (1, 2, 3))
+    receiving.accept(5, (5,))
+    receiving.accept(1, (1, 2, 3))
+    assert list(receiving.accept(4, (4,))) == [4, 5]
+    assert receiving._early == {}
