@@ -48,14 +48,20 @@ FIGURES_S = 0.1  # between looks at the lines for the routers' early refusals
 
 
 class Lines:
-    """See the module. O(log n) per event; O(routers) when a model becomes contended or calm."""
+    """See the module. O(log n) per event; O(routers) when a model becomes contended or calm.
 
-    def __init__(self, epoch: int, ledger: Ledger) -> None:
-        self._peers = Peers(epoch)
+    Args:
+        epoch: of the actor.
+        ledger: with the engines and their slots.
+        recovering: there was an actor before, and it is not known yet what routers hold.
+    """
+
+    def __init__(self, epoch: int, ledger: Ledger, *, recovering: bool) -> None:
+        self._peers = Peers(epoch, recovering)
         self._places = Places(ledger, self._peers.say)
         self._accounts = self._places.accounts
         self._early: dict[str, tuple[str, str, Arrival, float]] = {}  # by ticket: router, model, and since when
-        self._gather_until = -math.inf
+        self._gather_until = math.inf if recovering else -math.inf
         self._held_back: frozenset[str] = frozenset()  # engines for which a session waits
         self._calm_at: dict[str, float] = {}  # contended models in which nobody waits any more
         self._figures_at = -math.inf
@@ -77,8 +83,12 @@ class Lines:
             self._forget([told.router], now)
             peer = self._peers.begin(told)
         self._hand_in(now)
-        for event in self._peers.take(peer, told):
+        events = self._peers.take(peer, told)
+        for event in events:
             self._event(told.router, event, now)
+        for event in events:  # last: credit must not take what a request of the same message needs
+            if isinstance(event, Ask):
+                self._places.lend(told.router, event.engine, event[1:], self._calm(event.engine), now)
         self._after(now)
         return self._peers.reply(peer)
 
@@ -167,8 +177,6 @@ class Lines:
             case GiveBack(engine, slots, tokens):
                 self._accounts.give_back(router, engine, slots, tokens)
                 places.sync(engine, now)
-            case Ask(engine, slots, tokens):
-                places.lend(router, engine, (slots, tokens), self._calm(engine), now)
             case Progress(ticket, output_tokens):
                 places.progress(ticket, output_tokens, now)
             case Usage():

@@ -27,11 +27,11 @@ class Peer:
 class Peers:
     """Routers that speak to this actor, and the word that all of them hear. O(1) per message and item."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, recovering: bool) -> None:
         self._epoch = epoch
         self._peers: dict[str, Peer] = {}
         self._woken: set[str] = set()
-        self.word = Word(0, frozenset(), True)
+        self.word = Word(0, frozenset(), recovering)
         self._figures: tuple[Figures, ...] = ()
         self._figures_version = 0
 

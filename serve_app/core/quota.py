@@ -77,7 +77,7 @@ class Quota:
         self.grants = Grants(self.ledger)
         self.shares = Shares(self.ledger)
         self.relocation = Relocation(self.ledger, self.grants)
-        self.lines = Lines(epoch, self.ledger)
+        self.lines = Lines(epoch, self.ledger, recovering=bool(roster))
         self.sessions = Sessions(self.ledger, self.grants, self.shares, now)
         self._seq: dict[str, int] = {}
         self._roster = Roster(roster)

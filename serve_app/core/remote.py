@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from serve_app.core.admission import DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S, Policy
+from serve_app.core.admission import Policy
 from serve_app.core.budgets import FENCE_S
 from serve_app.core.credit import Accounts
 from serve_app.core.events import Action, Arrival, Grant, Reason, Refuse
 from serve_app.core.exchange import Exchange, Reply
+from serve_app.core.holding import Holding
 from serve_app.core.link import Link
+from serve_app.core.outlook import Outlook
 from serve_app.core.pending import Pending, Waiting
 from serve_app.core.words import Action as Said
 from serve_app.core.words import (
@@ -38,7 +40,6 @@ from serve_app.core.words import (
     Credit,
     Done,
     Event,
-    Grow,
     Grown,
     Hello,
     Left,
@@ -48,18 +49,7 @@ from serve_app.core.words import (
 )
 
 LATE_S = 0.5  # past the end of a wait: the actor's own refusal comes before that
-FIGURES_GOOD_S = 0.5  # of the actor's figures; older ones refuse nobody
 LONGEST_WAIT_S = 60.0  # of a model whose bounds nobody has told
-
-
-@dataclass(slots=True)
-class _Running:
-    model: str
-    engine: str
-    arrival: Arrival
-    tokens: int
-    ticket: str  # empty: granted here, or by an actor that does not know of it any more
-    reported: int = 0  # output tokens
 
 
 class RemoteLine:
@@ -76,11 +66,11 @@ class RemoteLine:
         self._accounts = Accounts()
         self._policies: dict[str, Policy] = {}
         self._pending = Pending()
-        self._running: dict[str, _Running] = {}
+        self._running = Holding(self._accounts, self._link)
         self._numbers = itertools.count(1)
         self._closing: dict[str, tuple[str, bool] | None] = {}  # engines let go of, and what they became since
-        self._touched: set[str] = set()  # engines whose credit has changed
-        self._good_until = self._figures_at = -math.inf
+        self._outlook = Outlook(self._link)
+        self._good_until = -math.inf
         self.alone = True  # the actor does not answer, or does not know yet what all routers have
         self.granted_here = 0  # counters
         self.granted_there = 0
@@ -104,7 +94,7 @@ class RemoteLine:
             self._closing[engine] = (model, usable)
         elif self._accounts.reach(model, engine, usable):
             self._link.put(Reach(model, engine, usable))
-            self._touched.add(engine)
+            self._running.touched.add(engine)
         return self._serve_alone(model, now)
 
     def drop(self, engine: str) -> None:
@@ -113,10 +103,8 @@ class RemoteLine:
             self._closing[engine] = None
         if engine not in self._accounts:
             return
-        for request_id in [one for one, run in self._running.items() if run.engine == engine]:
-            del self._running[request_id]
+        self._running.drop(engine)
         self._accounts.drop(engine)
-        self._touched.discard(engine)
         self._closing[engine] = None
         self._link.put(Left(engine))
 
@@ -127,16 +115,16 @@ class RemoteLine:
         if arrival.request_id in self._pending or arrival.request_id in self._running:
             raise ValueError(f"{arrival.request_id!r} waits or runs already")
         if arrival.deadline is not None and arrival.deadline <= now:
-            return [self._refuse(model, arrival, Reason.DEADLINE)]
+            return [self._outlook.refusal(model, arrival, Reason.DEADLINE)]
         waiting = Waiting(model, arrival, now)
         if not self._pending.count(model) and (self.alone or model not in self._link.contended):
             granted = self._grant_here(waiting, now)
             if granted is not None:
                 self._balance(now)
                 return [granted]
-        reason = self._hopeless(model, arrival, now)
+        reason = None if self.alone else self._outlook.hopeless(model, arrival, now)
         if reason is not None:
-            return [self._refuse(model, arrival, reason)]
+            return [self._outlook.refusal(model, arrival, reason)]
         self._wait(waiting, now)
         return self._serve_alone(model, now)
 
@@ -148,41 +136,20 @@ class RemoteLine:
 
     def on_done(self, request_id: str, now: float, prompt_tokens: int = 0, output_tokens: int = 0) -> list[Action]:
         """A granted request has ended after so many tokens. An unknown id, or one that waits, changes nothing."""
-        run = self._running.pop(request_id, None)
-        if run is None:
+        run = self._running.end(request_id, prompt_tokens, output_tokens)
+        if run is None or run.ticket:
             return []
-        if run.ticket:
-            self._accounts.hold(run.engine, -run.arrival.slots, -run.tokens)
-            self._link.done(Done(run.ticket, prompt_tokens, output_tokens))
-            return []
-        self._accounts.put_back(run.engine, run.arrival.slots, run.tokens)
-        self._touched.add(run.engine)
-        self._link.used(run.model, run.arrival, 1, prompt_tokens, max(0, output_tokens - run.reported))
         actions = self._serve_alone(run.model, now)
         self._balance(now)
         return actions
 
     def on_progress(self, request_id: str, output_tokens: int) -> None:
         """A request has put out so many tokens more."""
-        run = self._running.get(request_id)
-        if run is not None and run.ticket:
-            self._link.progress(run.ticket, output_tokens)
-        elif run is not None:
-            run.reported += output_tokens
-            self._link.used(run.model, run.arrival, 0, 0, output_tokens)
+        self._running.progress(request_id, output_tokens)
 
     def grow(self, request_id: str, tokens: int) -> bool:
         """A running request needs more KV tokens; False: they are asked for, and it has not got them yet."""
-        run = self._running.get(request_id)
-        if run is None:
-            return False
-        if not run.ticket and self._accounts.credit(run.engine)[1] >= tokens:
-            self._accounts.take(run.engine, 0, tokens)
-            run.tokens += tokens
-            self._touched.add(run.engine)
-            return True
-        self._link.put(Grow(request_id, run.ticket, run.engine, tokens))
-        return False
+        return self._running.grow(request_id, tokens)
 
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed: refuses who has waited too long, be it for an answer."""
@@ -194,7 +161,7 @@ class RemoteLine:
             reason = Reason.TIMEOUT if served else Reason.NO_REPLICA
             if deadline is not None and deadline <= now:
                 reason = Reason.DEADLINE
-            actions.append(self._refuse(late.model, late.arrival, reason))
+            actions.append(self._outlook.refusal(late.model, late.arrival, reason))
         return actions
 
     def next_due(self) -> float | None:
@@ -243,7 +210,7 @@ class RemoteLine:
         actions = [action for said in link.heard(reply) for action in self._take(said, now)]
         if link.booked:
             self._good_until = max(self._good_until, sent_at + FENCE_S)
-        self._figures_at = max(self._figures_at, sent_at)
+        self._outlook.heard(sent_at)
         self.alone = not link.booked or link.recovering
         if self.alone:
             return actions + self._serve_all_alone(now)
@@ -255,8 +222,7 @@ class RemoteLine:
     def _begin(self, epoch: int, now: float) -> None:
         """Say everything anew."""
         self._pending.forget_tickets()
-        for run in self._running.values():
-            run.ticket = ""
+        self._running.forget_tickets()
         self._closing.clear()
         self.alone = True
         events: list[Event] = [Hello(self._accounts.restate())]
@@ -274,13 +240,13 @@ class RemoteLine:
                     return [Refuse(waiting.request_id, reason, retry_after_s)]
             case Credit(engine, slots, tokens) if engine in self._accounts:
                 self._accounts.add(engine, slots, tokens)
-                self._touched.add(engine)
+                self._running.touched.add(engine)
             case Lent(engine, slots, tokens, spare_slots, spare_tokens) if engine in self._accounts:
                 self._accounts.add(engine, slots, tokens)
                 self._accounts.answered(engine, spare_slots, spare_tokens, now)
-                self._touched.add(engine)
+                self._running.touched.add(engine)
             case Grown(request_id, engine, tokens) if engine in self._accounts:
-                self._grown(request_id, engine, tokens)
+                self._running.grown(request_id, engine, tokens)
             case Booked(short):
                 for engine, slots, tokens in short:
                     if engine in self._accounts:
@@ -302,35 +268,19 @@ class RemoteLine:
             self._link.done(Done(ticket, 0, 0))
             self._wait(Waiting(waiting.model, replace(arrival, accepted=True), waiting.arrived_s), now)
             return []
-        self._accounts.hold(engine, arrival.slots, arrival.cost)
-        self._running[arrival.request_id] = _Running(waiting.model, engine, arrival, arrival.cost, ticket)
+        self._running.begin_there(waiting, engine)
         self.granted_there += 1
         return [Grant(arrival.request_id, engine, now - waiting.arrived_s)]
-
-    def _grown(self, request_id: str, engine: str, tokens: int) -> None:
-        run = self._running.get(request_id)
-        if run is not None and run.engine == engine:
-            self._accounts.hold(engine, 0, tokens)
-            run.tokens += tokens
-        else:
-            self._accounts.add(engine, 0, tokens)
-            self._touched.add(engine)
 
     # Inside
 
     def _grant_here(self, waiting: Waiting, now: float) -> Grant | None:
         """Grant from credit; None: there is none, or it may be another's by now."""
-        arrival = waiting.arrival
-        if now >= self._good_until:
-            return None
-        engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, arrival.affinity)
+        engine = None if now >= self._good_until else self._running.begin_here(waiting)
         if engine is None:
             return None
-        self._accounts.take(engine, arrival.slots, arrival.cost)
-        self._touched.add(engine)
-        self._running[arrival.request_id] = _Running(waiting.model, engine, arrival, arrival.cost, "")
         self.granted_here += 1
-        return Grant(arrival.request_id, engine, now - waiting.arrived_s)
+        return Grant(waiting.request_id, engine, now - waiting.arrived_s)
 
     def _serve_alone(self, model: str, now: float) -> list[Action]:
         """Grant to who waits, in order, while the actor cannot."""
@@ -374,30 +324,10 @@ class RemoteLine:
         if self.alone:
             return
         contended = self._link.contended
-        for engine in self._accounts.names() if every else list(self._touched):
+        for engine in self._accounts.names() if every else list(self._running.touched):
             back = self._accounts.surplus(engine, contended)
             wanted = self._accounts.ask(engine, contended, now) if back is None else None
             for event in (back, wanted):
                 if event is not None:
                     self._link.put(event)
-        self._touched.clear()
-
-    def _hopeless(self, model: str, arrival: Arrival, now: float) -> Reason | None:
-        """Why the actor's last figures refuse an arrival; None: they do not."""
-        figures = self._link.figures.get(model)
-        if self.alone or arrival.accepted or figures is None or now > self._figures_at + FIGURES_GOOD_S:
-            return None
-        if model not in self._link.contended:
-            return None
-        wait_s = figures.wait_s[arrival.request_class]
-        if figures.full[arrival.request_class]:
-            return Reason.QUEUE_FULL
-        if arrival.deadline is not None and wait_s is not None and now + wait_s > arrival.deadline:
-            return Reason.DEADLINE
-        return None
-
-    def _refuse(self, model: str, arrival: Arrival, reason: Reason) -> Refuse:
-        figures = self._link.figures.get(model)
-        wait_s = None if figures is None else figures.wait_s[arrival.request_class]
-        retry_s = DEFAULT_RETRY_AFTER_S if wait_s is None else min(wait_s, MAX_RETRY_AFTER_S)
-        return Refuse(arrival.request_id, reason, retry_s)
+        self._running.touched.clear()

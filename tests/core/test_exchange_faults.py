@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from serve_app.core.budgets import FENCE_S
 from serve_app.core.exchange import Reply
-from serve_app.core.words import Ask
+from serve_app.core.words import Ask, Credit, Lent
 from serve_app.types import RequestClass
 from tests.core.exchange_world import MODEL, Message, World
 
@@ -62,8 +64,11 @@ def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
     old = answer(world, "r1")
     line = world.routers["r1"].line
     line._begin(line._link.epoch, world.now)
-    world.deliver(old)
-    assert waits.state == "waits"
+    assert old.reply is not None
+    forged = old.reply._replace(seq=1, actions=(Credit("e", 1, 1),))  # a number that the new one expects
+    before = line._accounts.credit("e")
+    world.deliver(replace(old, reply=forged))
+    assert (waits.state, line._accounts.credit("e")) == ("waits", before)
     world.settle(4)
     assert waits.state == "runs"
     world.accounted()
@@ -112,8 +117,10 @@ def test_no_credit_is_given_while_somebody_waits_or_a_session_does() -> None:
     world.finish("r0", running[0])
     assert line._accounts.credit("e") == (0, 0)
     line._link.put(Ask("e", 0, 0))
-    world.settle_one("r1")
-    assert line._accounts.credit("e") == (0, 0)
+    told = answer(world, "r1")
+    assert told.reply is not None
+    assert [(one.slots, one.tokens) for one in told.reply.actions if isinstance(one, Lent)] == [(0, 0)]
+    world.deliver(told)
     world.settle(4)
     for request_id in list(world.routers["r0"].running):
         world.finish("r0", request_id)
