@@ -18,7 +18,8 @@ from ray.serve.config import AutoscalingContext
 from ray.util.metrics import Counter
 
 from autoscaling import readings
-from autoscaling.policies.ongoing import Ongoing
+from autoscaling.placing import Placing, of_this_process
+from autoscaling.policies.ongoing import Ongoing, within_room
 from autoscaling.readings import RouterCounts
 from autoscaling.signals import Decision, Signals
 from serve_app.names import ROUTER
@@ -58,11 +59,20 @@ class ScalingPolicy:
     Args:
         router: the router deployment's name.
         clock: seconds, monotonic.
+        starts: what `placing.of_this_process` takes; None: Ray alone decides where engines start.
+        placing: in its place, for tests.
     """
 
-    def __init__(self, router: str = ROUTER, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        router: str = ROUTER,
+        clock: Callable[[], float] = time.monotonic,
+        starts: Mapping[str, Any] | None = None,
+        placing: Placing | None = None,
+    ) -> None:
         self._router = router
         self._clock = clock
+        self._placing = _placing(starts) if starts is not None else placing
         self._policies: dict[str, Ongoing] = {}
         self._targets: dict[str, int] = {}  # as last seen; a change is logged with its reason
         self._reasons: dict[str, str] = {}
@@ -85,6 +95,8 @@ class ScalingPolicy:
 
     def _decide_all(self, contexts: Contexts) -> tuple[dict[Any, int], States]:
         now = self._clock()
+        if self._placing is not None:
+            self._placing.tick()
         named = {context.deployment_name: (deployment, context) for deployment, context in contexts.items()}
         self._forget(named)
         counts, routers = self._routers(named, now)
@@ -139,6 +151,9 @@ class ScalingPolicy:
             blocked=held.blocked,
         )
         decision = self._policies.setdefault(name, Ongoing()).decide(signals)
+        if self._placing is not None:
+            more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
+            decision = within_room(decision, more, self._placing.room(context.deployment_id, signals.target, more))
         if self._targets.get(name, signals.target) != signals.target:
             logger.info("%s: target %d -> %d: %s", name, self._targets[name], signals.target, self._reasons[name])
         self._targets[name], self._reasons[name] = signals.target, decision.reason
@@ -172,6 +187,15 @@ class ScalingPolicy:
             if not self._uncounted:
                 logger.exception("errors of the scaling policy cannot be counted")
             self._uncounted += 1
+
+
+def _placing(starts: Mapping[str, Any]) -> Placing | None:
+    """None where it cannot be made: a policy that cannot be made would keep the application from being deployed."""
+    try:
+        return of_this_process(**starts)
+    except Exception:
+        logger.exception("Ray alone decides where engines start")
+        return None
 
 
 def _tell_serve(context: AutoscalingContext, decision: Decision) -> None:

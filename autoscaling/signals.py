@@ -72,3 +72,11 @@ class Decision:
     replicas: int
     load: float
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """For how many more replicas memory is kept, and what is missing for others."""
+
+    held: int
+    why: str

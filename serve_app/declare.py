@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from serve_app.names import APPLICATION
-from serve_app.settings import Settings
+from serve_app.names import APPLICATION, deployment_of
+from serve_app.settings import ModelSettings, Settings
 
 BUILD = "serve_app.app:build"
 POLICY = "autoscaling.ray_policy:ScalingPolicy"
+
+GIB = 2**30
 
 ProxyLocation = Literal["EveryNode", "HeadOnly"]
 
@@ -34,9 +36,22 @@ def application(settings: Settings, *, import_path: str = BUILD, name: str = APP
         "import_path": import_path,
         "args": settings.model_dump(mode="json"),
     }
-    if settings.autoscaled:
+    placed = [model for model in settings.models if model.placed_by_ledger]
+    if settings.autoscaled or placed:
         entry["autoscaling_policy"] = {"policy_function": POLICY}
+    if placed:
+        starts = {
+            "application": name,
+            "models": {deployment_of(model.name): [model.name, _asked_bytes(model)] for model in placed},
+            "quota": settings.quota.model_dump(mode="json"),
+        }
+        entry["autoscaling_policy"]["policy_kwargs"] = {"starts": starts}
     return entry
+
+
+def _asked_bytes(model: ModelSettings) -> int | None:
+    """Of the one device an engine is on; None: its replicas will say."""
+    return None if model.memory_gb is None else int(model.memory_gb * GIB) * model.ranks
 
 
 def deployment_config(

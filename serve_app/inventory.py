@@ -3,14 +3,19 @@
 A GPU node is asked through NVML what its GPUs have. A node without GPUs has one device, a stated share of its memory;
 so the whole path is real on a machine without any. What a node cannot tell (fake GPUs of a test) the settings can.
 
-Invariant: a node that does not answer is not taken for one without devices; only Ray says that a node is gone.
+A node that is alive and does not answer has the devices that it told last, to this actor or to one before it; of one
+that has never told nobody holds anything, and the others do not wait for it.
+
+Invariant: only Ray says that a node is gone; no node's silence delays a look at the others, the first one apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -25,6 +30,8 @@ logger = logging.getLogger("serve_app.quota")
 
 DEFAULT_HOST_SHARE = 0.5  # of a node's memory without GPUs: the rest is for Ray, the routers and page cache
 ASK_S = 5.0  # a node answers in milliseconds; the first time a process has to start there
+LATER_S = 0.1  # for that answer in all looks but the first; one that comes later counts in the next look
+NONE: Mapping[str, list[Device]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +73,46 @@ class NodeWatch:
 
 
 class Inventory:
-    """The nodes of the cluster, through a `NodeWatch` on each."""
+    """The nodes of the cluster, through a `NodeWatch` on each.
 
-    def __init__(self, settings: InventorySettings) -> None:
+    Args:
+        settings: what counts as a device.
+        told_before: devices by node, as an earlier actor knew them.
+    """
+
+    def __init__(self, settings: InventorySettings, told_before: Mapping[str, list[Device]] = NONE) -> None:
         self._settings = settings
         self._watches: dict[str, Any] = {}
+        self._before = dict(told_before)
         self._devices: dict[str, list[Device]] = {}  # of nodes that have told
+        self._asking: dict[str, asyncio.Task[list[Device] | None]] = {}
+        self._patience_s = ASK_S + 1.0  # of the first look
         self._alive: frozenset[str] = frozenset()  # nodes, as Ray said last
         self._unsure: set[str] = set()  # of those, whose NVML has failed: asked again, and nobody waits for them
 
-    async def devices(self) -> list[Device] | None:
-        """All devices of the nodes that Ray counts as alive; None: a node has not told yet what it has."""
+    async def devices(self) -> list[Device]:
+        """All devices of the nodes that Ray counts as alive, as far as they have told."""
         nodes = await asyncio.to_thread(ray.nodes)
         alive = {node["NodeID"]: node.get("Resources", {}) for node in nodes if node["Alive"]}
         self._alive = frozenset(alive)
-        for gone in (self._watches.keys() | self._devices.keys()) - self._alive:
+        for gone in (self._watches.keys() | self._devices.keys() | self._before.keys()) - self._alive:
             self._watches.pop(gone, None)
             self._devices.pop(gone, None)
+            self._before.pop(gone, None)
             self._unsure.discard(gone)
-        untold = [node for node in alive if node not in self._devices or node in self._unsure]
-        told = await asyncio.gather(*(self._ask_devices(node, int(alive[node].get("GPU", 0))) for node in untold))
-        for node, devices in zip(untold, told, strict=True):
-            if devices is not None:
+        for node, resources in alive.items():
+            if node not in self._asking and (node not in self._devices or node in self._unsure):
+                asked = self._ask_devices(node, int(resources.get("GPU", 0)))
+                self._asking[node] = asyncio.create_task(asked, name=f"devices-of-{node}")
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=self._patience_s)
+        self._patience_s = LATER_S
+        for node in [node for node, task in self._asking.items() if task.done()]:
+            devices = self._asking.pop(node).result()
+            if devices is not None and node in alive:
                 self._devices[node] = devices
-        if any(devices is None for devices in told):
-            return None
-        return [device for node in alive for device in self._devices[node]]
+        known = self._before | self._devices
+        return [device for node in alive for device in known.get(node, ())]
 
     async def gone(self, told: EngineReport | None) -> bool:
         """Whether no process of an engine is there any more; one on a node that is gone is gone."""

@@ -24,9 +24,11 @@ from ray.exceptions import ActorDiedError, RayError
 from serve_app.cluster_store import Shelf
 from serve_app.core.exchange import Exchange, Reply
 from serve_app.core.grants import EngineReply, EngineReport
+from serve_app.core.leases import Device
 from serve_app.core.quota import Quota, RouterReply, RouterReport
 from serve_app.core.roster import Changes, Entry, Key, Value
 from serve_app.core.sessions import Session, SessionAsk
+from serve_app.core.starts import StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, ServeAppError, Unavailable
 from serve_app.inventory import Inventory, InventorySettings
 from serve_app.quota_figures import figures
@@ -37,6 +39,7 @@ logger = logging.getLogger("serve_app.quota")
 ACTOR = "quota"
 NAMESPACE = "serve_app"
 EPOCH = "epoch"
+NODE = "node:"  # before a node's id, its devices: it may not answer when they have to be known
 TICK_S = 0.5  # a dead owner's leases are back within 5 s: four of silence, and this
 LOOK_S = 1.0  # between looks at the nodes; a look is one call per node that has a device
 WATCH_S = 0.5  # how long a router that wants more is kept waiting for it; then it says again what it wants
@@ -60,16 +63,19 @@ class GpuMemoryQuota:
         self._shelf = Shelf("quota")
         stored = await _at_last(self._shelf.all)
         epoch = int(stored.pop(EPOCH, 0)) + 1
+        self._nodes = {name: stored.pop(name) for name in list(stored) if name.startswith(NODE)}  # devices, as stored
         await _at_last(lambda: self._shelf.put(EPOCH, epoch))
         roster = dict(_known(stored))
         self._core = Quota(epoch, roster, time.monotonic())
-        self._inventory = Inventory(inventory)
+        before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
+        self._inventory = Inventory(inventory, before)
         self._defrag_above = defrag_above
         self._changed: dict[str, asyncio.Event] = {}  # of routers that wait for more
         self._news: dict[str, asyncio.Event] = {}  # of routers that watch
         self._due: asyncio.TimerHandle | None = None  # the next look at the lines
         self._asking: dict[str, asyncio.Future[Session]] = {}
         self._alarmed: set[tuple[str, str]] = set()  # by engine and device
+        self._checked: dict[str, asyncio.Task[None]] = {}  # engines whose processes are being looked for
         self._storing = asyncio.Lock()
         self._known = asyncio.Event()  # set once the devices are
         self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick)), asyncio.create_task(self._look())]
@@ -79,6 +85,17 @@ class GpuMemoryQuota:
         """What an engine replica may have; see `core.grants`. Raises LeaseConflict: it has to end."""
         await self._known.wait()
         return await self._do(lambda now: self._core.on_engine(told, now))
+
+    async def starts(self, asks: tuple[StartsAsk, ...]) -> tuple[StartsReply, ...]:
+        """Where replicas that Serve is about to start belong; see `core.starts`. An answer for each ask."""
+        await self._known.wait()
+        return await self._do(lambda now: tuple(self._core.on_starts(ask, now) for ask in asks))
+
+    async def devices(self) -> dict[str, tuple[int, int]]:
+        """Of each device by its key, all its bytes and those that leases can have."""
+        await self._known.wait()
+        found = (use.device for use in self._core.ledger.devices())
+        return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
     async def router(self, told: RouterReport) -> RouterReply:
         """What a router may use; held back for up to `WATCH_S` while it wants more than there is."""
@@ -262,25 +279,54 @@ class GpuMemoryQuota:
         while True:
             try:
                 devices = await self._inventory.devices()
-                if devices is not None:
-                    await self._do(lambda now, there=devices: self._core.on_devices(there, now))
-                    self._known.set()
-                await self._look_for_processes()
+                await self._store_devices(devices)
+                await self._do(lambda now, there=devices: self._core.on_devices(there, now))
+                self._known.set()
+                self._look_for_processes()
             except ServeAppError as error:
                 logger.error("the quota actor: %s", error.message)
             except Exception:
                 logger.exception("the quota actor looks again after an error")
             await asyncio.sleep(LOOK_S)
 
-    async def _look_for_processes(self) -> None:
-        for owner, told in self._core.ending().items():
-            if await self._inventory.gone(told):
-                logger.info("the memory of engine %s is free again", owner)
-                await self._do(lambda now, owner=owner: self._core.on_memory_gone(owner))
-        for silent in self._core.silent(time.monotonic()):
-            if await self._inventory.gone(silent):
-                logger.info("engine %s has died, and its memory is free", silent.owner)
-                await self._do(lambda now, owner=silent.owner: self._core.on_dead(owner, now))
+    async def _store_devices(self, devices: list[Device]) -> None:
+        """Have a later actor know them, before anything is granted on them."""
+        told: dict[str, list[Device]] = {}
+        for device in devices:
+            told.setdefault(NODE + device.node, []).append(device)
+        for name in [name for name in {**self._nodes, **told} if self._nodes.get(name) != told.get(name)]:
+            if name in told:
+                await asyncio.to_thread(self._shelf.put, name, told[name])
+                self._nodes[name] = told[name]
+            else:
+                await asyncio.to_thread(self._shelf.forget, name)
+                del self._nodes[name]
+
+    def _look_for_processes(self) -> None:
+        """Each engine by itself: a machine that does not answer keeps nobody else's memory."""
+        looked_for = {owner: self._see_memory_gone(owner, told) for owner, told in self._core.ending().items()}
+        silent = {told.owner: self._see_dead(told) for told in self._core.silent(time.monotonic())}
+        for owner, look in [*looked_for.items(), *silent.items()]:
+            if owner in self._checked:
+                look.close()
+                continue
+            task = self._checked[owner] = asyncio.create_task(look, name=f"looking-for-{owner}")
+            task.add_done_callback(lambda task, owner=owner: self._looked(owner, task))
+
+    def _looked(self, owner: str, task: asyncio.Task[None]) -> None:
+        del self._checked[owner]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the processes of engine %s are looked for again: %r", owner, error)
+
+    async def _see_memory_gone(self, owner: str, told: EngineReport | None) -> None:
+        if await self._inventory.gone(told):
+            logger.info("the memory of engine %s is free again", owner)
+            await self._do(lambda now: self._core.on_memory_gone(owner))
+
+    async def _see_dead(self, told: EngineReport) -> None:
+        if await self._inventory.gone(told):
+            logger.info("engine %s has died, and its memory is free", told.owner)
+            await self._do(lambda now: self._core.on_dead(told.owner, now))
 
 
 class QuotaActor:
@@ -318,6 +364,18 @@ class QuotaActor:
         except ActorDiedError:
             self.renew()
             raise
+
+    def starts(self, asks: tuple[StartsAsk, ...], timeout_s: float) -> tuple[StartsReply, ...]:
+        """See `GpuMemoryQuota.starts`; waits for the answer."""
+        try:
+            return ray.get(self.handle.starts.remote(asks), timeout=timeout_s)  # type: ignore[no-any-return]
+        except ActorDiedError:
+            self.renew()
+            raise
+
+    def devices(self, timeout_s: float) -> dict[str, tuple[int, int]]:
+        """See `GpuMemoryQuota.devices`; waits for the answer."""
+        return ray.get(self.handle.devices.remote(), timeout=timeout_s)  # type: ignore[no-any-return]
 
 
 def quota_actor(settings: QuotaSettings) -> ActorHandle[Any]:

@@ -10,7 +10,9 @@ from serve_app.core.quota import Quota
 
 
 def figures(core: Quota, now: float) -> dict[str, Any]:
-    """Devices, engines, routers' shares, sessions and who waits, as JSON can carry them. Bytes and KV tokens."""
+    """Devices, engines, routers' shares, sessions, who waits and what is kept for starts, as JSON can carry them.
+
+    In bytes and KV tokens."""
     devices = [
         {
             "device": use.device.key,
@@ -51,6 +53,17 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
             }
             for one in core.grants.blocked(now)
         ],
+        "kept": [
+            {
+                "model": one.model,
+                "device": one.hold.on,
+                "bytes": one.hold.amount,
+                "replica": one.replica,
+                "after": one.after,
+            }
+            for one in core.grants.berths.all()
+        ],
+        "short": [{"model": model, "why": why} for model, why in sorted(core.starts.notes(now).items())],
         "alarms": [
             {
                 "replica": one.owner,

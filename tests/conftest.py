@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+import hypothesis
 import pytest
+
+# How long an example takes says how busy the machine is: nothing is measured in a unit test.
+hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("ours")
 
 # What starts processes depends on a machine that others load, too. CI gives such a test a second attempt and names it
 # in its summary (RERUN), with the first attempt's error; whoever develops gets none. Pure code never gets one.

@@ -46,7 +46,7 @@ IMPURE = frozenset(CLOCKS | ENTROPY | CONCURRENCY | IO)
 IMPURE_CALLS = frozenset({"open", "input", "print", "__import__", "exec", "eval"})
 
 VLLM_PACKAGE = "serve_app/engine/vllm_adapter/"
-PRIVATE_RAY_FILES = frozenset({"serve_app/serve_adapter.py", "serve_app/local/driver.py"})
+PRIVATE_RAY_FILES = frozenset({"serve_app/serve_adapter.py", "serve_app/local/driver.py", "autoscaling/placing.py"})
 
 # Spelled in parts, or this file would name what no file may.
 REGISTRIES = re.compile(

@@ -10,6 +10,7 @@ Rules
   sees no replica and no load for a second, while all of them run.
 - Nor is a further replica while it starts, before the load has been too low for it for `FURTHER_HOLD_S`: a start takes
   longer than a lull, and calling it off in every lull starts engines for ever and never has one.
+- Beyond the first, a replica that shares a device is added only when memory is kept for it (`within_room`).
 - No replica is added while one waits for memory: it would wait behind that one.
 - Whoever cannot see every router takes nothing away; what it does see may add.
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from autoscaling.signals import Decision, Signals
+from autoscaling.signals import Decision, Room, Signals
 
 # Above the slowest start of a large engine (hundreds of GB of weights over a network). Below it only costs a node that
 # idles; a start called off costs every client that was told to come back.
@@ -129,3 +130,15 @@ def bounded(signals: Signals, replicas: int, reason: str, load: float) -> Decisi
     if replicas > signals.max_replicas:
         return Decision(signals.max_replicas, load, f"{reason}; max_replicas is {signals.max_replicas}")
     return Decision(replicas, load, reason)
+
+
+def within_room(decision: Decision, more: int, room: Room | None) -> Decision:
+    """The decision with those of so many further replicas that memory is kept for; what is missing is its reason.
+
+    Args:
+        room: None: the ledger is not the one to say.
+    """
+    short = 0 if room is None else more - room.held
+    if room is None or short <= 0:
+        return decision
+    return Decision(decision.replicas - short, decision.load, f"{decision.reason}; {short} not started, {room.why}")

@@ -327,7 +327,7 @@ class Admission:
         if self._empty_since is not None:
             return Reason.NO_REPLICA
         # It fitted when it came and has been kept for a replica of its size; none came back.
-        possible = self._capacity.possible(waiting.slots, waiting.arrival.cost)
+        possible = self._capacity.possible(waiting.slots, waiting.cost)
         return Reason.TIMEOUT if possible else Reason.TOO_LARGE
 
     def _refuse(self, arrival: Arrival, reason: Reason) -> Refuse:

@@ -5,6 +5,8 @@ Invariant: two ranks of an engine are never on one device, and each gets at leas
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from serve_app.core.leases import Hold
@@ -14,6 +16,12 @@ from serve_app.errors import InsufficientMemory
 
 if TYPE_CHECKING:
     from serve_app.core.grants import EngineReport
+
+
+def demands(told: EngineReport) -> list[Demand]:
+    """What an engine leaves to the ledger to place, node by node."""
+    ranks = Counter(rank.node for rank in told.ranks if rank.device is None)
+    return [Demand(count, told.wanted_bytes) for count in ranks.values()]
 
 
 def could_use(told: EngineReport, free: dict[str, int]) -> list[str]:
@@ -45,12 +53,36 @@ def choose(told: EngineReport, free: dict[str, int], policy: Policy) -> list[Hol
     return [Hold(chosen[index], amount) for index in range(len(told.ranks))]
 
 
+def best_of_all(
+    wanted_bytes: int, least_bytes: int, free: Mapping[str, int], nodes: Sequence[str], policy: Policy
+) -> Hold | None:
+    """A device of any of these nodes for an engine of one rank: where as much as is wanted leaves most room for what is
+    asked for here, else the one with most; None: none has the least."""
+    by_node: dict[str, list[str]] = {}
+    for key in free:
+        by_node.setdefault(key.rpartition("/")[0], []).append(key)
+    demand = Demand(1, wanted_bytes)
+    best: tuple[float, str] | None = None
+    for node in (node for node in nodes if node in by_node):
+        left = tuple(free[key] for key in by_node[node])
+        room = Room(Node(node, 0, 0, left, left))
+        eligible = room.eligible(demand)
+        if eligible:
+            score, (device,) = policy.choose(room, demand, eligible)
+            if best is None or score < best[0]:
+                best = (score, by_node[node][device])
+    if best is not None:
+        return Hold(best[1], wanted_bytes)
+    keys = [key for node in nodes for key in by_node.get(node, ())]
+    most = max(keys, key=lambda key: free[key], default=None)
+    return Hold(most, free[most]) if most is not None and free[most] >= least_bytes else None
+
+
 def _best(told: EngineReport, ranks: int, free: list[int], policy: Policy) -> tuple[int, ...] | None:
     """The devices for some ranks on one node: for as much as is wanted, else those with most; None: too few have the
     least."""
     room = Room(Node("", 0, 0, tuple(free), tuple(free)))
     demand = Demand(ranks, told.wanted_bytes)
-    policy.seen(demand)
     eligible = room.eligible(demand)
     if len(eligible) >= ranks:
         return policy.choose(room, demand, eligible)[1]

@@ -7,6 +7,7 @@ Rules
   first is served first; who asked later may pass only on devices that nobody before it could use.
 - Ranks whose device is fixed (Ray has placed them) get that device or wait; the others get, on their node, the devices
   that leave most room for what is asked for here (`core.learned_policy`).
+- Memory may be kept for an engine before it starts (`core.berths`): it takes that over with its first word.
 - On one device engines load one at a time: vLLM measures what is free while it starts.
 - An engine that falls silent keeps its memory until that has been seen free.
 
@@ -18,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serve_app.core.devices import choose, could_use
+from serve_app.core.berths import Berths
+from serve_app.core.devices import choose, could_use, demands
 from serve_app.core.learned_policy import Learned
 from serve_app.core.leases import Hold, Kind, Lease, Phase
 from serve_app.core.ledger import Ledger
@@ -130,7 +132,9 @@ class Grants:
         self._engines: dict[str, _Engine] = {}  # in the order they came
         self._alarms: dict[tuple[str, str], Alarm] = {}
         self._leaving: set[str] = set()
-        self._policy: Policy = Learned(0, 0)
+        self._asked: dict[str, tuple[int, int]] = {}  # by model: what its last engine without a device wanted, at least
+        self.policy: Policy = Learned(0, 0)
+        self.berths = Berths(ledger)
 
     def report(self, told: EngineReport, now: float, *, frozen: bool = False) -> EngineReply:
         """An engine's word; returns what it may have.
@@ -149,13 +153,17 @@ class Grants:
         engine = self._engines.get(owner)
         if engine is None:
             engine = self._engines[owner] = _Engine(told, now, now)
+            for demand in demands(told):
+                self.policy.seen(demand)  # once for each engine, however often it asks
         engine.told, engine.heard_at = told, now
         engine.loads = engine.loads or (told.loading and not told.kv_tokens)
+        if demands(told) and len(told.ranks) == 1:
+            self._asked[told.model] = (told.wanted_bytes, told.least_bytes)
         if owner not in self._ledger:
             if told.holds:
                 self._ledger.reserve(owner, Kind.ENGINE, owner, told.holds)  # presented, by one we did not know
             elif not frozen:
-                self._serve(now)
+                self._serve()
         if owner not in self._ledger:
             return EngineReply(why=engine.why or "the ledger is being rebuilt")
         lease = self._ledger.lease(owner)
@@ -238,15 +246,41 @@ class Grants:
             if engine.told.model == model and engine.told.kv_tokens and owner in self._ledger
         ]
 
+    def last_ask(self, model: str) -> tuple[int, int] | None:
+        """The bytes that the last engine of a model wanted, and at least; None: none that left its device to the ledger
+        has spoken."""
+        return self._asked.get(model)
+
+    def free_for_new(self) -> dict[str, int]:
+        """Bytes by device that nobody who waits could use."""
+        free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
+        for _, engine in self._waiting():
+            for key in could_use(engine.told, free):
+                free[key] = 0
+        return free
+
+    def _take_over(self, told: EngineReport) -> None:
+        """Give an engine what was kept for it; what is too small for it ends."""
+        berth = self.berths.for_engine(told, self._engines) if self._ledger.knows(told.owner) else None
+        if berth is None:
+            return
+        self.berths.end(berth)
+        if berth.hold.amount >= told.least_bytes:
+            hold = Hold(berth.hold.on, min(told.wanted_bytes, berth.hold.amount))
+            self._ledger.reserve(told.owner, Kind.ENGINE, told.owner, (hold,))
+            self._engines[told.owner].why = ""
+
     def _waiting(self) -> Iterator[tuple[str, _Engine]]:
         return ((owner, engine) for owner, engine in self._engines.items() if owner not in self._ledger)
 
-    def _serve(self, now: float) -> None:
-        """Grant what can be granted, in the order in which it was asked for."""
+    def _serve(self) -> None:
+        """Grant what was kept for one, and then what can be granted, in the order in which it was asked for."""
+        for _, engine in list(self._waiting()):
+            self._take_over(engine.told)
         free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
         for owner, engine in list(self._waiting()):
             try:
-                holds = choose(engine.told, free, self._policy)
+                holds = choose(engine.told, free, self.policy)
             except InsufficientMemory as error:
                 engine.why = error.message
                 for key in could_use(engine.told, free):

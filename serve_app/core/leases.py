@@ -15,6 +15,7 @@ class Kind(enum.StrEnum):
     """What a lease is for, and so what it lies on and in which unit it counts."""
 
     ENGINE = "engine"  # on devices, in bytes: weights and KV pool of one engine, a hold per rank
+    BERTH = "berth"  # on a device, in bytes: kept for an engine that has not started (`core.berths`)
     SLOTS = "slots"  # on an engine, of which it takes nothing; itself a pool, of sequences in the engine's batch
     SHARE = "share"  # on an engine or a session, in KV tokens, or on slots: what one router may hand out by itself
     SESSION = "session"  # on an engine, in KV tokens: what an agent's requests draw from
@@ -37,6 +38,7 @@ def slots_of(engine: str) -> str:
 # What each kind may lie on; None: devices.
 LIES_ON: dict[Kind, frozenset[Kind] | None] = {
     Kind.ENGINE: None,
+    Kind.BERTH: None,
     Kind.SLOTS: frozenset({Kind.ENGINE}),
     Kind.SHARE: frozenset({Kind.ENGINE, Kind.SESSION, Kind.SLOTS}),  # a session is a pool of all routers, too
     Kind.SESSION: frozenset({Kind.ENGINE}),

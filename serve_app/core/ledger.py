@@ -3,6 +3,7 @@
     device (bytes) <- engine (a hold per rank) <- share of a router (KV tokens) <- request
                                                <- session (KV tokens)           <- request, or share <- request
                                                <- slots (sequences)             <- share of a router
+                   <- berth, of an engine that has not started
 
 Rules
 - Siblings are summed, children are never counted twice: a request counts in its share or session, not in the engine.
@@ -71,7 +72,7 @@ class Ledger:
             ended += self.end(lease.name, memory_gone=False) if lease.phase is not Phase.ENDING else []
             lease.let_go_of(node)
             if not lease.holds:
-                del self._leases[lease.name]
+                self._leases.pop(lease.name, None)  # a berth has ended with its device
         return ended
 
     # Owners

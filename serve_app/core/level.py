@@ -31,18 +31,16 @@ class Waiting:
     arrived_s: float
     level: RequestClass
     entry: int
+    # Of the arrival, here since they are read far more often than a request comes.
+    request_id: str = field(init=False)
+    slots: int = field(init=False)
+    cost: int = field(init=False)
+    size: Size = field(init=False)
 
-    @property
-    def request_id(self) -> str:
-        return self.arrival.request_id
-
-    @property
-    def slots(self) -> int:
-        return self.arrival.slots
-
-    @property
-    def size(self) -> Size:
-        return self.arrival.slots, self.arrival.cost.bit_length()
+    def __post_init__(self) -> None:
+        arrival = self.arrival
+        self.request_id, self.slots, self.cost = arrival.request_id, arrival.slots, arrival.cost
+        self.size = self.slots, self.cost.bit_length()
 
     @property
     def lifted(self) -> bool:
@@ -58,15 +56,16 @@ class Lane:
     owed: bool  # below its guaranteed share
     counter: float = 0.0
     since: int = 0
+    key: Key = ()  # by which it is ordered
     slots: int = 0
     tokens: int = 0
     waiting: dict[int, Waiting] = field(default_factory=dict)  # by entry
     ranks: Ranks = field(default_factory=Ranks)  # of the entries
     by_size: dict[Size, OrderedDict[int, Waiting]] = field(default_factory=dict)
 
-    @property
-    def key(self) -> Key:
-        return (0 if self.owed else 1, self.counter, self.since)
+    def rank(self) -> None:
+        """Owed, counter or since have changed."""
+        self.key = (0 if self.owed else 1, self.counter, self.since)
 
     @property
     def first(self) -> Waiting:
@@ -98,12 +97,13 @@ class Level:
         if not lane.waiting:
             lane.counter = max(lane.counter, self._floor())
             lane.since = waiting.entry
+            lane.rank()
             self.weight += lane.weight
             self._order[not lane.owed].set(tenant, lane.key)
         lane.waiting[waiting.entry] = waiting
         lane.ranks.add(waiting.entry)
         lane.slots += waiting.slots
-        lane.tokens += waiting.arrival.cost
+        lane.tokens += waiting.cost
         queue = lane.by_size.get(size)
         if queue is None:
             queue = lane.by_size[size] = OrderedDict()
@@ -121,7 +121,7 @@ class Level:
         del lane.waiting[waiting.entry]
         lane.ranks.remove(waiting.entry)
         lane.slots -= waiting.slots
-        lane.tokens -= waiting.arrival.cost
+        lane.tokens -= waiting.cost
         queue = lane.by_size[size]
         del queue[waiting.entry]
         if not queue:
@@ -143,25 +143,31 @@ class Level:
         lane = self._top(self._order[0]) or self._top(self._order[1])
         return None if lane is None else lane.first
 
-    def first_where(self, fits: Callable[[int, int], bool]) -> Waiting | None:
-        """The next one whose slots and tokens fit. O(sizes).
+    def first_where(self, fits: Callable[[int, int], bool], most_slots: float, most_tokens: float) -> Waiting | None:
+        """The next one whose slots and tokens fit, none of them above these. O(sizes).
 
         Of a size (slots, and tokens within a factor of two) only the next one is looked at: among equals nobody passes.
         """
         found: Waiting | None = None
         best: Key = ()
         for size, heap in self._sizes.items():
+            slots, bits = size
+            if slots > most_slots or 1 << (bits - 1) > most_tokens:
+                continue
             lane = self._top(heap)
             assert lane is not None  # empty heaps are deleted
+            if found is not None and lane.key > best:
+                continue
             head = next(iter(lane.by_size[size].values()))
             key = (*lane.key, head.entry)
-            if (found is None or key < best) and fits(head.slots, head.arrival.cost):
+            if (found is None or key < best) and fits(slots, head.cost):
                 found, best = head, key
         return found
 
     def charge(self, lane: Lane, tokens: float) -> None:
         """Count weighted tokens of service for a tenant; negative: it was charged too much."""
         lane.counter += tokens / lane.weight
+        lane.rank()
         if tokens < 0:
             self._lowered(lane)
 
@@ -197,6 +203,7 @@ class Level:
             return
         self._order[not lane.owed].discard(tenant)
         lane.owed = owed
+        lane.rank()
         if lane.waiting:
             self._lowered(lane)
 

@@ -85,9 +85,9 @@ class Line:
             del self._fresh[claimed][request_id]
         self._leave(waiting)
         self._deadlines.discard(request_id)
-        self.tokens -= waiting.arrival.cost
+        self.tokens -= waiting.cost
         self.claimed[claimed] -= 1
-        self.claimed_tokens[claimed] -= waiting.arrival.cost
+        self.claimed_tokens[claimed] -= waiting.cost
         return waiting
 
     def levels(self) -> Iterator[RequestClass]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from serve_app.core.berths import BERTH_TTL_S, Berth
 from serve_app.core.exchange import Exchange, Reply
 from serve_app.core.grants import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Grants
 from serve_app.core.leases import Device, Kind, Lease, Phase
@@ -28,6 +29,7 @@ from serve_app.core.relocation import Relocation
 from serve_app.core.roster import Changes, EngineEntry, Entry, Key, Roster, SessionEntry, Value
 from serve_app.core.sessions import Session, SessionAsk, Sessions
 from serve_app.core.shares import PoolReport, PoolTarget, Shares
+from serve_app.core.starts import Starts, StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, Unavailable
 
 RECOVERING = "quota_recovering"  # the code of what has to wait until then
@@ -78,10 +80,11 @@ class Quota:
         self.shares = Shares(self.ledger)
         self.relocation = Relocation(self.ledger, self.grants)
         self.lines = Lines(epoch, self.ledger, recovering=bool(roster))
+        self.starts = Starts(self.ledger, self.grants)
         self.sessions = Sessions(self.ledger, self.grants, self.shares, now)
         self._seq: dict[str, int] = {}
         self._roster = Roster(roster)
-        self._missing = {name for kind, name in roster if kind is not Entry.SESSION}
+        self._missing = {name for kind, name in roster if kind in (Entry.ENGINE, Entry.ROUTER)}
         self._recovers_until = now + RECOVERY_S
         self._restored = not roster
         self._ticked_at = now
@@ -138,6 +141,12 @@ class Quota:
         if told.slots and told.owner in self.ledger and self.ledger.lease(told.owner).phase is Phase.COMMITTED:
             self.ledger.open_slots(told.owner, told.slots)
             self.lines.sync([told.owner], now)
+
+    def on_starts(self, ask: StartsAsk, now: float) -> StartsReply:
+        """The controller is about to start engines, or would like to; see `core.starts`."""
+        if not self._restored:
+            return StartsReply()
+        return self.starts.ask(ask, now, frozen=self.recovering)
 
     def on_memory_gone(self, owner: str) -> None:
         """The memory of an engine that has left was seen free."""
@@ -272,6 +281,7 @@ class Quota:
             self._missing.clear()
         waiting = Counter(one.model for one in self.grants.blocked(now))
         self._blocked = tuple(sorted(waiting.items()))
+        self.grants.berths.keep_restarts(set(self.grants.owners()), now)
         self._ended(self.ledger.expire(now), now)
         for owner in self.grants.owners():
             if not self.ledger.knows(owner):
@@ -303,6 +313,11 @@ class Quota:
 
     def take_changes(self) -> Changes:
         """See `Roster.take_changes`."""
+        for name, berth in self.grants.berths.take_changes().items():
+            if berth is None:
+                self._roster.forget((Entry.BERTH, name))
+            else:
+                self._roster.put((Entry.BERTH, name), berth)
         return self._roster.take_changes()
 
     def not_stored(self, changes: Changes) -> None:
@@ -345,6 +360,12 @@ class Quota:
             elif kind is Entry.ROUTER:
                 self.ledger.join(name, RECOVERY_S, now)
         for (kind, name), value in self._roster:
+            if kind is Entry.BERTH and isinstance(value, Berth):
+                try:
+                    self.grants.berths.restore(value, now, RECOVERY_S + BERTH_TTL_S)
+                except (LeaseNotFound, LeaseConflict, InsufficientMemory):
+                    self._roster.forget((kind, name))  # gone with its device, or an engine has it by now
+        for (kind, name), value in self._roster:
             if kind is Entry.SESSION and isinstance(value, SessionEntry):
                 try:
                     self.sessions.restore(value.ask, value.pool, now)
@@ -362,5 +383,9 @@ class Quota:
                 self.shares.drop(lease.lease_id)
                 self.lines.drop_engine(lease.lease_id, now)
                 self.grants.lost(lease.lease_id)
+                if lease.lease_id not in self.ledger:  # gone with its node
+                    self._roster.forget((Entry.ENGINE, lease.lease_id))
+            elif lease.kind is Kind.BERTH:
+                self.grants.berths.forget(lease.lease_id)
             elif lease.kind is Kind.SESSION:
                 self._roster.forget((Entry.SESSION, lease.lease_id))

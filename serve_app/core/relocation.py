@@ -1,23 +1,26 @@
 """Making room for an engine that waits: which others drain, one at a time, until it fits.
 
-What is planned is where each of them restarts; what is done is that the first of the plan drains and ends. Serve starts
-it again, who waited longer has its memory by then, and the next step is planned from what is there after that.
+What is planned is where each of them restarts; what is done is that the first of the plan drains and ends, and that its
+place there is kept. Serve starts it again, who waited longer has its memory by then, and the next step is planned from
+what is there after that.
 
 Invariant: nobody is drained unless a plan says that it lets the first engine in the line fit.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from dataclasses import dataclass
 
 from serve_app.core.defrag import DefragmentationPlan, plan_defragmentation
 from serve_app.core.fragmentation import cluster_fragmentation
 from serve_app.core.grants import Blocked, Grants
-from serve_app.core.leases import Kind, Lease, Phase
+from serve_app.core.leases import Hold, Kind, Lease, Phase
 from serve_app.core.ledger import Ledger
 from serve_app.core.placement import Demand, Node, Placement, Slot
 from serve_app.core.replicas import Replica
+from serve_app.errors import InsufficientMemory, LeaseNotFound
 
 MAX_STEPS = 64  # of one request to make room: past that, what restarts fills what was emptied
 
@@ -84,8 +87,19 @@ class Relocation:
             self._steps_left = 0
             return None
         self._steps_left -= 1
-        self._grants.drain(plan.steps[0].owner)
-        return plan.steps[0]
+        step = plan.steps[0]
+        self._grants.drain(step.owner)
+        self._keep_target(step, now)
+        return step
+
+    def _keep_target(self, step: Step, now: float) -> None:
+        """Keep the place where a drained engine is to restart, where the ledger is the one to choose it."""
+        told = self._grants.told(step.owner)
+        if told is None or len(step.target) != 1 or told.ranks[0].device is not None:
+            return
+        amount = self._ledger.lease(step.owner).holds[0].amount
+        with contextlib.suppress(InsufficientMemory, LeaseNotFound):  # within what it has itself: Ray places
+            self._grants.berths.add(step.model, Hold(step.target[0], amount), now, after=step.owner)
 
     def _nodes(self) -> list[Node]:
         """Devices by node. A node's id stands for its model, too: an engine that waits does so on its node."""

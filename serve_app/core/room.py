@@ -24,7 +24,7 @@ def make_room(line: Line, policy: Policy, newcomer: Waiting) -> list[Waiting] | 
     """
     level = newcomer.arrival.request_class
     bound = policy.classes.get(level, NO_BOUND)
-    cost = newcomer.arrival.cost
+    cost = newcomer.cost
     of_class = _beyond(line.claimed[level], bound.max_queued, line.claimed_tokens[level], bound.max_queued_tokens, cost)
     of_all = _beyond(len(line), policy.max_queued, line.tokens, policy.max_queued_tokens, cost)
     if not of_class and not of_all:
@@ -60,4 +60,4 @@ def _leave(line: Line, waiting: Waiting) -> Waiting:
 
 
 def _less(room: Room, gone: Waiting) -> Room:
-    return room.without(1, gone.arrival.cost)
+    return room.without(1, gone.cost)

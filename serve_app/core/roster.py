@@ -9,6 +9,7 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from serve_app.core.berths import Berth
 from serve_app.core.grants import EngineReport
 from serve_app.core.sessions import SessionAsk
 
@@ -19,6 +20,7 @@ class Entry(enum.StrEnum):
     ENGINE = "engine"
     ROUTER = "router"
     SESSION = "session"
+    BERTH = "berth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class SessionEntry:
     pool: str
 
 
-Value = EngineEntry | SessionEntry | None  # a router's entry has nothing but its key
+Value = EngineEntry | SessionEntry | Berth | None  # a router's entry has nothing but its key
 Key = tuple[Entry, str]
 Changes = dict[Key, tuple[bool, Value]]  # what has to be stored (True) or forgotten (False)
 

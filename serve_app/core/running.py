@@ -8,6 +8,8 @@ Invariant: what runs is known to replicas, charges and shares alike, or to none 
 
 from __future__ import annotations
 
+import math
+
 from serve_app.core import trickle
 from serve_app.core.capacity import Capacity
 from serve_app.core.drain import DrainRate
@@ -95,18 +97,20 @@ class Running:
         keeping: set[RequestClass] = set()
         for level, head in heads:
             if trickle.due(line.stages[level], head):
-                if capacity.fits(head.slots, head.arrival.cost):
+                if capacity.fits(head.slots, head.cost):
                     return head
-                capacity.close(head.slots, head.arrival.cost)
+                trickle.blocked(line.stages[level], head)
+                capacity.close(head.slots, head.cost)
                 keeping.add(level)
         for level, head in heads:
             if level not in keeping:
-                if capacity.fits(head.slots, head.arrival.cost):
+                if capacity.fits(head.slots, head.cost):
                     return head
-                capacity.close(head.slots, head.arrival.cost)
-            if not capacity.most_free:
+                capacity.close(head.slots, head.cost)
+            most_free = capacity.most_free
+            if not most_free:
                 return None
-            behind = line.stages[level].first_where(capacity.fits)
+            behind = line.stages[level].first_where(capacity.fits, most_free, capacity.most_tokens)
             if behind is not None:
                 return behind
         return None
@@ -115,9 +119,9 @@ class Running:
         """The first of a level that some replica could hold."""
         stage, possible = self.line.stages[level], self.capacity.possible
         first = stage.first()
-        if first is None or possible(first.slots, first.arrival.cost):
+        if first is None or possible(first.slots, first.cost):
             return first
-        return stage.first_where(possible)
+        return stage.first_where(possible, math.inf, math.inf)
 
     def _take(self, waiting: Waiting) -> str:
         arrival = waiting.arrival

@@ -55,7 +55,7 @@ class Sheddable:
         if waiting.arrival.accepted:
             return
         self.requests += 1
-        self.tokens += waiting.arrival.cost
+        self.tokens += waiting.cost
         if waiting.lifted:
             self._lifted[waiting.request_id] = waiting
             return
@@ -64,21 +64,21 @@ class Sheddable:
         if holding is None:
             holding = self._holdings[tenant] = _Holding(weight)
         holding.requests[waiting.request_id] = waiting
-        holding.tokens += waiting.arrival.cost
+        holding.tokens += waiting.cost
         self._rank(tenant, holding)
 
     def remove(self, waiting: Waiting) -> None:
         if waiting.arrival.accepted:
             return
         self.requests -= 1
-        self.tokens -= waiting.arrival.cost
+        self.tokens -= waiting.cost
         if waiting.lifted:
             del self._lifted[waiting.request_id]
             return
         tenant = waiting.arrival.tenant
         holding = self._holdings[tenant]
         del holding.requests[waiting.request_id]
-        holding.tokens -= waiting.arrival.cost
+        holding.tokens -= waiting.cost
         if holding.requests:
             self._rank(tenant, holding)
             return

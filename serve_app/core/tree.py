@@ -85,7 +85,8 @@ def check_holds(kind: Kind, holds: Sequence[Hold]) -> None:
         ValueError: none, too many, or one that is not above zero.
     """
     if not holds or (kind is not Kind.ENGINE and len(holds) > 1):
-        raise ValueError(f"a lease of a {kind} lies on {'devices' if kind is Kind.ENGINE else 'one other lease'}")
+        where = {Kind.ENGINE: "devices", Kind.BERTH: "one device"}.get(kind, "one other lease")
+        raise ValueError(f"a lease of a {kind} lies on {where}")
     for hold in holds:
         if hold.amount <= 0:
             raise ValueError(f"{hold.on}: {hold.amount} asked")

@@ -25,6 +25,7 @@ from serve_app.engine.protocol import NO_SLOTS, EngineBackend, EngineInfo, Engin
 from serve_app.engine.wire_server import WireServer
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.names import CHANNELS, ONGOING
+from serve_app.quota import QuotaActor
 from serve_app.settings import ModelSettings, QuotaSettings
 
 logger = logging.getLogger("ray.serve")
@@ -113,11 +114,13 @@ class EngineReplica:
         def drain() -> None:
             loop.call_soon_threadsafe(self.drain)
 
-        grant = under_grant.grant_of_this_replica(settings, quota, platform, ranks, self._lost_grant, drain)
+        actor = QuotaActor(quota)
+        devices = under_grant.Devices(actor, settings, platform)
+        grant = under_grant.grant_of_this_replica(settings, actor, platform, ranks, devices, self._lost_grant, drain)
         holds = await grant.obtain(quota.wait_s)
         under_grant.see_only(settings, platform, holds[0])
         together = settings.ranks // len(ranks)
-        whole_bytes = await asyncio.to_thread(under_grant.whole_device, quota, holds[0].on)
+        whole_bytes = await asyncio.to_thread(devices.whole_bytes, holds[0].on)
         self._settings = under_grant.sized(settings, platform, holds, together, whole_bytes)
         return grant
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -20,17 +19,19 @@ from serve_app.engine.granted import Grant
 from serve_app.engine.measured import measured_here
 from serve_app.engine.memory import kv_bytes_of, memory_ask
 from serve_app.quota import AWAY, QuotaActor
-from serve_app.settings import ModelSettings, QuotaSettings
+from serve_app.settings import ModelSettings
 
 ANSWER_S = 5.0  # the actor answers in milliseconds, also while it holds a router's word back
+DEVICES_S = 50.0  # the actor's first look at the nodes starts a process on each
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 
 
 def grant_of_this_replica(
     settings: ModelSettings,
-    quota: QuotaSettings,
+    actor: QuotaActor,
     platform: Platform,
     ranks: tuple[Rank, ...],
+    devices: Devices,
     lost: Callable[[str], None],
     drain: Callable[[], None],
 ) -> Grant:
@@ -43,8 +44,7 @@ def grant_of_this_replica(
     Raises:
         ConfigError: nothing says how much memory it needs.
     """
-    actor = QuotaActor(quota)
-    ask = memory_ask(settings, platform, weights_bytes(settings), _device_bytes(settings, actor.handle, ranks))
+    ask = memory_ask(settings, platform, weights_bytes(settings), devices.smallest_bytes(ranks))
     together = settings.ranks // len(ranks)
     word = EngineReport(
         owner=_my_name(),
@@ -112,15 +112,6 @@ def sized(
     return settings.model_copy(update=changes)
 
 
-def whole_device(quota: QuotaSettings, key: str) -> int | None:
-    """The memory of a device, reserved part and all; None: not known."""
-    try:
-        figures = ray.get(QuotaActor(quota).handle.figures.remote(), timeout=ANSWER_S)
-    except AWAY:
-        return None
-    return next((int(one["total_bytes"]) for one in figures["devices"] if one["device"] == key), None)
-
-
 def weights_bytes(settings: ModelSettings) -> int:
     """The size of a model's weights where they are on this machine; 0 where they have yet to come."""
     if settings.engine == "simulated":
@@ -145,17 +136,36 @@ def _in_cache(name: str) -> Path | None:
         return None
 
 
-def _device_bytes(settings: ModelSettings, actor: Any, ranks: tuple[Rank, ...]) -> int | None:
-    """What the smallest device of the nodes of these ranks has for leases; None: none is known."""
-    if settings.memory_gb is not None or settings.kv_cache_gb is not None or settings.engine == "simulated":
-        return None
-    nodes = {rank.node for rank in ranks}
-    try:
-        figures = ray.get(actor.figures.remote(), timeout=ANSWER_S * 10)
-    except AWAY:
-        return None
-    sizes = [one["total_bytes"] - one["reserved_bytes"] for one in figures["devices"] if one["node"] in nodes]
-    return min(sizes, default=None)
+class Devices:
+    """What the devices have, asked of the quota actor once in an engine's start, and only where that matters."""
+
+    def __init__(self, actor: QuotaActor, settings: ModelSettings, platform: Platform) -> None:
+        self._actor, self._settings, self._platform = actor, settings, platform
+        self._found: dict[str, tuple[int, int]] | None = None
+
+    def smallest_bytes(self, ranks: tuple[Rank, ...]) -> int | None:
+        """What leases can have of the smallest device of the nodes of these ranks; None: not known, or not needed to
+        say what the engine asks for."""
+        settings = self._settings
+        if settings.memory_gb is not None or settings.kv_cache_gb is not None or settings.engine == "simulated":
+            return None
+        nodes = {rank.node for rank in ranks}
+        sizes = (size for key, (_, size) in self._all().items() if key.rpartition("/")[0] in nodes)
+        return min(sizes, default=None)
+
+    def whole_bytes(self, key: str) -> int | None:
+        """The memory of a device, reserved part and all; None: not known, or not needed to size the engine."""
+        if self._platform != "gpu" or self._settings.engine == "simulated":
+            return None
+        return self._all().get(key, (None,))[0]
+
+    def _all(self) -> dict[str, tuple[int, int]]:
+        if self._found is None:
+            try:
+                self._found = self._actor.devices(DEVICES_S)
+            except AWAY:
+                return {}
+        return self._found
 
 
 def _my_name() -> str:

@@ -88,12 +88,22 @@ def estimate_tokens(operation: Operation, body: Mapping[str, Any], prompt: int |
         prompt = prompt_tokens(operation, body)
     if not operation.generates:
         return max(prompt, 1)
+    bound = output_bound(body)
+    output = DEFAULT_OUTPUT_TOKENS if bound is None else bound
+    return max(prompt + output * answers(operation, body), 1)
+
+
+def output_bound(body: Mapping[str, Any]) -> int | None:
+    """The tokens that the client allows an answer, 0 at least; None: it gives no bound."""
     given = [body[name] for name in _OUTPUT_BOUNDS if type(body.get(name)) is int]
-    output = max(given[0], 0) if given else DEFAULT_OUTPUT_TOKENS
+    return max(given[0], 0) if given else None
+
+
+def answers(operation: Operation, body: Mapping[str, Any]) -> int:
+    """How many answers a generating request asks for, each with its own output: `n` x prompts."""
     n = body.get("n")
     prompts = body.get("prompt") if operation is Operation.COMPLETION else None
-    answers = (n if type(n) is int and n > 0 else 1) * _count(prompts)
-    return max(prompt + output * answers, 1)
+    return (n if type(n) is int and n > 0 else 1) * _count(prompts)
 
 
 def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:

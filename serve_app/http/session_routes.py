@@ -96,7 +96,7 @@ class SessionRoutes:
             raise Overloaded("no tenant may have sessions here: sessions.per_tenant is 0", code="too_many_sessions")
         info = await line.info()
         if info is None:
-            start_s = None if line.ready else line.line.expected_start_s(0.0)
+            start_s = None if line.ready else line.line.expected_start_s()
             raise Unavailable(f"no engine of {model.name} has told the size of its KV cache", retry_after_s=start_s)
         tokens, granted = granted_of(field, size, model, info)
         ask = SessionAsk(

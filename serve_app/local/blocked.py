@@ -1,4 +1,5 @@
-"""Models with replicas that wait for GPU memory, in the words of `serve-app status`. Pure.
+"""Models with replicas that wait for GPU memory, or with too little of it for more, in the words of `serve-app status`.
+Pure.
 
 driver.py asks the quota actor. Serve calls such a replica starting for as long as it waits.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from serve_app.local.load import FIXED
+
 BLOCKED = "blocked: memory"
 GB = 1e9
 Waiting = Sequence[Mapping[str, Any]]  # `waiting` of the quota actor's figures
@@ -16,6 +19,25 @@ Waiting = Sequence[Mapping[str, Any]]  # `waiting` of the quota actor's figures
 def anyone(state: Mapping[str, Any]) -> bool:
     """Whether a replica in a state does not run (yet), so that asking is worth while."""
     return any(replica["state"] != "RUNNING" for model in state["models"] for replica in model["replicas"])
+
+
+def scales(state: Mapping[str, Any]) -> bool:
+    """Whether a model's number of replicas follows its load, and so may be short of memory for more."""
+    return any(model["why"] != FIXED for model in state["models"])
+
+
+def short(state: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state with what keeps models from having more replicas behind the reason of their targets.
+
+    Args:
+        models: `short` of the quota actor's figures.
+    """
+    why = {one["model"]: one["why"] for one in models}
+    told = [
+        model | {"why": f"{model['why']}; held back: {why[model['name']]}"} if model["name"] in why else dict(model)
+        for model in state["models"]
+    ]
+    return {**state, "models": told}
 
 
 def explained(state: Mapping[str, Any], waiting: Waiting) -> dict[str, Any]:

@@ -1,33 +1,24 @@
 """What is done to an instance's Serve: connect, deploy, look, shut down. The one module here that imports Ray.
 
-Used in two ways: by a program in its own process (`LocalCluster.run`), and as a child process of the command line
-(`python -m serve_app.local.driver`), so that Ray can neither block nor end the process that owns the instance.
-
-The child reads one JSON object a line and answers with one JSON object a line: `{"event": "status", ...}` as long as it
-lives, `{"event": "error", "message": ...}` before it ends because of an error. It ends with its input.
+Used in two ways: by a program in its own process (`LocalCluster.run`), and by a child process of the command line
+(`serve_app.local.child`), so that Ray can neither block nor end the process that owns the instance.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import queue
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_app.declare import beside, deployment_config
-from serve_app.errors import ServeAppError, Unavailable
+from serve_app.errors import Unavailable
 from serve_app.local import blocked, waiting
 from serve_app.local.load import Told
 from serve_app.local.processes import MARK
 from serve_app.local.reach import require_cluster
-from serve_app.local.view import built, declared, declared_models, describe
+from serve_app.local.view import declared, declared_models, describe
 
-STARTING_PERIOD_S = 0.5  # how often the state is looked at while the application starts
-RUNNING_PERIOD_S = 5.0  # and then: a look costs the controller some milliseconds of CPU
 TOLD_S = 5.0  # the controller answers within milliseconds; the state without these numbers is worth telling, too
 SERVE_SHUTDOWN_S = 20.0  # engines need seconds to end; streams still running then are cut
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
@@ -159,7 +150,8 @@ def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | 
     return declared(details, entry["name"])
 
 
-def _details() -> dict[str, Any]:
+def details() -> dict[str, Any]:
+    """All that Serve's controller says of its applications."""
     from ray.serve.context import _get_global_client
 
     client: Any = _get_global_client()
@@ -179,15 +171,14 @@ def look(models: Sequence[str], name: str) -> dict[str, Any]:
     details = client.get_serve_details()
     _explain(details, name)
     state = describe(details, declared_models(details, name) or models, name, _told(client, details, name))
-    return blocked.explained(state, _waiting()) if blocked.anyone(state) else state
-
-
-def _waiting() -> blocked.Waiting:
-    """Who waits for memory; nobody as far as can be told while the quota actor is away."""
+    if not (blocked.anyone(state) or blocked.scales(state)):
+        return state
     try:
-        return asked_of_quota("figures")["waiting"]  # type: ignore[no-any-return]
-    except Unavailable:
-        return ()
+        found = asked_of_quota("figures")
+    except Unavailable:  # nobody waits for memory as far as can be told
+        return state
+    state = blocked.short(state, found["short"])
+    return blocked.explained(state, found["waiting"]) if blocked.anyone(state) else state
 
 
 def _explain(details: Mapping[str, Any], name: str) -> None:
@@ -274,74 +265,6 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-def _say(event: str, **fields: Any) -> None:
-    print(json.dumps({"event": event, **fields}), file=_answers, flush=True)
-
-
-def _commands() -> queue.SimpleQueue[dict[str, Any]]:
-    """The lines of our input as they come; its end is a shutdown without more ado."""
-    commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            commands.put(json.loads(line))
-        commands.put({"do": "leave"})
-
-    threading.Thread(target=read, daemon=True, name="commands").start()
-    return commands
-
-
-def _serve(order: Mapping[str, Any], commands: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Declare the application of `order`, then report its state until told otherwise."""
-    _say("phase", phase="application")
-    declare(order["application"], **order["serve"])
-    while True:
-        status = look(order["models"], order["name"])
-        _say("status", **status)
-        try:
-            command = commands.get(timeout=RUNNING_PERIOD_S if status["state"] == "running" else STARTING_PERIOD_S)
-        except queue.Empty:
-            continue
-        if command["do"] == "shutdown":
-            shut_down()
-        return
-
-
-def _declare(order: Mapping[str, Any], commands: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Change a running application; report its state until it runs or has failed, or until told otherwise.
-
-    Raises:
-        Unavailable: Serve cannot make deployments from it. Those that run go on, but Serve would neither show nor scale
-            them from then on: so what was declared before is declared again.
-    """
-    entry = order["application"]
-    name = entry["name"]
-    before = declare(entry, **order["serve"])
-    while (made := built(_details(), name)) is None:
-        try:
-            commands.get(timeout=STARTING_PERIOD_S)
-        except queue.Empty:
-            continue
-        return
-    if not made:
-        why = describe(_details(), order["models"], name)["message"]
-        if before is not None:
-            declare(before, **order["serve"])
-            why += "; what was declared before is declared again"
-        raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
-    _say("phase", phase="declared")
-    while order["wait"]:
-        status = look(order["models"], name)
-        _say("status", **status)
-        if status["state"] in ("running", "failed"):
-            return
-        try:
-            commands.get(timeout=STARTING_PERIOD_S)
-        except queue.Empty:
-            continue
-        return
-
-
 def asked_of_quota(method: str, *args: Any) -> Any:
     """What the cluster's quota actor answers.
 
@@ -358,38 +281,3 @@ def asked_of_quota(method: str, *args: Any) -> Any:
         return ray.get(getattr(actor, method).remote(*args), timeout=TOLD_S)
     except (ValueError, ray.exceptions.RayError) as error:
         raise Unavailable(f"the quota actor does not answer: {str(error).splitlines()[0]}", code="no_quota") from None
-
-
-ORDERS: dict[str, Callable[[Mapping[str, Any], queue.SimpleQueue[dict[str, Any]]], None]] = {
-    "serve": _serve,
-    "declare": _declare,
-    "status": lambda order, commands: _say("status", **look(order["models"], order["name"])),
-    "quota": lambda order, commands: _say("quota", **asked_of_quota("figures")),
-    "defrag": lambda order, commands: _say("defrag", plan=asked_of_quota("defrag", order["begin"])),
-    "shutdown": lambda order, commands: shut_down(),
-    "release": lambda order, commands: _say("released", nodes=release_others()),
-}
-
-
-def main() -> int:
-    commands = _commands()
-    order = commands.get()
-    try:
-        connect(order["environment"])
-        ORDERS[order["do"]](order, commands)
-    except ServeAppError as error:
-        _say("error", message=error.message)
-        return 1
-    except Exception as error:  # noqa: BLE001 - the border of the process: whatever it is goes to the owner
-        _say("error", message=f"{type(error).__name__}: {error}")
-        return 1
-    return 0
-
-
-_answers = sys.stdout
-
-if __name__ == "__main__":
-    # whatever Ray or an application prints goes to the log, not between our answers
-    _answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""A driver in a child process (`serve_app.local.driver`), as its owner sees it.
+"""A driver in a child process (`serve_app.local.child`), as its owner sees it.
 
 Invariant: the owner never waits for Ray: events are read by a thread, and the child can be ended at any moment.
 """
@@ -24,12 +24,12 @@ DEFAULT_QUESTION_S = 30.0  # importing Ray and connecting takes 2 s, ten times t
 
 
 class RemoteDriver:
-    """The child; `order` is what it does: see `driver.ORDERS`."""
+    """The child; `order` is what it does: see `child.ORDERS`."""
 
     def __init__(self, order: Mapping[str, Any], log: Path | None = None) -> None:
         with (log or Path(os.devnull)).open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "serve_app.local.driver"],
+                [sys.executable, "-m", "serve_app.local.child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

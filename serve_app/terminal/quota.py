@@ -83,6 +83,12 @@ def show(found: Mapping[str, Any], console: Console) -> None:
             style="yellow",
             markup=False,
         )
+    for one in found["kept"]:
+        whose = one["replica"] or (f"the restart of {one['after']}" if one["after"] else "its next start")
+        kept = f"{one['model']}: {_gb(one['bytes'])} of {_short(one['device'])} are kept for {whose}"
+        console.print(kept, markup=False, highlight=False)
+    for one in found["short"]:
+        console.print(f"{one['model']}: no more replicas: {one['why']}", style="yellow", markup=False)
     for one in found["alarms"]:
         console.print(
             f"{one['replica']} of {one['model']} uses {_gb(one['measured_bytes'])} of {_gb(one['granted_bytes'])} "

@@ -8,6 +8,7 @@ Each client streams and waits; what a request came to is one word:
     refused   an answer that is an error, before any token; `detail` has its status and code
     cut       an error after the first token: an error event, or a connection that broke
     broken    a connection that broke before anything came
+`silence_s` is the longest time in which nothing came, the wait for the first token or one after it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ PATIENCE_S = 150.0  # the longest a request may hang before this counts as broke
 
 async def ask(client: openai.AsyncOpenAI, model: str, tokens: int) -> dict[str, Any]:
     """One streamed request and what it came to."""
-    began = time.time()
+    began = last = time.time()
     first: float | None = None
+    silence_s = 0.0
     pieces, outcome, detail = 0, "ok", ""
     try:
         stream = await client.chat.completions.create(
@@ -42,7 +44,8 @@ async def ask(client: openai.AsyncOpenAI, model: str, tokens: int) -> dict[str, 
         async for chunk in stream:
             choice = chunk.choices[0] if chunk.choices else None
             if choice is not None and choice.delta.content:
-                first = first or time.time()
+                now = time.time()
+                first, silence_s, last = first or now, max(silence_s, now - last), now
                 pieces += 1
             finished = finished or (choice is not None and choice.finish_reason is not None)
         if not finished:
@@ -56,6 +59,7 @@ async def ask(client: openai.AsyncOpenAI, model: str, tokens: int) -> dict[str, 
         "model": model,
         "began": began,
         "wait_s": None if first is None else first - began,
+        "silence_s": silence_s,
         "total_s": end - began,
         "pieces": pieces,
         "outcome": outcome,

@@ -139,7 +139,7 @@ class Row:
     what: str
     took_s: float
     requests: Counter[str]
-    held: int  # of those that came whole, how many waited longer than HELD_S for their first token
+    held: int  # of those that came whole, how many were silent for longer than HELD_S
     longest_wait_s: float
     failures: Counter[str]
     note: str
@@ -150,8 +150,8 @@ HELD_S = 2.0  # an undisturbed first token comes within 0.1 s, on a loaded machi
 
 
 def counted(rows: list[dict[str, Any]]) -> tuple[Counter[str], int, float]:
-    """Outcomes, how many that came whole were held, and the longest wait for a first token."""
-    waits = [row["wait_s"] for row in rows if row["outcome"] == "ok"]
+    """Outcomes, how many that came whole were held, and the longest silence of any of those."""
+    waits = [row["silence_s"] for row in rows if row["outcome"] == "ok"]
     return Counter(row["outcome"] for row in rows), sum(wait > HELD_S for wait in waits), max(waits, default=0.0)
 
 

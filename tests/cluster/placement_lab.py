@@ -70,9 +70,9 @@ class Lab:
         assert "error" not in answer, answer["error"]
         return answer["answer"]
 
-    def add(self, name: str, gpus: int) -> None:
-        """A node with these GPUs and a CPU for each of them."""
-        self.ask("add", name=name, gpus=gpus, cpus=gpus)
+    def add(self, name: str, gpus: int, cpus: int | None = None) -> None:
+        """A node with these GPUs, and a CPU for each of them unless it is said how many."""
+        self.ask("add", name=name, gpus=gpus, cpus=gpus if cpus is None else cpus)
         self._workers.add(name)
 
     def kill(self, name: str) -> None:
@@ -95,6 +95,10 @@ class Lab:
     def declare(self, models: list[Mapping[str, Any]], override: Mapping[str, Any]) -> None:
         """The same by Serve's configuration, with other options for one deployment."""
         self.ask("declare", config=self._config(models), override=dict(override))
+
+    def declare_ours(self, models: list[Mapping[str, Any]]) -> None:
+        """Serve these models as `serve-app up` does, with our policy in Serve's controller."""
+        self.ask("declare_ours", config=self._config(models))
 
     def _config(self, models: list[Mapping[str, Any]]) -> dict[str, Any]:
         self._models = [model["name"] for model in models]

@@ -20,11 +20,13 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
-from serve_app.declare import BUILD
+from autoscaling.placing import give_up_bundles
+from serve_app.declare import BUILD, application
 from serve_app.local import driver
 from serve_app.local.node import LOOPBACK
 from serve_app.local.processes import with_descendants
 from serve_app.names import APPLICATION
+from serve_app.settings import parse
 
 OBJECT_STORE_BYTES = 80_000_000  # Ray wants 75 MB at least; requests do not go through it
 COMMON: dict[str, Any] = {
@@ -66,6 +68,22 @@ class Nodes:
         entry = {"name": APPLICATION, "route_prefix": "/", "import_path": BUILD, "args": config}
         driver.declare(entry | {"deployments": [override]})
 
+    def declare_ours(self, config: dict[str, Any]) -> None:
+        """Deploy as `serve-app up` does, with our policy in Serve's controller."""
+        driver.declare(application(parse(config).without_secrets()))
+
+    def would_place(self, bundle: dict[str, float]) -> str:
+        """The node that Ray chooses for a bundle that is tied to none."""
+        group = ray.util.placement_group([bundle], strategy="STRICT_PACK")
+        ray.get(group.ready())
+        (node,) = placement_group_table(group)["bundles_to_node_id"].values()
+        ray.util.remove_placement_group(group)
+        return self._names.get(node, GONE)
+
+    def give_up_bundles(self, replica: str) -> None:
+        """What our policy does for a replica that is tied to a node which has not got it."""
+        give_up_bundles(replica)
+
     def add(self, name: str, gpus: int, cpus: int) -> None:
         node = self._cluster.add_node(num_gpus=gpus, num_cpus=cpus, **COMMON)
         self._nodes[name] = node
@@ -97,6 +115,9 @@ class Nodes:
         for engine in found["engines"]:
             named = [(key.rpartition("/"), size) for key, size in engine["devices"].items()]
             engine["devices"] = {f"{self._names.get(node, GONE)}/{index}": size for (node, _, index), size in named}
+        for one in [*found["kept"], *found["devices"]]:
+            node, _, index = one["device"].rpartition("/")
+            one["device"] = f"{self._names.get(node, GONE)}/{index}"
         return found
 
     def defrag(self) -> dict[str, Any] | None:
@@ -111,6 +132,14 @@ class Nodes:
         client: Any = _get_global_client()
         found = client.get_serve_details()["applications"][APPLICATION]["deployments"][deployment]["replicas"]
         return [replica["pid"] for replica in found if replica["pid"]]
+
+    def controller_pid(self) -> int:
+        """The process of Serve's controller."""
+        from ray.serve.context import _get_global_client
+
+        client: Any = _get_global_client()
+        pid: int = ray.get(client._controller.get_pid.remote())
+        return pid
 
     def groups(self) -> list[dict[str, Any]]:
         """The placement groups there are: whose, in which state, and the nodes of their bundles."""

@@ -63,6 +63,7 @@ def test_two_groups_of_four_take_a_node_of_four_each(nodes: Lab) -> None:
     assert nodes.complete("tp4").status_code == 200
 
 
+@pytest.mark.long
 def test_two_groups_of_four_share_a_node_of_eight(nodes: Lab) -> None:
     nodes.add("a", 8)
     nodes.deploy([model("tp4", 4, replicas=2)])
@@ -120,6 +121,7 @@ def test_a_pipeline_spans_two_nodes_a_stage_on_each(nodes: Lab) -> None:
     assert nodes.complete("pp").status_code == 200
 
 
+@pytest.mark.long
 def test_stages_are_not_split_where_all_ranks_would_fit_but_one_stage_does_not(nodes: Lab) -> None:
     # bundles of one rank would be packed 3 + 3 + 2, with two of the groups split
     for name, gpus in (("a", 3), ("b", 3), ("c", 3)):

@@ -21,6 +21,10 @@ def arrival(name: str, cls: RequestClass = NORMAL, slots: int = 1, **more: Any) 
     return Arrival(name, cls, "tenant", slots, **more)
 
 
+def of(tenant: str, name: str, cls: RequestClass = NORMAL, prompt: int = 10, output: int = 50, **more: Any) -> Arrival:
+    return Arrival(name, cls, tenant, cost_tokens=prompt + output, prompt_tokens=prompt, **more)
+
+
 def arrive(line: Admission, *names: str, cls: RequestClass = NORMAL, slots: int = 1, now: float = 0.0) -> list[Action]:
     return [action for name in names for action in line.on_arrive(arrival(name, cls, slots), now)]
 

@@ -333,7 +333,9 @@ class Reference:
         return list(found.values())
 
     def next_one(self) -> tuple[Request, str] | None:
-        opened = set(self.slots)
+        opened = {replica for replica in self.slots if self.free(replica) and self.free_tokens(replica)}
+        if not opened:
+            return None
         heads = {
             level: next((r for r in self.firsts(level) if self.possible(r)), None) for level in reversed(range(CLASSES))
         }
@@ -345,6 +347,8 @@ class Reference:
             if only_head or level not in due:
                 if found := self.place(head, opened):
                     return head, found
+                if only_head:
+                    self.credit[level] = min(self.credit[level], head.cost)
                 opened -= self.kept_for(head, opened)
             if not only_head:
                 for request in self.firsts(level):
@@ -355,7 +359,7 @@ class Reference:
     def place(self, request: Request, opened: set[str]) -> str:
         fits = {replica for replica in opened if self.fits(request, replica)}
         wish = request.arrival.affinity
-        return wish if wish is not None and wish in fits else self.best(fits) if fits else ""
+        return wish if wish is not None and wish in fits else self.best(fits, tokens_first=True) if fits else ""
 
     def give(self, request: Request, replica: str) -> None:
         request.replica = replica
@@ -368,9 +372,7 @@ class Reference:
         self.grants.append((request.arrival.request_id, replica, self.now - request.arrived))
         self.credit[request.level] = max(0.0, self.credit[request.level] - request.cost)
         for level in range(CLASSES):
-            waits = self.waiting(level)
-            if waits and self.credit[level] < waits[0].cost:
-                self.credit[level] += self.policy.trickle_share * request.cost
+            self.credit[level] += self.policy.trickle_share * request.cost
 
 
 def beyond(requests: list[Request], max_requests: int | None, max_tokens: int | None, new: Request) -> tuple[int, int]:

@@ -153,3 +153,14 @@ def test_a_request_that_lost_its_replica_is_not_refused_for_want_of_room() -> No
     assert line.on_arrive(Arrival("0", RequestClass.NORMAL, "t", accepted=True), 1.0) == []
     refused = line.on_arrive(Arrival("2", RequestClass.NORMAL, "t"), 1.0)
     assert [type(action) for action in refused] == [Refuse]
+
+
+def test_what_waits_for_a_larger_replica_does_not_keep_others_from_being_next() -> None:
+    line = admission(a=4, b=2)
+    arrive(line, "p", slots=4)
+    arrive(line, "q", slots=4)
+    line.on_replica_gone("a", 1.0)
+    arrive(line, "r", now=1.0)
+    assert arrive(line, "large", slots=2, now=1.0) == []
+    assert arrive(line, "small", now=1.0) == []  # "large" is the first that could ever run: "b" is kept for it
+    assert where(line.on_done("r", 2.0)) == {"large": "b"}

@@ -8,9 +8,10 @@ import tracemalloc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.admission import Admission, Arrival, Policy
+from serve_app.core.admission import Admission, Arrival, Policy, TenantPolicy
 from serve_app.core.heap import SLACK, KeyedHeap
 from serve_app.core.level import Waiting
+from serve_app.core.ranks import Ranks
 from serve_app.types import RequestClass
 
 
@@ -61,3 +62,56 @@ def test_cancelled_requests_leave_nothing_in_memory() -> None:
     assert grown < 64 * 1024  # a single kept reference per cycle would be 100 times this
     assert count_waiting() == waiting
     assert admission.snapshot(200.0).cancelled_waiting == 102_000
+
+
+def test_finished_requests_and_tenants_who_left_leave_nothing_in_memory() -> None:
+    """Every request arrives, waits, runs, reports and ends; every fourth is lost with its replica."""
+    tenants = {"t1": TenantPolicy(2.0, 0.3)}
+    admission = Admission(Policy(max_queued=1000, max_wait_s=1e9, tenants=tenants))
+
+    def cycles(count: int, start: float) -> None:
+        for number in range(count):
+            now = start + number * 1e-3
+            admission.on_replica("a", 1, now, 50)
+            names = [f"q{number}.{turn}" for turn in range(3)]
+            for turn, name in enumerate(names):
+                tenant = f"t{number * 3 + turn}" if number % 2 else f"t{turn}"
+                cost = 10 + number % 30
+                admission.on_arrive(Arrival(name, RequestClass(number % 4), tenant, 1, cost, prompt_tokens=5), now)
+            for turn, name in enumerate(names):
+                admission.on_progress(name, 3, now)
+                if turn == 2 and number % 4 == 0:
+                    admission.on_replica_gone("a", now)
+                else:
+                    admission.on_done(name, now, 5, 20)
+
+    cycles(1_000, 0.0)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        cycles(8_000, 2.0)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 32 * 1024  # 24,000 requests of 12,000 tenants: a byte and a half each
+    seen = admission.snapshot(20.0)
+    assert (admission.waiting, seen.tenants.keys()) == (0, {"t1"})
+    assert seen.arrived == sum(seen.granted.values()) == 27_000
+
+
+@given(st.lists(st.booleans() | st.integers(0, 10**6), max_size=1500), st.integers(0, 3000))
+@settings(deadline=None, max_examples=50)
+def test_ranks_are_those_of_a_sorted_list(steps: list[bool | int], before: int) -> None:
+    ranks, plain = Ranks(), list(range(before))
+    for number in plain:
+        ranks.add(number)
+    for step in steps:
+        if isinstance(step, bool) or not plain:
+            plain.append(plain[-1] + 1 + step if plain else before + step)
+            ranks.add(plain[-1])
+        else:
+            ranks.remove(plain.pop(step % len(plain)))
+    for at in range(0, len(plain), 97):
+        assert ranks.rank(plain[at]) == at
+    assert not plain or ranks.first == plain[0]

@@ -41,13 +41,13 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.arrived = 0
 
     @initialize(
-        max_queued=st.integers(0, 8),
+        max_queued=st.integers(0, 8) | st.just(30),
         max_wait_s=st.sampled_from([3.0, 10.0, 40.0]),
         no_replica_wait_s=waits,
         lifts=st.tuples(waits, waits, waits),
         more=st.fixed_dictionaries(
             {
-                "max_queued_tokens": st.none() | st.integers(0, 150),
+                "max_queued_tokens": st.none() | st.integers(0, 300),
                 "classes": bounds,
                 "tenants": rights,
                 "trickle_share": st.sampled_from([0.0, 0.05, 0.3]),
@@ -107,7 +107,33 @@ class AdmissionMachine(RuleBasedStateMachine):
             if accepted and self.reference.requests[arrival.request_id].status == "waiting":
                 self.most = max(self.most, len(self.reference.waiting()))
 
-    @rule(number=st.integers(0, 60), span=spans)
+    @rule(
+        wanted=st.lists(
+            st.tuples(classes, tenants, st.sampled_from([1, 1, 3]), st.integers(1, 40)), min_size=5, max_size=12
+        )
+    )
+    def rush(self, wanted: list[tuple[RequestClass, str, int, int]]) -> None:
+        """Many at once, so that there is an order to be kept."""
+        for request_class, tenant, slots, tokens in wanted:
+            name = f"q{next(self.ids)}"
+            arrival = Arrival(name, request_class, tenant, slots, tokens, prompt_tokens=tokens // 2)
+            self.arrived += 1
+            self.reference.pass_time(self.now)
+            self.reference.arrive(arrival)
+            self.compare(self.admission.on_arrive(arrival, self.now))
+
+    @precondition(lambda self: self.reference.running())
+    @rule(uses=st.lists(st.tuples(st.integers(0, 1000), st.none() | st.integers(0, 30)), min_size=2, max_size=8))
+    def churn(self, uses: list[tuple[int, int | None]]) -> None:
+        """Many end, one after the other."""
+        for choice, output in uses:
+            if running := self.reference.running():
+                request_id = running[choice % len(running)].arrival.request_id
+                self.reference.pass_time(self.now)
+                self.reference.end(request_id, False, None, output)
+                self.compare(self.admission.on_done(request_id, self.now, None, output))
+
+    @rule(number=st.integers(0, 120), span=spans)
     def cancel(self, number: int, span: float) -> None:
         self.now += span
         self.reference.pass_time(self.now)
@@ -145,7 +171,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.admission.on_progress(request_id, 5, self.now) == []
         assert self.admission.snapshot(self.now) == again
 
-    @rule(number=st.integers(0, 60))
+    @rule(number=st.integers(0, 120))
     def done_without_a_grant(self, number: int) -> None:
         request = self.reference.requests.get(f"q{number}")
         if request is None or not request.replica:
@@ -309,5 +335,5 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 TestAdmission = AdmissionMachine.TestCase
 TestAdmission.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -11,13 +11,17 @@ from serve_app.core.admission import (
     DEFAULT_RETRY_AFTER_S,
     MAX_RETRY_AFTER_S,
     Admission,
+    ClassBound,
     Grant,
     Policy,
+    QueueStatus,
     Reason,
     Refuse,
+    TenantPolicy,
     refusal_error,
 )
 from serve_app.core.drain import MAX_SHARE_ABOVE
+from serve_app.core.events import Preempt
 from serve_app.core.startup import DEFAULT_REMAINING_S, LONGEST_START_S
 from serve_app.types import RequestClass
 from tests.core.admission_line import HIGH, LOW, NORMAL, admission, arrival, arrive, where
@@ -291,10 +295,19 @@ def test_an_impossible_arrival_is_an_error(wrong: dict[str, Any]) -> None:
         {"no_replica_wait_s": float("nan")},
         {"lift_after_s": (0.0, 0.0, 0.0)},
         {"lift_after_s": (10.0, 20.0, 5.0)},
+        {"max_queued_tokens": -1},
+        {"classes": {LOW: ClassBound(-1)}},
+        {"classes": {LOW: ClassBound(None, -1)}},
+        {"trickle_share": 0.34},
+        {"trickle_share": -0.1},
+        {"tenants": {"t": TenantPolicy(0.0)}},
+        {"tenants": {"t": TenantPolicy(float("nan"))}},
+        {"tenants": {"t": TenantPolicy(share=-0.1)}},
+        {"tenants": {"t": TenantPolicy(share=0.6), "u": TenantPolicy(share=0.5)}},
     ],
 )
 def test_an_impossible_policy_is_an_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"max_queued|wait|lift"):
+    with pytest.raises(ValueError, match=r"max_queued|wait|lift|trickle|tenant"):
         Policy(**({"max_queued": 1, "max_wait_s": 1.0} | wrong))
 
 
@@ -311,5 +324,6 @@ def test_a_refusal_is_an_error_with_its_reason_and_wait(reason: Reason, status: 
 
 def test_events_and_actions_cross_process_borders() -> None:
     line = admission(a=1)
-    values = [arrival("p", deadline=1.0), Grant("p", "a", 0.5), Refuse("p", Reason.SHED, 2.0), line.snapshot(0.0)]
+    values = [QueueStatus("p", LOW, 3, None), Preempt("p", "a"), Policy(1, 1.0, classes={LOW: ClassBound(1)})]
+    values += [arrival("p", deadline=1.0), Grant("p", "a", 0.5), Refuse("p", Reason.SHED, 2.0), line.snapshot(0.0)]
     assert pickle.loads(pickle.dumps(values)) == values

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
+
 from tests.requires import requires
 
 RUN_S = 180  # a Ray of its own starts, answers and ends in 20 s on an idle machine
 
 
+@pytest.mark.long
 def test_the_handle_works_on_an_ordinary_serve() -> None:
     requires("linux")
     with socket.socket() as free:

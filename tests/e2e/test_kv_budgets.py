@@ -23,7 +23,7 @@ SMALL_MODEL = {
     "max_num_seqs": 32,
     "kv_cache_gb": 0.02,  # about 5,000 tokens: a quarter of what the batch's slots would fill
 }
-CLIENTS, REQUESTS = 48, 96
+CLIENTS, REQUESTS = 48, 64
 LOOK_S = 0.2
 
 

@@ -136,6 +136,7 @@ def test_a_changed_model_is_replaced_and_what_runs_there_finishes(there: Place) 
     within(lambda: there.endpoint.figure("serve_app_slots", model=OTHER, state="total") == SLOTS + 1, "its new slots")
 
 
+@pytest.mark.long
 def test_with_room_for_it_the_new_replica_comes_before_the_old_one_leaves(there: Place) -> None:
     roomy = {"max_surge_percent": 100}
     there.become(configured(model(OTHER, replicas=roomy)))
@@ -209,6 +210,7 @@ def test_the_same_configuration_again_does_nothing(there: Place) -> None:
     assert there.replicas() == before
 
 
+@pytest.mark.long
 def test_of_changes_that_overtake_each_other_the_last_one_counts(there: Place) -> None:
     before = there.replicas()
     for name in ("first", "second", "third"):
@@ -251,6 +253,7 @@ def test_a_model_taken_out_and_put_back_at_once_goes_on_when_its_former_self_end
     assert there.endpoint.ask(OTHER).status == 200
 
 
+@pytest.mark.long
 def test_a_configuration_that_serve_cannot_build_is_taken_back(there: Place) -> None:
     """Where the cluster's release of ours knows less than the one here; the check here has let it pass."""
     before = there.replicas()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -169,7 +168,7 @@ class Client:
 
     @property
     def view(self) -> Snapshot:
-        return self.line.line.snapshot(time.monotonic())
+        return self.line.line.snapshot()
 
     def at_rest(self) -> bool:
         """Whether nothing waits and nothing is granted."""

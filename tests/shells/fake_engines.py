@@ -22,7 +22,7 @@ from unittest import mock
 
 from ray.exceptions import ActorUnavailableError
 
-from serve_app import channel, dispatch
+from serve_app import channel, replica_set
 from serve_app.engine import deployment
 from serve_app.engine.deployment import EngineReplica
 from serve_app.engine.protocol import EngineLoad
@@ -41,7 +41,7 @@ STALL_S = 0.05  # a longer pause between two looks is the machine's doing and co
 WAITS = {
     (channel, "IDLE_CLOSE_S"): 0.05,
     (deployment, "BREAK_GRACE_S"): 0.05,
-    (dispatch, "EJECT_S"): 0.1,
+    (replica_set, "EJECT_S"): 0.1,
 }
 
 

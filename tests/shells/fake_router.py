@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -82,10 +81,17 @@ def said(prompt: str, tokens: int) -> str:
 class Router:
     """A model's line in one router, and what came of the requests it was given."""
 
-    def __init__(self, cluster: FakeCluster, name: str = "router", routers: int = 1, **admission: Any) -> None:
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        name: str = "router",
+        routers: int = 1,
+        *,
+        over: Callable[[FakeHandle], Any] = lambda below: below,
+        **admission: Any,
+    ) -> None:
         self.handle = cluster.handle()
-        settings = AdmissionSettings(**admission)
-        self.line = ModelLine(cluster.settings, self.handle, settings, name, routers)  # type: ignore[arg-type]
+        self.line = ModelLine(cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers)
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}
         self._given = 0
@@ -126,7 +132,7 @@ class Router:
 
     @property
     def view(self) -> Any:
-        return self.line.line.snapshot(time.monotonic())
+        return self.line.line.snapshot()
 
     @property
     def used(self) -> dict[str, int]:

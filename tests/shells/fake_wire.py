@@ -15,21 +15,24 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import pytest
 import uvloop
 
 from serve_app.channel import Channel
 from serve_app.engine import deployment
 from serve_app.engine.protocol import Batch, Frame, Submit, WireAddress, batch_decoder
+from serve_app.errors import EngineFailed
 from serve_app.settings import ModelSettings
 from serve_app.types import Operation
 from serve_app.wire import HEADER_BYTES, SUBMIT, WiredHandle
 from tests.shells import fake_engines
 from tests.shells.fake_engines import SETTLE_S, FakeCluster, FakeHandle, FakeReplica, until
-from tests.shells.fake_router import REPLICA, SOON_S, Slots
+from tests.shells.fake_router import LONG, REPLICA, SOON_S, Router, Slots, asked, heard, nothing, said
 
 LOOPBACK = "127.0.0.1"
 Loop = Callable[[], asyncio.AbstractEventLoop]
-LOOPS: list[Loop] = [asyncio.new_event_loop, uvloop.new_event_loop]  # Ray's workers run uvloop where it is installed
+# Ray's workers run uvloop where it is installed
+loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
 def run(
@@ -71,6 +74,35 @@ def wired(cluster: FakeCluster, router: str = "router", handle: Any = None) -> t
     below = cluster.handle()
     over = WiredHandle(below if handle is None else handle(below))
     return Channel(over, router, REPLICA, itertools.count(1), Slots()), below
+
+
+async def wired_router(cluster: FakeCluster, handle: Callable[[Any], Any] = lambda below: below) -> Router:
+    return await Router(cluster, over=lambda below: WiredHandle(handle(below))).start()
+
+
+async def running(link: Channel, cluster: FakeCluster, count: int = 1) -> list[asyncio.Task[str]]:
+    """Requests without an end in sight, their first frames read; each tells how it failed."""
+
+    async def one(number: int) -> str:
+        async with link.run(asked(f"prompt {number}", LONG), nothing) as stream:
+            frames = await stream.next()
+            begun.append(number)
+            try:
+                while frames[-1].usage is None:
+                    frames += await stream.next()
+            except EngineFailed as error:
+                assert said(f"prompt {number}", LONG).startswith(heard(frames))
+                return type(error).__name__
+            return "ended"
+
+    begun: list[int] = []
+    requests = [asyncio.create_task(one(number)) for number in range(count)]
+    await until(lambda: len(begun) == count, SOON_S, "all run")
+    return requests
+
+
+async def failures(requests: list[asyncio.Task[str]]) -> set[str]:
+    return set(await asyncio.wait_for(asyncio.gather(*requests), SOON_S))
 
 
 class Relay:
@@ -161,8 +193,8 @@ class Peer:
         self.writer.write(b"".join(len(message).to_bytes(HEADER_BYTES) + message for message in messages))
 
     def hand_in(self, number: int, tokens: int, **body: Any) -> None:
-        asked = {"prompt": f"prompt {number}", "max_tokens": tokens, "stream": True} | body
-        self.send(SUBMIT + msgspec.msgpack.encode(Submit(number, f"id-{number}", Operation.COMPLETION, asked)))
+        wanted = {"prompt": f"prompt {number}", "max_tokens": tokens, "stream": True} | body
+        self.send(SUBMIT + msgspec.msgpack.encode(Submit(number, f"id-{number}", Operation.COMPLETION, wanted)))
 
     async def read(self) -> Batch:
         """The next message."""
@@ -193,3 +225,16 @@ class Peer:
 
     def leave(self) -> None:
         self.writer.transport.abort()
+
+
+async def started(cluster: FakeCluster) -> FakeReplica:
+    await cluster.add(REPLICA)
+    return cluster[REPLICA]
+
+
+def holding(replica: FakeReplica, number: int, router: str = "peer") -> asyncio.Task[None]:
+    return asyncio.create_task(replica.engine.hold(router, number, REPLICA))
+
+
+def encoded(number: int, **body: Any) -> bytes:
+    return SUBMIT + msgspec.msgpack.encode(Submit(number, "id", Operation.COMPLETION, body))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from serve_app import channel, dispatch
+from serve_app import asking, channel, replica_set
 from serve_app.engine import wire_server
 from serve_app.types import Outcome
 from tests.shells import fake_engines, fake_wire
@@ -176,13 +176,13 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int, wi
             view = client.view
             assert client.at_rest(), view
             assert view.arrived == sum(view.granted.values()) + sum(view.refused.values()) + view.cancelled_waiting
-            channels = client.line._channels.values()
+            channels = client.line._replicas.channels.values()
             assert not any(link.busy for link in channels)
             await until(lambda: not any(link.open for link in channels), SETTLE_S, "channels closed")  # noqa: B023
         seen = count(clients[0], chaos.requests) + count(clients[1], chaos.requests)
         assert seen[Outcome.OK] > REQUESTS / 3, (seen, chaos.struck)  # chaos, and yet most are served
 
-    short = {(channel, "ATTACH_TIMEOUT_S"): 0.1, (dispatch, "EJECT_S"): 0.05, (dispatch, "ASK_TIMEOUT_S"): 10 * POLL_S}
+    short = {(channel, "ATTACH_TIMEOUT_S"): 0.1, (replica_set, "EJECT_S"): 0.05, (asking, "ASK_TIMEOUT_S"): 10 * POLL_S}
     short[wire_server, "TICKET_LIFE_S"] = 0.5
     perform = fake_wire.run if wired else fake_engines.run
     perform(scenario, model(slots=SLOTS), waits=short)

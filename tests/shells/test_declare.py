@@ -13,7 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.declare import POLICY, application, beside, deployment_config
 from serve_app.local.view import built, declared, declared_models, describe
 from serve_app.names import APPLICATION
-from serve_app.settings import Settings, parse
+from serve_app.settings import QuotaSettings, Settings, parse
 from serve_app.terminal.deploy import ON_A_CLUSTER, export
 
 KEY = "sk-0123456789abcdef"
@@ -37,6 +37,21 @@ def test_the_scaling_policy_is_there_only_when_something_scales() -> None:
     scaled = settings(models=[{"name": "a"}, {"name": "b", "replicas": {"max_replicas": 2}}])
     assert "autoscaling_policy" not in application(fixed.without_secrets())
     assert application(scaled.without_secrets())["autoscaling_policy"] == {"policy_function": POLICY}
+
+
+def test_what_the_controller_has_to_know_of_models_that_the_ledger_places_goes_with_the_policy() -> None:
+    models = [
+        {"name": "org/part", "gpus_per_rank": 0.25},
+        {"name": "stated", "memory_gb": 2, "tensor_parallel_size": 2},
+        {"name": "whole", "gpus_per_rank": 1},
+    ]
+    policy = application(settings(models=models).without_secrets())["autoscaling_policy"]
+    assert policy["policy_function"] == POLICY
+    starts = policy["policy_kwargs"]["starts"]
+    assert starts["application"] == APPLICATION
+    assert starts["models"] == {"engine-org--part": ["org/part", None], "engine-stated": ["stated", 4 * 2**30]}
+    assert QuotaSettings.model_validate(starts["quota"]) == settings().quota
+    json.dumps(policy)
 
 
 def test_what_is_not_said_is_left_to_the_running_serve() -> None:

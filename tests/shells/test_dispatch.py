@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from serve_app import channel, dispatch
+from serve_app import asking, channel
 from serve_app.channel import Stream
-from serve_app.core.admission import Admission, Arrival, Policy
+from serve_app.core.admission import Arrival
 from serve_app.dispatch import Granted
 from serve_app.engine.protocol import Frame, Submit
 from serve_app.errors import Overloaded, Unavailable
@@ -103,9 +103,7 @@ def test_a_refusal_says_why_and_when_to_come_back(cause: str) -> None:
 
 def test_without_a_replica_a_request_waits_a_while_and_is_refused() -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        router = Router(cluster)
-        router.line.line = Admission(Policy(10, 60.0, no_replica_wait_s=0.05))
-        await router.start()
+        router = await Router(cluster, no_replica_wait_s=0.05).start()
         with pytest.raises(Unavailable) as refused:
             await asyncio.wait_for(router.ask(), SOON_S)
         assert (refused.value.code, refused.value.status) == ("no_replica", 503)
@@ -251,4 +249,4 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
         cluster.kill("r1", told=False)
         assert await router.line.load("r1") is None
 
-    run(scenario, waits={(dispatch, "ASK_TIMEOUT_S"): 0.1})
+    run(scenario, waits={(asking, "ASK_TIMEOUT_S"): 0.1})

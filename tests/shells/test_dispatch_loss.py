@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from serve_app import channel, dispatch
+from serve_app import attempts, channel, replica_set
 from serve_app.core.admission import Arrival
 from serve_app.errors import EngineFailed, EngineUnreachable
 from tests.shells.fake_engines import FakeCluster, run, turns, until
@@ -57,26 +57,25 @@ def test_a_loss_after_the_first_frame_is_the_clients() -> None:
 def test_a_request_gives_up_when_nobody_may_wait_longer_and_gives_its_slot_back() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1")
-        router = await Router(cluster).start()
-        router.line._max_wait_s = 0.2  # bound of this wait
+        router = await Router(cluster, max_wait_s=0.2).start()
         await cluster.close()  # the engine is dead, its replica is not
         with pytest.raises(EngineFailed, match="does not run"):
             await router.ask()
-        assert len(router.submits()) > dispatch.MAX_LOSSES  # an engine that never had the request does not count
+        assert len(router.submits()) > attempts.MAX_LOSSES  # an engine that never had the request does not count
         assert router.relayed == []
         await router.settled()
 
-    run(scenario, waits={(dispatch, "EJECT_S"): 0.02})
+    run(scenario, waits={(replica_set, "EJECT_S"): 0.02})
 
 
 def test_a_request_under_which_engines_die_is_not_tried_for_ever() -> None:
-    losses = dispatch.Losses(give_up_at=100.0)
-    died = [losses.final(EngineFailed("died"), 0.0) for _ in range(dispatch.MAX_LOSSES)]
-    assert died == [False] * (dispatch.MAX_LOSSES - 1) + [True]
+    losses = attempts.Losses(give_up_at=100.0)
+    died = [losses.final(EngineFailed("died"), 0.0) for _ in range(attempts.MAX_LOSSES)]
+    assert died == [False] * (attempts.MAX_LOSSES - 1) + [True]
 
 
 def test_engines_that_never_had_the_request_only_cost_time() -> None:
-    losses = dispatch.Losses(give_up_at=100.0)
+    losses = attempts.Losses(give_up_at=100.0)
     assert not any(losses.final(EngineUnreachable("away"), float(now)) for now in range(100))
     assert losses.final(EngineUnreachable("away"), 100.0)
 
@@ -94,7 +93,7 @@ def test_a_replica_that_failed_is_used_again_after_a_while() -> None:
         thaw(cluster, "r1")
         started = time.monotonic()
         await request
-        assert time.monotonic() - started > 0.5 * dispatch.EJECT_S
+        assert time.monotonic() - started > 0.5 * replica_set.EJECT_S
         assert router.submits() == ["r1"] * 3
 
     run(scenario)
@@ -113,7 +112,7 @@ def test_a_replica_that_never_answers_costs_the_attach_timeout_and_no_more() -> 
         await router.settled()
         assert set(router.used) == {"r2"}
 
-    run(scenario, waits={(dispatch, "EJECT_S"): 60.0, (channel, "ATTACH_TIMEOUT_S"): 0.2})
+    run(scenario, waits={(replica_set, "EJECT_S"): 60.0, (channel, "ATTACH_TIMEOUT_S"): 0.2})
 
 
 @pytest.mark.parametrize("first", ["leaves", "granted"])
@@ -206,7 +205,7 @@ def test_a_replica_that_leaves_while_it_is_asked_is_no_error_of_the_scrape() -> 
         async def left(method: str, replica_id: str) -> None:
             raise EngineUnreachable(f"{replica_id} has left")
 
-        router.line._ask = left  # type: ignore[method-assign]
+        router.line._asking._ask = left  # type: ignore[method-assign]
         assert await router.line.load("r1") is None
         await router.settled()
 

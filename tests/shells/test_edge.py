@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from serve_app import channel, dispatch
+from serve_app import asking, channel, replica_set
 from serve_app.errors import BadRequest, EngineFailed
 from serve_app.http import edge
+from serve_app.settings import AdmissionSettings
 from serve_app.types import Operation, Outcome
 from tests.shells.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
 from tests.shells.fake_engines import MODEL, FakeCluster, model, run, turns, until
@@ -130,7 +131,7 @@ async def _lost(client: Client, cluster: FakeCluster) -> None:
 async def _never_ran(client: Client, cluster: FakeCluster) -> None:
     await cluster.close()
     for line in client.edge._lines.values():
-        line._max_wait_s = 0.2  # bound of the wait for another engine
+        line.configure(line.model, AdmissionSettings(max_wait_s=0.2), 1)  # bound of the wait for another engine
     reply = await client.post(ask("p"))
     assert (reply.status, reply.error["code"]) == (502, "engine_unreachable")
 
@@ -166,7 +167,7 @@ def test_a_request_is_counted_once_by_how_it_ended(act: Any, expected: list[Outc
         assert client.outcomes == dict.fromkeys(expected, 1)
         await until(client.at_rest, SOON_S, "all given back")
 
-    run(scenario, waits={(dispatch, "EJECT_S"): 0.02})
+    run(scenario, waits={(replica_set, "EJECT_S"): 0.02})
 
 
 def test_a_send_that_raises_ends_the_request_in_the_engine_and_is_counted_once() -> None:
@@ -324,7 +325,7 @@ def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
         cluster.kill("r1", told=False)
         assert 'figure="running"' not in (await client.get("/metrics")).body.decode()  # and it does not hang
 
-    run(scenario, waits={(dispatch, "ASK_TIMEOUT_S"): 0.2})
+    run(scenario, waits={(asking, "ASK_TIMEOUT_S"): 0.2})
 
 
 def test_the_lifespan_and_a_websocket_are_answered() -> None:
@@ -357,7 +358,7 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
         reply = await client.post(ask("p"))
         assert (reply.status, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (502, "3", "2500")
 
-    run(scenario, waits={(dispatch, "EJECT_S"): 0.02})
+    run(scenario, waits={(replica_set, "EJECT_S"): 0.02})
 
 
 def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:

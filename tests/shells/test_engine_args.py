@@ -11,6 +11,7 @@ from serve_app import settings as configuration
 from serve_app.engine.engine_args import engine_arguments, executor, kv_cache_bytes, placement
 from serve_app.engine.environment import Platform, bind_ranks, cpu_environment, platform
 from serve_app.errors import ConfigError
+from serve_app.model_settings import PLACED_BY_US
 from serve_app.settings import ModelSettings
 
 CONFIGS = Path(configuration.__file__).parent / "configs"
@@ -102,7 +103,7 @@ def test_several_ranks_cannot_have_shares_of_a_gpu() -> None:
         model(tensor_parallel_size=2, gpus_per_rank=0.5)
 
 
-@pytest.mark.parametrize("name", sorted(configuration.PLACED_BY_US))
+@pytest.mark.parametrize("name", sorted(PLACED_BY_US))
 def test_the_number_and_the_starter_of_ranks_cannot_be_changed_behind_the_placement(name: str) -> None:
     with pytest.raises(ValueError, match=f"extra_engine_args: {name}"):
         model(extra_engine_args={name: 2})

@@ -135,6 +135,22 @@ def test_the_estimate_is_prompt_plus_the_output_asked_for(
     assert measure.estimate_tokens(operation, body) == tokens
 
 
+@pytest.mark.parametrize(
+    ("body", "bound", "answers"),
+    [
+        ({}, None, 1),
+        ({"max_tokens": 7, "n": 3}, 7, 3),
+        ({"max_tokens": 7, "max_completion_tokens": 5}, 5, 1),
+        ({"max_tokens": -7, "n": -1}, 0, 1),
+        ({"max_tokens": "7", "n": "3"}, None, 1),
+        ({"prompt": ["a", "b"], "n": 2}, None, 4),
+    ],
+)
+def test_bound_and_number_of_answers_are_told_apart(body: dict[str, Any], bound: int | None, answers: int) -> None:
+    assert measure.output_bound(body) == bound
+    assert measure.answers(Operation.COMPLETION, body) == answers
+
+
 def turns(*contents: Any, system: str = "S") -> dict[str, Any]:
     roles = ["user", "assistant"] * len(contents)
     tail = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]

@@ -52,7 +52,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return there
 
 
-def looked(watched: Inventory) -> list[Device] | None:
+def looked(watched: Inventory) -> list[Device]:
     return asyncio.run(watched.devices())
 
 
@@ -73,29 +73,57 @@ def test_a_gpu_node_has_what_nvml_says_there_less_what_is_nobodys(nodes: Nodes) 
 def test_where_the_settings_say_it_nvml_is_not_asked(nodes: Nodes) -> None:
     nodes.gpus["gpu"] = 2
     found = looked(Inventory(InventorySettings(device_bytes=80 * GB)))
-    assert [(one.key, one.total_bytes) for one in found or ()] == [("gpu/0", 80 * GB), ("gpu/1", 80 * GB)]
+    assert [(one.key, one.total_bytes) for one in found] == [("gpu/0", 80 * GB), ("gpu/1", 80 * GB)]
     assert nodes.asked == []
 
 
-def test_a_node_that_does_not_answer_is_not_taken_for_one_without_devices(nodes: Nodes) -> None:
+def test_a_node_that_does_not_answer_has_what_it_told_before(nodes: Nodes) -> None:
     nodes.gpus |= {"gpu": 1, "cpu": 0}
     nodes.answers |= {("gpu", "gpu_bytes"): TimeoutError(), ("cpu", "host_bytes"): 10 * GB}
-    watched = Inventory(InventorySettings())
-    assert looked(watched) is None
-    nodes.answers["gpu", "gpu_bytes"] = [80 * GB]
-    assert len(looked(watched) or ()) == 2
+    watched = Inventory(InventorySettings(), {"gpu": [Device("gpu", 0, 80 * GB, 0)], "left": [Device("left", 0, 1, 0)]})
+    assert [one.key for one in looked(watched)] == ["gpu/0", "cpu/0"]
+    nodes.answers["gpu", "gpu_bytes"] = [80 * GB, 80 * GB]
+    assert len(looked(watched)) == 3
     nodes.asked.clear()
-    assert len(looked(watched) or ()) == 2
+    assert len(looked(watched)) == 3
     assert nodes.asked == [], "what is known is not asked again"
+
+
+def test_nobody_waits_for_a_node_that_has_never_told(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "ASK_S", 0.0)
+    monkeypatch.setattr(inventory, "LATER_S", 0.0)
+    nodes.gpus |= {"cpu": 0, "slow": 0}
+    nodes.answers |= {("cpu", "host_bytes"): 10 * GB, ("slow", "host_bytes"): 10 * GB}
+    answers, ready = nodes.ask, asyncio.Event()
+
+    async def slowly(node: str, question: str, *args: Any) -> Any:
+        if node == "slow":
+            await ready.wait()
+        return await answers(node, question, *args)
+
+    monkeypatch.setattr(nodes, "ask", slowly)
+
+    async def looks() -> list[list[str]]:
+        watched = Inventory(InventorySettings())
+        watched._patience_s = 0.01
+        first = await watched.devices()
+        ready.set()
+        await asyncio.sleep(0)
+        second = await watched.devices()
+        return [[one.node for one in found] for found in (first, second)]
+
+    first, second = asyncio.run(looks())
+    assert first == ["cpu"]
+    assert second == ["cpu", "slow"]
 
 
 def test_a_node_whose_nvml_fails_is_asked_again_and_nobody_waits_for_it(nodes: Nodes) -> None:
     nodes.gpus |= {"gpu": 1, "cpu": 0}
     nodes.answers |= {("gpu", "gpu_bytes"): failed("driver"), ("cpu", "host_bytes"): 10 * GB}
     watched = Inventory(InventorySettings())
-    assert [one.node for one in looked(watched) or ()] == ["cpu"]
+    assert [one.node for one in looked(watched)] == ["cpu"]
     nodes.answers["gpu", "gpu_bytes"] = [80 * GB]
-    assert [one.node for one in looked(watched) or ()] == ["gpu", "cpu"]
+    assert [one.node for one in looked(watched)] == ["gpu", "cpu"]
     nodes.asked.clear()
     looked(watched)
     assert nodes.asked == []
@@ -107,7 +135,7 @@ def test_a_node_that_ray_calls_gone_is_gone(nodes: Nodes) -> None:
     watched = Inventory(InventorySettings())
     looked(watched)
     del nodes.gpus["b"]
-    assert [one.node for one in looked(watched) or ()] == ["a"]
+    assert [one.node for one in looked(watched)] == ["a"]
 
 
 def told(**processes: tuple[tuple[int, int], ...]) -> EngineReport:
@@ -142,7 +170,7 @@ def test_an_engine_on_a_node_that_has_not_told_its_devices_yet_is_not_gone(nodes
     nodes.gpus |= {"a": 0}
     nodes.answers |= {("a", "host_bytes"): TimeoutError(), ("a", "alive"): TimeoutError()}
     watched = Inventory(InventorySettings())
-    assert looked(watched) is None
+    assert looked(watched) == []
     assert not asyncio.run(watched.gone(told(a=((7, 1),))))
 
 

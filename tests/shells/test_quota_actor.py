@@ -18,6 +18,7 @@ from serve_app.core.leases import Device
 from serve_app.core.quota import RouterReply, RouterReport
 from serve_app.core.sessions import SessionAsk
 from serve_app.core.shares import PoolReport
+from serve_app.core.starts import Place, Start, StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, Unavailable
 from serve_app.inventory import InventorySettings
 from serve_app.quota import GpuMemoryQuota
@@ -35,6 +36,8 @@ class World:
         self.failures = 0
         self.devices: list[Device] | None = [Device("n", 0, 100, 0)]
         self.processes = {7}
+        self.silent: set[str] = set()  # engines whose machine does not answer
+        self.told_before: dict[str, list[Device]] = {}
 
     # as Shelf
 
@@ -53,26 +56,28 @@ class World:
             raise ConnectionError("the GCS is away")
         return dict(self.stored)
 
-    def inventory(self, settings: InventorySettings) -> World:
-        return self
-
-    async def found(self) -> list[Device] | None:
+    async def found(self) -> list[Device]:
+        if self.devices is None:
+            raise ConnectionError("Ray does not tell its nodes")
         return self.devices
 
     async def gone(self, told: EngineReport | None) -> bool:
+        if told is not None and told.owner in self.silent:
+            await asyncio.Event().wait()
         return told is None or not any(pid in self.processes for _, pids in told.processes for pid, _ in pids)
 
 
 class _Inventory:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, told_before: dict[str, list[Device]]) -> None:
         self.devices, self.gone = world.found, world.gone
+        world.told_before = dict(told_before)
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     there = World()
     monkeypatch.setattr(quotas, "Shelf", lambda prefix: there)
-    monkeypatch.setattr(quotas, "Inventory", lambda settings: _Inventory(there))
+    monkeypatch.setattr(quotas, "Inventory", lambda settings, before: _Inventory(there, before))
     for name, span_s in (("TICK_S", 0.02), ("LOOK_S", 0.02), ("WATCH_S", 0.2)):
         monkeypatch.setattr(quotas, name, span_s)
     return there
@@ -141,7 +146,7 @@ def test_nothing_is_answered_before_the_devices_are_known(world: World) -> None:
 def test_a_grant_is_stored_before_it_is_answered_and_each_actor_has_a_higher_epoch(world: World) -> None:
     async def first(actor: GpuMemoryQuota) -> None:
         await actor.engine(ENGINE)
-        assert set(world.stored) == {"epoch", "engine:e"}
+        assert set(world.stored) == {"epoch", "node:n", "engine:e"}
 
     async def second(actor: GpuMemoryQuota) -> None:
         figures = await actor.figures()
@@ -187,7 +192,7 @@ def test_a_dead_engines_memory_is_free_soon_after_its_processes_are_gone(
         await asyncio.sleep(0.3)
         assert (await actor.figures())["granted_bytes"] == 100, "silent, and there"
         world.processes.clear()
-        while set(world.stored) != {"epoch"}:  # noqa: ASYNC110 - bounded by `with_actor`
+        while set(world.stored) != {"epoch", "node:n"}:  # noqa: ASYNC110 - bounded by `with_actor`
             await asyncio.sleep(0.01)
         assert (await actor.figures())["granted_bytes"] == 0
 
@@ -240,7 +245,7 @@ def test_routers_that_left_are_not_kept(world: World, monkeypatch: pytest.Monkey
             await actor.engine(told)
             await asyncio.sleep(0.05)  # bound: one second
         assert actor._changed == {}
-        assert set(world.stored) == {"epoch", "engine:e"}
+        assert set(world.stored) == {"epoch", "node:n", "engine:e"}
 
     with_actor(scenario)
 
@@ -285,7 +290,62 @@ def test_an_engine_that_ends_says_so_and_is_off_the_roster(world: World) -> None
     async def scenario(actor: GpuMemoryQuota) -> None:
         told = await running(actor)
         assert await actor.engine(replace(told, gone=True)) == EngineReply(why="ended")
-        assert set(world.stored) == {"epoch"}
+        assert set(world.stored) == {"epoch", "node:n"}
         assert (await actor.figures())["free_bytes"] == 100
 
     with_actor(scenario)
+
+
+def test_a_start_is_told_its_place_which_outlives_the_actor(world: World) -> None:
+    ask = (StartsAsk("m", (Start("r", ("n",)),), asked_bytes=40),)
+    place = (StartsReply((Place("r", "n", True),)),)
+
+    async def first(actor: GpuMemoryQuota) -> None:
+        assert await actor.starts(ask) == place
+        assert await actor.devices() == {"n/0": (100, 100)}
+        assert [name for name in world.stored if name.startswith("berth")] == ["berth:berth:m:0"]
+
+    async def second(actor: GpuMemoryQuota) -> None:
+        assert await actor.starts(ask) == place
+        assert (await actor.figures())["granted_bytes"] == 40
+
+    with_actor(first, second)
+
+
+def test_the_next_actor_knows_the_devices_of_a_node_that_does_not_answer(world: World) -> None:
+    async def stored(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        assert world.stored["node:n"] == [Device("n", 0, 100, 0)]
+
+    async def handed_on(actor: GpuMemoryQuota) -> None:
+        assert world.told_before == {"n": [Device("n", 0, 100, 0)]}
+        while [one["replica"] for one in (await actor.figures())["engines"]] != ["e"]:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+
+    with_actor(stored, handed_on)
+
+
+def test_a_node_that_is_gone_is_not_handed_on(world: World) -> None:
+    async def leaves(actor: GpuMemoryQuota) -> None:
+        await actor.figures()
+        world.devices = []
+        while "node:n" in world.stored:  # noqa: ASYNC110 - bounded by `with_actor`
+            await asyncio.sleep(0)
+
+    with_actor(leaves)
+
+
+def test_a_machine_that_does_not_answer_keeps_nobody_elses_memory(world: World) -> None:
+    world.devices = [Device("n", 0, 100, 0), Device("m", 0, 100, 0)]
+    other = replace(ENGINE, owner="other", ranks=(Rank("m", 0),), processes=(("m", ((8, 1),)),))
+    world.silent = {"e"}
+
+    async def both_die(actor: GpuMemoryQuota) -> None:
+        for engine in (ENGINE, other):
+            await actor.engine(engine)
+        world.processes.clear()
+        while len((await actor.figures())["engines"]) > 1:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        assert [one["replica"] for one in (await actor.figures())["engines"]] == ["e"]
+
+    with_actor(both_die)

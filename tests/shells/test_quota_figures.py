@@ -13,6 +13,7 @@ from serve_app.core.leases import Device
 from serve_app.core.quota import Quota, RouterReport
 from serve_app.core.sessions import SessionAsk
 from serve_app.core.shares import PoolReport
+from serve_app.core.starts import Start, StartsAsk
 from serve_app.local import blocked
 from serve_app.quota_figures import figures
 
@@ -105,3 +106,24 @@ def test_the_quota_actor_is_asked_only_while_a_replica_does_not_run() -> None:
     assert blocked.anyone(state("w"))
     assert not blocked.anyone(state("w", running=True))
     assert not blocked.anyone(state())
+
+
+def test_what_keeps_a_model_from_more_replicas_is_behind_the_reason_of_its_target() -> None:
+    model = {"name": "m", "why": "9 requests: 3 wanted"}
+    other = {"name": "o", "why": "1 request: 1 wanted"}
+    found = blocked.short({"models": [model, other]}, [{"model": "m", "why": "memory: 1 needed, 0 free"}])
+    assert [one["why"] for one in found["models"]] == [
+        f"{model['why']}; held back: memory: 1 needed, 0 free",
+        other["why"],
+    ]
+    assert blocked.scales({"models": [model]})
+    assert not blocked.scales({"models": [{"name": "f", "why": "a fixed number"}]})
+
+
+def test_what_is_kept_for_starts_is_in_the_figures() -> None:
+    core = Quota(1, {}, 0.0)
+    core.on_devices([Device("n", 0, 100, 0)], 0.0)
+    core.on_starts(StartsAsk("m", (Start("r", ("n",)),), 1, ("n",), 60), 0.0)
+    found = json.loads(json.dumps(figures(core, 1.0)))
+    assert found["kept"] == [{"model": "m", "device": "n/0", "bytes": 60, "replica": "r", "after": ""}]
+    assert found["short"] == [{"model": "m", "why": "memory: at least 0.00 GB needed on one device, 0.00 GB free"}]

@@ -11,7 +11,7 @@ import pytest
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import CHANNELS, ONGOING
 from serve_app.settings import AutoscaleSettings, parse
-from tests.shells.fake_engines import FakeCluster, model, run, until
+from tests.shells.fake_engines import FakeCluster, model, run, turns, until
 from tests.shells.fake_router import LONG, SOON_S, Router
 
 FROM_ZERO = AutoscaleSettings(min_replicas=0, max_replicas=2)
@@ -62,11 +62,15 @@ def test_an_engine_tells_how_long_its_start_took_and_a_refusal_at_zero_says_so()
         cluster["r1"].engine._info = type(info := cluster["r1"].engine._info)(  # a start that took minutes
             info.model, info.tasks, info.max_model_len, info.slots, 0, 0, start_s=240.0
         )
-        router = await Router(cluster, no_replica_wait_s=0.05).start()
-        await until(lambda: router.line._info is not None, SOON_S, "the engine has told")
+        router = await Router(cluster, no_replica_wait_s=0.2).start()
+        await until(lambda: router.line._asking.known is not None, SOON_S, "the engine has told")
         cluster.remove("r1")
+        refusal = router.asking()
+        await turns(5)
+        assert router.line.waiting == 1
+        assert 239.0 < router.line.line.expected_start_s() <= 240.0  # counted from when somebody needed it
         with pytest.raises(Unavailable) as refused:
-            await asyncio.wait_for(router.ask(), SOON_S)
+            await asyncio.wait_for(refusal, SOON_S)
         assert refused.value.code == "no_replica"
         assert refused.value.retry_after_s == pytest.approx(240.0, abs=SOON_S)
 

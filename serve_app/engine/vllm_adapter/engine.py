@@ -31,6 +31,7 @@ from serve_app.engine.liveness import StallDetector
 from serve_app.engine.protocol import EngineInfo, EngineLoad, Piece, Submit
 from serve_app.engine.recorder import Recorder
 from serve_app.engine.vllm_adapter import serving
+from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM, recorder_of_request
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
@@ -81,7 +82,7 @@ class VllmEngine:
             max_model_len=llm.model_config.max_model_len,
             slots=max(1, config.scheduler_config.max_num_seqs - self._settings.session_places),
             kv_cache_tokens=getattr(cache, "kv_cache_size_tokens", None) or blocks * cache.block_size,
-            kv_cache_bytes=(cache.kv_cache_memory_bytes or 0) * self._settings.ranks,
+            kv_cache_bytes=blocks * block_bytes(llm.vllm_config),
             kv_block_tokens=cache.block_size,
         )
 

@@ -1,0 +1,255 @@
+"""What learned estimates save: `python -m benchmarks.estimate [--quick] [--data FOLDER]`.
+
+Workloads are replayed in order. Every request is estimated when it arrives, from its tenant, its size in bytes and what
+has ended by then; an answer ends after its tokens at `ITL_S` each, and is learned from at that moment.
+
+    azure      a production chat service's hour, one tenant
+    mooncake   another service's conversations, one tenant
+    both       the two as tenants of one model, their requests interleaved: do they spoil each other?
+    clients    50 clients, the heaviest with 30% of the requests, with lognormal answers each around its own mean:
+               nobody has a trace with tenants, so this one is drawn
+
+Traces have no texts: a prompt's bytes are its tokens times 4.2, lognormal with a sigma of 0.15.
+
+Arms: `fixed_256` for every answer; the constant that covers as many as ours does at the default quantile, known only
+afterwards (`constant`); ours at several quantiles. Figures: `covered`, the share of requests whose answer was no longer
+than estimated; `least_covered`, the same of the worst tenth of the run; `idle` and `missing`, tokens a request
+that were estimated and not used, or the reverse; both as shares of all that was reserved, prompts included.
+
+Prints conditions, tables, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import heapq
+import itertools
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, median
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.conditions import commit, processor, versions
+from benchmarks.lines import write_json
+from serve_app.core.estimate import DEFAULT_QUANTILE, PRIOR_BYTES_PER_TOKEN, Estimator, Use
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+AZURE_FILE, MOONCAKE_FILE = "azure_llm_2023_conversation.csv", "mooncake_conversation.jsonl"
+FIXED_TOKENS = 256  # of an answer, for all, until estimates are learned
+QUANTILES = (0.5, 0.7, DEFAULT_QUANTILE, 0.9, 0.95)
+ITL_S = 0.03  # of an 8B model under load, about
+BYTES_PER_TOKEN, BYTES_SIGMA = 4.2, 0.15
+CLIENTS, HEAVIEST, TOP_FIVE = 50, 0.30, 0.65  # shares of the requests
+CLIENT_REQUESTS, CLIENT_RATE = 20_000, 5.0
+QUICK_REQUESTS = 3_000  # of each workload
+PARTS = 10
+MODEL = "m"
+
+
+class TraceMissingError(Exception):
+    """The traces are not beside the project."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of a workload; `at_s` from its start."""
+
+    at_s: float
+    tenant: str
+    prompt_bytes: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an arm did on a workload, per request; see the module. `us`: CPU of an estimate and its observation."""
+
+    covered: float
+    least_covered: float
+    idle: float
+    missing: float
+    idle_share: float
+    missing_share: float
+    prompt_error: float
+    us: float
+
+
+def request(draw: random.Random, at_s: float, tenant: str, prompt: int, output: int) -> Request:
+    """A request of a trace with a text of drawn size."""
+    per_token = BYTES_PER_TOKEN * math.exp(draw.gauss(0.0, BYTES_SIGMA))
+    return Request(at_s, tenant, round(prompt * per_token), prompt, output)
+
+
+def azure(folder: Path, draw: random.Random) -> list[Request]:
+    """The Azure trace as one tenant."""
+    with (folder / AZURE_FILE).open() as lines:
+        rows = list(csv.DictReader(lines))
+    moments = [datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp() for row in rows]
+    return [
+        request(draw, moment - moments[0], "azure", int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+        for moment, row in zip(moments, rows, strict=True)
+    ]
+
+
+def mooncake(folder: Path, draw: random.Random) -> list[Request]:
+    """The Mooncake trace as one tenant."""
+    with (folder / MOONCAKE_FILE).open() as lines:
+        rows = [json.loads(line) for line in lines]
+    return [
+        request(draw, row["timestamp"] / 1000, "mooncake", row["input_length"], row["output_length"]) for row in rows
+    ]
+
+
+def clients(draw: random.Random, count: int) -> list[Request]:
+    """Requests of many clients, each with answers of its own length."""
+    rest = (1 - TOP_FIVE) / (CLIENTS - 5)
+    shares = [HEAVIEST, *[(TOP_FIVE - HEAVIEST) / 4] * 4, *[rest] * (CLIENTS - 5)]
+    means = [draw.gauss(5.02, 1.0) for _ in shares]
+    found, at_s = [], 0.0
+    for who in draw.choices(range(CLIENTS), shares, k=count):
+        at_s += draw.expovariate(CLIENT_RATE)
+        prompt = max(1, round(draw.lognormvariate(6.63, 0.99)))
+        output = min(4096, max(1, round(draw.lognormvariate(means[who], 0.5))))
+        found.append(request(draw, at_s, f"client-{who}", prompt, output))
+    return found
+
+
+def workloads(folder: Path, seed: int, most: int | None) -> dict[str, list[Request]]:
+    """All of them, each in order of arrival.
+
+    Raises:
+        TraceMissingError: a trace is not in the folder.
+    """
+    for name in (AZURE_FILE, MOONCAKE_FILE):
+        if not (folder / name).exists():
+            raise TraceMissingError(f"{name} is not in {folder}")
+    draw = random.Random(seed)
+    one, other = azure(folder, draw)[:most], mooncake(folder, draw)[:most]
+    return {
+        "azure": one,
+        "mooncake": other,
+        "both": sorted([*one, *other], key=lambda each: each.at_s),
+        "clients": clients(draw, most or CLIENT_REQUESTS),
+    }
+
+
+Guess = Callable[[Request], tuple[int, int]]
+Learn = Callable[[Request], None]
+
+
+def replay(requests: Sequence[Request], guess: Guess, learn: Learn) -> Result:
+    """Estimate every request at its arrival; `learn` from each when it ends."""
+    running: list[tuple[float, int, Request]] = []
+    order = itertools.count()
+    outputs, prompts = [], []
+    began = time.process_time()
+    for one in requests:
+        while running and running[0][0] <= one.at_s:
+            learn(heapq.heappop(running)[2])
+        prompt, output = guess(one)
+        prompts.append(prompt)
+        outputs.append(output)
+        heapq.heappush(running, (one.at_s + one.output_tokens * ITL_S, next(order), one))
+    us = (time.process_time() - began) / len(requests) * 1e6
+    return judge(requests, prompts, outputs, us)
+
+
+def judge(requests: Sequence[Request], prompts: Sequence[int], outputs: Sequence[int], us: float) -> Result:
+    """Figures of estimates against what happened."""
+    count = len(requests)
+    fits = [one.output_tokens <= output for one, output in zip(requests, outputs, strict=True)]
+    over = [output - one.output_tokens for one, output in zip(requests, outputs, strict=True)]
+    idle, missing = sum(max(0, tokens) for tokens in over), sum(max(0, -tokens) for tokens in over)
+    reserved = sum(prompts) + sum(outputs)
+    errors = [abs(p - one.prompt_tokens) / max(1, one.prompt_tokens) for one, p in zip(requests, prompts, strict=True)]
+    step = max(1, count // PARTS)
+    parts = [fmean(fits[start : start + step]) for start in range(0, count - step + 1, step)]
+    return Result(
+        covered=round(fmean(fits), 4),
+        least_covered=round(min(parts), 4),
+        idle=round(idle / count, 1),
+        missing=round(missing / count, 1),
+        idle_share=round(idle / reserved, 4),
+        missing_share=round(missing / reserved, 4),
+        prompt_error=round(median(errors), 4),
+        us=round(us, 1),
+    )
+
+
+def constant(tokens: int) -> Guess:
+    """The same answer for all, and today's ratio."""
+    return lambda one: (-(-one.prompt_bytes // PRIOR_BYTES_PER_TOKEN), tokens)
+
+
+def learned(requests: Sequence[Request], quantile: float) -> Result:
+    """Ours."""
+    learner = Estimator(quantile)
+
+    def guess(one: Request) -> tuple[int, int]:
+        found = learner.estimate(one.tenant, MODEL, one.prompt_bytes)
+        return found.prompt_tokens, found.output_tokens
+
+    def learn(one: Request) -> None:
+        learner.observe(Use(one.tenant, MODEL, one.prompt_bytes, one.prompt_tokens, one.output_tokens))
+
+    return replay(requests, guess, learn)
+
+
+def compare(requests: Sequence[Request]) -> dict[str, Result]:
+    """Every arm on one workload."""
+    ours = {f"learned_{quantile:g}": learned(requests, quantile) for quantile in QUANTILES}
+    share = ours[f"learned_{DEFAULT_QUANTILE:g}"].covered
+    ordered = sorted(one.output_tokens for one in requests)
+    as_good = ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+    fixed = {"fixed_256": FIXED_TOKENS, "constant": as_good}
+    return {**{name: replay(requests, constant(n), lambda _: None) for name, n in fixed.items()}, **ours}
+
+
+def show(console: Console, name: str, results: dict[str, Result]) -> None:
+    """A workload's table."""
+    columns = ("covered", "worst tenth", "idle", "missing", "idle share", "missing share", "prompt error", "us")
+    table = Table("arm", *columns, title=name)
+    for arm, r in results.items():
+        shares = (f"{r.idle_share:.1%}", f"{r.missing_share:.1%}", f"{r.prompt_error:.1%}", f"{r.us:g}")
+        table.add_row(arm, f"{r.covered:.1%}", f"{r.least_covered:.1%}", f"{r.idle:g}", f"{r.missing:g}", *shares)
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_REQUESTS} requests of each workload")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--data", type=Path, default=DATA, help="where the traces are")
+    options = parser.parse_args()
+    console = Console(stderr=True, width=130)
+    conditions = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "processor": processor(),
+        "commit": commit(),
+        "seed": options.seed,
+    }
+    console.print(conditions)
+    try:
+        found = workloads(options.data, options.seed, QUICK_REQUESTS if options.quick else None)
+    except TraceMissingError as missing:
+        raise SystemExit(f"skipped: {missing}") from missing
+    results = {name: compare(requests) for name, requests in found.items()}
+    for name, by_arm in results.items():
+        show(console, f"{name}: {len(found[name])} requests", by_arm)
+    plain = {name: {arm: asdict(one) for arm, one in by_arm.items()} for name, by_arm in results.items()}
+    write_json({"default_quantile": DEFAULT_QUANTILE, "workloads": plain, "conditions": conditions})
+
+
+if __name__ == "__main__":
+    main()

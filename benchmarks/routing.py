@@ -1,0 +1,239 @@
+"""What routing by key finds in prefix caches, and at which spread of load: `python -m benchmarks.routing [--quick]`.
+
+Mooncake's conversations (they name the 512-token blocks that prompts share) on a model of `REPLICAS` engines: each has
+`SLOTS` slots and an LRU cache of `CACHE_BLOCKS` blocks. A request takes the tokens that are not cached at
+`PREFILL_RATE`, then its answer at `ITL_S` a token, both slower by what else runs there (1 + running / `SLOTS`). Who
+finds no free slot waits, first come first served. The trace is played slower or faster; `hot` gives every third request
+one same prefix and key. The key is the first two blocks, about what `measure.prefix_key` covers. A model, no engine:
+it compares rules, its seconds are nobody's.
+
+Arms: `two_choices` (no keys); `rendezvous` (the key's replica while it has a slot, as the dispatch did so far);
+`bounded` (the ring with the paper's bound alone); `ours` (with `FREE_SHARE`). Figures: `found`, the share of prompt
+blocks that were cached; `spread`, the load of the fullest replica over the mean, averaged over arrivals; mean and p99
+of the time to the first token, in seconds.
+
+Prints conditions, a table, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import heapq
+import itertools
+import json
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.conditions import commit, processor, versions
+from benchmarks.estimate import DATA, MOONCAKE_FILE, TraceMissingError
+from benchmarks.lines import write_json
+from serve_app.core.routing import BOUND, FREE_SHARE, Routing
+
+REPLICAS, SLOTS, CACHE_BLOCKS = 8, 16, 3000
+BLOCK_TOKENS = 512
+PREFILL_RATE, ITL_S = 8000.0, 0.02  # tokens/s and seconds of an engine that runs one request
+KEY_BLOCKS = 2
+LOADS = {"light": 0.3, "usual": 1.0, "busy": 1.6}  # speed of the trace; at 2.2 every slot is taken
+HOT_EVERY, HOT_BLOCKS = 3, 8
+QUICK_REQUESTS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of the trace; `blocks` are those of its prompt."""
+
+    at_s: float
+    key: str
+    blocks: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an arm did; see the module."""
+
+    found: float
+    spread: float
+    ttft_mean_s: float
+    ttft_p99_s: float
+
+
+Choose = Callable[[str, dict[str, int]], str | None]
+
+
+def load_trace(folder: Path, most: int | None) -> list[Request]:
+    """The trace's requests.
+
+    Raises:
+        TraceMissingError: it is not in the folder.
+    """
+    if not (folder / MOONCAKE_FILE).exists():
+        raise TraceMissingError(f"{MOONCAKE_FILE} is not in {folder}")
+    with (folder / MOONCAKE_FILE).open() as lines:
+        rows = [json.loads(line) for line in itertools.islice(lines, most)]
+    return [
+        request(row["timestamp"] / 1000, tuple(row["hash_ids"]), row["input_length"], row["output_length"])
+        for row in rows
+    ]
+
+
+def request(at_s: float, blocks: tuple[int, ...], prompt_tokens: int, output_tokens: int) -> Request:
+    """A request with its key."""
+    return Request(at_s, "/".join(map(str, blocks[:KEY_BLOCKS])), blocks, prompt_tokens, output_tokens)
+
+
+def heated(requests: Sequence[Request]) -> list[Request]:
+    """Every third one begins with one and the same prefix."""
+    hot = tuple(range(-HOT_BLOCKS, 0))
+    return [
+        request(one.at_s, (*hot, *one.blocks[HOT_BLOCKS:]), one.prompt_tokens, one.output_tokens)
+        if number % HOT_EVERY == 0
+        else one
+        for number, one in enumerate(requests)
+    ]
+
+
+def rendezvous(key: str, loads: dict[str, int]) -> str | None:
+    """The key's replica while it has a slot, else the one with most."""
+
+    def score(name: str) -> bytes:
+        return hashlib.blake2b(f"{key}\0{name}".encode(), digest_size=8).digest()
+
+    wanted = max(loads, key=score)
+    best = wanted if loads[wanted] < SLOTS else min(loads, key=loads.__getitem__)
+    return best if loads[best] < SLOTS else None
+
+
+def by_routing(keyed: bool, free_share: float) -> Choose:
+    """Ours, or two choices."""
+    routing, draw = Routing(BOUND, free_share), random.Random(1)
+
+    def choose(key: str, loads: dict[str, int]) -> str | None:
+        for name, load in loads.items():
+            if name not in routing:
+                routing.set_slots(name, SLOTS)
+            routing.set_load(name, load)
+        choice = routing.choose(key if keyed else None, draw)
+        return None if choice is None else choice.replica_id
+
+    return choose
+
+
+def arms() -> dict[str, Choose]:
+    """What is compared, each made anew."""
+    return {
+        "two_choices": by_routing(False, 0.0),
+        "rendezvous": rendezvous,
+        "bounded": by_routing(True, 0.0),
+        "ours": by_routing(True, FREE_SHARE),
+    }
+
+
+class Engines:
+    """The modelled replicas."""
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+        self.loads = {f"replica-{number}": 0 for number in range(REPLICAS)}
+        self._caches: dict[str, OrderedDict[int, None]] = {name: OrderedDict() for name in self.loads}
+        self._ends: list[tuple[float, int, str]] = []
+        self._order = itertools.count()
+        self._waiting: deque[Request] = deque()
+        self.found = self.blocks = 0
+        self.ttfts: list[float] = []
+
+    def until(self, now: float) -> None:
+        """What ends by `now` ends, and who waits takes its place."""
+        while self._ends and self._ends[0][0] <= now:
+            ended, _, name = heapq.heappop(self._ends)
+            self.loads[name] -= 1
+            while self._waiting and self._start(self._waiting[0], ended):
+                self._waiting.popleft()
+
+    def arrive(self, one: Request) -> None:
+        """A request starts, or waits behind those who do."""
+        if self._waiting or not self._start(one, one.at_s):
+            self._waiting.append(one)
+
+    def _start(self, one: Request, now: float) -> bool:
+        name = self._choose(one.key, self.loads)
+        if name is None:
+            return False
+        self.loads[name] += 1
+        cached = self._read(self._caches[name], one.blocks)
+        slower = 1 + self.loads[name] / SLOTS
+        prefill_s = max(0, one.prompt_tokens - BLOCK_TOKENS * cached) / PREFILL_RATE * slower
+        self.ttfts.append(now - one.at_s + prefill_s)
+        ends = now + prefill_s + one.output_tokens * ITL_S * slower
+        heapq.heappush(self._ends, (ends, next(self._order), name))
+        self.found += cached
+        self.blocks += len(one.blocks)
+        return True
+
+    @staticmethod
+    def _read(cache: OrderedDict[int, None], blocks: Sequence[int]) -> int:
+        """How many leading blocks were cached; all are afterwards."""
+        cached = sum(1 for _ in itertools.takewhile(cache.__contains__, blocks))
+        for block in blocks:
+            cache[block] = None
+            cache.move_to_end(block)
+        while len(cache) > CACHE_BLOCKS:
+            cache.popitem(last=False)
+        return cached
+
+
+def play(requests: Sequence[Request], speed: float, choose: Choose) -> Result:
+    """The trace at a speed, under one rule."""
+    engines, spreads = Engines(choose), []
+    for one in requests:
+        sooner = Request(one.at_s / speed, one.key, one.blocks, one.prompt_tokens, one.output_tokens)
+        engines.until(sooner.at_s)
+        engines.arrive(sooner)
+        spreads.append(max(engines.loads.values()) * REPLICAS / sum(engines.loads.values()))
+    engines.until(float("inf"))
+    ordered = sorted(engines.ttfts)
+    return Result(
+        found=round(engines.found / max(1, engines.blocks), 3),
+        spread=round(fmean(spreads), 2),
+        ttft_mean_s=round(fmean(ordered), 2),
+        ttft_p99_s=round(ordered[int(len(ordered) * 0.99)], 2),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_REQUESTS} requests")
+    parser.add_argument("--data", type=Path, default=DATA, help="where the trace is")
+    options = parser.parse_args()
+    console = Console(stderr=True, width=130)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    conditions = {"date": date, "versions": versions(), "processor": processor(), "commit": commit()}
+    console.print(conditions)
+    try:
+        trace = load_trace(options.data, QUICK_REQUESTS if options.quick else None)
+    except TraceMissingError as missing:
+        raise SystemExit(f"skipped: {missing}") from missing
+    table = Table("load", "arm", "found", "spread", "TTFT mean s", "TTFT p99 s", title=f"{len(trace)} requests")
+    results: dict[str, dict[str, Result]] = {}
+    for load, speed in [*LOADS.items(), ("hot", LOADS["usual"])]:
+        requests = heated(trace) if load == "hot" else trace
+        results[load] = {arm: play(requests, speed, choose) for arm, choose in arms().items()}
+        for arm, r in results[load].items():
+            table.add_row(load, arm, f"{r.found:.1%}", f"{r.spread:g}", f"{r.ttft_mean_s:g}", f"{r.ttft_p99_s:g}")
+    console.print(table)
+    plain = {load: {arm: asdict(one) for arm, one in by_arm.items()} for load, by_arm in results.items()}
+    write_json({"bound": BOUND, "free_share": FREE_SHARE, "loads": plain, "conditions": conditions})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""How one request gets to a replica, and to another one when that is lost.
+
+Three ways lead there: through the line; in an open session beside it; and aside, for work that takes no slot. They
+differ in the place that they get and in what a loss means. What is done in a place is the same: hand in, wait for the
+first frames, relay.
+
+Invariant: a request of which its client has seen nothing survives the loss of its replica; one of which it has seen
+something is not tried again. What a place holds is given back once, however the request ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from serve_app.budget import Budget
+from serve_app.channel import Stream
+from serve_app.core.admission import Arrival
+from serve_app.core.sessions import Session
+from serve_app.desk import Desk
+from serve_app.engine.protocol import EngineInfo, Frame, Submit
+from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.replica_set import ReplicaSet
+from serve_app.session_places import Draw, SessionPlaces, ahead
+from serve_app.waiters import Granted
+
+logger = logging.getLogger("ray.serve")
+
+MAX_LOSSES = 3  # engines that may die under one request before it is taken for the cause
+ASIDE_RETRY_S = 0.25  # between attempts of work that takes no slot, and so cannot wait in the line
+
+Make = Callable[[int], Submit]  # the request, with the number it is given
+Relay = Callable[[Stream, list[Frame], Granted], Awaitable[None]]
+OnTokens = Callable[[int], None]
+
+
+class Losses:
+    """How often the engine of one request was lost. Pure.
+
+    Args:
+        give_up_at: when it has waited as long as anyone may.
+    """
+
+    def __init__(self, give_up_at: float) -> None:
+        self.give_up_at = give_up_at
+        self._died = 0
+
+    def final(self, error: EngineFailed, now: float) -> bool:
+        """Count a loss; whether it is the client's to know. An engine that never had the request says nothing of it."""
+        self._died += not isinstance(error, EngineUnreachable)
+        return self._died >= MAX_LOSSES or now >= self.give_up_at
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request runs, who is told of the tokens it produces, and what gives the place back (again: nothing)."""
+
+    granted: Granted
+    give_back: Callable[[], None]
+    on_tokens: OnTokens | None = None
+
+
+class Attempts:
+    """The ways of one model's requests in one router.
+
+    Args:
+        replicas: of the model.
+        slot: holds a slot of the line for a block; raises as `serve_app.waiters.Waiters.granted`.
+        give_back: ends what a request of this id holds, slot and tokens; again changes nothing.
+        info: what the engines have told of themselves; None: nothing yet.
+        desk: where requests get their KV budgets; None: they need none.
+    """
+
+    def __init__(
+        self,
+        replicas: ReplicaSet,
+        slot: Callable[[Arrival], AbstractAsyncContextManager[Granted]],
+        give_back: Callable[[str], None],
+        info: Callable[[], EngineInfo | None],
+        desk: Desk | None,
+    ) -> None:
+        self._replicas = replicas
+        self._slot = slot
+        self._give_back = give_back
+        self._info = info
+        self._desk = desk
+        self._sessions = SessionPlaces()
+
+    @property
+    def in_sessions(self) -> int:
+        """Requests that run beside the line."""
+        return self._sessions.taken
+
+    async def in_line(
+        self, arrival: Arrival, make: Make, relay: Relay, max_wait_s: float, check_open: Callable[[], None]
+    ) -> None:
+        """Through the line; lost before its first frame, it waits again, no longer than `max_wait_s` in all.
+
+        Raises as `slot` and `check_open`, and `EngineFailed` if the replica fails under `relay` or engines keep dying.
+        """
+        give_back = functools.partial(self._give_back, arrival.request_id)
+        losses = Losses(time.monotonic() + max_wait_s)
+
+        def lost(error: EngineFailed) -> bool:
+            if losses.final(error, time.monotonic()):
+                return False
+            logger.warning("request %s waits again: %s", arrival.request_id, error.message)
+            return True
+
+        while True:
+            check_open()
+            async with self._slot(arrival) as granted:
+                on_tokens = await self._budget(arrival, granted.replica_id, losses.give_up_at)
+                if await self._attempt(Place(granted, give_back, on_tokens), make, relay, lost):
+                    return
+            arrival = dataclasses.replace(arrival, accepted=True)
+
+    async def in_session(self, arrival: Arrival, make: Make, relay: Relay, max_wait_s: float, session: Session) -> bool:
+        """On its session's replica, beside the line; False: it has to go the way of all others, since the replica is
+        gone or was lost before its first frame, or the session's place is taken."""
+        session_id, request_id = session.session_id, arrival.request_id
+        if arrival.slots > 1 or not self._replicas.usable(session.pool):
+            return False
+        if not self._sessions.enter(session_id, request_id):
+            return False
+        draw = None if self._desk is None else Draw(self._desk, request_id, session)
+        give_back = functools.partial(self._leave_session, session_id, request_id, draw)
+
+        def lost(error: EngineFailed) -> bool:
+            logger.warning("request %s leaves session %s: %s", request_id, session_id, error.message)
+            return True
+
+        began, on_tokens = time.monotonic(), None
+        try:
+            if draw is not None:
+                budget = Budget(arrival, self._info())
+                await draw.take(budget.tokens, max_wait_s)
+                on_tokens = functools.partial(budget.produced, draw)
+            place = Place(Granted(session.pool, time.monotonic() - began), give_back, on_tokens)
+            return await self._attempt(place, lambda number: ahead(make(number)), relay, lost)
+        finally:
+            give_back()
+
+    async def aside(
+        self, make: Make, relay: Relay, max_wait_s: float, any_replica: Callable[[], Awaitable[str]]
+    ) -> None:
+        """On whichever replica `any_replica` names, at once; lost, on the next one. Raises as `in_line`."""
+        losses = Losses(time.monotonic() + max_wait_s)
+
+        def lost(error: EngineFailed) -> bool:
+            return not losses.final(error, time.monotonic())
+
+        while True:
+            place = Place(Granted(await any_replica(), 0.0), self._replicas.forget_gone)
+            if await self._attempt(place, make, relay, lost):
+                return
+            await asyncio.sleep(ASIDE_RETRY_S)
+
+    async def _attempt(self, place: Place, make: Make, relay: Relay, lost: Callable[[EngineFailed], bool]) -> bool:
+        """Hand a request in and relay what comes; False: the replica was lost before the first frame, and is ejected.
+
+        Args:
+            lost: told of such a loss; whether the request may be tried again. If not, the client has to know.
+
+        Raises:
+            EngineFailed: the client has to know.
+        """
+        replica_id, relayed = place.granted.replica_id, False
+        try:
+            async with self._replicas.channel(replica_id).run(make, place.give_back, place.on_tokens) as stream:
+                frames = await stream.next()
+                relayed = True
+                await relay(stream, frames, place.granted)
+            return True
+        except EngineFailed as error:
+            if relayed or not lost(error):
+                raise
+            self._replicas.eject(replica_id)
+            return False
+
+    async def _budget(self, arrival: Arrival, replica_id: str, give_up_at: float) -> OnTokens | None:
+        """Wait for the request's KV tokens on the replica; returns who is to be told of the tokens it produces.
+
+        Raises:
+            Overloaded: they do not come in time.
+        """
+        if self._desk is None:
+            return None
+        budget = Budget(arrival, self._info())
+        wait_s = max(0.0, give_up_at - time.monotonic())
+        await self._desk.acquire(arrival.request_id, replica_id, budget.tokens, wait_s)
+        return functools.partial(budget.produced, self._desk)
+
+    def _leave_session(self, session_id: str, request_id: str, draw: Draw | None) -> None:
+        """Give place and tokens back; again changes nothing."""
+        self._sessions.leave(session_id, request_id)
+        if draw is not None:
+            draw.release()
+        self._replicas.forget_gone()

@@ -1,0 +1,20 @@
+"""How many bytes vLLM's KV cache has, of which it tells blocks and tokens alone.
+
+A block holds keys and values (one latent for both with MLA) of its tokens, in every attention layer, on every rank.
+Of a model whose layers differ (sliding windows, state spaces) it is what they would have if they were alike.
+"""
+
+from __future__ import annotations
+
+from vllm.config import VllmConfig
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+
+
+def block_bytes(config: VllmConfig) -> int:
+    """Bytes of one block, over all ranks."""
+    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
+    vectors = (1 if model.use_mla else 2) * model.get_num_kv_heads(parallel)
+    number_bytes = int(kv_cache_dtype_str_to_dtype(cache.cache_dtype, model).itemsize)
+    of_layer = cache.block_size * vectors * model.get_head_size() * number_bytes
+    layers = model.get_total_num_hidden_layers()  # a stage of a pipeline has a part of them
+    return of_layer * layers * parallel.tensor_parallel_size

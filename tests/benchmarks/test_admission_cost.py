@@ -1,0 +1,20 @@
+"""The benchmark of the waiting line measures what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import admission
+
+
+def test_each_case_keeps_its_line_long_and_its_replicas_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, small in (("REPLICAS", 5), ("WAITING", 200), ("TENANTS", 20), ("SLOTS", 16), ("KV_TOKENS", 8_000)):
+        monkeypatch.setattr(admission, name, small)
+    for case in (admission.Case("slots"), admission.Case("both", 8_000, shares=True)):
+        found = admission.measure(case, 2_000, 1)
+        assert found["waiting"] > 100
+        assert found["running"] > 25
+        assert 0 < found["p50_us"] <= found["p99_us"] <= found["max_us"]
+        assert found["decisions_per_s"] > 0
+        assert found["decisions_per_cpu_s"] > 0
+        assert set(found["by_event"]) == set(admission.EVENT_WEIGHTS)
