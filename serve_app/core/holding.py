@@ -15,7 +15,7 @@ from serve_app.core.credit import Accounts
 from serve_app.core.events import Arrival
 from serve_app.core.link import Link
 from serve_app.core.pending import Waiting
-from serve_app.core.words import Done, Grow
+from serve_app.core.words import Done, Grow, Grown
 
 
 @dataclass(slots=True)
@@ -96,15 +96,15 @@ class Holding:
         self._link.put(Grow(request_id, run.ticket, run.engine, tokens))
         return False
 
-    def grown(self, request_id: str, engine: str, tokens: int) -> None:
-        """The actor has given a request more; it is credit if that has ended."""
-        run = self._running.get(request_id)
-        if run is not None and run.engine == engine:
-            self._accounts.hold(engine, 0, tokens)
-            run.tokens += tokens
-        else:
-            self._accounts.add(engine, 0, tokens)
-            self.touched.add(engine)
+    def grown(self, said: Grown) -> None:
+        """The actor has given a request more."""
+        run = self._running.get(said.request_id)
+        if run is not None and (run.engine, run.ticket) == (said.engine, said.ticket):
+            self._accounts.hold(said.engine, 0, said.tokens)
+            run.tokens += said.tokens
+        elif not said.ticket:  # else its end, which was said later, has given that back, too
+            self._accounts.add(said.engine, 0, said.tokens)
+            self.touched.add(said.engine)
 
     def drop(self, engine: str) -> None:
         """An engine is gone, and what ran there is forgotten. O(requests)."""

@@ -142,7 +142,7 @@ class Places:
             return  # the engine has to see how it goes on
         if request is not None:
             request.grown += event.tokens
-        self._say(router, Grown(event.request_id, event.engine, event.tokens))
+        self._say(router, Grown(event.request_id, event.ticket, event.engine, event.tokens))
         self.sync(event.engine, now)
 
     def once_more(self, now: float) -> None:

@@ -245,8 +245,8 @@ class RemoteLine:
                 self._accounts.add(engine, slots, tokens)
                 self._accounts.answered(engine, spare_slots, spare_tokens, now)
                 self._running.touched.add(engine)
-            case Grown(request_id, engine, tokens) if engine in self._accounts:
-                self._running.grown(request_id, engine, tokens)
+            case Grown() if said.engine in self._accounts:
+                self._running.grown(said)
             case Booked(short):
                 for engine, slots, tokens in short:
                     if engine in self._accounts:

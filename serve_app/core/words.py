@@ -161,9 +161,10 @@ class Lent(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """The request, or the credit if it has ended, has so many tokens more."""
+    """The request has so many tokens more. If it has ended, they are credit; under a ticket they came back with it."""
 
     request_id: str
+    ticket: str
     engine: str
     tokens: int
 

@@ -210,3 +210,19 @@ def test_a_stale_reply_says_nothing_else() -> None:
     reply = world.quota.on_exchange(told._replace(epoch=0), world.now)
     assert reply == Reply(1, told.incarnation, 0, 1, (), None, stale=True)
     assert MODEL in {model for _, model, _ in world.routers["r0"].line._accounts.engines()}
+
+
+def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_same_count() -> None:
+    world = connected(slots=2)
+    running = full(world)
+    line = world.routers["r0"].line
+    for request_id in running:  # one of credit, one of the line
+        line.grow(request_id, 500)
+        told = line.next_exchange(world.now)
+        if told is not None:
+            late = world.deliver(Message("r0", world.now, told))
+            world.finish("r0", request_id)
+            assert late is not None
+            world.deliver(late)
+    world.settle(4)
+    world.accounted()
