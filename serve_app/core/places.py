@@ -171,8 +171,7 @@ class Places:
         tickets = [ticket for router in routers for ticket in self._tickets.pop(router, ())]
         for ticket in [one for one in tickets if not self._requests[one].engine]:
             tickets.remove(ticket)  # of all of them first: none is granted what another one's end frees
-            request = self._requests.pop(ticket)
-            self._act(request.model, self.lines[request.model].admission.on_cancel(ticket, now))
+            self.cancel(ticket, now)  # one may have been granted all the same, by the end of the one before
         for ticket in tickets:
             request = self._requests.pop(ticket)
             self._release(request, now)
@@ -318,7 +317,7 @@ class Places:
         request = self._requests.pop(ticket, None)
         if request is None:
             return None
-        self._tickets[request.router].discard(ticket)
+        self._tickets.get(request.router, set()).discard(ticket)
         if request.engine:
             held = request.arrival.cost + request.grown
             self.accounts.give_back(request.router, request.engine, request.arrival.slots, held)
@@ -332,7 +331,7 @@ class Places:
             request = self._requests[action.request_id]
             if isinstance(action, Refuse):
                 del self._requests[action.request_id]
-                self._tickets[request.router].discard(action.request_id)
+                self._tickets.get(request.router, set()).discard(action.request_id)
             else:
                 try:
                     self._charge(request, action.replica_id)
