@@ -168,12 +168,14 @@ class Places:
 
     def forget(self, routers: Sequence[str], now: float) -> None:
         """Incarnations are over: who waits for them is gone, and what runs is in their accounts alone."""
-        tickets = [ticket for router in routers for ticket in self._tickets.pop(router, ())]
+        tickets = [ticket for router in routers for ticket in self._tickets.pop(router, ()) if ticket in self._requests]
         for ticket in [one for one in tickets if not self._requests[one].engine]:
             tickets.remove(ticket)  # of all of them first: none is granted what another one's end frees
             self.cancel(ticket, now)  # one may have been granted all the same, by the end of the one before
         for ticket in tickets:
-            request = self._requests.pop(ticket)
+            request = self._requests.pop(ticket, None)
+            if request is None:  # refused by what came due meanwhile
+                continue
             self._release(request, now)
             self._act(request.model, self.lines[request.model].admission.on_cancel(ticket, now))
 
