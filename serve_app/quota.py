@@ -10,6 +10,7 @@ waited for in a call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -21,6 +22,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from serve_app.cluster_store import Shelf
+from serve_app.core.exchange import Exchange, Reply
 from serve_app.core.grants import EngineReply, EngineReport
 from serve_app.core.leases import Device
 from serve_app.core.quota import Quota, RouterReply, RouterReport
@@ -69,6 +71,8 @@ class GpuMemoryQuota:
         self._inventory = Inventory(inventory, before)
         self._defrag_above = defrag_above
         self._changed: dict[str, asyncio.Event] = {}  # of routers that wait for more
+        self._news: dict[str, asyncio.Event] = {}  # of routers that watch
+        self._due: asyncio.TimerHandle | None = None  # the next look at the lines
         self._asking: dict[str, asyncio.Future[Session]] = {}
         self._alarmed: set[tuple[str, str]] = set()  # by engine and device
         self._checked: dict[str, asyncio.Task[None]] = {}  # engines whose processes are being looked for
@@ -108,6 +112,44 @@ class GpuMemoryQuota:
         except TimeoutError:
             return reply
         return self._core.router_targets(told.router)
+
+    async def exchange(self, told: Exchange) -> Reply:
+        """A router's word on requests, and what is decided at once; see `core.exchange`."""
+        await self._known.wait()
+        return await self._do(lambda now: self._core.on_exchange(told, now))
+
+    async def watch(self, told: Exchange) -> Reply:
+        """What is decided later: held back until there is something, or for `WATCH_S`."""
+        await self._known.wait()
+        news = self._news.setdefault(told.router, asyncio.Event())
+        news.clear()
+        reply = await self._do(lambda now: self._core.on_watch(told, now, at_last=False))
+        if reply is not None:
+            return reply
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_S):
+                await news.wait()
+        told = told._replace(again=False)  # once is enough
+        return self._core.on_watch(told, time.monotonic(), at_last=True) or self._core.lines.stale_reply(told)
+
+    def _lines_moved(self) -> None:
+        """Wake whom the lines have something to say to, and look at them again when something comes due there."""
+        for router in self._core.lines.take_woken():
+            news = self._news.get(router)
+            if news is not None:
+                news.set()
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        due = self._core.lines.next_due()
+        if due is not None:
+            delay_s = max(0.0, due - time.monotonic())
+            self._due = asyncio.get_running_loop().call_later(delay_s, self._lines_due)
+
+    def _lines_due(self) -> None:
+        self._due = None
+        self._core.lines.on_tick(time.monotonic())
+        self._lines_moved()
 
     async def open_session(self, ask: SessionAsk) -> Session:
         """Reserve KV tokens; waits until `ask.wait_until`, which is seconds from now here, as is `expires_at` in every
@@ -164,6 +206,7 @@ class GpuMemoryQuota:
             return act(time.monotonic())
         finally:
             await self._store()
+            self._lines_moved()
 
     async def _store(self) -> None:
         async with self._storing:  # in order, and an answer waits for whoever stores what it depends on
@@ -199,6 +242,9 @@ class GpuMemoryQuota:
                 waiter.set_exception(InsufficientMemory(f"{self._core.sessions.shortage(ask)}; its wait is over"))
         for router in [name for name in self._changed if not self._core.ledger.knows(name)]:
             del self._changed[router]
+        for router in [name for name in self._news if not self._core.ledger.knows(name)]:
+            del self._news[router]
+        self._lines_moved()
         self._wake(list(self._changed))
         self._warn()
 

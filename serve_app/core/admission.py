@@ -79,8 +79,8 @@ class Admission:
         self._empty_since: float | None = -math.inf  # since when no replica has had slots; None: one has
         self._tally = Tally()
 
-    def on_arrive(self, arrival: Arrival, now: float) -> list[Action]:
-        """A request asks for a place.
+    def on_arrive(self, arrival: Arrival, now: float, waited_s: float = 0.0) -> list[Action]:
+        """A request asks for a place, after it has waited this long for one elsewhere.
 
         Raises:
             ValueError: a request of this id waits or runs already; nothing has changed then.
@@ -94,7 +94,7 @@ class Admission:
             return [*actions, self._refuse(arrival, Reason.DEADLINE)]
         if self._empty_since is None and not self._capacity.possible(arrival.slots, arrival.cost):
             return [*actions, self._refuse(arrival, Reason.TOO_LARGE)]
-        waiting = self._line.add(arrival, self._now)
+        waiting = self._line.add(arrival, self._now - waited_s)
         if self._empty_since is not None:
             self._start.needed(self._now)
         actions += self._decide()
@@ -145,21 +145,28 @@ class Admission:
         self._tally.done_tokens += (prompt_tokens or 0) + (output_tokens or 0)
         return actions + self._decide()
 
-    def on_replica(self, replica_id: str, slots: int, now: float, kv_tokens: int | None = None) -> list[Action]:
+    def on_replica(
+        self, replica_id: str, slots: int, now: float, kv_tokens: int | None = None, lent: tuple[int, int] = (0, 0)
+    ) -> list[Action]:
         """A replica has these slots and KV tokens for us from now on, whatever it runs; 0 slots: it drains.
 
         Args:
             kv_tokens: None: KV tokens are not bounded here.
+            lent: slots and KV tokens of these that are in other hands for now.
 
         Raises:
             ValueError: negative slots or tokens; nothing has changed then.
         """
         if slots < 0 or (kv_tokens is not None and kv_tokens < 0):
             raise ValueError(f"replica {replica_id!r}: slots is {slots}, kv_tokens {kv_tokens}")
-        actions = self._advance(now)
+        self._drain.advance(max(now, self._now), self._capacity.used, self._capacity.slots)
         new = not self._capacity.knows(replica_id)
-        self._running.set_replica(replica_id, slots, kv_tokens)
-        return actions + self._after_replicas(new)
+        self._running.set_replica(replica_id, slots, kv_tokens, lent)  # first: what is not there is not granted
+        return self._advance(now) + self._after_replicas(new)
+
+    def on_usage(self, request_class: RequestClass, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A tenant was served without this line; it has had that much of its class, all the same."""
+        self._running.served_elsewhere(request_class, tenant, prompt_tokens, output_tokens)
 
     def on_replica_gone(self, replica_id: str, now: float) -> list[Action]:
         """A replica is dead: its slots are gone, and what ran there is forgotten.
@@ -205,6 +212,10 @@ class Admission:
         """Requests on replicas that take new ones, too. O(replicas)."""
         return self._capacity.requests
 
+    def free_on(self, replica_id: str) -> tuple[int, float]:
+        """Slots and KV tokens that could be granted on a replica; none of an unknown one."""
+        return self._capacity.free_on(replica_id)
+
     @property
     def start_s(self) -> float | None:
         """What the last start took, from the first request that needed a replica to its slots; None: not measured."""
@@ -229,6 +240,15 @@ class Admission:
         """
         weight = 1.0 if tenant is None else self._policy.weight(tenant)
         return self._forecast.newcomer_s(request_class, slots, tenant, weight)
+
+    def full(self, request_class: RequestClass) -> bool:
+        """Whether an arrival of this class is refused for want of room, whoever's it is: those of higher classes fill
+        the line. Where somebody of its class waits it depends on the tenants."""
+        line, policy = self._line, self._policy
+        if any(line.claimed[level] for level in RequestClass if level <= request_class):
+            return False
+        tokens = policy.max_queued_tokens
+        return len(line) >= policy.max_queued > 0 or (tokens is not None and line.tokens >= tokens > 0)
 
     def status(self, request_id: str, now: float) -> QueueStatus | None:
         """Where a request stands; None if it does not wait. The wait counts from `now`."""

@@ -24,17 +24,19 @@ class _Replica:
     kv_tokens: float = math.inf
     used: int = 0
     kv_used: int = 0
+    lent: int = 0  # in other hands
+    kv_lent: int = 0
     last_take: int = 0
     entry: Entry | None = None  # under which it is found; None: nothing is free on it
     running: dict[str, tuple[int, int]] = field(default_factory=dict)  # slots and tokens
 
     @property
     def free(self) -> int:
-        return max(0, self.slots - self.used)
+        return max(0, self.slots - self.used - self.lent)
 
     @property
     def kv_free(self) -> float:
-        return max(0.0, self.kv_tokens - self.kv_used)
+        return max(0.0, self.kv_tokens - self.kv_used - self.kv_lent)
 
 
 class Capacity:
@@ -96,14 +98,18 @@ class Capacity:
             return False
         return slots == 1 or self._find(slots, tokens) is not None
 
-    def set_replica(self, replica_id: str, slots: int, kv_tokens: int | None = None) -> None:
-        """Add a replica or change its size. What runs there goes on. ValueError: negative."""
+    def set_replica(
+        self, replica_id: str, slots: int, kv_tokens: int | None = None, lent: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Add a replica or change its size, or how much of it is in other hands: slots and tokens. What runs there
+        goes on. ValueError: negative."""
         if slots < 0 or (kv_tokens is not None and kv_tokens < 0):
             raise ValueError(f"replica {replica_id!r}: slots is {slots}, kv_tokens {kv_tokens}")
         replica = self._replicas.setdefault(replica_id, _Replica())
         before = replica.free
         self._resize((replica.slots, replica.kv_tokens), -1)
         replica.slots, replica.kv_tokens = slots, math.inf if kv_tokens is None else kv_tokens
+        replica.lent, replica.kv_lent = lent
         self._resize((replica.slots, replica.kv_tokens), 1)
         self.free += replica.free - before
         self._index(replica_id, replica)
@@ -122,6 +128,11 @@ class Capacity:
         for request_id in replica.running:
             del self._home[request_id]
         return list(replica.running)
+
+    def free_on(self, replica_id: str) -> tuple[int, float]:
+        """Slots and tokens; none of an unknown replica."""
+        replica = self._replicas.get(replica_id)
+        return (0, 0.0) if replica is None else (replica.free, replica.kv_free)
 
     def take(self, request_id: str, slots: int, tokens: int, affinity: str | None = None) -> str:
         """Occupy a part of one replica: the affinity's where it fits, else where most tokens are free, then most slots.

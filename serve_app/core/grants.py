@@ -57,6 +57,7 @@ class EngineReport:
         processes: its processes by node, each by id and start (ticks): when they are gone, so is its memory.
         loading: it was told that it is its turn, and does not run yet; an actor that has just come up has to know.
         gone: it has ended, and its memory is free.
+        slots: sequences of its batch that are for the line; 0: its line is the routers' own.
     """
 
     owner: str
@@ -71,6 +72,7 @@ class EngineReport:
     processes: tuple[tuple[str, tuple[Process, ...]], ...] = ()
     loading: bool = False
     gone: bool = False
+    slots: int = 0
 
     def __post_init__(self) -> None:
         if not self.ranks or not 0 < self.least_bytes <= self.wanted_bytes:

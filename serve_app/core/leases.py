@@ -16,7 +16,8 @@ class Kind(enum.StrEnum):
 
     ENGINE = "engine"  # on devices, in bytes: weights and KV pool of one engine, a hold per rank
     BERTH = "berth"  # on a device, in bytes: kept for an engine that has not started (`core.berths`)
-    SHARE = "share"  # on an engine or a session, in KV tokens: what one router may hand out of it by itself
+    SLOTS = "slots"  # on an engine, of which it takes nothing; itself a pool, of sequences in the engine's batch
+    SHARE = "share"  # on an engine or a session, in KV tokens, or on slots: what one router may hand out by itself
     SESSION = "session"  # on an engine, in KV tokens: what an agent's requests draw from
     REQUEST = "request"  # on a share, a session or an engine, in KV tokens: the budget of one request
 
@@ -29,11 +30,17 @@ class Phase(enum.StrEnum):
     ENDING = "ending"  # its owner is gone or has let go, its memory has not been seen free
 
 
+def slots_of(engine: str) -> str:
+    """The name of an engine's pool of slots."""
+    return f"{engine}/slots"
+
+
 # What each kind may lie on; None: devices.
 LIES_ON: dict[Kind, frozenset[Kind] | None] = {
     Kind.ENGINE: None,
     Kind.BERTH: None,
-    Kind.SHARE: frozenset({Kind.ENGINE, Kind.SESSION}),  # a session is a pool that all routers divide, too
+    Kind.SLOTS: frozenset({Kind.ENGINE}),
+    Kind.SHARE: frozenset({Kind.ENGINE, Kind.SESSION, Kind.SLOTS}),  # a session is a pool of all routers, too
     Kind.SESSION: frozenset({Kind.ENGINE}),
     Kind.REQUEST: frozenset({Kind.ENGINE, Kind.SHARE, Kind.SESSION}),
 }

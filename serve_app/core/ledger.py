@@ -2,6 +2,7 @@
 
     device (bytes) <- engine (a hold per rank) <- share of a router (KV tokens) <- request
                                                <- session (KV tokens)           <- request, or share <- request
+                                               <- slots (sequences)             <- share of a router
                    <- berth, of an engine that has not started
 
 Rules
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from serve_app.core.leases import GROWTH_SHARE, Device, DeviceUse, Hold, Kind, Lease, Phase, Settled
+from serve_app.core.leases import GROWTH_SHARE, Device, DeviceUse, Hold, Kind, Lease, Phase, Settled, slots_of
 from serve_app.core.owners import Alarms, Owner
 from serve_app.core.tree import LeaseNode, Node, check_holds, check_may_lie
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
@@ -179,6 +180,25 @@ class Ledger:
         lease.capacity = kv_tokens
         lease.limit = kv_tokens - int(kv_tokens * self._growth_share)
         return lease.view()
+
+    def open_slots(self, engine: str, slots: int) -> str:
+        """An engine that runs has this many slots in its batch, a pool that ends with it; returns the pool's name.
+
+        Raises:
+            LeaseNotFound, LeaseConflict: there is no such engine, or it does not run.
+            ValueError: negative slots.
+        """
+        if slots < 0:
+            raise ValueError(f"engine {engine!r}: slots is {slots}")
+        node, name = self._known(engine), slots_of(engine)
+        pool = self._leases.get(name)
+        if pool is None:
+            check_may_lie(Kind.SLOTS, node)
+            pool = LeaseNode(name, Kind.SLOTS, node.owner, [(node, 0)])
+            pool.attach()
+            self._leases[name] = pool
+        pool.capacity = pool.limit = slots
+        return name
 
     def resize(self, lease_id: str, amounts: Sequence[int], *, growth: bool = False) -> Lease:
         """Give a lease these amounts of what it lies on, in the order of its holds, all of them or nothing.

@@ -171,6 +171,15 @@ class Level:
         if tokens < 0:
             self._lowered(lane)
 
+    def charge_elsewhere(self, tenant: str, weight: float, owed: bool, tokens: float) -> None:
+        """A tenant was served in this class, and not by this line. Nothing counts while nobody of the class is here."""
+        if not self.size and not self.running:
+            return
+        lane = self.lanes.get(tenant)
+        if lane is None:
+            lane = self.lanes[tenant] = Lane(tenant, weight, owed, self._floor())
+        self.charge(lane, tokens)
+
     def begin(self, tenant: str) -> Lane:
         """A request of this tenant that is in begins to run; `remove` follows."""
         self.running += 1

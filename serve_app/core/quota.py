@@ -20,9 +20,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from serve_app.core.berths import BERTH_TTL_S, Berth
+from serve_app.core.exchange import Exchange, Reply
 from serve_app.core.grants import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Grants
 from serve_app.core.leases import Device, Kind, Lease, Phase
 from serve_app.core.ledger import Ledger
+from serve_app.core.lines import Lines
 from serve_app.core.relocation import Relocation
 from serve_app.core.roster import Changes, EngineEntry, Entry, Key, Roster, SessionEntry, Value
 from serve_app.core.sessions import Session, SessionAsk, Sessions
@@ -77,6 +79,7 @@ class Quota:
         self.grants = Grants(self.ledger)
         self.shares = Shares(self.ledger)
         self.relocation = Relocation(self.ledger, self.grants)
+        self.lines = Lines(epoch, self.ledger, recovering=bool(roster))
         self.starts = Starts(self.ledger, self.grants)
         self.sessions = Sessions(self.ledger, self.grants, self.shares, now)
         self._seq: dict[str, int] = {}
@@ -98,7 +101,7 @@ class Quota:
         there = {device.key for device in devices}
         known = {use.device.key: use.device for use in self.ledger.devices()}
         for key in known.keys() - there:
-            self._ended(self.ledger.remove_device(key))
+            self._ended(self.ledger.remove_device(key), now)
         for device in devices:
             if known.get(device.key, device) == device:
                 self.ledger.add_device(device)
@@ -125,12 +128,19 @@ class Quota:
         self._heard(told.owner)
         if told.gone:
             ended = self.grants.forget(told.owner, memory_gone=True)
-            self._ended(ended)
+            self._ended(ended, now)
             self._roster.forget((Entry.ENGINE, told.owner))
             return EngineReply(why="ended")
         reply = self.grants.report(told, now, frozen=self.recovering)
         self._remember_engine(told.owner)
+        self._open_slots(told, now)
+        self.lines.freeze(self.recovering, now)
         return reply
+
+    def _open_slots(self, told: EngineReport, now: float) -> None:
+        if told.slots and told.owner in self.ledger and self.ledger.lease(told.owner).phase is Phase.COMMITTED:
+            self.ledger.open_slots(told.owner, told.slots)
+            self.lines.sync([told.owner], now)
 
     def on_starts(self, ask: StartsAsk, now: float) -> StartsReply:
         """The controller is about to start engines, or would like to; see `core.starts`."""
@@ -159,7 +169,7 @@ class Quota:
         """An engine's processes were seen gone, and it has said nothing since."""
         if any(told.owner == owner for told in self.silent(now)):
             self._heard(owner)
-            self._ended(self.grants.forget(owner, memory_gone=True))
+            self._ended(self.grants.forget(owner, memory_gone=True), now)
             self._roster.forget((Entry.ENGINE, owner))
 
     def ending(self) -> dict[str, EngineReport | None]:
@@ -195,8 +205,27 @@ class Quota:
             others.update(changed)
             if pool.used or pool.want:
                 self.sessions.touch(pool.pool, now)
+        self.lines.sync((pool.pool for pool in told.pools), now)
         self._heard(router)
         return self._reply(targets), sorted(others - {router})
+
+    def on_exchange(self, told: Exchange, now: float) -> Reply:
+        """A router's message about requests (`core.lines`); `told.router` is a name of its own for this, which
+        `on_router` never hears."""
+        if not self._restored or self.lines.stale(told):
+            return self.lines.stale_reply(told)
+        self.ledger.join(told.router, OWNER_TTL_S, now)
+        self._roster.put((Entry.ROUTER, told.router), None)
+        self._heard(told.router)  # its first event says what it has, and comes before any other
+        self.lines.freeze(self.recovering, now)
+        return self.lines.on_exchange(told, now)
+
+    def on_watch(self, told: Exchange, now: float, *, at_last: bool) -> Reply | None:
+        """A router waits for news; None: there is none yet. `at_last`: it waits no longer."""
+        if not self._restored or self.lines.stale(told):
+            return self.lines.stale_reply(told)
+        self.ledger.beat(told.router, now)
+        return self.lines.on_watch(told, now, at_last=at_last)
 
     def router_targets(self, router: str) -> RouterReply:
         """What a router may use now, for one that waits for more."""
@@ -213,11 +242,19 @@ class Quota:
         if self.recovering and not self.sessions.is_open(ask.session_id):
             left_s = max(0.0, self._recovers_until - now)
             raise Unavailable("the ledger is being rebuilt", code=RECOVERING, retry_after_s=left_s)
-        session = self.sessions.ask(ask, now)
+        try:
+            session = self.sessions.ask(ask, now)
+        finally:
+            self._sessions_changed(ask.model, now)
         if session is not None:
             entry = SessionEntry(self.sessions.asked(ask.session_id), session.pool)
             self._roster.put((Entry.SESSION, ask.session_id), entry)
         return session
+
+    def _sessions_changed(self, model: str, now: float) -> None:
+        """Sessions of this model may have taken tokens of its engines, or wait for them."""
+        self.lines.hold_back(self.shares.closed, now)
+        self.lines.sync(self.grants.of(model), now)
 
     def on_renew(self, session_id: str, now: float) -> Session:
         """Raises LeaseNotFound."""
@@ -245,21 +282,28 @@ class Quota:
         waiting = Counter(one.model for one in self.grants.blocked(now))
         self._blocked = tuple(sorted(waiting.items()))
         self.grants.berths.keep_restarts(set(self.grants.owners()), now)
-        self._ended(self.ledger.expire(now))
+        self._ended(self.ledger.expire(now), now)
         for owner in self.grants.owners():
             if not self.ledger.knows(owner):
                 self.grants.lost(owner)
                 if owner not in self.ledger:
                     self._roster.forget((Entry.ENGINE, owner))
-        for kind, name in [key for key, _ in self._roster if key[0] is Entry.ROUTER]:
-            if name not in self._missing and not self.ledger.knows(name):
-                self.shares.leave(name)
-                self._seq.pop(name, None)
-                self._roster.forget((kind, name))
+        routers = [name for (kind, name), _ in self._roster if kind is Entry.ROUTER]
+        gone = [name for name in routers if name not in self._missing and not self.ledger.knows(name)]
+        if gone:
+            self.lines.leave(gone, now)
+        for name in gone:
+            self.shares.leave(name)
+            self._seq.pop(name, None)
+            self._roster.forget((Entry.ROUTER, name))
+        self.lines.freeze(self.recovering, now)
         if self.recovering:
             return [], []
         self.relocation.step(now)
         opened, late = self.sessions.settle(now)
+        self.lines.hold_back(self.shares.closed, now)
+        self.lines.sync(self.grants.owners(), now)
+        self.lines.on_tick(now)
         for session in opened:
             entry = SessionEntry(self.sessions.asked(session.session_id), session.pool)
             self._roster.put((Entry.SESSION, session.session_id), entry)
@@ -297,6 +341,7 @@ class Quota:
             told.kv_bytes,
             (),
             told.processes,
+            slots=told.slots,
         )
         self._roster.put((Entry.ENGINE, owner), EngineEntry(entry))
 
@@ -308,6 +353,7 @@ class Quota:
                 try:
                     self.grants.report(value.told, now)
                     self.ledger.join(name, LOADING_TTL_S, now)
+                    self._open_slots(value.told, now)
                 except (LeaseNotFound, LeaseConflict, InsufficientMemory):
                     self._roster.forget((kind, name))
                     self._heard(name)  # it is gone with its device, and not waited for
@@ -329,12 +375,13 @@ class Quota:
     def _heard(self, name: str) -> None:
         self._missing.discard(name)
 
-    def _ended(self, ended: list[Lease]) -> None:
+    def _ended(self, ended: list[Lease], now: float) -> None:
         """Leases have ended by themselves; whoever kept count of them is told."""
         self.sessions.forget(ended)
         for lease in ended:
             if lease.kind is Kind.ENGINE:
                 self.shares.drop(lease.lease_id)
+                self.lines.drop_engine(lease.lease_id, now)
                 self.grants.lost(lease.lease_id)
                 if lease.lease_id not in self.ledger:  # gone with its node
                     self._roster.forget((Entry.ENGINE, lease.lease_id))

@@ -18,7 +18,7 @@ from serve_app.core.guarantees import Guarantees
 from serve_app.core.level import Waiting
 from serve_app.core.line import Line
 from serve_app.core.policy import Policy
-from serve_app.core.service import Service
+from serve_app.core.service import INPUT_WEIGHT, OUTPUT_WEIGHT, Service
 from serve_app.types import RequestClass
 
 
@@ -63,6 +63,12 @@ class Running:
         """A request has produced so many more tokens."""
         self._service.progress(request_id, tokens)
 
+    def served_elsewhere(self, level: RequestClass, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A tenant was given so many tokens of this model without this line."""
+        tokens = INPUT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
+        weight = self._policy.weight(tenant)
+        self.line.stages[level].charge_elsewhere(tenant, weight, self.below_share(tenant), tokens)
+
     def done(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """A request that runs has ended after so many tokens; None: its estimate counts."""
         self._service.done(request_id, prompt_tokens, output_tokens)
@@ -73,9 +79,9 @@ class Running:
         self._service.stopped(request_id)
         self._give_back(request_id)
 
-    def set_replica(self, replica_id: str, slots: int, kv_tokens: int | None) -> None:
+    def set_replica(self, replica_id: str, slots: int, kv_tokens: int | None, lent: tuple[int, int]) -> None:
         """A replica has this size from now on. O(tenants with a share)."""
-        self.capacity.set_replica(replica_id, slots, kv_tokens)
+        self.capacity.set_replica(replica_id, slots, kv_tokens, lent)
         self._look_at_shares(*self.guarantees.shares())
 
     def drop(self, replica_id: str) -> None:

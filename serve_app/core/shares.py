@@ -137,6 +137,11 @@ class Shares:
         self._closed.discard(pool)
         return self._short(pool)
 
+    @property
+    def closed(self) -> frozenset[str]:
+        """Pools in which somebody else waits."""
+        return frozenset(self._closed)
+
     def targets(self, router: str) -> list[PoolTarget]:
         """What a router may use now."""
         found = ((name, shares.get(router)) for name, shares in self._pools.items())

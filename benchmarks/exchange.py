@@ -1,0 +1,130 @@
+"""What one waiting line for all routers costs: `python -m benchmarks.exchange [--quick]`.
+
+The quota actor's brain alone, without Ray: `ROUTERS` routers hand in requests of four classes and eight tenants for one
+model with `ENGINES` engines, all full, and end them; an event is an arrival or an end, a batch is what one message
+carries. Every event takes the whole way: numbered batch, line, ledger, grant. Times are of `on_exchange`, without the
+routers' own work, in CPU seconds of one core: other processes of the machine do not count.
+
+Prints conditions, a table, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections import deque
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.conditions import commit, processor, versions
+from benchmarks.lines import write_json
+from serve_app.core.admission import Policy
+from serve_app.core.events import Arrival, Grant
+from serve_app.core.exchange import Exchange
+from serve_app.core.grants import EngineReport, Rank
+from serve_app.core.leases import Device
+from serve_app.core.quota import Quota
+from serve_app.core.words import Arrive, Done, Event, Hello, Reach, Rules
+from serve_app.types import RequestClass
+
+ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 3, 8, 64, 1_000_000
+BATCHES = (1, 16, 256)
+EVENTS, QUICK_EVENTS = 200_000, 20_000
+WAITING = 1_000  # requests of each router in the line, so that every end grants
+MODEL = "m"
+
+
+class Router:
+    """What a router says, without what it costs to say it."""
+
+    def __init__(self, name: str, engines: list[str]) -> None:
+        self.name = name
+        self.numbers = itertools.count()
+        self.seq = self.taken = self.ack = 0
+        self.running: deque[str] = deque()
+        policy = Policy(max_queued=10 * WAITING * ROUTERS, max_wait_s=1e9)
+        self.first: tuple[Event, ...] = (Hello(()), Rules(MODEL, policy))
+        self.first += tuple(Reach(MODEL, engine, True) for engine in engines)
+
+    def arrive(self) -> Event:
+        number = next(self.numbers)
+        level = RequestClass(number % len(RequestClass))
+        arrival = Arrival(f"{self.name}:{number}", level, f"tenant-{number % 8}", 1, 500 + number % 700)
+        return Arrive(MODEL, arrival, 0.0)
+
+    def end(self) -> Event:
+        return Done(self.running.popleft(), 300, 200)
+
+    def say(self, quota: Quota, events: tuple[Event, ...], now: float) -> float:
+        """One message; returns the seconds the brain took for it."""
+        told = Exchange(self.name, 1, quota.epoch, self.seq + 1, events, self.taken, self.ack)
+        began = time.process_time()
+        reply = quota.on_exchange(told, now)
+        took_s = time.process_time() - began
+        self.seq += len(events)
+        self.taken, self.ack = reply.ack, reply.seq + len(reply.actions) - 1
+        self.running.extend(action.request_id for action in reply.actions if isinstance(action, Grant))
+        return took_s
+
+
+def full_line() -> tuple[Quota, list[Router]]:
+    """Engines that are full, and a line before them."""
+    quota = Quota(1, {}, 0.0)
+    quota.on_devices([Device("n", number, 1000, 0) for number in range(ENGINES)], 0.0)
+    engines = [f"e{number}" for number in range(ENGINES)]
+    for engine in engines:
+        told = EngineReport(engine, MODEL, (Rank("n"),), 1000, 1000, slots=SLOTS)
+        holds = quota.on_engine(told, 0.0).holds
+        quota.on_engine(EngineReport(engine, MODEL, (Rank("n"),), 1000, 1000, holds, POOL_TOKENS, slots=SLOTS), 0.0)
+    routers = [Router(f"r{number}", engines) for number in range(ROUTERS)]
+    for router in routers:
+        router.say(quota, router.first, 0.0)
+    for router in routers:
+        for _ in range(WAITING + ENGINES * SLOTS // ROUTERS):
+            router.say(quota, (router.arrive(),), 0.0)
+    return quota, routers
+
+
+def measure(events: int, batch: int) -> dict[str, float]:
+    """Events a second, and what a message takes."""
+    quota, routers = full_line()
+    spans: list[float] = []
+    done, now = 0, 0.0
+    for router in itertools.cycle(routers):
+        if done >= events:
+            break
+        now += batch * 2e-5
+        said: list[Event] = []
+        while len(said) < batch:
+            said.append(router.end() if router.running and len(said) % 2 == 0 else router.arrive())
+        spans.append(router.say(quota, tuple(said), now))
+        done += len(said)
+    spans.sort()
+    return {
+        "events_per_s": round(done / sum(spans)),
+        "message_p50_us": round(spans[len(spans) // 2] * 1e6, 1),
+        "message_p99_us": round(spans[int(len(spans) * 0.99)] * 1e6, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer events")
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    conditions = {"versions": versions(), "processor": processor(), "commit": commit()}
+    console.print(conditions)
+    by_batch: dict[str, Any] = {}
+    table = Table("events a message", "events/s", "message p50 us", "p99 us", title=f"{ROUTERS} routers")
+    for batch in BATCHES:
+        found = by_batch[str(batch)] = measure(QUICK_EVENTS if options.quick else EVENTS, batch)
+        table.add_row(str(batch), *(f"{found[key]}" for key in ("events_per_s", "message_p50_us", "message_p99_us")))
+    console.print(table)
+    write_json({"line_events_per_s": by_batch, "conditions": conditions})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Single faults on the way between a router and the quota actor's line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from serve_app.core.budgets import FENCE_S
+from serve_app.core.exchange import Reply
+from serve_app.core.words import Ask, Credit, Lent
+from serve_app.types import RequestClass
+from tests.core.exchange_world import MODEL, Message, World
+
+HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+
+
+def connected(slots: int = 2, routers: int = 2) -> World:
+    world = World({"e": (slots, 1000)}, routers)
+    world.settle(4)
+    return world
+
+
+def full(world: World) -> list[str]:
+    """Everything runs, for the first router; returns the requests."""
+    reqs = [world.arrive("r0", LOW) for _ in range(world.size["e"][0])]
+    world.settle(3)
+    assert all(req.state == "runs" for req in reqs)
+    return [f"q{req.number}" for req in reqs]
+
+
+def answer(world: World, name: str) -> Message:
+    """The actor's answer to what a router has to say, which is yet to arrive."""
+    told = world.routers[name].line.next_exchange(world.now, beat=True)
+    assert told is not None
+    reply = world.deliver(Message(name, world.now, told))
+    assert reply is not None
+    return reply
+
+
+def test_a_grant_that_comes_too_late_is_not_used() -> None:
+    world = connected()
+    running = full(world)
+    waits = world.arrive("r1", HIGH)
+    answer(world, "r1")
+    world.finish("r0", running[0])
+    world.settle_one("r0")
+    late = answer(world, "r1")
+    assert late.reply is not None
+    assert late.reply.actions
+    world.now += FENCE_S
+    world.deliver(late)
+    assert waits.state == "waits", "the actor may have taken the router for gone, and given its place to another"
+    world.settle(4)
+    assert waits.state == "runs"
+    world.accounted()
+
+
+def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
+    world = connected()
+    running = full(world)
+    waits = world.arrive("r1", HIGH)
+    answer(world, "r1")
+    world.finish("r0", running[0])
+    world.settle_one("r0")
+    old = answer(world, "r1")
+    line = world.routers["r1"].line
+    line._begin(line._link.epoch, world.now)
+    assert old.reply is not None
+    forged = old.reply._replace(seq=1, actions=(Credit("e", 1, 1),))  # a number that the new one expects
+    before = line._accounts.credit("e")
+    world.deliver(replace(old, reply=forged))
+    assert (waits.state, line._accounts.credit("e")) == ("waits", before)
+    world.settle(4)
+    assert waits.state == "runs"
+    world.accounted()
+
+
+def test_a_message_of_a_session_that_was_begun_by_an_old_message_is_stale() -> None:
+    world = connected(routers=1)
+    router = world.routers["r0"]
+    router.line._begin(router.line._link.epoch, world.now)
+    first = router.line.next_exchange(world.now)
+    assert first is not None
+    reply = world.deliver(Message("r0", world.now, first))
+    assert reply is not None
+    world.deliver(reply)
+    router.line.serve("other", world.policy)
+    world.settle(1)
+    world.wait(6.0)  # it falls silent, and its session is gone
+    world.deliver(Message("r0", world.now, first))  # the network had kept this
+    later = answer(world, "r0").reply
+    assert later is not None
+    assert later.stale
+
+
+def test_what_is_handed_in_after_a_crash_comes_in_by_age_whoever_is_heard_first() -> None:
+    world = connected()
+    running = full(world)
+    old = world.arrive("r1", NORMAL)
+    world.now += 0.5
+    young = world.arrive("r0", NORMAL)
+    world.settle(1)
+    world.crash()
+    for name in ("r0", "r1", "r0", "r1", "r0", "r1"):
+        world.settle_one(name)
+    world.settle(2)
+    world.finish("r0", running[0])
+    world.settle(2)
+    assert (old.state, young.state) == ("runs", "waits")
+
+
+def test_no_credit_is_given_while_somebody_waits_or_a_session_does() -> None:
+    world = connected(slots=4)
+    running = full(world)
+    world.arrive("r0", LOW)
+    world.settle(1)
+    line = world.routers["r1"].line
+    world.finish("r0", running[0])
+    assert line._accounts.credit("e") == (0, 0)
+    line._link.put(Ask("e", 0, 0))
+    told = answer(world, "r1")
+    assert told.reply is not None
+    assert [(one.slots, one.tokens) for one in told.reply.actions if isinstance(one, Lent)] == [(0, 0)]
+    world.deliver(told)
+    world.settle(4)
+    for request_id in list(world.routers["r0"].running):
+        world.finish("r0", request_id)
+    world.settle(8)
+    assert line._accounts.credit("e")[0] > 0
+    world.quota.shares.recall("e")
+    world.settle(6)
+    assert line._accounts.credit("e") == (0, 0)
+    world.accounted()
+
+
+def test_an_engine_that_was_taken_for_gone_is_used_once_all_have_said_what_runs_there() -> None:
+    world = connected()
+    full(world)
+    waits = world.arrive("r1", HIGH)
+    world.settle(1)
+    for _ in range(6):
+        world.settle_one("r0")
+        world.settle_one("r1")
+        world.wait(1.0, engines_speak=False)
+    assert "e/slots" not in world.quota.ledger
+    world.engine_speaks("e")
+    for _ in range(4):
+        world.settle_one("r1")
+    assert waits.state == "waits", "two run there, by a router that has not spoken yet"
+    world.settle(4)
+    assert waits.state == "waits"
+    world.accounted()
+
+
+def test_figures_refuse_at_once_who_cannot_be_served_in_time() -> None:
+    world = connected(slots=1, routers=2)
+    full(world)
+    for _ in range(14):
+        world.arrive("r0", NORMAL)
+    for _ in range(4):
+        world.settle(2)
+        world.now += 1.0
+        world.finish("r0", next(iter(world.routers["r0"].running)))
+    world.settle(2)
+    before = len(world.wire)
+    hopeless = world.arrive("r1", NORMAL, deadline_s=0.1)
+    assert (hopeless.state, len(world.wire)) == ("refused", before)
+    assert world.routers["r1"].line.next_exchange(world.now) is None
+    assert world.arrive("r1", NORMAL).state == "waits"
+
+
+def test_a_router_that_was_long_without_the_actor_says_everything_anew_instead_of_keeping_it() -> None:
+    world = connected(routers=1)
+    router = world.routers["r0"]
+    full(world)
+    for _ in range(4200):
+        world.cancel("r0", f"q{world.arrive('r0', LOW).number}")
+    assert len(router.line._link._sending) > 8192
+    world.settle(4)
+    assert len(router.line._link._sending) == 0
+    world.accounted()
+
+
+def test_nothing_is_left_of_what_has_ended() -> None:
+    world = connected(slots=4, routers=3)
+    for number in range(300):
+        name = f"r{number % 3}"
+        req = world.arrive(name, LOW)
+        if number % 7 == 0:
+            world.restart_router(name)
+        elif number % 3 == 0:
+            world.settle(1)
+        if req.state == "runs" and f"q{req.number}" in world.routers[name].running:
+            world.finish(name, f"q{req.number}")
+    world.settle(4)
+    world.bring_to_rest()
+    lines, places = world.quota.lines, world.quota.lines._places
+    kept = [lines._early, lines._calm_at, places._requests, places._again, *places._tickets.values()]
+    assert [len(one) for one in kept] == [0] * len(kept)
+    for name in world.routers:
+        world.routers[name].alive = False
+    world.wait(10.0)
+    assert (len(lines._peers), places.lines, places._model_of) == (0, {}, {})
+    assert [lease.lease_id for lease in world.quota.ledger.leases()] == ["e", "e/slots"]
+
+
+def test_a_stale_reply_says_nothing_else() -> None:
+    world = connected(routers=1)
+    told = world.routers["r0"].line.next_exchange(world.now, beat=True)
+    assert told is not None
+    reply = world.quota.on_exchange(told._replace(epoch=0), world.now)
+    assert reply == Reply(1, told.incarnation, 0, 1, (), None, stale=True)
+    assert MODEL in {model for _, model, _ in world.routers["r0"].line._accounts.engines()}
+
+
+def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_same_count() -> None:
+    world = connected(slots=2)
+    running = full(world)
+    line = world.routers["r0"].line
+    for request_id in running:  # one of credit, one of the line
+        line.grow(request_id, 500)
+        told = line.next_exchange(world.now)
+        if told is not None:
+            late = world.deliver(Message("r0", world.now, told))
+            world.finish("r0", request_id)
+            assert late is not None
+            world.deliver(late)
+    world.settle(4)
+    world.accounted()
