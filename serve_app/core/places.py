@@ -78,7 +78,7 @@ class Places:
         self.touched: set[str] = set()  # models in which something was decided
         self._model_of: dict[str, str] = {}  # engines, by their routers' word
         self._requests: dict[str, _Request] = {}
-        self._tickets: dict[str, set[str]] = {}  # by router
+        self._tickets: dict[str, dict[str, None]] = {}  # by router, in the order they came
         self._again: list[str] = []  # tickets whose grant found nothing
 
     # Requests
@@ -86,7 +86,7 @@ class Places:
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """A request asks for a place; its deadline is of this clock."""
         self._requests[arrival.request_id] = _Request(router, model, arrival, arrived_s)
-        self._tickets.setdefault(router, set()).add(arrival.request_id)
+        self._tickets.setdefault(router, {})[arrival.request_id] = None
         self._act(model, self.line(model).admission.on_arrive(arrival, now, now - arrived_s))
 
     def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
@@ -99,7 +99,7 @@ class Places:
         """A request is of no use any more, waiting or running. An unknown ticket changes nothing."""
         model = self._end(ticket, now)
         if model is not None:
-            self._act(model, self.lines[model].admission.on_cancel(ticket, now))
+            self._act(model, self.lines[model].admission.on_cancel(ticket, now), ended=ticket)
 
     def progress(self, ticket: str, output_tokens: int, now: float) -> None:
         """A request has put out so many tokens more."""
@@ -155,7 +155,7 @@ class Places:
             line = self.lines[request.model]
             for engine in list(line.engines):
                 self.sync(engine, now)
-            self._act(request.model, line.admission.on_cancel(ticket, now))
+            self._act(request.model, line.admission.on_cancel(ticket, now), ended=ticket)
             self._requests[ticket] = request
             arrival = replace(request.arrival, accepted=True)
             self._act(request.model, line.admission.on_arrive(arrival, now, now - request.arrived_s))
@@ -177,7 +177,7 @@ class Places:
             if request is None:  # refused by what came due meanwhile
                 continue
             self._release(request, now)
-            self._act(request.model, self.lines[request.model].admission.on_cancel(ticket, now))
+            self._act(request.model, self.lines[request.model].admission.on_cancel(ticket, now), ended=ticket)
 
     def leave(self, router: str, now: float) -> None:
         """A router that was forgotten is gone with its account. O(engines)."""
@@ -238,9 +238,9 @@ class Places:
         had = self.accounts.drop(engine)
         for router, (slots, tokens) in had.items():
             self._say(router, Credit(engine, -slots, -tokens))
-            tickets = self._tickets.get(router, set())
+            tickets = self._tickets.get(router, {})
             for ticket in [one for one in tickets if self._requests[one].engine == engine]:
-                tickets.discard(ticket)
+                tickets.pop(ticket, None)
                 del self._requests[ticket]
         model = self._model_of.get(engine)
         if model is None:
@@ -319,21 +319,24 @@ class Places:
         request = self._requests.pop(ticket, None)
         if request is None:
             return None
-        self._tickets.get(request.router, set()).discard(ticket)
+        self._tickets.get(request.router, {}).pop(ticket, None)
         if request.engine:
             held = request.arrival.cost + request.grown
             self.accounts.give_back(request.router, request.engine, request.arrival.slots, held)
             self._release(request, now)
         return request.model
 
-    def _act(self, model: str, actions: Iterable[Action]) -> None:
-        """Do what a line has decided."""
+    def _act(self, model: str, actions: Iterable[Action], ended: str = "") -> None:
+        """Do what a line has decided; of `ended`, which is of no use any more, what came due in the same moment is
+        nobody's business."""
         self.touched.add(model)
         for action in actions:
+            if action.request_id == ended:
+                continue
             request = self._requests[action.request_id]
             if isinstance(action, Refuse):
                 del self._requests[action.request_id]
-                self._tickets.get(request.router, set()).discard(action.request_id)
+                self._tickets.get(request.router, {}).pop(action.request_id, None)
             else:
                 try:
                     self._charge(request, action.replica_id)
