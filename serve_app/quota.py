@@ -394,6 +394,7 @@ def quota_actor(settings: QuotaSettings) -> ActorHandle[Any]:
         num_cpus=0,
         resources=HEAD,
         max_concurrency=MAX_CONCURRENCY,
+        scheduling_strategy="DEFAULT",  # not in the placement group of the replica that happens to start it
     )
     return made.remote(inventory, settings.defrag_above)
 

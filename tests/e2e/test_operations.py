@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-from pathlib import Path
 
 import grpc
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.local import Listener
@@ -105,6 +106,17 @@ def test_no_key_and_no_unknown_name_is_in_the_metrics(stack: Stack, observer: Ob
     assert "nobody-knows" not in told
 
 
+def _titles(pids: list[int]) -> list[str]:
+    """Names and command lines of these processes and all that they have started."""
+    titles = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            for one in (process, *process.children(recursive=True)):
+                titles.append(" ".join([one.name(), *one.cmdline()])[:80])
+    return titles
+
+
 def test_every_open_port_is_on_loopback_or_refuses(stack: Stack) -> None:
     """Of all processes of the instance: the node, Serve, HAProxy, the engines and what they started."""
     if stack.cluster is None:
@@ -114,8 +126,8 @@ def test_every_open_port_is_on_loopback_or_refuses(stack: Stack) -> None:
     names = {one.process for one in listeners}
 
     assert {"haproxy", "gcs_server", "raylet"} <= names
-    titles = [Path(f"/proc/{pid}/comm").read_text() for pid in stack.cluster.pids()]
-    assert any(title.startswith("VLLM") for title in titles)  # looked at, whether it listens or not
+    titles = _titles(stack.cluster.pids())
+    assert any("VLLM" in title or "EngineCore" in title for title in titles), titles  # whether it listens or not
     serves = [one for one in listeners if not one.is_loopback and not _refuses_grpc(one) and not _refuses_http(one)]
     assert serves == []
 
