@@ -16,6 +16,7 @@ from tests.e2e.stack import PEOPLE_KEY, TINY, Stack
 from tests.requires import missing
 
 PROBE_S = 10.0  # a listener that does not answer a local call for that long is not one that serves without a key
+ENGINE_CORE = ("VLLM", "EngineCore", "spawn_main")  # its title, and what it is before it has one
 HTTP_PROCESSES = ("haproxy", "ray::ProxyActor", "ray::ServeRepli")  # as /proc names them, 15 characters at most
 
 
@@ -113,7 +114,7 @@ def _titles(pids: list[int]) -> list[str]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             for one in (process, *process.children(recursive=True)):
-                titles.append(" ".join([one.name(), *one.cmdline()])[:80])
+                titles.append(" ".join([one.name(), *one.cmdline()])[:200])
     return titles
 
 
@@ -127,7 +128,7 @@ def test_every_open_port_is_on_loopback_or_refuses(stack: Stack) -> None:
 
     assert {"haproxy", "gcs_server", "raylet"} <= names
     titles = _titles(stack.cluster.pids())
-    assert any("VLLM" in title or "EngineCore" in title for title in titles), titles  # whether it listens or not
+    assert any(word in title for title in titles for word in ENGINE_CORE), titles  # whether it listens or not
     serves = [one for one in listeners if not one.is_loopback and not _refuses_grpc(one) and not _refuses_http(one)]
     assert serves == []
 
