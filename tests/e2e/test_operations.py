@@ -109,12 +109,14 @@ def test_no_key_and_no_unknown_name_is_in_the_metrics(stack: Stack, observer: Ob
 
 def _titles(pids: list[int]) -> list[str]:
     """Names and command lines of these processes and all that they have started."""
-    titles = []
+    found: set[psutil.Process] = set()
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            for one in (process, *process.children(recursive=True)):
-                titles.append(" ".join([one.name(), *one.cmdline()])[:200])
+            found |= {psutil.Process(pid), *psutil.Process(pid).children(recursive=True)}
+    titles = []
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):  # or one that has ended and was not waited for
+            titles.append(" ".join([process.name(), *process.cmdline()])[:200])
     return titles
 
 
