@@ -21,6 +21,7 @@ from serve_app.local import DEFAULT_INSTANCE, InstanceState
 from serve_app.local.node import LOOPBACK
 from serve_app.settings import Settings
 
+DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_RUNS = 3
@@ -121,7 +122,9 @@ def deploy(
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it runs.")] = True,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="The longest wait, in seconds.")] = 900.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1, help="The longest wait, in seconds.")
+    ] = DEPLOY_TIMEOUT_S,
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
 ) -> int:

@@ -30,7 +30,6 @@ from serve_app.terminal import keys
 from serve_app.terminal.lines import replica_states
 from serve_app.terminal.progress import Progress
 
-DEFAULT_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
 TICK_S = 0.25
 FINAL = ("running", "failed")  # states after which the driver has nothing more to tell
 # Serve's own default is 127.0.0.1, where HAProxy on one machine reaches no router on another, nor a client any of them.
