@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autoscaling.signals import Room
-from serve_app.core.starts import Start, StartsAsk, StartsReply
+from serve_app.core.memory.starts import Start, StartsAsk, StartsReply
 
 START_WAIT_S = 10.0  # the actor answers in milliseconds; the first look at a cluster's nodes takes it seconds
 RAY_FULL_WAIT_S = 3.0  # Serve's view of what is free lags its replicas' ends by a second or two

@@ -22,12 +22,12 @@ from rich.table import Table
 from benchmarks.conditions import commit, processor, versions
 from benchmarks.lines import write_json
 from serve_app.core.admission import Policy
-from serve_app.core.events import Arrival, Grant
-from serve_app.core.exchange import Exchange
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device
-from serve_app.core.quota import Quota
-from serve_app.core.words import Arrive, Done, Event, Hello, Reach, Rules
+from serve_app.core.exchange.protocol import Exchange
+from serve_app.core.exchange.words import Arrive, Done, Event, Hello, Reach, Rules
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import Quota
+from serve_app.core.waiting.events import Arrival, Grant
 from serve_app.types import RequestClass
 
 ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 3, 8, 64, 1_000_000

@@ -30,11 +30,11 @@ from rich.table import Table
 from benchmarks import openb
 from benchmarks.conditions import commit, processor, versions
 from benchmarks.lines import write_json
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device, Hold, Kind
-from serve_app.core.ledger import Ledger
-from serve_app.core.quota import RouterReport
-from serve_app.core.shares import PoolReport
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device, Hold, Kind
+from serve_app.core.memory.ledger import Ledger
+from serve_app.core.memory.quota import RouterReport
+from serve_app.core.memory.shares import PoolReport
 from serve_app.quota import quota_actor
 from serve_app.settings import QuotaSettings
 

@@ -31,7 +31,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_app.core.placement import Demand, Node
+from serve_app.core.placing.placement import Demand, Node
 
 GAP = 1e-4  # relative, between the program's value so far and its bound: a hundredth of a percent of the cluster
 MAX_ROUNDS = 3000  # the trace needs about 250; a bound that has not closed by then is still one

@@ -25,7 +25,7 @@ from serve_app.aim import Aim, Key, Why
 from serve_app.budget import Budget
 from serve_app.channel import Stream
 from serve_app.core.admission import Arrival
-from serve_app.core.sessions import Session
+from serve_app.core.memory.sessions import Session
 from serve_app.desk import Desk
 from serve_app.engine.protocol import EngineInfo, Frame, Submit
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from serve_app.core.admission import Arrival
-from serve_app.core.leases import GROWTH_SHARE
+from serve_app.core.memory.leases import GROWTH_SHARE
 from serve_app.engine.protocol import EngineInfo
 
 GROW_BLOCKS = 4  # asked for at once by a request that outgrows its estimate: a call for each block would be many

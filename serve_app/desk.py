@@ -21,9 +21,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from serve_app.core.budgets import FENCE_S, Budgets
-from serve_app.core.quota import RouterReply, RouterReport
-from serve_app.core.shares import PoolReport
+from serve_app.core.memory.budgets import FENCE_S, Budgets
+from serve_app.core.memory.quota import RouterReply, RouterReport
+from serve_app.core.memory.shares import PoolReport
 from serve_app.errors import Overloaded
 
 logger = logging.getLogger("ray.serve")

@@ -17,7 +17,7 @@ from serve_app.aim import Key
 from serve_app.asking import Asking
 from serve_app.attempts import Attempts, Make, Relay
 from serve_app.core.admission import Action, Arrival, ClassBound, Policy, TenantPolicy
-from serve_app.core.sessions import Session
+from serve_app.core.memory.sessions import Session
 from serve_app.desk import Desk
 from serve_app.doorbell import Doorbell
 from serve_app.engine.protocol import EngineInfo, EngineLoad

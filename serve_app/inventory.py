@@ -22,8 +22,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from serve_app.core.grants import EngineReport, Process
-from serve_app.core.leases import DEFAULT_RESERVED_BYTES, Device
+from serve_app.core.memory.grants import EngineReport, Process
+from serve_app.core.memory.leases import DEFAULT_RESERVED_BYTES, Device
 from serve_app.local.processes import start_ticks
 
 logger = logging.getLogger("serve_app.quota")

@@ -1,4 +1,4 @@
-"""The quota actor: one named, detached actor that hands out the cluster's GPU memory (`core.quota` decides).
+"""The quota actor: one named, detached actor that hands out the cluster's GPU memory (`core.memory.quota` decides).
 
 It lives on the head, asks for no CPU, and Ray starts it again whenever it dies. What has to outlive it is in the GCS
 before the answer that depends on it is sent; so an answer that was seen is never forgotten.
@@ -22,13 +22,13 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from serve_app.cluster_store import Shelf
-from serve_app.core.exchange import Exchange, Reply
-from serve_app.core.grants import EngineReply, EngineReport
-from serve_app.core.leases import Device
-from serve_app.core.quota import Quota, RouterReply, RouterReport
-from serve_app.core.roster import Changes, Entry, Key, Value
-from serve_app.core.sessions import Session, SessionAsk
-from serve_app.core.starts import StartsAsk, StartsReply
+from serve_app.core.exchange.protocol import Exchange, Reply
+from serve_app.core.memory.grants import EngineReply, EngineReport
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import Quota, RouterReply, RouterReport
+from serve_app.core.memory.roster import Changes, Entry, Key, Value
+from serve_app.core.memory.sessions import Session, SessionAsk
+from serve_app.core.memory.starts import StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, ServeAppError, Unavailable
 from serve_app.inventory import Inventory, InventorySettings
 from serve_app.quota_figures import figures
@@ -82,12 +82,12 @@ class GpuMemoryQuota:
         logger.info("the quota actor is up: epoch %d, %d on the roster", epoch, len(roster))
 
     async def engine(self, told: EngineReport) -> EngineReply:
-        """What an engine replica may have; see `core.grants`. Raises LeaseConflict: it has to end."""
+        """What an engine replica may have; see `core.memory.grants`. Raises LeaseConflict: it has to end."""
         await self._known.wait()
         return await self._do(lambda now: self._core.on_engine(told, now))
 
     async def starts(self, asks: tuple[StartsAsk, ...]) -> tuple[StartsReply, ...]:
-        """Where replicas that Serve is about to start belong; see `core.starts`. An answer for each ask."""
+        """Where replicas that Serve is about to start belong; see `core.memory.starts`. An answer for each ask."""
         await self._known.wait()
         return await self._do(lambda now: tuple(self._core.on_starts(ask, now) for ask in asks))
 
@@ -114,7 +114,7 @@ class GpuMemoryQuota:
         return self._core.router_targets(told.router)
 
     async def exchange(self, told: Exchange) -> Reply:
-        """A router's word on requests, and what is decided at once; see `core.exchange`."""
+        """A router's word on requests, and what is decided at once; see `core.exchange.protocol`."""
         await self._known.wait()
         return await self._do(lambda now: self._core.on_exchange(told, now))
 
@@ -156,7 +156,7 @@ class GpuMemoryQuota:
         session that is told: clocks of two machines have nothing to do with each other.
 
         Raises:
-            BadRequest, InsufficientMemory, LeaseConflict, Overloaded, Unavailable: see `core.sessions`.
+            BadRequest, InsufficientMemory, LeaseConflict, Overloaded, Unavailable: see `core.memory.sessions`.
         """
         await self._known.wait()
         wait_s = ask.wait_until

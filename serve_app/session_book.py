@@ -19,8 +19,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from serve_app.core.quota import RECOVERING, RECOVERY_S
-from serve_app.core.sessions import Session, SessionAsk, name_of
+from serve_app.core.memory.quota import RECOVERING, RECOVERY_S
+from serve_app.core.memory.sessions import Session, SessionAsk, name_of
 from serve_app.errors import NotFound, ServeAppError, Unavailable
 
 GOOD_S = 1.0  # a session that was closed or whose engine died is taken for one no longer than that
@@ -79,7 +79,7 @@ class SessionBook:
         """Open a session, waiting for room so many seconds. A caller that leaves meanwhile takes the question back.
 
         Raises:
-            What `core.sessions.Sessions.ask` does; Unavailable: the actor stays away, or no engine runs.
+            What `core.memory.sessions.Sessions.ask` does; Unavailable: the actor stays away, or no engine runs.
         """
         began = time.monotonic()
         while True:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
-from serve_app.core.sessions import Session
+from serve_app.core.memory.sessions import Session
 from serve_app.desk import Desk
 from serve_app.engine.protocol import Submit
 from serve_app.errors import Overloaded

@@ -66,7 +66,7 @@ def test_an_impure_core_is_seen(source: str) -> None:
         "import random\ndef pick(rng: random.Random) -> float:\n    return rng.random()",
         "import random\nrng = random.Random(7)",
         "from random import Random",
-        "from serve_app.core.line import Line",
+        "from serve_app.core.waiting.line import Line",
         "from serve_app.errors import Overloaded\nfrom serve_app.types import RequestClass",
         "from . import line\nfrom .line import Line\nfrom ..types import RequestClass",
         "from autoscaling.policies import base",

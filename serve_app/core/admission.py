@@ -1,18 +1,18 @@
 """Who may run, where, and who is refused: one bounded line, classes x tenants, in front of the replicas of one model.
 
 Rules
-- Order: strict between classes, with a trickle for each class that waits (`core.trickle`); a wait beyond the class's
-  bound lifts the request one class, once (`core.line`).
+- Order: strict between classes, with a trickle for each class that waits (`core.waiting.trickle`); a wait beyond the
+  class's bound lifts the request one class, once (`core.waiting.line`).
 - Inside a class tenants share fairly by their weights, each served in its own order; who is below its guaranteed share
-  comes first (`core.level`, `core.service`, `core.guarantees`). A guarantee does not pass a higher class.
-- No more than a replica runs: slots and KV tokens granted on a replica never exceed what it has (`core.capacity`).
+  comes first (`core.waiting.level`, `.service`, `.guarantees`). A guarantee does not pass a higher class.
+- No more than a replica runs: slots and KV tokens granted on a replica never exceed what it has (`.capacity`).
 - Nothing idles: while slots are free, whoever fits runs, with two exceptions. The first of a class that does not fit
   keeps the replica nearest to having what it wants; requests behind it (its class, and lower ones) fill the other
   replicas only. So small requests cannot starve a large one, and a large one holds back one replica at most, until
   what runs there has ended or its own wait is over. Higher classes pass it, unless it is the trickle's turn. And of
   requests of one size (slots, and tokens within a factor of two) nobody passes the first.
-- A full line refuses, unless somebody has to give a place back (`core.room`).
-- A refusal comes as early as it can be known, with the wait that the measured drain predicts (`core.forecast`).
+- A full line refuses, unless somebody has to give a place back (`.room`).
+- A refusal comes as early as it can be known, with the wait that the measured drain predicts (`core.waiting.forecast`).
 
 Invariant: every arrival ends as exactly one of granted, refused, cancelled while waiting, or still waits.
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 
-from serve_app.core.events import (
+from serve_app.core.waiting.events import (
     Action,
     Arrival,
     Grant,
@@ -37,13 +37,13 @@ from serve_app.core.events import (
     Snapshot,
     refusal_error,
 )
-from serve_app.core.figures import Tally, snapshot
-from serve_app.core.forecast import Forecast
-from serve_app.core.level import Waiting
-from serve_app.core.policy import ClassBound, Policy, TenantPolicy
-from serve_app.core.room import make_room
-from serve_app.core.running import Running
-from serve_app.core.startup import StartUp
+from serve_app.core.waiting.figures import Tally, snapshot
+from serve_app.core.waiting.forecast import Forecast
+from serve_app.core.waiting.level import Waiting
+from serve_app.core.waiting.policy import ClassBound, Policy, TenantPolicy
+from serve_app.core.waiting.room import make_room
+from serve_app.core.waiting.running import Running
+from serve_app.core.waiting.startup import StartUp
 from serve_app.types import RequestClass
 
 __all__ = [

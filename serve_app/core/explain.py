@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from serve_app.core.estimate import Source
-from serve_app.core.events import Reason
 from serve_app.core.receipts import Receipt
 from serve_app.core.routing import Route
+from serve_app.core.waiting.events import Reason
 from serve_app.types import Outcome
 
 AT_ONCE_S = 0.005  # a wait that nobody could tell from none

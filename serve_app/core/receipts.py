@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any
 
 from serve_app.core.estimate import Source
-from serve_app.core.events import Reason
 from serve_app.core.routing import Route
+from serve_app.core.waiting.events import Reason
 from serve_app.types import Outcome, RequestClass
 
 MAX_RECEIPTS = 10_000  # 9 MB; at 5 requests a second half an hour, and who asks asks soon

@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from serve_app.core.grants import EngineReply, EngineReport
-from serve_app.core.leases import Hold
+from serve_app.core.memory.grants import EngineReply, EngineReport
+from serve_app.core.memory.leases import Hold
 from serve_app.engine.measured import Measured
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from serve_app.core.grants import Process
-from serve_app.core.leases import Hold
+from serve_app.core.memory.grants import Process
+from serve_app.core.memory.leases import Hold
 from serve_app.local.processes import start_ticks
 
 logger = logging.getLogger("ray.serve")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import ray
 
-from serve_app.core.grants import EngineReply, EngineReport, Rank
-from serve_app.core.leases import Hold
+from serve_app.core.memory.grants import EngineReply, EngineReport, Rank
+from serve_app.core.memory.leases import Hold
 from serve_app.engine.engine_args import gpus_per_rank, model_path
 from serve_app.engine.environment import Platform
 from serve_app.engine.granted import Grant

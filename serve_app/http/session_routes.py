@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from serve_app.core.placement import bucketed
-from serve_app.core.sessions import TOO_LARGE, Session, SessionAsk, bytes_of, name_of, own_id, tokens_in
+from serve_app.core.memory.sessions import TOO_LARGE, Session, SessionAsk, bytes_of, name_of, own_id, tokens_in
+from serve_app.core.placing.placement import bucketed
 from serve_app.dispatch import ModelLine
 from serve_app.engine.protocol import EngineInfo
 from serve_app.errors import BadRequest, Overloaded, Unavailable

@@ -22,7 +22,7 @@ from ray.serve._private.deployment_scheduler import (
 from autoscaling import placing as module
 from autoscaling.placing import NODE_LABEL, PARAMETERS, Placing, hook
 from autoscaling.signals import Room
-from serve_app.core.starts import Place, StartsAsk, StartsReply
+from serve_app.core.memory.starts import Place, StartsAsk, StartsReply
 
 APP, M = "serve_app", "engine-m"
 DEPLOYMENT = DeploymentID(M, APP)

@@ -17,7 +17,7 @@ from autoscaling.starts import (
     StartBook,
     Verdict,
 )
-from serve_app.core.starts import Place, Start, StartsAsk, StartsReply
+from serve_app.core.memory.starts import Place, Start, StartsAsk, StartsReply
 
 M = "engine-m"
 ON_A = Verdict(wait=False, node="a")

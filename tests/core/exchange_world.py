@@ -6,14 +6,14 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 from serve_app.core.admission import Policy
-from serve_app.core.budgets import FENCE_S
-from serve_app.core.events import Action, Arrival, Grant
-from serve_app.core.exchange import Exchange, Reply
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device
-from serve_app.core.quota import Quota
-from serve_app.core.remote import RemoteLine
-from serve_app.core.roster import Key, Value
+from serve_app.core.exchange.protocol import Exchange, Reply
+from serve_app.core.exchange.remote import RemoteLine
+from serve_app.core.memory.budgets import FENCE_S
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import Quota
+from serve_app.core.memory.roster import Key, Value
+from serve_app.core.waiting.events import Action, Arrival, Grant
 from serve_app.types import RequestClass
 
 MODEL = "m"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from serve_app.core.leases import LIES_ON, Kind, Phase
+from serve_app.core.memory.leases import LIES_ON, Kind, Phase
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.accounts import Accounts
-from serve_app.core.leases import Device, Hold, Kind, Phase, slots_of
-from serve_app.core.ledger import Ledger
+from serve_app.core.exchange.accounts import Accounts
+from serve_app.core.memory.leases import Device, Hold, Kind, Phase, slots_of
+from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 

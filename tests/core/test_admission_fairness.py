@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.admission import Admission, TenantPolicy
-from serve_app.core.policy import TRICKLE_SHARE
-from serve_app.core.service import INPUT_WEIGHT, OUTPUT_WEIGHT
+from serve_app.core.waiting.policy import TRICKLE_SHARE
+from serve_app.core.waiting.service import INPUT_WEIGHT, OUTPUT_WEIGHT
 from tests.core.admission_line import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
 from tests.core.simulated_line import Shop, patient, shop
 

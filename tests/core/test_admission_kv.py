@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from serve_app.core.admission import Admission, ReplicaUse
-from serve_app.core.capacity import Capacity
+from serve_app.core.waiting.capacity import Capacity
 from tests.core.admission_line import HIGH, NORMAL, of, where
 from tests.core.simulated_line import patient
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from serve_app.core.admission import Admission, Arrival, Policy, TenantPolicy
 from serve_app.core.heap import SLACK, KeyedHeap
-from serve_app.core.level import Waiting
-from serve_app.core.ranks import Ranks
+from serve_app.core.waiting.level import Waiting
+from serve_app.core.waiting.ranks import Ranks
 from serve_app.types import RequestClass
 
 

@@ -20,9 +20,9 @@ from serve_app.core.admission import (
     TenantPolicy,
     refusal_error,
 )
-from serve_app.core.drain import MAX_SHARE_ABOVE
-from serve_app.core.events import Preempt
-from serve_app.core.startup import DEFAULT_REMAINING_S, LONGEST_START_S
+from serve_app.core.waiting.drain import MAX_SHARE_ABOVE
+from serve_app.core.waiting.events import Preempt
+from serve_app.core.waiting.startup import DEFAULT_REMAINING_S, LONGEST_START_S
 from serve_app.types import RequestClass
 from tests.core.admission_line import HIGH, LOW, NORMAL, admission, arrival, arrive, where
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.budgets import FENCE_S, Budgets
-from serve_app.core.grants import OWNER_TTL_S
-from serve_app.core.shares import PoolTarget
+from serve_app.core.memory.budgets import FENCE_S, Budgets
+from serve_app.core.memory.grants import OWNER_TTL_S
+from serve_app.core.memory.shares import PoolTarget
 
 POOL = "engine"
 

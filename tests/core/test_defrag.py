@@ -9,9 +9,9 @@ from itertools import combinations, count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.defrag import plan_defragmentation
-from serve_app.core.placement import Demand, Node, Placement, Room, Slot
-from serve_app.core.replicas import Move, Replica, apply
+from serve_app.core.placing.defrag import plan_defragmentation
+from serve_app.core.placing.placement import Demand, Node, Placement, Room, Slot
+from serve_app.core.placing.replicas import Move, Replica, apply
 
 
 def node(name: str, *free: int, total: int = 80, cpu: int = 100) -> Node:

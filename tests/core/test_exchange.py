@@ -1,11 +1,11 @@
-"""The numbered batches of `core.exchange` over a network that loses, repeats and reorders."""
+"""The numbered batches of `core.exchange.protocol` over a network that loses, repeats and reorders."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.exchange import BATCH, WINDOW, Receiving, Sending
+from serve_app.core.exchange.protocol import BATCH, WINDOW, Receiving, Sending
 
 Batch = tuple[int, tuple[int, ...]]
 

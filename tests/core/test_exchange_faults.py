@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from serve_app.core.budgets import FENCE_S
-from serve_app.core.exchange import Reply
-from serve_app.core.words import Ask, Credit, Lent
+from serve_app.core.exchange.protocol import Reply
+from serve_app.core.exchange.words import Ask, Credit, Lent
+from serve_app.core.memory.budgets import FENCE_S
 from serve_app.types import RequestClass
 from tests.core.exchange_world import MODEL, Message, World
 

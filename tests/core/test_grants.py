@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.grants import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Grants, Rank
-from serve_app.core.leases import Device, Hold, Phase
-from serve_app.core.ledger import Ledger
+from serve_app.core.memory.grants import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Grants, Rank
+from serve_app.core.memory.leases import Device, Hold, Phase
+from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import InsufficientMemory, LeaseConflict
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.leases import DEFAULT_RESERVED_BYTES, Device, Hold, Kind, Phase
-from serve_app.core.ledger import Ledger
+from serve_app.core.memory.leases import DEFAULT_RESERVED_BYTES, Device, Hold, Kind, Phase
+from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 GIB = 2**30

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from serve_app.core.leases import Device, Hold, Kind, Phase
-from serve_app.core.ledger import Ledger
+from serve_app.core.memory.leases import Device, Hold, Kind, Phase
+from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from tests.core.reference_ledger import Entry, Reference
 

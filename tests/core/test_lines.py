@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.core.lines import CALM_S
+from serve_app.core.exchange.lines import CALM_S
 from serve_app.types import RequestClass
 from tests.core.exchange_world import World
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from serve_app.core.fragmentation import Workload, cluster_fragmentation, fragmentation
-from serve_app.core.learned_policy import Learned
-from serve_app.core.placement import BUCKETS_BYTES, Demand, Node, Placement, Room, Slot, bucketed, shortfall
-from serve_app.core.placement_policies import BestFit, Fgd, FirstFit, Policy
-from serve_app.core.placer import MAX_RANKINGS, Placer
+from serve_app.core.placing.fragmentation import Workload, cluster_fragmentation, fragmentation
+from serve_app.core.placing.learned_policy import Learned
+from serve_app.core.placing.placement import BUCKETS_BYTES, Demand, Node, Placement, Room, Slot, bucketed, shortfall
+from serve_app.core.placing.placement_policies import BestFit, Fgd, FirstFit, Policy
+from serve_app.core.placing.placer import MAX_RANKINGS, Placer
 
 GB = 10**9
 FRACTION, WHOLE = Demand(1, 40, cpu_milli=1), Demand(1, 80, cpu_milli=1, whole=True)

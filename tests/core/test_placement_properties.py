@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.fragmentation import Workload
-from serve_app.core.learned_policy import Learned
-from serve_app.core.placement import Demand, Node, Placement, Room, bucketed
-from serve_app.core.placement_policies import BestFit, Fgd, FirstFit, Policy, least_fragment
-from serve_app.core.placer import Placer
+from serve_app.core.placing.fragmentation import Workload
+from serve_app.core.placing.learned_policy import Learned
+from serve_app.core.placing.placement import Demand, Node, Placement, Room, bucketed
+from serve_app.core.placing.placement_policies import BestFit, Fgd, FirstFit, Policy, least_fragment
+from serve_app.core.placing.placer import Placer
 
 TOTAL = 4
 MODELS = ("A", "B")

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from serve_app.core.budgets import Budgets
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device
-from serve_app.core.quota import Quota, RouterReply, RouterReport
-from serve_app.core.roster import Key, Value
-from serve_app.core.sessions import SessionAsk
+from serve_app.core.memory.budgets import Budgets
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import Quota, RouterReply, RouterReport
+from serve_app.core.memory.roster import Key, Value
+from serve_app.core.memory.sessions import SessionAsk
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, Unavailable
 
 POOL, TOKENS = "engine-1", 100

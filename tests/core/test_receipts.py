@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.estimate import Source
-from serve_app.core.events import Reason
 from serve_app.core.explain import explain
 from serve_app.core.receipts import MAX_TEXT_CHARS, Receipt, Receipts
 from serve_app.core.routing import Route
+from serve_app.core.waiting.events import Reason
 from serve_app.types import Outcome, RequestClass
 
 WAITED = Receipt(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device
-from serve_app.core.quota import Quota
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import Quota
 
 GB = 10**9
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.budgets import Budgets
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device
-from serve_app.core.quota import RECOVERING, Key, Quota, RouterReport, Value
-from serve_app.core.sessions import SessionAsk, bytes_of, name_of, own_id, tokens_in
+from serve_app.core.memory.budgets import Budgets
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import RECOVERING, Key, Quota, RouterReport, Value
+from serve_app.core.memory.sessions import SessionAsk, bytes_of, name_of, own_id, tokens_in
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseNotFound, Overloaded, Unavailable
 
 ENGINE = EngineReport("engine", "m", (Rank("node", 0),), 1000, 1000)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from serve_app.core.leases import Device, Hold, Kind
-from serve_app.core.ledger import Ledger
-from serve_app.core.shares import SPARE_PARTS, PoolReport, Shares
+from serve_app.core.memory.leases import Device, Hold, Kind
+from serve_app.core.memory.ledger import Ledger
+from serve_app.core.memory.shares import SPARE_PARTS, PoolReport, Shares
 from serve_app.errors import LeaseNotFound
 
 POOL, TOKENS = "engine", 1600

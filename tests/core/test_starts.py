@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.berths import BERTH_TTL_S, RESTART_TTL_S
-from serve_app.core.grants import EngineReport, Grants, Rank
-from serve_app.core.leases import Device, Hold, Kind
-from serve_app.core.ledger import Ledger
-from serve_app.core.quota import RECOVERY_S, Quota
-from serve_app.core.roster import Entry, Key, Value
-from serve_app.core.starts import Place, Start, StartsAsk, StartsReply
+from serve_app.core.memory.berths import BERTH_TTL_S, RESTART_TTL_S
+from serve_app.core.memory.grants import EngineReport, Grants, Rank
+from serve_app.core.memory.leases import Device, Hold, Kind
+from serve_app.core.memory.ledger import Ledger
+from serve_app.core.memory.quota import RECOVERY_S, Quota
+from serve_app.core.memory.roster import Entry, Key, Value
+from serve_app.core.memory.starts import Place, Start, StartsAsk, StartsReply
 
 TOKENS = 1600
 NODES = ("a", "b")

@@ -8,12 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from serve_app.core.berths import RESTART_TTL_S
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device, Hold, Kind
-from serve_app.core.quota import RECOVERY_S, Quota
-from serve_app.core.roster import Key, Value
-from serve_app.core.starts import Start, StartsAsk
+from serve_app.core.memory.berths import RESTART_TTL_S
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device, Hold, Kind
+from serve_app.core.memory.quota import RECOVERY_S, Quota
+from serve_app.core.memory.roster import Key, Value
+from serve_app.core.memory.starts import Start, StartsAsk
 from serve_app.errors import InsufficientMemory, LeaseConflict
 
 DEVICES = [Device(node, index, 100, 0) for node in ("a", "b") for index in range(2)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.core.admission import ClassBound, Policy, TenantPolicy
-from serve_app.core.policy import TRICKLE_SHARE
+from serve_app.core.waiting.policy import TRICKLE_SHARE
 from serve_app.dispatch import _policy
 from serve_app.errors import ConfigError
 from serve_app.settings import DEFAULT_TENANT_WEIGHT, DEFAULT_TRICKLE_SHARE, AdmissionSettings, parse

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from serve_app import desk as desks
-from serve_app.core.quota import RouterReply, RouterReport
-from serve_app.core.shares import PoolTarget
+from serve_app.core.memory.quota import RouterReply, RouterReport
+from serve_app.core.memory.shares import PoolTarget
 from serve_app.desk import Desk
 from serve_app.errors import Overloaded
 

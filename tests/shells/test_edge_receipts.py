@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from serve_app.core.estimate import MIN_SEEN, Source
-from serve_app.core.events import Reason
 from serve_app.core.receipts import Receipt
 from serve_app.core.routing import Route
+from serve_app.core.waiting.events import Reason
 from serve_app.inside.calls import COMPLETE
 from serve_app.inside.exchange import Inside
 from serve_app.types import Outcome, RequestClass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.leases import Hold
+from serve_app.core.memory.leases import Hold
 from serve_app.engine import under_grant
 from serve_app.engine.memory import (
     CPU_OVERHEAD_BYTES,

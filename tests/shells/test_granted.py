@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from serve_app.core.grants import EngineReply, EngineReport, Rank
-from serve_app.core.leases import Hold
+from serve_app.core.memory.grants import EngineReply, EngineReport, Rank
+from serve_app.core.memory.leases import Hold
 from serve_app.engine import granted
 from serve_app.engine.granted import Grant
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable

@@ -13,8 +13,8 @@ import pytest
 import ray
 
 from serve_app import inventory
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device
 from serve_app.inventory import Inventory, InventorySettings, NodeWatch
 from serve_app.local.processes import start_ticks
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.leases import Hold
+from serve_app.core.memory.leases import Hold
 from serve_app.engine.measured import Measured, measured_here
 from serve_app.local.processes import start_ticks
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from serve_app import quota as quotas
-from serve_app.core.grants import EngineReply, EngineReport, Rank
-from serve_app.core.leases import Device
-from serve_app.core.quota import RouterReply, RouterReport
-from serve_app.core.sessions import SessionAsk
-from serve_app.core.shares import PoolReport
-from serve_app.core.starts import Place, Start, StartsAsk, StartsReply
+from serve_app.core.memory.grants import EngineReply, EngineReport, Rank
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import RouterReply, RouterReport
+from serve_app.core.memory.sessions import SessionAsk
+from serve_app.core.memory.shares import PoolReport
+from serve_app.core.memory.starts import Place, Start, StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, Unavailable
 from serve_app.inventory import InventorySettings
 from serve_app.quota import GpuMemoryQuota
@@ -185,7 +185,7 @@ def test_what_could_not_be_stored_is_not_answered_and_stored_later(world: World)
 def test_a_dead_engines_memory_is_free_soon_after_its_processes_are_gone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_app.core.quota.SILENT_S", 0.1)
+    monkeypatch.setattr("serve_app.core.memory.quota.SILENT_S", 0.1)
 
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
@@ -232,7 +232,7 @@ def test_a_router_is_not_held_back_for_longer_than_its_watch(world: World) -> No
 
 
 def test_routers_that_left_are_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.core.quota.OWNER_TTL_S", 0.2)
+    monkeypatch.setattr("serve_app.core.memory.quota.OWNER_TTL_S", 0.2)
 
     async def scenario(actor: GpuMemoryQuota) -> None:
         told = await running(actor)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device
-from serve_app.core.quota import Quota, RouterReport
-from serve_app.core.sessions import SessionAsk
-from serve_app.core.shares import PoolReport
-from serve_app.core.starts import Start, StartsAsk
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import Quota, RouterReport
+from serve_app.core.memory.sessions import SessionAsk
+from serve_app.core.memory.shares import PoolReport
+from serve_app.core.memory.starts import Start, StartsAsk
 from serve_app.local import blocked
 from serve_app.quota_figures import figures
 
@@ -65,7 +65,7 @@ def test_what_is_used_beyond_the_grant_is_an_alarm(core: Quota) -> None:
 
 @pytest.mark.parametrize(("measured", "shown"), [((5,), 5), ((None,), None), ((), None)])
 def test_what_could_not_be_measured_is_not_shown_as_nothing(core: Quota, measured: Any, shown: int | None) -> None:
-    told = core.grants.told("e")
+    told = core.memory.grants.told("e")
     assert told is not None
     core.on_engine(replace(told, measured_bytes=measured), 1.0)
     assert figures(core, 2.0)["engines"][0]["measured_bytes"] == shown

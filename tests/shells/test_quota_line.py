@@ -10,8 +10,8 @@ import time
 from dataclasses import replace
 
 from serve_app.core.admission import Policy
-from serve_app.core.events import Arrival, Grant
-from serve_app.core.remote import RemoteLine
+from serve_app.core.exchange.remote import RemoteLine
+from serve_app.core.waiting.events import Arrival, Grant
 from serve_app.quota import GpuMemoryQuota
 from serve_app.types import RequestClass
 from tests.shells.test_quota_actor import ENGINE, TOKENS, World, with_actor, world

@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.channel import Stream
 from serve_app.core.estimate import Source, Use
-from serve_app.core.events import Reason
+from serve_app.core.waiting.events import Reason
 from serve_app.engine.protocol import Usage
 from serve_app.errors import EngineUnreachable, Forbidden, Overloaded, ServeAppError, Unavailable
 from serve_app.http.cost import Cost

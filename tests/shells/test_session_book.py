@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app import session_book
-from serve_app.core.sessions import Session, SessionAsk, name_of
+from serve_app.core.memory.sessions import Session, SessionAsk, name_of
 from serve_app.errors import InsufficientMemory, LeaseNotFound, NotFound, Unavailable
 from serve_app.session_book import SessionBook
 

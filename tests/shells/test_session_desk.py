@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.grants import EngineReport, Rank
-from serve_app.core.leases import Device
-from serve_app.core.quota import Quota, RouterReply, RouterReport
-from serve_app.core.sessions import SessionAsk, name_of
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import Quota, RouterReply, RouterReport
+from serve_app.core.memory.sessions import SessionAsk, name_of
 from serve_app.desk import BEAT_S, Desk
 from serve_app.errors import Overloaded
 
@@ -39,7 +39,7 @@ class Actor:
 
     @property
     def free(self) -> int:
-        return self.core.ledger.free(NAME)
+        return self.core.memory.ledger.free(NAME)
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from serve_app import session_places
-from serve_app.core.budgets import Budgets
-from serve_app.core.sessions import Session
-from serve_app.core.shares import PoolTarget
+from serve_app.core.memory.budgets import Budgets
+from serve_app.core.memory.sessions import Session
+from serve_app.core.memory.shares import PoolTarget
 from serve_app.desk import Desk
 from serve_app.engine.protocol import Frame, Submit
 from serve_app.errors import Overloaded

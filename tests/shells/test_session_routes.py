@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.sessions import Session, SessionAsk
+from serve_app.core.memory.sessions import Session, SessionAsk
 from serve_app.engine.protocol import EngineInfo
 from serve_app.errors import BadRequest, NotFound, Overloaded
 from serve_app.http.routes import Route, SessionCall, WrongMethod, resolve

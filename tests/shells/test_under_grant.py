@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.grants import Rank
+from serve_app.core.memory.grants import Rank
 from serve_app.engine import under_grant
 from serve_app.engine.under_grant import Devices, ranks_of_this_replica
 from serve_app.settings import ModelSettings

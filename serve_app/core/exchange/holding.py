@@ -1,0 +1,118 @@
+"""What a router's running requests hold of its accounts, and in whose name.
+
+A request that the router granted by itself has no ticket: what it held becomes credit when it ends, and its use is told
+in sums. One that the actor granted has one: what it held goes back with its end. A request that outlives the actor, or
+the incarnation in which it was granted, counts as the first kind.
+
+Invariant: what is held of an engine is the sum of its requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serve_app.core.exchange.credit import Accounts
+from serve_app.core.exchange.link import Link
+from serve_app.core.exchange.pending import Waiting
+from serve_app.core.exchange.words import Done, Grow, Grown
+from serve_app.core.waiting.events import Arrival
+
+
+@dataclass(slots=True)
+class Running:
+    """A request that runs. `ticket`: the actor's name for it; empty: it has none, or none any more."""
+
+    model: str
+    engine: str
+    arrival: Arrival
+    tokens: int
+    ticket: str
+    reported: int = 0  # output tokens
+
+
+class Holding:
+    """Requests that run, by id. O(1) each but `drop`."""
+
+    def __init__(self, accounts: Accounts, link: Link) -> None:
+        self._accounts, self._link = accounts, link
+        self._running: dict[str, Running] = {}
+        self.touched: set[str] = set()  # engines whose credit has changed
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._running
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin_here(self, waiting: Waiting) -> str | None:
+        """Run a request on credit; returns the engine, None where no engine's credit has room for it."""
+        arrival = waiting.arrival
+        engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, arrival.affinity)
+        if engine is not None:
+            self._accounts.take(engine, arrival.slots, arrival.cost)
+            self.touched.add(engine)
+            self._running[arrival.request_id] = Running(waiting.model, engine, arrival, arrival.cost, "")
+        return engine
+
+    def begin_there(self, waiting: Waiting, engine: str) -> None:
+        """The actor has granted a request; the account grows with what it holds."""
+        arrival = waiting.arrival
+        self._accounts.hold(engine, arrival.slots, arrival.cost)
+        self._running[arrival.request_id] = Running(waiting.model, engine, arrival, arrival.cost, waiting.ticket)
+
+    def end(self, request_id: str, prompt_tokens: int, output_tokens: int) -> Running | None:
+        """A request has ended after so many tokens; None: it did not run."""
+        run = self._running.pop(request_id, None)
+        if run is None:
+            return None
+        if run.ticket:
+            self._accounts.hold(run.engine, -run.arrival.slots, -run.tokens)
+            self._link.done(Done(run.ticket, prompt_tokens, output_tokens))
+        else:
+            self._accounts.put_back(run.engine, run.arrival.slots, run.tokens)
+            self.touched.add(run.engine)
+            self._link.used(run.model, run.arrival, 1, prompt_tokens, max(0, output_tokens - run.reported))
+        return run
+
+    def progress(self, request_id: str, output_tokens: int) -> None:
+        """A request has put out so many tokens more."""
+        run = self._running.get(request_id)
+        if run is not None and run.ticket:
+            self._link.progress(run.ticket, output_tokens)
+        elif run is not None:
+            run.reported += output_tokens
+            self._link.used(run.model, run.arrival, 0, 0, output_tokens)
+
+    def grow(self, request_id: str, tokens: int) -> bool:
+        """A request needs more KV tokens; False: they are asked for, and it has not got them yet."""
+        run = self._running.get(request_id)
+        if run is None:
+            return False
+        if not run.ticket and self._accounts.credit(run.engine)[1] >= tokens:
+            self._accounts.take(run.engine, 0, tokens)
+            run.tokens += tokens
+            self.touched.add(run.engine)
+            return True
+        self._link.put(Grow(request_id, run.ticket, run.engine, tokens))
+        return False
+
+    def grown(self, said: Grown) -> None:
+        """The actor has given a request more."""
+        run = self._running.get(said.request_id)
+        if run is not None and (run.engine, run.ticket) == (said.engine, said.ticket):
+            self._accounts.hold(said.engine, 0, said.tokens)
+            run.tokens += said.tokens
+        elif not said.ticket:  # else its end, which was said later, has given that back, too
+            self._accounts.add(said.engine, 0, said.tokens)
+            self.touched.add(said.engine)
+
+    def drop(self, engine: str) -> None:
+        """An engine is gone, and what ran there is forgotten. O(requests)."""
+        for request_id in [one for one, run in self._running.items() if run.engine == engine]:
+            del self._running[request_id]
+        self.touched.discard(engine)
+
+    def forget_tickets(self) -> None:
+        """The actor does not know of these requests any more."""
+        for run in self._running.values():
+            run.ticket = ""

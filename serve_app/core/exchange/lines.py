@@ -1,0 +1,263 @@
+"""The quota actor's waiting lines: one order for each model, however many routers there are.
+
+Rules
+- While somebody waits for a model it is contended: no credit is given, every router gives back what it does not use,
+  and every arrival is in this line (`core.exchange.places`). It stays so for `CALM_S` after the last one was served.
+- After a crash of the actor nothing is decided before all routers have spoken; then those who wait come in together,
+  the oldest first.
+- A router that is gone takes its waiting requests with it; its account ends in the ledger.
+
+Invariant: once a router has heard that a model is contended, no request of it begins that this line has not granted:
+no request passes one of a higher class later than one exchange after that one came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from serve_app.core.exchange.peers import Peers
+from serve_app.core.exchange.places import Places
+from serve_app.core.exchange.protocol import Exchange, Figures, Reply
+from serve_app.core.exchange.words import (
+    Amount,
+    Arrive,
+    Ask,
+    Booked,
+    Cancel,
+    Closed,
+    Done,
+    Event,
+    GiveBack,
+    Grow,
+    Hello,
+    Left,
+    Progress,
+    Reach,
+    Rules,
+    Usage,
+)
+from serve_app.core.memory.ledger import Ledger
+from serve_app.core.waiting.events import Arrival
+from serve_app.types import RequestClass
+
+CALM_S = 0.25  # a line that empties and fills again takes credit away and gives it back no oftener than that
+HAND_IN_S = 0.05  # for all routers to hand in again who waits: half a dozen round trips
+FIGURES_S = 0.1  # between looks at the lines for the routers' early refusals
+
+
+class Lines:
+    """See the module. O(log n) per event; O(routers) when a model becomes contended or calm.
+
+    Args:
+        epoch: of the actor.
+        ledger: with the engines and their slots.
+        recovering: there was an actor before, and it is not known yet what routers hold.
+    """
+
+    def __init__(self, epoch: int, ledger: Ledger, *, recovering: bool) -> None:
+        self._peers = Peers(epoch, recovering)
+        self._places = Places(ledger, self._peers.say)
+        self._accounts = self._places.accounts
+        self._early: dict[str, tuple[str, str, Arrival, float]] = {}  # by ticket: router, model, and since when
+        self._gather_until = math.inf if recovering else -math.inf
+        self._held_back: frozenset[str] = frozenset()  # engines for which a session waits
+        self._calm_at: dict[str, float] = {}  # contended models in which nobody waits any more
+        self._figures_at = -math.inf
+
+    # Routers
+
+    def stale(self, told: Exchange) -> bool:
+        """See `Peers.stale`."""
+        return self._peers.stale(told)
+
+    def stale_reply(self, told: Exchange) -> Reply:
+        """See `Peers.stale_reply`."""
+        return self._peers.stale_reply(told)
+
+    def on_exchange(self, told: Exchange, now: float) -> Reply:
+        """A router's message, which is not stale; the router owns leases in the ledger."""
+        peer = self._peers.get(told.router)
+        if peer is None or told.incarnation > peer.incarnation:
+            self._forget([told.router], now)
+            peer = self._peers.begin(told)
+        self._hand_in(now)
+        events = self._peers.take(peer, told)
+        for event in events:
+            self._event(told.router, event, now)
+        for event in events:  # last: credit must not take what a request of the same message needs
+            if isinstance(event, Ask):
+                self._places.lend(told.router, event.engine, event[1:], self._calm(event.engine), now)
+        self._after(now)
+        return self._peers.reply(peer)
+
+    def on_watch(self, told: Exchange, now: float, *, at_last: bool) -> Reply | None:
+        """A router waits for news, in a message that is not stale; None: there is none yet. `at_last`: its wait is
+        over."""
+        peer = self._peers.get(told.router)
+        if peer is None or peer.incarnation != told.incarnation:
+            return self.stale_reply(told)
+        self._peers.take(peer, told)
+        return self._peers.reply(peer) if at_last or self._peers.has_news(peer) else None
+
+    def leave(self, routers: Sequence[str], now: float) -> None:
+        """Routers are gone, and the ledger has ended their leases."""
+        self._forget(routers, now)
+        for router in routers:
+            self._peers.leave(router)
+            self._places.leave(router, now)
+        self._after(now)
+
+    def take_woken(self) -> list[str]:
+        """Routers whose watch has something to say."""
+        return self._peers.take_woken()
+
+    def requests(self) -> dict[str, tuple[Arrival, str]]:
+        """See `Places.requests`."""
+        return self._places.requests()
+
+    # What there is
+
+    def drop_engine(self, engine: str, now: float) -> None:
+        """See `Places.drop_engine`."""
+        self._places.drop_engine(engine, now)
+        self._after(now)
+
+    def sync(self, engines: Iterable[str], now: float) -> None:
+        """What is free of these engines may have changed."""
+        for engine in engines:
+            owing = self._places.owing(engine)
+            self._forget(sorted(owing), now)
+            for router in owing:
+                self._peers.leave(router)  # it says all anew with its next word
+            self._places.sync(engine, now)
+        self._after(now)
+
+    def hold_back(self, engines: frozenset[str], now: float) -> None:
+        """Sessions wait for KV tokens of these engines; no router keeps credit there."""
+        if engines != self._held_back:
+            self._held_back = engines
+            self._after(now)
+
+    def freeze(self, recovering: bool, now: float) -> None:
+        """Whether it is not known yet what all routers hold."""
+        if recovering != self._peers.word.recovering:
+            self._gather_until = math.inf if recovering else now + HAND_IN_S
+            self._peers.change(self._peers.word.contended, recovering)
+
+    def on_tick(self, now: float) -> None:
+        """Time has passed."""
+        self._hand_in(now)
+        self._places.on_tick(now)
+        self._after(now)
+
+    def next_due(self) -> float | None:
+        """The moment for the next `on_tick`; None while nothing can come due. O(models)."""
+        lines = self._places.lines.values()
+        dues = [due for line in lines if (due := line.admission.next_due()) is not None]
+        dues += self._calm_at.values()
+        if self._early and self._gather_until < math.inf:
+            dues.append(self._gather_until)
+        return min(dues, default=None)
+
+    # Inside
+
+    def _event(self, router: str, event: Event, now: float) -> None:
+        places = self._places
+        match event:
+            case Arrive(model, arrival, waited_s):
+                self._arrive(router, model, arrival, waited_s, now)
+            case Done(ticket, prompt_tokens, output_tokens):
+                self._early.pop(ticket, None)
+                places.done(ticket, prompt_tokens, output_tokens, now)
+            case Cancel(ticket):
+                self._early.pop(ticket, None)
+                places.cancel(ticket, now)
+            case GiveBack(engine, slots, tokens):
+                self._accounts.give_back(router, engine, slots, tokens)
+                places.sync(engine, now)
+            case Progress(ticket, output_tokens):
+                places.progress(ticket, output_tokens, now)
+            case Usage():
+                places.used(event)
+            case Grow():
+                places.grow(router, event, now)
+            case Reach(model, engine, usable):
+                places.reach(router, model, engine, usable, now)
+            case Left(engine):
+                places.left(router, engine, now)
+                self._peers.say(router, Closed(engine))
+            case Rules(model, policy):
+                places.rules(router, model, policy, now)
+            case Hello(holds):
+                self._hello(router, holds, now)
+
+    def _arrive(self, router: str, model: str, arrival: Arrival, waited_s: float, now: float) -> None:
+        if arrival.deadline is not None:
+            arrival = replace(arrival, deadline=arrival.deadline + now)
+        if now < self._gather_until:
+            self._early[arrival.request_id] = (router, model, arrival, now - waited_s)
+        else:
+            self._places.arrive(router, model, arrival, now - waited_s, now)
+
+    def _hand_in(self, now: float) -> None:
+        """Who waited while the actor was away comes in, the oldest first."""
+        if self._early and now >= self._gather_until:
+            early, self._early = self._early, {}
+            for router, model, arrival, arrived_s in sorted(early.values(), key=lambda one: one[3]):
+                self._places.arrive(router, model, arrival, arrived_s, now)
+
+    def _forget(self, routers: Sequence[str], now: float) -> None:
+        for ticket in [one for one, (router, *_) in self._early.items() if router in routers]:
+            del self._early[ticket]
+        self._places.forget(routers, now)
+
+    def _hello(self, router: str, holds: tuple[Amount, ...], now: float) -> None:
+        """A router begins: its account is what it says, as far as that can be had."""
+        said = {engine for engine, _, _ in holds}
+        for engine, held in self._accounts.of(router):
+            if engine not in said:
+                self._accounts.give_back(router, engine, *held)
+                self._places.sync(engine, now)
+        short = []
+        for engine, slots, tokens in holds:
+            some_slots, some_tokens = self._accounts.book(router, engine, slots, tokens)
+            if (some_slots, some_tokens) != (slots, tokens):
+                short.append(Amount(engine, slots - some_slots, tokens - some_tokens))
+            self._places.sync(engine, now)
+        self._places.square(router, now)
+        self._peers.say(router, Booked(tuple(short)))
+
+    def _calm(self, engine: str) -> bool:
+        """Whether credit may be given on an engine, as far as it is not for its line to say."""
+        word = self._peers.word
+        names = {engine, self._places.model_of(engine)}
+        return not word.recovering and not names & word.contended and engine not in self._held_back
+
+    def _after(self, now: float) -> None:
+        """What the routers go by, after whatever has happened."""
+        self._places.once_more(now)
+        lines = self._places.lines
+        contended = {name for name in self._peers.word.contended if name in lines}
+        for model in self._places.touched | contended:
+            if model in lines and lines[model].admission.waiting:
+                self._calm_at.pop(model, None)
+                contended.add(model)
+            elif model in contended and now >= self._calm_at.setdefault(model, now + CALM_S):
+                contended.discard(model)
+        self._places.touched.clear()
+        for model in self._calm_at.keys() - contended:
+            del self._calm_at[model]
+        self._peers.change(frozenset(contended | self._held_back), self._peers.word.recovering)
+        if contended and now >= self._figures_at + FIGURES_S:
+            self._figures_at = now
+            self._peers.figures(tuple(self._figures(model, now) for model in sorted(contended)))
+
+    def _figures(self, model: str, now: float) -> Figures:
+        admission = self._places.lines[model].admission
+        found = admission.snapshot(now)
+        waits = tuple(admission.predicted_wait_s(level) for level in RequestClass)
+        waiting = tuple(found.waiting[level.label] for level in RequestClass)
+        full = tuple(admission.full(level) for level in RequestClass)
+        return Figures(model, waiting, waits, full, found.drain_slots_per_s)

@@ -1,0 +1,120 @@
+"""A router's end of `core.exchange.protocol`: incarnations, what is yet to be said, the actor's last word.
+
+Usage and progress are added up until the next message goes, so however many requests run, a message is bounded.
+
+Invariant: what is heard of another epoch or incarnation than the present one changes nothing but that a new one begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from serve_app.core.exchange.protocol import Exchange, Figures, Receiving, Reply, Sending
+from serve_app.core.exchange.words import Action, Booked, Done, Event, Progress, Usage
+from serve_app.core.waiting.events import Arrival
+from serve_app.types import RequestClass
+
+BEHIND = 8192  # events nobody has taken: to say everything anew is less than that, and memory is bounded
+
+
+class Link:
+    """Events to the actor and actions from it, for one router.
+
+    Args:
+        router: its name.
+        incarnation: the last one this name has had.
+    """
+
+    def __init__(self, router: str, incarnation: int) -> None:
+        self._router = router
+        self._incarnation = incarnation
+        self.epoch = 0
+        self._usage: dict[tuple[str, RequestClass, str], list[int]] = {}
+        self.begin(0, ())
+
+    def begin(self, epoch: int, events: Iterable[Event]) -> None:
+        """Begin an incarnation with these events, the first of them a `Hello`."""
+        self.epoch = epoch
+        self._incarnation += 1
+        self._sending: Sending[Event] = Sending()
+        self._receiving: Receiving[Action] = Receiving()
+        self._progress: dict[str, int] = {}  # tickets are of an incarnation, usage is not
+        self._again = self._more = False
+        self._version = -1
+        self.booked = False  # the actor has said what the accounts are
+        self.recovering = True
+        self.contended: frozenset[str] = frozenset()
+        self.figures: dict[str, Figures] = {}
+        for event in events:
+            self._sending.put(event)
+
+    @property
+    def too_far_behind(self) -> bool:
+        return len(self._sending) > BEHIND
+
+    def put(self, event: Event) -> None:
+        """Something to say."""
+        self._sending.put(event)
+
+    def done(self, event: Done) -> None:
+        """A handed-in request has ended; its last word has all its tokens."""
+        self._progress.pop(event.ticket, None)
+        self._sending.put(event)
+
+    def progress(self, ticket: str, output_tokens: int) -> None:
+        """A handed-in request goes on."""
+        self._progress[ticket] = self._progress.get(ticket, 0) + output_tokens
+
+    def used(self, model: str, arrival: Arrival, requests: int, prompt_tokens: int, output_tokens: int) -> None:
+        """Somebody was served without the actor."""
+        sums = self._usage.setdefault((model, arrival.request_class, arrival.tenant), [0, 0, 0])
+        for index, amount in enumerate((requests, prompt_tokens, output_tokens)):
+            sums[index] += amount
+
+    def next_exchange(self, *, beat: bool = False) -> Exchange | None:
+        """The next message; None: there is nothing to say."""
+        if self.booked:
+            for (model, request_class, tenant), sums in self._usage.items():
+                self._sending.put(Usage(model, request_class, tenant, *sums))
+            self._usage.clear()
+        for ticket, tokens in self._progress.items():
+            self._sending.put(Progress(ticket, tokens))
+        self._progress.clear()
+        if not (beat or self._again or self._more or self._sending.unsent):
+            return None
+        return self._message(*self._sending.batch())
+
+    def watch(self) -> Exchange:
+        """A message that says nothing, for the actor to answer once it has something to say."""
+        return self._message(self._sending.taken + 1, ())
+
+    def lost(self) -> None:
+        """A message or its answer may be lost."""
+        self._sending.again()
+        self._again = True
+
+    def outdated(self, reply: Reply) -> bool:
+        """Whether an answer is of an older actor, or to an older incarnation of ours."""
+        return reply.epoch < self.epoch or (reply.epoch == self.epoch and reply.incarnation != self._incarnation)
+
+    def begins(self, reply: Reply) -> bool:
+        """Whether an answer that is not outdated asks for a new incarnation."""
+        return reply.stale or reply.epoch > self.epoch
+
+    def heard(self, reply: Reply) -> Sequence[Action]:
+        """What an answer tells us to do, in order; and its word, if that is newer."""
+        self._sending.acked(reply.ack)
+        self._more = reply.more
+        actions = self._receiving.accept(reply.seq, reply.actions)
+        self.booked = self.booked or any(isinstance(action, Booked) for action in actions)
+        word = reply.word
+        if word is not None and word.version > self._version:
+            self._version, self.contended, self.recovering = word.version, word.contended, word.recovering
+        if reply.figures is not None:
+            self.figures = {one.model: one for one in reply.figures}
+        return actions
+
+    def _message(self, seq: int, events: tuple[Event, ...]) -> Exchange:
+        again, self._again, self._more = self._again, False, False
+        taken, last = self._sending.taken, self._receiving.last
+        return Exchange(self._router, self._incarnation, self.epoch, seq, events, taken, last, again)

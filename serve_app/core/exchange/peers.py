@@ -1,0 +1,112 @@
+"""The quota actor's end of `core.exchange.protocol`: a session for each router, and what it has yet to hear.
+
+Invariant: an action said to an incarnation is heard by that one alone, and by no later one of the same router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from serve_app.core.exchange.protocol import Exchange, Figures, Receiving, Reply, Sending, Word
+from serve_app.core.exchange.words import Action, Event
+
+
+@dataclass(slots=True)
+class Peer:
+    """A router's session."""
+
+    name: str
+    incarnation: int
+    sending: Sending[Action] = field(default_factory=Sending)
+    receiving: Receiving[Event] = field(default_factory=Receiving)
+    word_told: int = -1  # versions
+    figures_told: int = -1
+
+
+class Peers:
+    """Routers that speak to this actor, and the word that all of them hear. O(1) per message and item."""
+
+    def __init__(self, epoch: int, recovering: bool) -> None:
+        self._epoch = epoch
+        self._peers: dict[str, Peer] = {}
+        self._woken: set[str] = set()
+        self.word = Word(0, frozenset(), recovering)
+        self._figures: tuple[Figures, ...] = ()
+        self._figures_version = 0
+
+    def __contains__(self, router: str) -> bool:
+        return router in self._peers
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def stale(self, told: Exchange) -> bool:
+        """Whether a message is of no session here, and begins none."""
+        peer = self._peers.get(told.router)
+        if told.epoch != self._epoch:
+            return True
+        if peer is None or told.incarnation > peer.incarnation:
+            return told.seq != 1 or told.taken != 0 or not told.events
+        return told.incarnation < peer.incarnation or told.taken > peer.receiving.last
+
+    def stale_reply(self, told: Exchange) -> Reply:
+        """The router has to begin anew."""
+        return Reply(self._epoch, told.incarnation, 0, 1, (), None, stale=True)
+
+    def get(self, router: str) -> Peer | None:
+        return self._peers.get(router)
+
+    def begin(self, told: Exchange) -> Peer:
+        """A new incarnation of a router; what the last one had yet to hear is void."""
+        peer = self._peers[told.router] = Peer(told.router, told.incarnation)
+        return peer
+
+    def leave(self, router: str) -> None:
+        """A router is gone."""
+        self._peers.pop(router, None)
+        self._woken.discard(router)
+
+    def say(self, router: str, action: Action) -> None:
+        """A router is to hear this."""
+        peer = self._peers.get(router)
+        if peer is not None:
+            peer.sending.put(action)
+            self._woken.add(router)
+
+    def take(self, peer: Peer, told: Exchange) -> Sequence[Event]:
+        """The events of a message that count now."""
+        peer.sending.acked(told.ack)
+        if told.again:
+            peer.sending.again()
+            peer.word_told = peer.figures_told = -1
+        return peer.receiving.accept(told.seq, told.events)
+
+    def reply(self, peer: Peer) -> Reply:
+        """What a router is to hear now."""
+        seq, actions = peer.sending.batch()
+        figures = None if peer.figures_told == self._figures_version else self._figures
+        peer.word_told, peer.figures_told = self.word.version, self._figures_version
+        more = peer.sending.unsent > 0
+        last = peer.receiving.last
+        return Reply(self._epoch, peer.incarnation, last, seq, actions, self.word, figures, more=more)
+
+    def has_news(self, peer: Peer) -> bool:
+        """Whether a router should hear something without having asked."""
+        return peer.sending.unsent > 0 or peer.word_told < self.word.version
+
+    def figures(self, figures: tuple[Figures, ...]) -> None:
+        """How the lines are; told to whoever speaks next."""
+        self._figures = figures
+        self._figures_version += 1
+
+    def change(self, contended: frozenset[str], recovering: bool) -> None:
+        """What all routers go by; told to all of them at once, if it is new."""
+        if (contended, recovering) != (self.word.contended, self.word.recovering):
+            self.word = Word(self.word.version + 1, contended, recovering)
+            self._woken.update(self._peers)
+
+    def take_woken(self) -> list[str]:
+        """Routers for which there is something new since this was last asked."""
+        woken, self._woken = sorted(self._woken), set()
+        return woken

@@ -1,0 +1,120 @@
+"""Who waits at a router, handed in to the quota actor's line or not yet.
+
+Order, for the time in which the actor is away: the higher class first, then whoever came first.
+
+Invariant: a request is in every index or in none.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from serve_app.core.heap import KeyedHeap
+from serve_app.core.waiting.events import Arrival
+from serve_app.types import RequestClass
+
+_DOWN = tuple(sorted(RequestClass, reverse=True))
+
+Queues = dict[RequestClass, "OrderedDict[str, Waiting]"]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request that waits. `ticket`: the actor's name for it; empty: it was not handed in."""
+
+    model: str
+    arrival: Arrival
+    arrived_s: float
+    ticket: str = ""
+
+    @property
+    def request_id(self) -> str:
+        return self.arrival.request_id
+
+
+class Pending:
+    """Requests by id, model, ticket and the moment at which their wait is over. O(log n) each."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Waiting] = {}
+        self._queues: dict[str, Queues] = {}
+        self._counts: dict[str, int] = {}
+        self._new: OrderedDict[str, Waiting] = OrderedDict()  # not handed in
+        self._tickets: dict[str, Waiting] = {}
+        self._due = KeyedHeap()
+        self._entries = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._all
+
+    def count(self, model: str) -> int:
+        """How many wait for a model."""
+        return self._counts.get(model, 0)
+
+    def models(self) -> list[str]:
+        """Models for which somebody waits."""
+        return list(self._counts)
+
+    def add(self, waiting: Waiting, due: float) -> None:
+        """Somebody waits, until this moment at most."""
+        request_id, model = waiting.request_id, waiting.model
+        self._all[request_id] = self._new[request_id] = waiting
+        queues = self._queues.setdefault(model, {})
+        queues.setdefault(waiting.arrival.request_class, OrderedDict())[request_id] = waiting
+        self._counts[model] = self.count(model) + 1
+        self._entries += 1
+        self._due.set(request_id, (due, self._entries))
+
+    def remove(self, request_id: str) -> Waiting | None:
+        """Somebody waits no more; None: nobody of that id did."""
+        waiting = self._all.pop(request_id, None)
+        if waiting is None:
+            return None
+        model = waiting.model
+        self._new.pop(request_id, None)
+        self._tickets.pop(waiting.ticket, None)
+        del self._queues[model][waiting.arrival.request_class][request_id]
+        self._due.discard(request_id)
+        self._counts[model] -= 1
+        if not self._counts[model]:
+            del self._counts[model], self._queues[model]
+        return waiting
+
+    def first(self, model: str) -> Waiting | None:
+        """Whose turn it is."""
+        queues = self._queues.get(model, {})
+        heads = (next(iter(queues[level].values())) for level in _DOWN if queues.get(level))
+        return next(heads, None)
+
+    def hand_in(self, waiting: Waiting, ticket: str) -> None:
+        """Somebody is in the actor's line from now on, under this name."""
+        waiting.ticket = ticket
+        self._tickets[ticket] = waiting
+        self._new.pop(waiting.request_id, None)
+
+    def not_handed_in(self) -> list[Waiting]:
+        """Those who are not in the actor's line, in the order in which they came."""
+        return sorted(self._new.values(), key=lambda waiting: waiting.arrived_s)
+
+    def take(self, ticket: str) -> Waiting | None:
+        """The actor has decided on a ticket: who had it waits no more; None: nobody waits under it (any more)."""
+        waiting = self._tickets.get(ticket)
+        return None if waiting is None else self.remove(waiting.request_id)
+
+    def forget_tickets(self) -> None:
+        """The actor's line is no more, or another one."""
+        self._tickets.clear()
+        for request_id, waiting in self._all.items():
+            waiting.ticket = ""
+            self._new[request_id] = waiting
+
+    def late(self, now: float) -> Waiting | None:
+        """Somebody whose wait is over."""
+        top = self._due.peek()
+        return None if top is None or now < top[0][0] else self._all[top[1]]
+
+    def next_due(self) -> float | None:
+        """When the next wait is over."""
+        top = self._due.peek()
+        return None if top is None else top[0][0]

@@ -1,0 +1,373 @@
+"""What the lines of all models may grant, and to whom: `Admission` bound to what the ledger has free.
+
+Rules
+- What nobody has of an engine is the line's: its free slots and KV tokens in the ledger. A grant is charged to its
+  router's account before the router hears of it, and comes back when the request ends.
+- An engine is in a line while every router of the model says that it can reach it.
+- While nobody waits, half of an engine is divided among the routers as credit; the rest is for who asks.
+- An engine that was taken for gone and is there is used again once whoever had something there has said what.
+
+Invariant: what a line may grant on an engine is free there in the ledger.
+Invariant: a ticket is known from its arrival to its end, and nothing of it after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from serve_app.core.admission import Admission, Policy
+from serve_app.core.exchange.accounts import Accounts
+from serve_app.core.exchange.words import Action as Said
+from serve_app.core.exchange.words import Credit, Grow, Grown, Lent, Usage
+from serve_app.core.memory.leases import slots_of
+from serve_app.core.memory.ledger import Ledger
+from serve_app.core.waiting.events import Action, Arrival, Refuse
+from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+
+CREDIT_PARTS = 2  # of an engine: one is divided among the routers as credit, the rest is for who asks
+UNTOLD = Policy(max_queued=1000, max_wait_s=60.0)  # of a model whose bounds no router has told
+
+
+@dataclass(slots=True)
+class _Engine:
+    reached: dict[str, bool] = field(default_factory=dict)  # by router
+    owed: set[str] = field(default_factory=set)  # routers that have to say anew what runs there
+    slots: int = 0  # held by this line's grants
+    tokens: int = 0
+    told: tuple[int, int, int, int] | None = None  # slots and tokens it has, and those in other hands
+
+    def open_to(self, routers: set[str]) -> bool:
+        """Whether whoever is granted a place here can go there."""
+        return bool(routers) and not self.owed and all(self.reached.get(router) for router in routers)
+
+
+@dataclass(slots=True)
+class Line:
+    """The line of one model, and what it grants from."""
+
+    admission: Admission
+    routers: set[str] = field(default_factory=set)
+    engines: dict[str, _Engine] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Request:
+    router: str
+    model: str
+    arrival: Arrival  # its deadline in this clock
+    arrived_s: float
+    engine: str = ""  # empty: it waits
+    grown: int = 0  # tokens beyond its cost
+
+
+class Places:
+    """The lines, by model, and their requests, by ticket. O(log n) per event, save where it is said.
+
+    Args:
+        ledger: with the engines and their slots.
+        say: tells a router something.
+    """
+
+    def __init__(self, ledger: Ledger, say: Callable[[str, Said], None]) -> None:
+        self._ledger, self._say = ledger, say
+        self.accounts = Accounts(ledger)
+        self.lines: dict[str, Line] = {}
+        self.touched: set[str] = set()  # models in which something was decided
+        self._model_of: dict[str, str] = {}  # engines, by their routers' word
+        self._requests: dict[str, _Request] = {}
+        self._tickets: dict[str, dict[str, None]] = {}  # by router, in the order they came
+        self._again: list[str] = []  # tickets whose grant found nothing
+
+    # Requests
+
+    def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
+        """A request asks for a place; its deadline is of this clock."""
+        self._requests[arrival.request_id] = _Request(router, model, arrival, arrived_s)
+        self._tickets.setdefault(router, {})[arrival.request_id] = None
+        self._act(model, self.line(model).admission.on_arrive(arrival, now, now - arrived_s))
+
+    def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
+        """A request has ended; what it held is its engine's again. An unknown ticket changes nothing."""
+        model = self._end(ticket, now)
+        if model is not None:
+            self._act(model, self.lines[model].admission.on_done(ticket, now, prompt_tokens, output_tokens))
+
+    def cancel(self, ticket: str, now: float) -> None:
+        """A request is of no use any more, waiting or running. An unknown ticket changes nothing."""
+        model = self._end(ticket, now)
+        if model is not None:
+            self._act(model, self.lines[model].admission.on_cancel(ticket, now), ended=ticket)
+
+    def progress(self, ticket: str, output_tokens: int, now: float) -> None:
+        """A request has put out so many tokens more."""
+        request = self._requests.get(ticket)
+        if request is not None:
+            self._act(request.model, self.lines[request.model].admission.on_progress(ticket, output_tokens, now))
+
+    def used(self, usage: Usage) -> None:
+        """A router has served somebody by itself."""
+        admission = self.line(usage.model).admission
+        admission.on_usage(usage.request_class, usage.tenant, usage.prompt_tokens, usage.output_tokens)
+
+    def lend(self, router: str, engine: str, had: tuple[int, int], calm: bool, now: float) -> None:
+        """A router has this credit on an engine and asks for more; `calm`: nobody waits for the engine or its model."""
+        model = self._model_of.get(engine)
+        if model is None or slots_of(engine) not in self._ledger:
+            self._say(router, Lent(engine, 0, 0, 0, 0))
+            return
+        line = self.lines[model]
+        parts = CREDIT_PARTS * max(1, len(line.routers))
+        spare_slots = max(1, self._ledger.limit(slots_of(engine)) // parts)
+        spare_tokens = max(1, self._ledger.limit(engine) // parts)
+        more_slots = more_tokens = 0
+        if calm and not line.admission.waiting and line.engines[engine].open_to(line.routers):
+            free_slots, free_tokens = self.accounts.free(engine)
+            more_slots = max(0, min(spare_slots - had[0], -(-free_slots // 2)))
+            more_tokens = max(0, min(spare_tokens - had[1], -(-free_tokens // 2)))
+            self.accounts.charge(router, engine, more_slots, more_tokens)
+            self.sync(engine, now)
+        self._say(router, Lent(engine, more_slots, more_tokens, spare_slots, spare_tokens))
+
+    def grow(self, router: str, event: Grow, now: float) -> None:
+        """A running request outgrows its estimate; what is kept for that may be used."""
+        request = self._requests.get(event.ticket)
+        if event.ticket and (request is None or request.engine != event.engine):
+            return
+        try:
+            self.accounts.charge(router, event.engine, 0, event.tokens, growth=True)
+        except (InsufficientMemory, LeaseNotFound, LeaseConflict):
+            return  # the engine has to see how it goes on
+        if request is not None:
+            request.grown += event.tokens
+        self._say(router, Grown(event.request_id, event.ticket, event.engine, event.tokens))
+        self.sync(event.engine, now)
+
+    def once_more(self, now: float) -> None:
+        """What was granted where there was nothing any more waits again, as old as it is."""
+        again, self._again = self._again, []
+        for ticket in again:
+            request = self._requests.pop(ticket, None)
+            if request is None:
+                continue
+            line = self.lines[request.model]
+            for engine in list(line.engines):
+                self.sync(engine, now)
+            self._act(request.model, line.admission.on_cancel(ticket, now), ended=ticket)
+            self._requests[ticket] = request
+            arrival = replace(request.arrival, accepted=True)
+            self._act(request.model, line.admission.on_arrive(arrival, now, now - request.arrived_s))
+
+    def requests(self) -> dict[str, tuple[Arrival, str]]:
+        """Every ticket with its arrival and its engine, none while it waits. O(n)."""
+        return {ticket: (request.arrival, request.engine) for ticket, request in self._requests.items()}
+
+    # Routers
+
+    def forget(self, routers: Sequence[str], now: float) -> None:
+        """Incarnations are over: who waits for them is gone, and what runs is in their accounts alone."""
+        tickets = [ticket for router in routers for ticket in self._tickets.pop(router, ()) if ticket in self._requests]
+        for ticket in [one for one in tickets if not self._requests[one].engine]:
+            tickets.remove(ticket)  # of all of them first: none is granted what another one's end frees
+            self.cancel(ticket, now)  # one may have been granted all the same, by the end of the one before
+        for ticket in tickets:
+            request = self._requests.pop(ticket, None)
+            if request is None:  # refused by what came due meanwhile
+                continue
+            self._release(request, now)
+            self._act(request.model, self.lines[request.model].admission.on_cancel(ticket, now), ended=ticket)
+
+    def leave(self, router: str, now: float) -> None:
+        """A router that was forgotten is gone with its account. O(engines)."""
+        for engine in self.accounts.leave(router):
+            self.sync(engine, now)
+        for model in list(self.lines):
+            line = self.lines[model]
+            line.routers.discard(router)
+            for engine in list(line.engines):
+                self._unreach(router, line.engines[engine])
+                self.sync(engine, now)
+            self.tidy(model)
+
+    def rules(self, router: str, model: str, policy: Policy | None, now: float) -> None:
+        """A router serves a model with these bounds; None: not any more."""
+        if policy is None:
+            if model in self.lines:
+                self.lines[model].routers.discard(router)
+                self.tidy(model)
+            return
+        line = self.lines.get(model)
+        if line is None:
+            line = self.lines[model] = Line(Admission(policy))
+        line.routers.add(router)
+        with contextlib.suppress(ValueError):  # other lift times: from the next line of this model on
+            self._act(model, line.admission.on_policy(policy, now))
+
+    def reach(self, router: str, model: str, engine: str, usable: bool, now: float) -> None:
+        """Whether a router can hand requests to an engine."""
+        line = self.line(model)
+        self._model_of[engine] = model
+        line.engines.setdefault(engine, _Engine()).reached[router] = usable
+        self.sync(engine, now)
+
+    def left(self, router: str, engine: str, now: float) -> None:
+        """A router is done with an engine, and with all that it had there. O(requests of the router)."""
+        for ticket in [one for one in self._tickets.get(router, ()) if self._requests[one].engine == engine]:
+            self.cancel(ticket, now)
+        self.accounts.give_back(router, engine, *self.accounts.held(router, engine))
+        model = self._model_of.get(engine)
+        if model is not None:
+            self._unreach(router, self.lines[model].engines[engine])
+            self.sync(engine, now)
+            self.tidy(model)
+
+    def square(self, router: str, now: float) -> None:
+        """A router has said what runs there, on all engines of which that was wanted. O(engines)."""
+        for line in self.lines.values():
+            for engine, one in list(line.engines.items()):
+                if router in one.owed:
+                    one.owed.discard(router)
+                    self.sync(engine, now)
+
+    # Engines
+
+    def drop_engine(self, engine: str, now: float) -> None:
+        """An engine is gone, and what lay on it; routers that had something there have no credit now."""
+        had = self.accounts.drop(engine)
+        for router, (slots, tokens) in had.items():
+            self._say(router, Credit(engine, -slots, -tokens))
+            tickets = self._tickets.get(router, {})
+            for ticket in [one for one in tickets if self._requests[one].engine == engine]:
+                tickets.pop(ticket, None)
+                del self._requests[ticket]
+        model = self._model_of.get(engine)
+        if model is None:
+            return
+        one = self.lines[model].engines[engine]
+        one.slots, one.tokens, one.told = 0, 0, None
+        one.owed |= had.keys()
+        one.reached = {router: usable for router, usable in one.reached.items() if usable or router in had}
+        self._act(model, self.lines[model].admission.on_replica_gone(engine, now))
+        self.tidy(model)
+
+    def owing(self, engine: str) -> set[str]:
+        """Routers that have to say anew what runs on an engine that was taken for gone, and is there."""
+        model = self._model_of.get(engine)
+        there = model is not None and slots_of(engine) in self._ledger
+        return set(self.lines[model].engines[engine].owed) if model is not None and there else set()
+
+    def sync(self, engine: str, now: float) -> None:
+        """What is free of an engine may have changed."""
+        model = self._model_of.get(engine)
+        if model is None:
+            return
+        line = self.lines[model]
+        one = line.engines[engine]
+        told = self._told(engine, one, line.routers)
+        if told == one.told:
+            return
+        one.told = told
+        slots, tokens, *lent = told
+        self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent[0], lent[1])))
+
+    def tidy(self, model: str) -> None:
+        """Forget engines that nobody reaches, and a line without routers."""
+        line = self.lines[model]
+        for engine in [name for name, one in line.engines.items() if not one.reached and not one.slots]:
+            del line.engines[engine], self._model_of[engine]
+            self._act(model, line.admission.on_replica_gone(engine, -math.inf))
+        if not line.routers and not line.engines and not line.admission.waiting:
+            del self.lines[model]
+            self.touched.discard(model)
+
+    def on_tick(self, now: float) -> None:
+        """Time has passed."""
+        for model, line in list(self.lines.items()):
+            due = line.admission.next_due()
+            if due is not None and due <= now:
+                self._act(model, line.admission.on_tick(now))
+            self.touched.add(model)
+
+    def model_of(self, engine: str) -> str:
+        """The model that an engine serves, by its routers' word; empty: nobody has said."""
+        return self._model_of.get(engine, "")
+
+    def line(self, model: str) -> Line:
+        """The line of a model; a new one if there is none."""
+        line = self.lines.get(model)
+        if line is None:
+            line = self.lines[model] = Line(Admission(UNTOLD))
+        return line
+
+    def promised(self) -> dict[str, tuple[int, float]]:
+        """Slots and tokens that the lines take for free, by engine. O(engines)."""
+        found: dict[str, tuple[int, float]] = {}
+        for line in self.lines.values():
+            found.update({name: line.admission.free_on(name) for name in line.engines})
+        return found
+
+    def owed_by(self, router: str) -> set[str]:
+        """Engines of which a router has to say anew what runs there. O(engines)."""
+        found = (name for line in self.lines.values() for name, one in line.engines.items() if router in one.owed)
+        return set(found)
+
+    # Inside
+
+    def _end(self, ticket: str, now: float) -> str | None:
+        request = self._requests.pop(ticket, None)
+        if request is None:
+            return None
+        self._tickets.get(request.router, {}).pop(ticket, None)
+        if request.engine:
+            held = request.arrival.cost + request.grown
+            self.accounts.give_back(request.router, request.engine, request.arrival.slots, held)
+            self._release(request, now)
+        return request.model
+
+    def _act(self, model: str, actions: Iterable[Action], ended: str = "") -> None:
+        """Do what a line has decided; of `ended`, which is of no use any more, what came due in the same moment is
+        nobody's business."""
+        self.touched.add(model)
+        for action in actions:
+            if action.request_id == ended:
+                continue
+            request = self._requests[action.request_id]
+            if isinstance(action, Refuse):
+                del self._requests[action.request_id]
+                self._tickets.get(request.router, {}).pop(action.request_id, None)
+            else:
+                try:
+                    self._charge(request, action.replica_id)
+                except (InsufficientMemory, LeaseNotFound, LeaseConflict):
+                    self._again.append(action.request_id)  # in the middle of several ends at once
+                    continue
+            self._say(request.router, action)
+
+    def _charge(self, request: _Request, engine: str) -> None:
+        arrival = request.arrival
+        self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
+        request.engine = engine
+        one = self.lines[request.model].engines[engine]
+        one.slots += arrival.slots
+        one.tokens += arrival.cost
+
+    def _release(self, request: _Request, now: float) -> None:
+        """A request is none of the line's any more; `Admission` is told next."""
+        one = self.lines[request.model].engines.get(request.engine)
+        if one is not None:
+            one.slots = max(0, one.slots - request.arrival.slots)
+            one.tokens = max(0, one.tokens - request.arrival.cost)
+            self.sync(request.engine, now)
+
+    def _told(self, engine: str, one: _Engine, routers: set[str]) -> tuple[int, int, int, int]:
+        if not one.open_to(routers) or slots_of(engine) not in self._ledger:
+            return 0, 0, 0, 0
+        slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
+        free_slots, free_tokens = self.accounts.free(engine)
+        return slots, tokens, max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
+
+    def _unreach(self, router: str, engine: _Engine) -> None:
+        engine.owed.discard(router)
+        engine.reached.pop(router, None)

@@ -1,0 +1,333 @@
+"""The line as a router sees it: it grants from credit at once while nobody waits, and asks the quota actor else.
+
+The same style as `core.admission`: events in, `Grant` and `Refuse` out, by the request's own id. A shell carries
+`next_exchange` and `watch` to the quota actor and the answers back to `on_reply`.
+
+Rules
+- A request is granted here if its model is not contended by the actor's last word, none of this router's own waits,
+  and some engine's credit has room; else it is handed in, and the actor's order counts.
+- The actor is away from the first call that fails until its next answer. Meanwhile the router grants to who waits by
+  class, then by age, from the credit it has. Who was handed in is withdrawn then, so nobody is granted twice.
+- Nothing begins later than `FENCE_S` after the last word that was answered was sent: the credit may be another's.
+- A new epoch, or an incarnation the actor does not know: the router says what it has and hands in again who waits, with
+  the time already waited.
+- The actor's last figures refuse who cannot be served in time, or finds the line full, without a question.
+
+Invariant: every arrival ends as exactly one of granted, refused, cancelled while waiting, or still waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+from serve_app.core.admission import Policy
+from serve_app.core.exchange.credit import Accounts
+from serve_app.core.exchange.holding import Holding
+from serve_app.core.exchange.link import Link
+from serve_app.core.exchange.outlook import Outlook
+from serve_app.core.exchange.pending import Pending, Waiting
+from serve_app.core.exchange.protocol import Exchange, Reply
+from serve_app.core.exchange.words import Action as Said
+from serve_app.core.exchange.words import (
+    Arrive,
+    Booked,
+    Cancel,
+    Closed,
+    Credit,
+    Done,
+    Event,
+    Grown,
+    Hello,
+    Left,
+    Lent,
+    Reach,
+    Rules,
+)
+from serve_app.core.memory.budgets import FENCE_S
+from serve_app.core.waiting.events import Action, Arrival, Grant, Reason, Refuse
+
+LATE_S = 0.5  # past the end of a wait: the actor's own refusal comes before that
+LONGEST_WAIT_S = 60.0  # of a model whose bounds nobody has told
+
+
+class RemoteLine:
+    """The lines of all models, for one router.
+
+    Args:
+        router: its name, unique among routers.
+        incarnation: at least the last one this name has had.
+    """
+
+    def __init__(self, router: str, incarnation: int = 0) -> None:
+        self._link = Link(router, incarnation)
+        self._router = router
+        self._accounts = Accounts()
+        self._policies: dict[str, Policy] = {}
+        self._pending = Pending()
+        self._running = Holding(self._accounts, self._link)
+        self._numbers = itertools.count(1)
+        self._closing: dict[str, tuple[str, bool] | None] = {}  # engines let go of, and what they became since
+        self._outlook = Outlook(self._link)
+        self._good_until = -math.inf
+        self.alone = True  # the actor does not answer, or does not know yet what all routers have
+        self.granted_here = 0  # counters
+        self.granted_there = 0
+        self._begin(0, 0.0)
+
+    # What there is
+
+    def serve(self, model: str, policy: Policy) -> None:
+        """The router serves this model, with these bounds."""
+        self._policies[model] = policy
+        self._link.put(Rules(model, policy))
+
+    def retire(self, model: str) -> None:
+        """It does so no more; who waits for it has been told."""
+        if self._policies.pop(model, None) is not None:
+            self._link.put(Rules(model, None))
+
+    def reach(self, model: str, engine: str, usable: bool, now: float) -> list[Action]:
+        """An engine is there, and requests can be handed to it or not at the moment."""
+        if engine in self._closing:
+            self._closing[engine] = (model, usable)
+        elif self._accounts.reach(model, engine, usable):
+            self._link.put(Reach(model, engine, usable))
+            self._running.touched.add(engine)
+        return self._serve_alone(model, now)
+
+    def drop(self, engine: str) -> None:
+        """An engine is gone, and what ran there is forgotten; such a request may arrive again by its id."""
+        if engine in self._closing:
+            self._closing[engine] = None
+        if engine not in self._accounts:
+            return
+        self._running.drop(engine)
+        self._accounts.drop(engine)
+        self._closing[engine] = None
+        self._link.put(Left(engine))
+
+    # Requests
+
+    def on_arrive(self, model: str, arrival: Arrival, now: float) -> list[Action]:
+        """A request asks for a place. ValueError: one of this id waits or runs already."""
+        if arrival.request_id in self._pending or arrival.request_id in self._running:
+            raise ValueError(f"{arrival.request_id!r} waits or runs already")
+        if arrival.deadline is not None and arrival.deadline <= now:
+            return [self._outlook.refusal(model, arrival, Reason.DEADLINE)]
+        waiting = Waiting(model, arrival, now)
+        if not self._pending.count(model) and (self.alone or model not in self._link.contended):
+            granted = self._grant_here(waiting, now)
+            if granted is not None:
+                self._balance(now)
+                return [granted]
+        reason = None if self.alone else self._outlook.hopeless(model, arrival, now)
+        if reason is not None:
+            return [self._outlook.refusal(model, arrival, reason)]
+        self._wait(waiting, now)
+        return self._serve_alone(model, now)
+
+    def on_cancel(self, request_id: str, now: float) -> list[Action]:
+        """The caller is gone, waiting or running. An unknown id changes nothing."""
+        if self._withdraw(request_id) is None:
+            return self.on_done(request_id, now)
+        return []
+
+    def on_done(self, request_id: str, now: float, prompt_tokens: int = 0, output_tokens: int = 0) -> list[Action]:
+        """A granted request has ended after so many tokens. An unknown id, or one that waits, changes nothing."""
+        run = self._running.end(request_id, prompt_tokens, output_tokens)
+        if run is None or run.ticket:
+            return []
+        actions = self._serve_alone(run.model, now)
+        self._balance(now)
+        return actions
+
+    def on_progress(self, request_id: str, output_tokens: int) -> None:
+        """A request has put out so many tokens more."""
+        self._running.progress(request_id, output_tokens)
+
+    def grow(self, request_id: str, tokens: int) -> bool:
+        """A running request needs more KV tokens; False: they are asked for, and it has not got them yet."""
+        return self._running.grow(request_id, tokens)
+
+    def on_tick(self, now: float) -> list[Action]:
+        """Time has passed: refuses who has waited too long, be it for an answer."""
+        actions: list[Action] = []
+        while (late := self._pending.late(now)) is not None:
+            self._withdraw(late.request_id)
+            deadline = late.arrival.deadline
+            served = any(usable for _, model, usable in self._accounts.engines() if model == late.model)
+            reason = Reason.TIMEOUT if served else Reason.NO_REPLICA
+            if deadline is not None and deadline <= now:
+                reason = Reason.DEADLINE
+            actions.append(self._outlook.refusal(late.model, late.arrival, reason))
+        return actions
+
+    def next_due(self) -> float | None:
+        """The moment for the next `on_tick`; None while nothing can come due."""
+        return self._pending.next_due()
+
+    def waiting(self, model: str) -> int:
+        """This router's requests in the line of a model."""
+        return self._pending.count(model)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a place."""
+        return len(self._running)
+
+    # The exchange
+
+    def next_exchange(self, now: float, *, beat: bool = False) -> Exchange | None:
+        """What is to be said now; None: nothing new. `beat`: say that the router is there, anyway."""
+        if self._link.too_far_behind:
+            self._begin(self._link.epoch, now)
+        self._balance(now, every=beat)
+        return self._link.next_exchange(beat=beat)
+
+    def watch(self) -> Exchange:
+        """The standing question for what is decided later."""
+        return self._link.watch()
+
+    def on_lost(self, now: float) -> list[Action]:
+        """A call to the actor has failed or was not answered in time; it may have got through all the same."""
+        self._link.lost()
+        self.alone = True
+        return self._serve_all_alone(now)
+
+    def on_reply(self, reply: Reply, sent_at: float, now: float) -> list[Action]:
+        """The answer to what was sent at that moment, the watch's included."""
+        link = self._link
+        if link.outdated(reply):
+            return []
+        if link.begins(reply):
+            self._begin(reply.epoch, now)
+            return []
+        if now >= sent_at + FENCE_S:
+            return self.on_lost(now)
+        contended = link.contended
+        actions = [action for said in link.heard(reply) for action in self._take(said, now)]
+        if link.booked:
+            self._good_until = max(self._good_until, sent_at + FENCE_S)
+        self._outlook.heard(sent_at)
+        self.alone = not link.booked or link.recovering
+        if self.alone:
+            return actions + self._serve_all_alone(now)
+        for waiting in self._pending.not_handed_in():
+            self._hand_in(waiting, now)
+        self._balance(now, every=link.contended != contended)
+        return actions
+
+    def _begin(self, epoch: int, now: float) -> None:
+        """Say everything anew."""
+        self._pending.forget_tickets()
+        self._running.forget_tickets()
+        self._closing.clear()
+        self.alone = True
+        events: list[Event] = [Hello(self._accounts.restate())]
+        events += [Rules(model, policy) for model, policy in self._policies.items()]
+        events += [Reach(model, engine, usable) for engine, model, usable in self._accounts.engines()]
+        self._link.begin(epoch, events)
+
+    def _take(self, said: Said, now: float) -> list[Action]:
+        match said:
+            case Grant(ticket, engine, _):
+                return self._granted(ticket, engine, now)
+            case Refuse(ticket, reason, retry_after_s):
+                waiting = self._pending.take(ticket)
+                if waiting is not None:
+                    return [Refuse(waiting.request_id, reason, retry_after_s)]
+            case Credit(engine, slots, tokens) if engine in self._accounts:
+                self._accounts.add(engine, slots, tokens)
+                self._running.touched.add(engine)
+            case Lent(engine, slots, tokens, spare_slots, spare_tokens) if engine in self._accounts:
+                self._accounts.add(engine, slots, tokens)
+                self._accounts.answered(engine, spare_slots, spare_tokens, now)
+                self._running.touched.add(engine)
+            case Grown() if said.engine in self._accounts:
+                self._running.grown(said)
+            case Booked(short):
+                for engine, slots, tokens in short:
+                    if engine in self._accounts:
+                        self._accounts.add(engine, -slots, -tokens)
+            case Closed(engine):
+                again = self._closing.pop(engine, None)
+                if again is not None:
+                    return self.reach(again[0], engine, again[1], now)
+        return []
+
+    def _granted(self, ticket: str, engine: str, now: float) -> list[Action]:
+        waiting = self._pending.take(ticket)
+        if waiting is None:
+            return []  # withdrawn; what it was granted comes back with that
+        arrival = waiting.arrival
+        if not self._accounts.usable(engine):
+            if engine not in self._accounts and engine not in self._closing:
+                self._link.put(Reach(waiting.model, engine, False))  # else the actor has heard so, or is about to
+            self._link.done(Done(ticket, 0, 0))
+            self._wait(Waiting(waiting.model, replace(arrival, accepted=True), waiting.arrived_s), now)
+            return []
+        self._running.begin_there(waiting, engine)
+        self.granted_there += 1
+        return [Grant(arrival.request_id, engine, now - waiting.arrived_s)]
+
+    # Inside
+
+    def _grant_here(self, waiting: Waiting, now: float) -> Grant | None:
+        """Grant from credit; None: there is none, or it may be another's by now."""
+        engine = None if now >= self._good_until else self._running.begin_here(waiting)
+        if engine is None:
+            return None
+        self.granted_here += 1
+        return Grant(waiting.request_id, engine, now - waiting.arrived_s)
+
+    def _serve_alone(self, model: str, now: float) -> list[Action]:
+        """Grant to who waits, in order, while the actor cannot."""
+        actions: list[Action] = []
+        while self.alone and (first := self._pending.first(model)) is not None:
+            granted = self._grant_here(first, now)
+            if granted is None:
+                break
+            self._withdraw(first.request_id)
+            actions.append(granted)
+        return actions
+
+    def _serve_all_alone(self, now: float) -> list[Action]:
+        return [action for model in self._pending.models() for action in self._serve_alone(model, now)]
+
+    def _wait(self, waiting: Waiting, now: float) -> None:
+        policy = self._policies.get(waiting.model)
+        due = waiting.arrived_s + (LONGEST_WAIT_S if policy is None else policy.max_wait_s)
+        deadline = waiting.arrival.deadline
+        self._pending.add(waiting, (due if deadline is None else min(due, deadline)) + LATE_S)
+        if not self.alone:
+            self._hand_in(waiting, now)
+
+    def _hand_in(self, waiting: Waiting, now: float) -> None:
+        ticket = f"{self._router}:{next(self._numbers)}"
+        deadline = waiting.arrival.deadline
+        left_s = None if deadline is None else deadline - now
+        arrival = replace(waiting.arrival, request_id=ticket, deadline=left_s)
+        self._pending.hand_in(waiting, ticket)
+        self._link.put(Arrive(waiting.model, arrival, now - waiting.arrived_s))
+
+    def _withdraw(self, request_id: str) -> Waiting | None:
+        """Somebody waits no more, by our own doing."""
+        waiting = self._pending.remove(request_id)
+        if waiting is not None and waiting.ticket:
+            self._link.put(Cancel(waiting.ticket))
+        return waiting
+
+    def _balance(self, now: float, *, every: bool = False) -> None:
+        """Give back credit and ask for it, on engines where it has changed."""
+        if self.alone:
+            return
+        contended = self._link.contended
+        for engine in self._accounts.names() if every else list(self._running.touched):
+            back = self._accounts.surplus(engine, contended)
+            wanted = self._accounts.ask(engine, contended, now) if back is None else None
+            for event in (back, wanted):
+                if event is not None:
+                    self._link.put(event)
+        self._running.touched.clear()

@@ -1,0 +1,173 @@
+"""What a router and the quota actor say to each other about requests: values that cross the border as they are.
+
+Spans only, no moments: each side has a clock of its own. Tuples: there are tens of thousands of them a second.
+
+An account is what a router may use of one engine, slots and KV tokens: what its requests hold there and what it has
+besides, its credit. The ledger holds the account's sum; every change of it is one event or one action of the ordered
+stream (`core.exchange.protocol`), so both ends count the same however the messages travel.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serve_app.core.admission import Policy
+from serve_app.core.waiting.events import Arrival, Grant, Preempt, Refuse
+from serve_app.types import RequestClass
+
+
+class Amount(NamedTuple):
+    """Slots and KV tokens of one engine."""
+
+    engine: str
+    slots: int
+    tokens: int
+
+
+# Events: router to actor
+
+
+class Hello(NamedTuple):
+    """The first event of every incarnation: what the router's accounts are. The actor books what it can of it."""
+
+    holds: tuple[Amount, ...]
+
+
+class Rules(NamedTuple):
+    """The router serves this model, with these bounds of its line; None: not any more."""
+
+    model: str
+    policy: Policy | None
+
+
+class Reach(NamedTuple):
+    """Whether the router can hand requests to this engine now."""
+
+    model: str
+    engine: str
+    usable: bool
+
+
+class Left(NamedTuple):
+    """The router is done with an engine; its account there is nothing, and what ran there is forgotten. Answered by
+    `Closed`, before which it does not begin with that engine again."""
+
+    engine: str
+
+
+class Arrive(NamedTuple):
+    """A request asks for a place.
+
+    Args:
+        model: whose line.
+        arrival: its `request_id` is the ticket, never used twice; its `deadline` is the seconds left.
+        waited_s: how long it has waited so far; ageing and the longest wait count from there.
+    """
+
+    model: str
+    arrival: Arrival
+    waited_s: float
+
+
+class Cancel(NamedTuple):
+    """The caller of this ticket is gone, or has been served otherwise; what it was granted comes back with this."""
+
+    ticket: str
+
+
+class Progress(NamedTuple):
+    """A request runs and has put out this many tokens since the last word of it."""
+
+    ticket: str
+    output_tokens: int
+
+
+class Done(NamedTuple):
+    """A granted request has ended; all that its account held for it comes back with this."""
+
+    ticket: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Usage(NamedTuple):
+    """What the router has granted by itself since its last word, for the fairness counters of the line."""
+
+    model: str
+    request_class: RequestClass
+    tenant: str
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+class GiveBack(NamedTuple):
+    """Credit of this account is the actor's again."""
+
+    engine: str
+    slots: int
+    tokens: int
+
+
+class Ask(NamedTuple):
+    """The router has this credit left on the engine, and would have more."""
+
+    engine: str
+    slots: int
+    tokens: int
+
+
+class Grow(NamedTuple):
+    """A running request outgrows its estimate. `ticket`: empty if the router granted it by itself."""
+
+    request_id: str
+    ticket: str
+    engine: str
+    tokens: int
+
+
+# Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are the line's own, by ticket
+
+
+class Booked(NamedTuple):
+    """The answer to `Hello`: what is missing in the ledger of what the router said it has."""
+
+    short: tuple[Amount, ...]
+
+
+class Closed(NamedTuple):
+    """The answer to `Left`."""
+
+    engine: str
+
+
+class Credit(NamedTuple):
+    """The account has grown by this much, or has fallen."""
+
+    engine: str
+    slots: int
+    tokens: int
+
+
+class Lent(NamedTuple):
+    """The answer to `Ask`: the account has grown by this much, which may be nothing; `spare_*`: the credit each router
+    is to have there while nobody waits."""
+
+    engine: str
+    slots: int
+    tokens: int
+    spare_slots: int
+    spare_tokens: int
+
+
+class Grown(NamedTuple):
+    """The request has so many tokens more. If it has ended, they are credit; under a ticket they came back with it."""
+
+    request_id: str
+    ticket: str
+    engine: str
+    tokens: int
+
+
+Event = Hello | Rules | Reach | Left | Arrive | Cancel | Progress | Done | Usage | GiveBack | Ask | Grow
+Action = Grant | Refuse | Booked | Closed | Credit | Lent | Grown | Preempt

@@ -1,0 +1,317 @@
+"""Engines under grant: who gets device memory, who waits for it, and whose turn it is to load.
+
+An engine says again and again what it is and what it has, and is told what it may have (`core.memory.shares` says why).
+
+Rules
+- An engine asks for bytes on devices of its nodes: as much as it wants, or as little as it can do with. Whoever asked
+  first is served first; who asked later may pass only on devices that nobody before it could use.
+- Ranks whose device is fixed (Ray has placed them) get that device or wait; the others get, on their node, the devices
+  that leave most room for what is asked for here (`core.placing.learned_policy`).
+- Memory may be kept for an engine before it starts (`core.memory.berths`): it takes that over with its first word.
+- On one device engines load one at a time: vLLM measures what is free while it starts.
+- An engine that falls silent keeps its memory until that has been seen free.
+
+Invariant: no engine loads before its memory is reserved on every device it will use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from serve_app.core.memory.berths import Berths
+from serve_app.core.memory.devices import choose, could_use, demands
+from serve_app.core.memory.leases import Hold, Kind, Lease, Phase
+from serve_app.core.memory.ledger import Ledger
+from serve_app.core.placing.learned_policy import Learned
+from serve_app.core.placing.placement_policies import Policy
+from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+
+OWNER_TTL_S = 4.0  # a dead owner's leases are back within 5 s: its silence, and a look every half second
+Process = tuple[int, int]  # id, and start in clock ticks since boot: ids are used again
+LOADING_TTL_S = 9.0  # loading holds Python's lock for seconds; 10 s with the look
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Where a rank of an engine is: on this node, on this device of it; None: any device."""
+
+    node: str
+    device: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine replica says of itself.
+
+    Args:
+        owner: the replica's id, and the name of its lease.
+        model: what it serves.
+        ranks: where its ranks are.
+        wanted_bytes: for each rank, weights and KV pool together.
+        least_bytes: for each rank, with which it would start, too.
+        holds: what it has been granted, as it knows; none: it asks.
+        kv_tokens: its KV pool, once it runs; 0: it does not run yet.
+        kv_bytes: of that pool, over all ranks.
+        measured_bytes: of its processes on each device of `holds`; None: could not be measured there.
+        processes: its processes by node, each by id and start (ticks): when they are gone, so is its memory.
+        loading: it was told that it is its turn, and does not run yet; an actor that has just come up has to know.
+        gone: it has ended, and its memory is free.
+        slots: sequences of its batch that are for the line; 0: its line is the routers' own.
+    """
+
+    owner: str
+    model: str
+    ranks: tuple[Rank, ...]
+    wanted_bytes: int
+    least_bytes: int
+    holds: tuple[Hold, ...] = ()
+    kv_tokens: int = 0
+    kv_bytes: int = 0
+    measured_bytes: tuple[int | None, ...] = ()
+    processes: tuple[tuple[str, tuple[Process, ...]], ...] = ()
+    loading: bool = False
+    gone: bool = False
+    slots: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.ranks or not 0 < self.least_bytes <= self.wanted_bytes:
+            sizes = f"{self.least_bytes} to {self.wanted_bytes} bytes"
+            raise ValueError(f"{self.owner}: {len(self.ranks)} ranks, {sizes} each")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReply:
+    """What an engine may have. `holds`: none while it waits, and `why` says for what; `may_load`: it is its turn;
+    `drain`: it is to finish what it runs and end, for others to have its place."""
+
+    holds: tuple[Hold, ...] = ()
+    may_load: bool = False
+    why: str = ""
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """An engine that waits for memory."""
+
+    owner: str
+    model: str
+    ranks: int
+    wanted_bytes: int
+    least_bytes: int
+    waits_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """An engine that uses more of a device than it was granted."""
+
+    owner: str
+    model: str
+    device: str
+    granted_bytes: int
+    measured_bytes: int
+
+
+@dataclass(slots=True)
+class _Engine:
+    told: EngineReport
+    since: float
+    heard_at: float
+    why: str = ""
+    loads: bool = False
+
+
+class Grants:
+    """The engines and what they hold. O(engines that wait) per report while some do, else O(log n)."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._engines: dict[str, _Engine] = {}  # in the order they came
+        self._alarms: dict[tuple[str, str], Alarm] = {}
+        self._leaving: set[str] = set()
+        self._asked: dict[str, tuple[int, int]] = {}  # by model: what its last engine without a device wanted, at least
+        self.policy: Policy = Learned(0, 0)
+        self.berths = Berths(ledger)
+
+    def report(self, told: EngineReport, now: float, *, frozen: bool = False) -> EngineReply:
+        """An engine's word; returns what it may have.
+
+        Args:
+            frozen: nothing new is to be granted (while it is not known what others hold).
+
+        Raises:
+            LeaseConflict, InsufficientMemory: what it says it holds is another's by now.
+        """
+        owner = told.owner
+        if told.gone:
+            self.forget(owner, memory_gone=True)
+            return EngineReply(why="ended")
+        self._ledger.join(owner, OWNER_TTL_S if told.kv_tokens or not told.holds else LOADING_TTL_S, now)
+        engine = self._engines.get(owner)
+        if engine is None:
+            engine = self._engines[owner] = _Engine(told, now, now)
+            for demand in demands(told):
+                self.policy.seen(demand)  # once for each engine, however often it asks
+        engine.told, engine.heard_at = told, now
+        engine.loads = engine.loads or (told.loading and not told.kv_tokens)
+        if demands(told) and len(told.ranks) == 1:
+            self._asked[told.model] = (told.wanted_bytes, told.least_bytes)
+        if owner not in self._ledger:
+            if told.holds:
+                self._ledger.reserve(owner, Kind.ENGINE, owner, told.holds)  # presented, by one we did not know
+            elif not frozen:
+                self._serve()
+        if owner not in self._ledger:
+            return EngineReply(why=engine.why or "the ledger is being rebuilt")
+        lease = self._ledger.lease(owner)
+        if lease.phase is Phase.ENDING:
+            if tuple(told.holds) != lease.holds:
+                raise LeaseConflict(f"a part of what {owner} held is gone with its node")
+            lease = self._ledger.revive(owner)  # taken for gone while it stood still; nobody else has its memory yet
+        if told.kv_tokens and lease.phase is Phase.RESERVED:
+            lease = self._ledger.commit(owner, told.kv_tokens)
+            engine.loads = False
+        if lease.phase is Phase.RESERVED:
+            self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin with this very answer
+        self._measure(engine, lease)
+        turn = self._turn(engine, lease, frozen=frozen)
+        return EngineReply(lease.holds, may_load=turn, drain=owner in self._leaving)
+
+    def forget(self, owner: str, *, memory_gone: bool) -> list[Lease]:
+        """An engine is gone; with its memory, or that will be seen later. Returns the leases that ended."""
+        self.lost(owner)
+        if owner not in self._ledger:
+            self._ledger.leave(owner)
+            return []
+        ended = self._ledger.end(owner, memory_gone=memory_gone)
+        return ended + self._ledger.leave(owner)
+
+    def lost(self, owner: str) -> None:
+        """The ledger has ended an engine's lease, or never gave it one."""
+        self._engines.pop(owner, None)
+        self._leaving.discard(owner)
+        for key in [key for key in self._alarms if key[0] == owner]:
+            del self._alarms[key]
+
+    def drain(self, owner: str) -> None:
+        """Have an engine finish what it runs and end. Raises LeaseNotFound."""
+        if owner not in self._engines:
+            raise LeaseNotFound(f"there is no engine {owner!r}")
+        self._leaving.add(owner)
+
+    def leaving(self) -> list[str]:
+        """Engines that were told to drain and have not ended."""
+        return sorted(self._leaving)
+
+    def blocked(self, now: float) -> list[Blocked]:
+        """Who waits for memory, the first first."""
+        return [
+            Blocked(
+                owner,
+                engine.told.model,
+                len(engine.told.ranks),
+                engine.told.wanted_bytes,
+                engine.told.least_bytes,
+                now - engine.since,
+                engine.why,
+            )
+            for owner, engine in self._waiting()
+        ]
+
+    def alarms(self) -> list[Alarm]:
+        """Who uses more than was granted, by the last measurement."""
+        return list(self._alarms.values())
+
+    def told(self, owner: str) -> EngineReport | None:
+        """The last word of an engine."""
+        engine = self._engines.get(owner)
+        return None if engine is None else engine.told
+
+    def silent(self, since: float) -> list[EngineReport]:
+        """The last words of the engines that have said nothing since then, of those that wait, too."""
+        return [engine.told for engine in self._engines.values() if engine.heard_at <= since]
+
+    def owners(self) -> list[str]:
+        """All that have a grant or wait for one."""
+        return list(self._engines)
+
+    def of(self, model: str) -> list[str]:
+        """The engines of a model that run."""
+        return [
+            owner
+            for owner, engine in self._engines.items()
+            if engine.told.model == model and engine.told.kv_tokens and owner in self._ledger
+        ]
+
+    def last_ask(self, model: str) -> tuple[int, int] | None:
+        """The bytes that the last engine of a model wanted, and at least; None: none that left its device to the ledger
+        has spoken."""
+        return self._asked.get(model)
+
+    def free_for_new(self) -> dict[str, int]:
+        """Bytes by device that nobody who waits could use."""
+        free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
+        for _, engine in self._waiting():
+            for key in could_use(engine.told, free):
+                free[key] = 0
+        return free
+
+    def _take_over(self, told: EngineReport) -> None:
+        """Give an engine what was kept for it; what is too small for it ends."""
+        berth = self.berths.for_engine(told, self._engines) if self._ledger.knows(told.owner) else None
+        if berth is None:
+            return
+        self.berths.end(berth)
+        if berth.hold.amount >= told.least_bytes:
+            hold = Hold(berth.hold.on, min(told.wanted_bytes, berth.hold.amount))
+            self._ledger.reserve(told.owner, Kind.ENGINE, told.owner, (hold,))
+            self._engines[told.owner].why = ""
+
+    def _waiting(self) -> Iterator[tuple[str, _Engine]]:
+        return ((owner, engine) for owner, engine in self._engines.items() if owner not in self._ledger)
+
+    def _serve(self) -> None:
+        """Grant what was kept for one, and then what can be granted, in the order in which it was asked for."""
+        for _, engine in list(self._waiting()):
+            self._take_over(engine.told)
+        free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
+        for owner, engine in list(self._waiting()):
+            try:
+                holds = choose(engine.told, free, self.policy)
+            except InsufficientMemory as error:
+                engine.why = error.message
+                for key in could_use(engine.told, free):
+                    free[key] = 0  # kept for this one: who asked later cannot starve it
+                continue
+            try:
+                self._ledger.reserve(owner, Kind.ENGINE, owner, holds)
+            except LeaseNotFound:  # silent for too long; `expire` is about to say so
+                continue
+            engine.why = ""
+            for hold in holds:
+                free[hold.on] -= hold.amount
+
+    def _turn(self, engine: _Engine, lease: Lease, *, frozen: bool) -> bool:
+        if lease.phase is not Phase.RESERVED:
+            return False
+        if not engine.loads and not frozen:
+            mine = {hold.on for hold in lease.holds}
+            engine.loads = not any(
+                other.loads and other is not engine and mine & self._devices(owner)
+                for owner, other in self._engines.items()
+            )
+        return engine.loads
+
+    def _devices(self, owner: str) -> set[str]:
+        return {hold.on for hold in self._ledger.lease(owner).holds} if owner in self._ledger else set()
+
+    def _measure(self, engine: _Engine, lease: Lease) -> None:
+        for hold, measured in zip(lease.holds, engine.told.measured_bytes, strict=False):
+            key = (lease.lease_id, hold.on)
+            if measured is not None and measured > hold.amount:
+                self._alarms[key] = Alarm(lease.lease_id, engine.told.model, hold.on, hold.amount, measured)
+            else:
+                self._alarms.pop(key, None)

@@ -1,0 +1,391 @@
+"""The quota actor's brain: one ledger, those who hold and those who wait, and what survives the actor's own death.
+
+Events in, answers out; the shell (`serve_app.quota`) has the clock, the cluster and the roster's storage.
+
+Rules
+- Whoever speaks to it is alive; whoever is silent for its time to live has left, and what it held is free, an engine's
+  memory once that has been seen free. Time in which the actor itself stood still is nobody's silence.
+- The roster outlives the actor: engines with what they hold, routers by name, sessions whole. A change of it is to be
+  stored before the answer that depends on it is sent (`take_changes`).
+- After its own death it begins a new epoch from the roster. Words under an older epoch change nothing; they are told
+  the new one, and the speaker says again what it has. Nothing new is granted until every router on the roster has
+  spoken or its time is over. Until then routers go by the limits they have, which is what the ledger holds for them.
+
+Invariant: what the parties may use together, by the last answer each has seen, never exceeds what there is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from serve_app.core.exchange.lines import Lines
+from serve_app.core.exchange.protocol import Exchange, Reply
+from serve_app.core.memory.berths import BERTH_TTL_S, Berth
+from serve_app.core.memory.grants import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Grants
+from serve_app.core.memory.leases import Device, Kind, Lease, Phase
+from serve_app.core.memory.ledger import Ledger
+from serve_app.core.memory.roster import Changes, EngineEntry, Entry, Key, Roster, SessionEntry, Value
+from serve_app.core.memory.sessions import Session, SessionAsk, Sessions
+from serve_app.core.memory.shares import PoolReport, PoolTarget, Shares
+from serve_app.core.memory.starts import Starts, StartsAsk, StartsReply
+from serve_app.core.placing.relocation import Relocation
+from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, Unavailable
+
+RECOVERING = "quota_recovering"  # the code of what has to wait until then
+RECOVERY_S = LOADING_TTL_S  # whoever has said nothing by then is not there any more
+SILENT_S = 2.0  # two beats: an engine that says nothing for so long is looked for on its machine
+STALL_S = 1.5  # three of the shell's ticks: who has not looked for so long cannot say who was silent
+
+
+@dataclass(frozen=True, slots=True)
+class RouterReport:
+    """All that a router says: every pool it knows. `seq` rises with every report, `epoch` is the last one heard of."""
+
+    router: str
+    epoch: int
+    seq: int
+    pools: tuple[PoolReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterReply:
+    """What a router may use, of the pools where that is not what it said it knows. `stale`: the epoch is new to it, and
+    it has to say again what it has.
+
+    `blocked`: how many engines of each model wait for memory, for those of which any does. `opened`: how many sessions
+    were opened in this epoch; an id that was none of them may be one once that has changed.
+    """
+
+    epoch: int
+    targets: tuple[PoolTarget, ...]
+    stale: bool = False
+    blocked: tuple[tuple[str, int], ...] = ()
+    opened: int = 0
+
+
+class Quota:
+    """See the module.
+
+    Args:
+        epoch: higher than that of any quota actor before it.
+        roster: what the one before has stored.
+        now: seconds of the host's monotonic clock.
+    """
+
+    def __init__(self, epoch: int, roster: dict[Key, Value], now: float) -> None:
+        self.epoch = epoch
+        self.ledger = Ledger()
+        self.grants = Grants(self.ledger)
+        self.shares = Shares(self.ledger)
+        self.relocation = Relocation(self.ledger, self.grants)
+        self.lines = Lines(epoch, self.ledger, recovering=bool(roster))
+        self.starts = Starts(self.ledger, self.grants)
+        self.sessions = Sessions(self.ledger, self.grants, self.shares, now)
+        self._seq: dict[str, int] = {}
+        self._roster = Roster(roster)
+        self._missing = {name for kind, name in roster if kind in (Entry.ENGINE, Entry.ROUTER)}
+        self._recovers_until = now + RECOVERY_S
+        self._restored = not roster
+        self._ticked_at = now
+        self._blocked: tuple[tuple[str, int], ...] = ()
+
+    # What there is
+
+    def on_devices(self, devices: list[Device], now: float) -> None:
+        """All devices of the cluster, as they are now. The first word of it also puts back what the roster knows.
+
+        Raises:
+            LeaseConflict: a device has changed its size under what it holds.
+        """
+        there = {device.key for device in devices}
+        known = {use.device.key: use.device for use in self.ledger.devices()}
+        for key in known.keys() - there:
+            self._ended(self.ledger.remove_device(key), now)
+        for device in devices:
+            if known.get(device.key, device) == device:
+                self.ledger.add_device(device)
+            elif not self.ledger.on(device.key):
+                self.ledger.remove_device(device.key)
+                self.ledger.add_device(device)
+            else:
+                raise LeaseConflict(f"device {device.key} has other bytes than before, and is in use")
+        if not self._restored:
+            self._restored = True
+            self._restore(now)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether it is not yet known what everybody holds."""
+        return bool(self._missing) or not self._restored
+
+    # Engines
+
+    def on_engine(self, told: EngineReport, now: float) -> EngineReply:
+        """An engine's word. Raises as `Grants.report`; the engine then has to end."""
+        if not self._restored:
+            return EngineReply(told.holds, why="the ledger is being rebuilt")
+        self._heard(told.owner)
+        if told.gone:
+            ended = self.grants.forget(told.owner, memory_gone=True)
+            self._ended(ended, now)
+            self._roster.forget((Entry.ENGINE, told.owner))
+            return EngineReply(why="ended")
+        reply = self.grants.report(told, now, frozen=self.recovering)
+        self._remember_engine(told.owner)
+        self._open_slots(told, now)
+        self.lines.freeze(self.recovering, now)
+        return reply
+
+    def _open_slots(self, told: EngineReport, now: float) -> None:
+        if told.slots and told.owner in self.ledger and self.ledger.lease(told.owner).phase is Phase.COMMITTED:
+            self.ledger.open_slots(told.owner, told.slots)
+            self.lines.sync([told.owner], now)
+
+    def on_starts(self, ask: StartsAsk, now: float) -> StartsReply:
+        """The controller is about to start engines, or would like to; see `core.memory.starts`."""
+        if not self._restored:
+            return StartsReply()
+        return self.starts.ask(ask, now, frozen=self.recovering)
+
+    def on_memory_gone(self, owner: str) -> None:
+        """The memory of an engine that has left was seen free."""
+        if owner in self.ledger and self.ledger.lease(owner).phase is Phase.ENDING:
+            self.ledger.memory_gone(owner)
+            self.shares.drop(owner)  # routers that have not noticed may have spoken of it since it ended
+        self._roster.forget((Entry.ENGINE, owner))
+
+    def silent(self, now: float) -> list[EngineReport]:
+        """The last words of engines that are to be looked for on their machines: they have not been heard of for a
+        while, or not since this actor came up. Ranks on several GPUs are processes of Ray, which their engine does not
+        know and which outlive it by a moment: those engines are given their whole time."""
+        found = self.grants.silent(now - SILENT_S)
+        missing = [self._roster.get((Entry.ENGINE, name)) for name in self._missing]
+        known = {told.owner for told in found}
+        found += [one.told for one in missing if isinstance(one, EngineEntry) and one.told.owner not in known]
+        return [told for told in found if told.processes and len(told.ranks) == 1]
+
+    def on_dead(self, owner: str, now: float) -> None:
+        """An engine's processes were seen gone, and it has said nothing since."""
+        if any(told.owner == owner for told in self.silent(now)):
+            self._heard(owner)
+            self._ended(self.grants.forget(owner, memory_gone=True), now)
+            self._roster.forget((Entry.ENGINE, owner))
+
+    def ending(self) -> dict[str, EngineReport | None]:
+        """Engines that have left, whose memory has not been seen free, by owner; their last word where it is known."""
+        found: dict[str, EngineReport | None] = {}
+        for lease in self.ledger.leases(Kind.ENGINE):
+            if lease.phase is Phase.ENDING:
+                entry = self._roster.get((Entry.ENGINE, lease.lease_id))
+                found[lease.lease_id] = entry.told if isinstance(entry, EngineEntry) else None
+        return found
+
+    # Routers
+
+    def on_router(self, told: RouterReport, now: float) -> tuple[RouterReply, list[str]]:
+        """A router's word; returns what it may use, and the other routers that should know (`core.memory.shares`)."""
+        router = told.router
+        if told.epoch != self.epoch or not self._restored:
+            return RouterReply(self.epoch, (), stale=True), []
+        self.ledger.join(router, OWNER_TTL_S, now)
+        if told.seq <= self._seq.get(router, -1):
+            return self.router_targets(router), []
+        self._seq[router] = told.seq
+        self._roster.put((Entry.ROUTER, router), None)
+        others: set[str] = set()
+        targets = []
+        for pool in told.pools:
+            try:
+                target, changed = self.shares.report(router, pool, frozen=self.recovering)
+            except (LeaseNotFound, LeaseConflict):  # an engine that is not there (any more)
+                target, changed = PoolTarget(pool.pool, pool.version + bool(pool.limit), 0), []
+            if target.version > pool.version:  # what the router knows already is not said again
+                targets.append(target)
+            others.update(changed)
+            if pool.used or pool.want:
+                self.sessions.touch(pool.pool, now)
+        self.lines.sync((pool.pool for pool in told.pools), now)
+        self._heard(router)
+        return self._reply(targets), sorted(others - {router})
+
+    def on_exchange(self, told: Exchange, now: float) -> Reply:
+        """A router's message about requests (`core.exchange.lines`); `told.router` is a name of its own for this, which
+        `on_router` never hears."""
+        if not self._restored or self.lines.stale(told):
+            return self.lines.stale_reply(told)
+        self.ledger.join(told.router, OWNER_TTL_S, now)
+        self._roster.put((Entry.ROUTER, told.router), None)
+        self._heard(told.router)  # its first event says what it has, and comes before any other
+        self.lines.freeze(self.recovering, now)
+        return self.lines.on_exchange(told, now)
+
+    def on_watch(self, told: Exchange, now: float, *, at_last: bool) -> Reply | None:
+        """A router waits for news; None: there is none yet. `at_last`: it waits no longer."""
+        if not self._restored or self.lines.stale(told):
+            return self.lines.stale_reply(told)
+        self.ledger.beat(told.router, now)
+        return self.lines.on_watch(told, now, at_last=at_last)
+
+    def router_targets(self, router: str) -> RouterReply:
+        """What a router may use now, for one that waits for more."""
+        return self._reply(self.shares.targets(router))
+
+    def _reply(self, targets: list[PoolTarget]) -> RouterReply:
+        return RouterReply(self.epoch, tuple(targets), blocked=self._blocked, opened=self.sessions.opened)
+
+    # Sessions
+
+    def on_session(self, ask: SessionAsk, now: float) -> Session | None:
+        """Somebody asks for a session; None: it waits. Raises as `Sessions.ask`, and Unavailable while it is not known
+        what the routers hold: that may be the very tokens."""
+        if self.recovering and not self.sessions.is_open(ask.session_id):
+            left_s = max(0.0, self._recovers_until - now)
+            raise Unavailable("the ledger is being rebuilt", code=RECOVERING, retry_after_s=left_s)
+        try:
+            session = self.sessions.ask(ask, now)
+        finally:
+            self._sessions_changed(ask.model, now)
+        if session is not None:
+            entry = SessionEntry(self.sessions.asked(ask.session_id), session.pool)
+            self._roster.put((Entry.SESSION, ask.session_id), entry)
+        return session
+
+    def _sessions_changed(self, model: str, now: float) -> None:
+        """Sessions of this model may have taken tokens of its engines, or wait for them."""
+        self.lines.hold_back(self.shares.closed, now)
+        self.lines.sync(self.grants.of(model), now)
+
+    def on_renew(self, session_id: str, now: float) -> Session:
+        """Raises LeaseNotFound."""
+        return self.sessions.renew(session_id, now)
+
+    def on_close(self, session_id: str) -> None:
+        """Raises LeaseNotFound."""
+        self.sessions.close(session_id)
+        self._roster.forget((Entry.SESSION, session_id))
+
+    def on_look(self, session_id: str, now: float) -> Session:
+        """A session as it is, without renewing it. Raises LeaseNotFound."""
+        return self.sessions.look(session_id, now)
+
+    # Time
+
+    def on_tick(self, now: float) -> tuple[list[Session], list[SessionAsk]]:
+        """Time has passed; returns the sessions that opened and those that waited for too long."""
+        stood_s, self._ticked_at = now - self._ticked_at, now
+        if stood_s > STALL_S:  # what was said meanwhile has yet to be read
+            self.ledger.excuse(stood_s)
+            self._recovers_until += stood_s
+        if self._restored and now >= self._recovers_until:
+            self._missing.clear()
+        waiting = Counter(one.model for one in self.grants.blocked(now))
+        self._blocked = tuple(sorted(waiting.items()))
+        self.grants.berths.keep_restarts(set(self.grants.owners()), now)
+        self._ended(self.ledger.expire(now), now)
+        for owner in self.grants.owners():
+            if not self.ledger.knows(owner):
+                self.grants.lost(owner)
+                if owner not in self.ledger:
+                    self._roster.forget((Entry.ENGINE, owner))
+        routers = [name for (kind, name), _ in self._roster if kind is Entry.ROUTER]
+        gone = [name for name in routers if name not in self._missing and not self.ledger.knows(name)]
+        if gone:
+            self.lines.leave(gone, now)
+        for name in gone:
+            self.shares.leave(name)
+            self._seq.pop(name, None)
+            self._roster.forget((Entry.ROUTER, name))
+        self.lines.freeze(self.recovering, now)
+        if self.recovering:
+            return [], []
+        self.relocation.step(now)
+        opened, late = self.sessions.settle(now)
+        self.lines.hold_back(self.shares.closed, now)
+        self.lines.sync(self.grants.owners(), now)
+        self.lines.on_tick(now)
+        for session in opened:
+            entry = SessionEntry(self.sessions.asked(session.session_id), session.pool)
+            self._roster.put((Entry.SESSION, session.session_id), entry)
+        return opened, late
+
+    # The roster
+
+    def take_changes(self) -> Changes:
+        """See `Roster.take_changes`."""
+        for name, berth in self.grants.berths.take_changes().items():
+            if berth is None:
+                self._roster.forget((Entry.BERTH, name))
+            else:
+                self._roster.put((Entry.BERTH, name), berth)
+        return self._roster.take_changes()
+
+    def not_stored(self, changes: Changes) -> None:
+        """See `Roster.not_stored`."""
+        self._roster.not_stored(changes)
+
+    def _remember_engine(self, owner: str) -> None:
+        """What would have to be known of it after a crash; not what changes every second."""
+        told = self.grants.told(owner)
+        if told is None or owner not in self.ledger:
+            return
+        holds = self.ledger.lease(owner).holds
+        entry = EngineReport(
+            owner,
+            told.model,
+            told.ranks,
+            told.wanted_bytes,
+            told.least_bytes,
+            holds,
+            told.kv_tokens,
+            told.kv_bytes,
+            (),
+            told.processes,
+            slots=told.slots,
+        )
+        self._roster.put((Entry.ENGINE, owner), EngineEntry(entry))
+
+    def _restore(self, now: float) -> None:
+        """Put back what the roster knows; what does not fit any more is gone with its node."""
+        self._recovers_until = now + RECOVERY_S  # until now nobody could be heard
+        for (kind, name), value in self._roster:
+            if kind is Entry.ENGINE and isinstance(value, EngineEntry):
+                try:
+                    self.grants.report(value.told, now)
+                    self.ledger.join(name, LOADING_TTL_S, now)
+                    self._open_slots(value.told, now)
+                except (LeaseNotFound, LeaseConflict, InsufficientMemory):
+                    self._roster.forget((kind, name))
+                    self._heard(name)  # it is gone with its device, and not waited for
+            elif kind is Entry.ROUTER:
+                self.ledger.join(name, RECOVERY_S, now)
+        for (kind, name), value in self._roster:
+            if kind is Entry.BERTH and isinstance(value, Berth):
+                try:
+                    self.grants.berths.restore(value, now, RECOVERY_S + BERTH_TTL_S)
+                except (LeaseNotFound, LeaseConflict, InsufficientMemory):
+                    self._roster.forget((kind, name))  # gone with its device, or an engine has it by now
+        for (kind, name), value in self._roster:
+            if kind is Entry.SESSION and isinstance(value, SessionEntry):
+                try:
+                    self.sessions.restore(value.ask, value.pool, now)
+                except (LeaseNotFound, LeaseConflict, InsufficientMemory):
+                    self._roster.forget((kind, name))
+
+    def _heard(self, name: str) -> None:
+        self._missing.discard(name)
+
+    def _ended(self, ended: list[Lease], now: float) -> None:
+        """Leases have ended by themselves; whoever kept count of them is told."""
+        self.sessions.forget(ended)
+        for lease in ended:
+            if lease.kind is Kind.ENGINE:
+                self.shares.drop(lease.lease_id)
+                self.lines.drop_engine(lease.lease_id, now)
+                self.grants.lost(lease.lease_id)
+                if lease.lease_id not in self.ledger:  # gone with its node
+                    self._roster.forget((Entry.ENGINE, lease.lease_id))
+            elif lease.kind is Kind.BERTH:
+                self.grants.berths.forget(lease.lease_id)
+            elif lease.kind is Kind.SESSION:
+                self._roster.forget((Entry.SESSION, lease.lease_id))

@@ -1,0 +1,1 @@
+"""The parts of `core.admission`: levels, tenants, capacity, bounds, forecasts."""

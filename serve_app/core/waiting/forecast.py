@@ -1,0 +1,95 @@
+"""How long a wait is going to be, from what stands before it and how fast that drains.
+
+Before a request stand all of the classes above, its own tenant's earlier ones, and of every other tenant in its class
+as much as fair order lets pass meanwhile: for each slot of its own tenant the slots that the others' weights give them,
+and no more than they want. So a light tenant's forecast does not grow with a heavy one's queue. Trickle, guaranteed
+shares and whoever arrives later are left out: it is a forecast, and all figures are None until something is measured.
+
+Where KV tokens are what is short, not all slots can be busy: as many are counted as the tokens allow at the present
+mean of tokens per slot.
+"""
+
+from __future__ import annotations
+
+import math
+
+from serve_app.core.waiting.capacity import Capacity
+from serve_app.core.waiting.drain import DrainRate
+from serve_app.core.waiting.events import QueueStatus
+from serve_app.core.waiting.level import Level, Waiting
+from serve_app.core.waiting.line import Line
+from serve_app.types import RequestClass
+
+
+class Forecast:
+    """Waits in seconds. O(log n) per method."""
+
+    def __init__(self, line: Line, capacity: Capacity, drain: DrainRate) -> None:
+        self._line, self._capacity, self._drain = line, capacity, drain
+
+    def newcomer_s(self, level: RequestClass, slots: int, tenant: str | None, weight: float) -> float | None:
+        """The wait of a request that comes now; without a tenant, behind everybody of its class."""
+        stage = self._line.stages[level]
+        work: float = self._above(level)
+        if tenant is None:
+            work += stage.slots
+        else:
+            lane = stage.lanes.get(tenant)
+            waits = lane is not None and bool(lane.waiting)
+            own = lane.slots if lane is not None else 0
+            others = stage.weight - weight if waits else stage.weight
+            work += own + _passing(stage.slots - own, (own + slots) * others / weight)
+        if not work and slots <= self._capacity.most_free:
+            return 0.0
+        return self._wait_s(level, work + slots)
+
+    def last_of_tenant_s(self, waiting: Waiting) -> float | None:
+        """The wait of a request that has just come, and so is the last of its tenant."""
+        level = self._line.stages[waiting.level]
+        lane = level.lanes[waiting.arrival.tenant]
+        passing = _passing(level.slots - lane.slots, lane.slots * (level.weight - lane.weight) / lane.weight)
+        return self._wait_s(waiting.level, self._above(waiting.level) + lane.slots + passing)
+
+    def status(self, waiting: Waiting) -> QueueStatus:
+        """Where a request stands among those who wait."""
+        level = self._line.stages[waiting.level]
+        lane = level.lanes[waiting.arrival.tenant]
+        own = lane.ranks.rank(waiting.entry) + 1
+        others = level.size - len(lane.waiting)
+        ahead = self._count_above(waiting.level) + own - 1
+        ahead += int(_passing(others, own * (level.weight - lane.weight) / lane.weight))
+        start_s = self._wait_s(waiting.level, ahead * self._mean_slots(level, waiting.level) + waiting.slots)
+        return QueueStatus(waiting.request_id, waiting.level, ahead + 1, start_s)
+
+    def slots_per_s(self, level: RequestClass | None = None) -> float | None:
+        """Slots that come free while all are busy; of a level, what the classes above leave to it."""
+        slots = self._usable()
+        return self._drain.slots_per_s(slots) if level is None else self._drain.left_slots_per_s(level, slots)
+
+    def _wait_s(self, level: RequestClass, work: float) -> float | None:
+        slots = self._usable()
+        free: float = self._capacity.free
+        if slots < self._capacity.slots:
+            free = min(free, max(0.0, slots - self._capacity.used))
+        rate = self._drain.left_slots_per_s(level, slots)
+        return None if rate is None else max(0.0, work - free) / rate
+
+    def _usable(self) -> float:
+        capacity = self._capacity
+        if not capacity.kv_used or math.isinf(capacity.kv_tokens):
+            return capacity.slots
+        return min(capacity.slots, capacity.kv_tokens * capacity.used / capacity.kv_used)
+
+    def _above(self, level: RequestClass) -> int:
+        return sum(stage.slots for stage in self._line.stages[level + 1 :])
+
+    def _count_above(self, level: RequestClass) -> int:
+        return sum(stage.size for stage in self._line.stages[level + 1 :])
+
+    def _mean_slots(self, level: Level, name: RequestClass) -> float:
+        return (self._above(name) + level.slots) / (self._count_above(name) + level.size)
+
+
+def _passing(others: int, fair: float) -> float:
+    """How much of what other tenants want goes before."""
+    return max(0.0, min(others, fair))

@@ -1,0 +1,240 @@
+"""One class of the line: its tenants in fair order, each with its requests in the order in which they came.
+
+Fair order is that of weighted virtual token counters (VTC; Sheng et al., "Fairness in Serving Large Language Models",
+OSDI 2024): each tenant has a counter of the service it got in this class, over its weight, and the lowest counter is
+next. A tenant that comes back from having nobody waiting is lifted to the lowest counter of those who wait (or, when
+nobody waits, to that of who waited last): idle time is not saved up. Tenants below their guaranteed share come first.
+Counters start over when nobody of the class waits or runs.
+
+Invariant: a request is in every index or in none; a tenant's key in the heaps is never above its true one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from serve_app.core.heap import Key, KeyedHeap
+from serve_app.core.waiting.events import Arrival
+from serve_app.core.waiting.ranks import Ranks
+from serve_app.types import RequestClass
+
+Size = tuple[int, int]  # slots, and the power of two that the tokens are below
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request in the line. `entry` orders a tenant's requests in a level; `arrived_s` is the moment of arrival."""
+
+    arrival: Arrival
+    arrived_s: float
+    level: RequestClass
+    entry: int
+    # Of the arrival, here since they are read far more often than a request comes.
+    request_id: str = field(init=False)
+    slots: int = field(init=False)
+    cost: int = field(init=False)
+    size: Size = field(init=False)
+
+    def __post_init__(self) -> None:
+        arrival = self.arrival
+        self.request_id, self.slots, self.cost = arrival.request_id, arrival.slots, arrival.cost
+        self.size = self.slots, self.cost.bit_length()
+
+    @property
+    def lifted(self) -> bool:
+        return self.level is not self.arrival.request_class
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One tenant in one class. `since` is the entry with which it last began to wait."""
+
+    tenant: str
+    weight: float
+    owed: bool  # below its guaranteed share
+    counter: float = 0.0
+    since: int = 0
+    key: Key = ()  # by which it is ordered
+    slots: int = 0
+    tokens: int = 0
+    waiting: dict[int, Waiting] = field(default_factory=dict)  # by entry
+    ranks: Ranks = field(default_factory=Ranks)  # of the entries
+    by_size: dict[Size, OrderedDict[int, Waiting]] = field(default_factory=dict)
+
+    def rank(self) -> None:
+        """Owed, counter or since have changed."""
+        self.key = (0 if self.owed else 1, self.counter, self.since)
+
+    @property
+    def first(self) -> Waiting:
+        return self.waiting[self.ranks.first]
+
+
+class Level:
+    """The lanes of one class. O(log n) per method, save where it is said."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, Lane] = {}  # of all tenants since the class was last idle
+        self.size = 0  # requests that wait
+        self.slots = 0  # that they want
+        self.weight = 0.0  # of the tenants who wait
+        self.running = 0  # requests that were granted at this level
+        self.credit = 0.0  # tokens of trickle that it has coming (`core.waiting.trickle`)
+        self._order = (KeyedHeap(), KeyedHeap())  # waiting tenants: those owed, the others
+        self._sizes: dict[Size, KeyedHeap] = {}  # waiting tenants that have a request of this size
+        self._last: Lane | None = None  # the last one to leave
+
+    def add(self, waiting: Waiting, weight: float, owed: bool) -> None:
+        """Put a request at the end of its tenant's lane; `weight` and `owed` count where the tenant is new here."""
+        if not self.size:
+            self.credit = 0.0
+        tenant, size = waiting.arrival.tenant, waiting.size
+        lane = self.lanes.get(tenant)
+        if lane is None:
+            lane = self.lanes[tenant] = Lane(tenant, weight, owed)
+        if not lane.waiting:
+            lane.counter = max(lane.counter, self._floor())
+            lane.since = waiting.entry
+            lane.rank()
+            self.weight += lane.weight
+            self._order[not lane.owed].set(tenant, lane.key)
+        lane.waiting[waiting.entry] = waiting
+        lane.ranks.add(waiting.entry)
+        lane.slots += waiting.slots
+        lane.tokens += waiting.cost
+        queue = lane.by_size.get(size)
+        if queue is None:
+            queue = lane.by_size[size] = OrderedDict()
+            heap = self._sizes.get(size)
+            if heap is None:
+                heap = self._sizes[size] = KeyedHeap()
+            heap.set(tenant, lane.key)
+        queue[waiting.entry] = waiting
+        self.size += 1
+        self.slots += waiting.slots
+
+    def remove(self, waiting: Waiting) -> None:
+        """Take a request out that is in."""
+        lane, size = self.lanes[waiting.arrival.tenant], waiting.size
+        del lane.waiting[waiting.entry]
+        lane.ranks.remove(waiting.entry)
+        lane.slots -= waiting.slots
+        lane.tokens -= waiting.cost
+        queue = lane.by_size[size]
+        del queue[waiting.entry]
+        if not queue:
+            del lane.by_size[size]
+            heap = self._sizes[size]
+            heap.discard(lane.tenant)
+            if not len(heap):
+                del self._sizes[size]
+        self.size -= 1
+        self.slots -= waiting.slots
+        if not lane.waiting:
+            self._order[not lane.owed].discard(lane.tenant)
+            self.weight = self.weight - lane.weight if self.size else 0.0
+            self._last = lane
+        self._tidy()
+
+    def first(self) -> Waiting | None:
+        """The next one in fair order."""
+        lane = self._top(self._order[0]) or self._top(self._order[1])
+        return None if lane is None else lane.first
+
+    def first_where(self, fits: Callable[[int, int], bool], most_slots: float, most_tokens: float) -> Waiting | None:
+        """The next one whose slots and tokens fit, none of them above these. O(sizes).
+
+        Of a size (slots, and tokens within a factor of two) only the next one is looked at: among equals nobody passes.
+        """
+        found: Waiting | None = None
+        best: Key = ()
+        for size, heap in self._sizes.items():
+            slots, bits = size
+            if slots > most_slots or 1 << (bits - 1) > most_tokens:
+                continue
+            lane = self._top(heap)
+            assert lane is not None  # empty heaps are deleted
+            if found is not None and lane.key > best:
+                continue
+            head = next(iter(lane.by_size[size].values()))
+            key = (*lane.key, head.entry)
+            if (found is None or key < best) and fits(slots, head.cost):
+                found, best = head, key
+        return found
+
+    def charge(self, lane: Lane, tokens: float) -> None:
+        """Count weighted tokens of service for a tenant; negative: it was charged too much."""
+        lane.counter += tokens / lane.weight
+        lane.rank()
+        if tokens < 0:
+            self._lowered(lane)
+
+    def charge_elsewhere(self, tenant: str, weight: float, owed: bool, tokens: float) -> None:
+        """A tenant was served in this class, and not by this line. Nothing counts while nobody of the class is here."""
+        if not self.size and not self.running:
+            return
+        lane = self.lanes.get(tenant)
+        if lane is None:
+            lane = self.lanes[tenant] = Lane(tenant, weight, owed, self._floor())
+        self.charge(lane, tokens)
+
+    def begin(self, tenant: str) -> Lane:
+        """A request of this tenant that is in begins to run; `remove` follows."""
+        self.running += 1
+        return self.lanes[tenant]
+
+    def end(self) -> None:
+        """A request that was granted at this level has ended."""
+        self.running -= 1
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Start over with all counters once nobody of the class waits or runs."""
+        if not self.size and not self.running:
+            self.lanes.clear()
+            self._last = None
+
+    def set_owed(self, tenant: str, owed: bool) -> None:
+        """A tenant has come below its guaranteed share, or has it now."""
+        lane = self.lanes.get(tenant)
+        if lane is None or lane.owed is owed:
+            return
+        self._order[not lane.owed].discard(tenant)
+        lane.owed = owed
+        lane.rank()
+        if lane.waiting:
+            self._lowered(lane)
+
+    def reweigh(self, weight: Callable[[str], float]) -> None:
+        """Other weights from now on. O(tenants)."""
+        for lane in self.lanes.values():
+            lane.weight = weight(lane.tenant)
+        self.weight = sum(lane.weight for lane in self.active())
+
+    def active(self) -> Iterator[Lane]:
+        """The tenants who wait. O(tenants)."""
+        return (lane for lane in self.lanes.values() if lane.waiting)
+
+    def _floor(self) -> float:
+        """What a returning tenant's counter is lifted to."""
+        lowest = [lane.counter for heap in self._order if (lane := self._top(heap)) is not None]
+        if lowest:
+            return min(lowest)
+        return 0.0 if self._last is None else self._last.counter
+
+    def _lowered(self, lane: Lane) -> None:
+        """Heaps find by themselves that a key has risen, not that it has fallen."""
+        if lane.waiting:
+            self._order[not lane.owed].set(lane.tenant, lane.key)
+            for size in lane.by_size:
+                self._sizes[size].set(lane.tenant, lane.key)
+
+    def _top(self, heap: KeyedHeap) -> Lane | None:
+        while (top := heap.peek()) is not None:
+            lane = self.lanes[top[1]]
+            if top[0] == lane.key:
+                return lane
+            heap.set(lane.tenant, lane.key)
+        return None

@@ -1,0 +1,155 @@
+"""What runs, and who runs next: the meeting of the line and the replicas.
+
+The order: first the classes whose trickle is due, each with its next request alone; then the classes from the highest
+down, each with its next request and, where that does not fit, with whoever behind it fits elsewhere.
+
+Invariant: what runs is known to replicas, charges and shares alike, or to none of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from serve_app.core.waiting import trickle
+from serve_app.core.waiting.capacity import Capacity
+from serve_app.core.waiting.drain import DrainRate
+from serve_app.core.waiting.events import Arrival
+from serve_app.core.waiting.guarantees import Guarantees
+from serve_app.core.waiting.level import Waiting
+from serve_app.core.waiting.line import Line
+from serve_app.core.waiting.policy import Policy
+from serve_app.core.waiting.service import INPUT_WEIGHT, OUTPUT_WEIGHT, Service
+from serve_app.types import RequestClass
+
+
+class Running:
+    """The requests on replicas. O(log n) per method, save where it is said."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._arrivals: dict[str, Arrival] = {}
+        self._service = Service()
+        self.capacity = Capacity()
+        self.guarantees = Guarantees(policy.tenants)
+        self.drain = DrainRate()
+        self.line = Line(policy.lift_after_s, lambda tenant: self._policy.weight(tenant), self.below_share)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._arrivals
+
+    def set_policy(self, policy: Policy) -> None:
+        """Other weights, shares and trickle from now on. O(tenants)."""
+        shares = set(self.guarantees.shares())
+        self._policy = policy
+        self.guarantees.set_shares(policy.tenants)
+        self.line.reweigh()
+        self._look_at_shares(*shares, *self.guarantees.shares())
+
+    def take_next(self) -> tuple[Waiting, str] | None:
+        """Let the next one run that can, and take it out of the line; with its replica.
+
+        O(sizes of requests) where the first of a class does not fit.
+        """
+        capacity = self.capacity
+        if not capacity.most_free:
+            return None
+        try:
+            found = self._next()
+            return None if found is None else (found, self._take(found))
+        finally:
+            capacity.reopen()
+
+    def progress(self, request_id: str, tokens: int) -> None:
+        """A request has produced so many more tokens."""
+        self._service.progress(request_id, tokens)
+
+    def served_elsewhere(self, level: RequestClass, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A tenant was given so many tokens of this model without this line."""
+        tokens = INPUT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
+        weight = self._policy.weight(tenant)
+        self.line.stages[level].charge_elsewhere(tenant, weight, self.below_share(tenant), tokens)
+
+    def done(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """A request that runs has ended after so many tokens; None: its estimate counts."""
+        self._service.done(request_id, prompt_tokens, output_tokens)
+        self._give_back(request_id)
+
+    def cancel(self, request_id: str) -> None:
+        """A request that runs was cancelled; what it has produced counts."""
+        self._service.stopped(request_id)
+        self._give_back(request_id)
+
+    def set_replica(self, replica_id: str, slots: int, kv_tokens: int | None, lent: tuple[int, int]) -> None:
+        """A replica has this size from now on. O(tenants with a share)."""
+        self.capacity.set_replica(replica_id, slots, kv_tokens, lent)
+        self._look_at_shares(*self.guarantees.shares())
+
+    def drop(self, replica_id: str) -> None:
+        """A replica is gone with what it ran. O(what it ran, tenants with a share)."""
+        for request_id in self.capacity.drop(replica_id):
+            self._service.stopped(request_id)
+            self._forget(request_id)
+        self._look_at_shares(*self.guarantees.shares())
+
+    def _next(self) -> Waiting | None:
+        line, capacity = self.line, self.capacity
+        heads = [(level, head) for level in line.levels() if (head := self._head(level)) is not None]
+        keeping: set[RequestClass] = set()
+        for level, head in heads:
+            if trickle.due(line.stages[level], head):
+                if capacity.fits(head.slots, head.cost):
+                    return head
+                trickle.blocked(line.stages[level], head)
+                capacity.close(head.slots, head.cost)
+                keeping.add(level)
+        for level, head in heads:
+            if level not in keeping:
+                if capacity.fits(head.slots, head.cost):
+                    return head
+                capacity.close(head.slots, head.cost)
+            most_free = capacity.most_free
+            if not most_free:
+                return None
+            behind = line.stages[level].first_where(capacity.fits, most_free, capacity.most_tokens)
+            if behind is not None:
+                return behind
+        return None
+
+    def _head(self, level: RequestClass) -> Waiting | None:
+        """The first of a level that some replica could hold."""
+        stage, possible = self.line.stages[level], self.capacity.possible
+        first = stage.first()
+        if first is None or possible(first.slots, first.cost):
+            return first
+        return stage.first_where(possible, math.inf, math.inf)
+
+    def _take(self, waiting: Waiting) -> str:
+        arrival = waiting.arrival
+        self._service.begin(waiting, self.line.stages[waiting.level], self._policy.predict_output)
+        self.line.remove(arrival.request_id)
+        replica_id = self.capacity.take(arrival.request_id, arrival.slots, arrival.cost, arrival.affinity)
+        self.drain.granted(waiting.level, arrival.slots)
+        self._arrivals[arrival.request_id] = arrival
+        self._use(arrival, 1)
+        trickle.granted(self.line.stages, waiting, self._policy.trickle_share)
+        return replica_id
+
+    def _give_back(self, request_id: str) -> None:
+        self.drain.released(self.capacity.give_back(request_id))
+        self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._use(self._arrivals.pop(request_id), -1)
+
+    def _use(self, arrival: Arrival, sign: int) -> None:
+        self.guarantees.use(arrival.tenant, sign * arrival.slots, sign * arrival.cost)
+        if self.guarantees.has(arrival.tenant):
+            self._look_at_shares(arrival.tenant)
+
+    def below_share(self, tenant: str) -> bool:
+        """Whether a tenant has less than what is guaranteed to it."""
+        return self.guarantees.below(tenant, self.capacity.slots, self.capacity.kv_tokens)
+
+    def _look_at_shares(self, *tenants: str) -> None:
+        for tenant in tenants:
+            self.line.set_owed(tenant, self.below_share(tenant))

@@ -1,0 +1,70 @@
+"""What running requests are charged: the input at the start, the output as it is produced, and the rest at the end.
+
+Weights and rules are VTC's (see `core.waiting.level`): an output token costs two input tokens. With `predict` the
+predicted output is charged at the start instead (the paper's variant with length prediction); what is produced beyond
+it is charged as it comes, and the end corrects either way.
+
+Invariant: a request that has ended has charged its tenant exactly what is known of its use, and is forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serve_app.core.waiting.level import Lane, Level, Waiting
+
+INPUT_WEIGHT = 1.0  # as in the paper and in what providers charge
+OUTPUT_WEIGHT = 2.0  # a token of output costs an engine step of its own; prices are two to five times the input's
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    level: Level
+    lane: Lane
+    expected: int  # output tokens
+    prompt: int  # charged
+    output: int  # charged
+    produced: int = 0
+
+
+class Service:
+    """The charges of all running requests. O(log n) per method."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Run] = {}
+
+    def begin(self, waiting: Waiting, level: Level, predict: bool) -> None:
+        """A request begins to run; it is still in its level."""
+        arrival = waiting.arrival
+        lane = level.begin(arrival.tenant)
+        prompt = max(1, arrival.prompt_tokens)  # nothing is free: else a tenant of empty prompts would always be next
+        expected = max(0, arrival.cost - prompt)
+        run = _Run(level, lane, expected, prompt, expected if predict else 0)
+        self._runs[waiting.request_id] = run
+        level.charge(lane, INPUT_WEIGHT * run.prompt + OUTPUT_WEIGHT * run.output)
+
+    def progress(self, request_id: str, tokens: int) -> None:
+        """So many more tokens of output. An unknown id changes nothing."""
+        run = self._runs.get(request_id)
+        if run is None:
+            return
+        run.produced += tokens
+        beyond = run.produced - run.output
+        if beyond > 0:
+            run.output += beyond
+            run.level.charge(run.lane, OUTPUT_WEIGHT * beyond)
+
+    def done(self, request_id: str, prompt: int | None, output: int | None) -> None:
+        """It has ended after this many tokens; None: nobody knows, so the estimate stands."""
+        run = self._runs[request_id]
+        self._end(request_id, prompt, max(run.produced, run.expected) if output is None else output)
+
+    def stopped(self, request_id: str) -> None:
+        """It was cancelled or lost: what it produced counts."""
+        self._end(request_id, None, self._runs[request_id].produced)
+
+    def _end(self, request_id: str, prompt: int | None, output: int) -> None:
+        run = self._runs.pop(request_id)
+        more_prompt = 0 if prompt is None else max(1, prompt) - run.prompt
+        run.level.charge(run.lane, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * (output - run.output))
+        run.level.end()
