@@ -28,7 +28,8 @@ from serve_app.core.admission import Arrival
 from serve_app.core.memory.sessions import Session
 from serve_app.desk import Desk
 from serve_app.engine.protocol import EngineInfo, Frame, Submit
-from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
+from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
+from serve_app.local_line import Decider
 from serve_app.replica_set import ReplicaSet
 from serve_app.session_places import Draw, SessionPlaces, ahead
 from serve_app.trail import Trail
@@ -81,7 +82,8 @@ class Attempts:
         give_back: ends what a request of this id holds, slot and tokens, with the output tokens it made (None: not
             counted); again changes nothing.
         info: what the engines have told of themselves; None: nothing yet.
-        desk: where requests get their KV budgets; None: they need none.
+        line: that of the model; running requests tell it of what they produce and need.
+        desk: where requests of sessions get their KV tokens; None: they need none.
     """
 
     def __init__(
@@ -90,12 +92,14 @@ class Attempts:
         slot: Callable[[Arrival], AbstractAsyncContextManager[Granted]],
         give_back: Callable[[str, int | None], None],
         info: Callable[[], EngineInfo | None],
+        line: Decider,
         desk: Desk | None,
     ) -> None:
         self._replicas = replicas
         self._slot = slot
         self._give_back = give_back
         self._info = info
+        self._line = line
         self._desk = desk
         self._sessions = SessionPlaces()
         self.pausing = 0  # requests between two attempts, in no line meanwhile
@@ -141,11 +145,15 @@ class Attempts:
             check_open()
             aim = self._aim(arrival, key, avoid)
             affinity = None if aim is None else aim.replica_id
-            arrival = dataclasses.replace(arrival, affinity=affinity, accepted=avoid is not None)
+            budget = Budget(arrival, self._info(), trail.most_tokens)
+            arrival = dataclasses.replace(
+                arrival, affinity=affinity, accepted=avoid is not None, cost_tokens=budget.tokens
+            )
             async with self._slot(arrival) as granted:
                 try:
                     granted = self._placed(granted, key, aim)
-                    on_tokens = await self._budget(arrival, granted.replica_id, losses.give_up_at, trail)
+                    trail.hold(budget, time.monotonic())
+                    on_tokens = functools.partial(self._made, arrival.request_id, budget)
                     if await self._attempt(Place(granted, give_back, on_tokens), make, relay, lost, trail):
                         return
                 finally:
@@ -156,11 +164,9 @@ class Attempts:
                     await asyncio.sleep(pause_s)
                 pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
 
-    async def in_session(
-        self, arrival: Arrival, make: Make, relay: Relay, max_wait_s: float, session: Session, trail: Trail
-    ) -> bool:
+    async def in_session(self, arrival: Arrival, make: Make, relay: Relay, session: Session, trail: Trail) -> bool:
         """On its session's replica, beside the line; False: it has to go the way of all others, since the replica is
-        gone or was lost before its first frame, or the session's place is taken."""
+        gone or was lost before its first frame, the session's place is taken, or it needs more tokens than are free."""
         session_id, request_id = session.session_id, arrival.request_id
         if arrival.slots > 1 or not self._replicas.usable(session.pool):
             return False
@@ -181,7 +187,10 @@ class Attempts:
         try:
             if draw is not None:
                 budget = Budget(arrival, self._info(), trail.most_tokens)
-                await draw.take(budget.tokens, max_wait_s)
+                try:
+                    await draw.take(budget.tokens)
+                except Overloaded:
+                    return False
                 trail.hold(budget, time.monotonic())
                 on_tokens = functools.partial(budget.produced, draw)
             place = Place(Granted(session.pool, time.monotonic() - began, Why.SESSION), give_back, on_tokens)
@@ -256,19 +265,10 @@ class Attempts:
         finally:
             self.pausing -= 1
 
-    async def _budget(self, arrival: Arrival, replica_id: str, give_up_at: float, trail: Trail) -> OnTokens | None:
-        """Wait for the request's KV tokens on the replica; returns who is to be told of the tokens it produces.
-
-        Raises:
-            Overloaded: they do not come in time.
-        """
-        if self._desk is None:
-            return None
-        budget = Budget(arrival, self._info(), trail.most_tokens)
-        wait_s = max(0.0, give_up_at - time.monotonic())
-        await self._desk.acquire(arrival.request_id, replica_id, budget.tokens, wait_s)
-        trail.hold(budget, time.monotonic())
-        return functools.partial(budget.produced, self._desk)
+    def _made(self, request_id: str, budget: Budget, tokens: int) -> None:
+        """The engine has made so many tokens more for a request that came through the line."""
+        budget.produced(self._line, tokens)
+        self._line.progress(request_id, tokens)
 
     def _leave_session(self, session_id: str, request_id: str, draw: Draw | None) -> None:
         """Give place and tokens back; again changes nothing."""

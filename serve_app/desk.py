@@ -1,10 +1,9 @@
-"""KV budgets in a router: every request that goes to an engine holds tokens of its pool, from the router's own share.
+"""KV tokens of session requests in a router: those of the session, and an engine's own for what these do not cover.
 
-The share is granted by the quota actor beforehand, so a request costs no question. Where it is used up the request
-waits here, in the order of admission, while the actor is asked for more.
+All other requests get their tokens with their place in the line (`serve_app.shared_line`).
 
-A session's tokens are a pool, too, on demand: asked for when a request of it comes and given back when that ends, since
-the next one may come through another router. It costs such a request one round trip to the actor.
+A pool is asked for when a request needs it and given back when that ends, since the next one may come through another
+router. It costs such a request one round trip to the actor.
 
 A request that runs and has outgrown its estimate comes before all who wait: the engine uses those tokens whether they
 were given or not, and whoever began meanwhile would take another's blocks.
@@ -197,11 +196,9 @@ class Desk:
         return RouterReport(self._router_id, self._budgets.epoch, self._seq, tuple(map(self._pool, self._waiting)))
 
     def _pool(self, pool: str) -> PoolReport:
-        """What waits, and one token where there is no share yet: that brings the room an ordinary arrival needs."""
+        """What is held and what waits."""
         wanted = sum(one.tokens for one in self._waiting[pool]) + sum(self._owed.get(pool, {}).values())
-        report = self._budgets.report(pool, wanted)
-        nothing = not (wanted or report.limit or pool in self._on_demand)
-        return PoolReport(pool, report.version, 0, 0, 1) if nothing else report
+        return self._budgets.report(pool, wanted)
 
     async def _run(self) -> None:
         while True:

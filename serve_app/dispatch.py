@@ -18,6 +18,7 @@ from serve_app.asking import Asking
 from serve_app.attempts import Attempts, Make, Relay
 from serve_app.core.admission import Action, Arrival, ClassBound, Policy, TenantPolicy
 from serve_app.core.memory.sessions import Session
+from serve_app.core.waiting.events import ReplicaUse
 from serve_app.desk import Desk
 from serve_app.doorbell import Doorbell
 from serve_app.engine.protocol import EngineInfo, EngineLoad
@@ -27,6 +28,7 @@ from serve_app.local_line import Decider, LocalLine
 from serve_app.replica_set import ReplicaSet
 from serve_app.serve_adapter import Handle
 from serve_app.settings import AdmissionSettings, ModelSettings
+from serve_app.shared_line import SharedLine
 from serve_app.trail import Trail
 from serve_app.types import RequestClass
 from serve_app.waiters import Granted, Waiters
@@ -64,7 +66,9 @@ class ModelLine:
         admission: bounds of the line.
         router_id: this router's name.
         routers: how many router replicas share the engines until the engines say so themselves.
-        desk: where requests get their KV budgets; None: they need none (no quota actor, in tests of the line alone).
+        shared: the line of all routers; None: this router has one of its own (no quota actor, in tests and programs
+            of one router).
+        desk: where requests of sessions get their KV tokens; None: they need none (no quota actor).
     """
 
     def __init__(
@@ -74,19 +78,26 @@ class ModelLine:
         admission: AdmissionSettings,
         router_id: str,
         routers: int,
+        shared: SharedLine | None = None,
         desk: Desk | None = None,
     ) -> None:
         self.model = model
         self._admission = admission
         self._handle = handle
         self._desk = desk
-        self.line: Decider = LocalLine(_policy(admission), self._perform)
+        self._shared = shared is not None
+        policy = _policy(admission)
+        self.line: Decider = (
+            LocalLine(policy, self._perform) if shared is None else shared.of(model.name, policy, self._perform)
+        )
         self._waiters = Waiters()
         self._replicas = ReplicaSet(
             handle, router_id, _initial_slots(model, routers), self.line.replica, self._forgotten
         )
         self._asking = Asking(model.name, handle, self._any_replica, lambda info: self.line.start_told(info.start_s))
-        self._attempts = Attempts(self._replicas, self.slot, self._give_back, lambda: self._asking.known, desk)
+        self._attempts = Attempts(
+            self._replicas, self.slot, self._give_back, lambda: self._asking.known, self.line, desk
+        )
         self._bell = Doorbell(model.name, handle.ring)
         self._start_s: float | None = None  # what the last start took that was looked at
         self._empty: asyncio.Event | None = None  # set once the last request of a line that closes has ended
@@ -95,6 +106,7 @@ class ModelLine:
     async def start(self) -> None:
         """Follow the replica set; returns once the first one is known."""
         await self._handle.watch(self._replicas_changed)
+        self.line.open()
 
     def configure(self, model: ModelSettings, admission: AdmissionSettings, routers: int) -> None:
         """Take over changed settings. They hold for who waits, too; a smaller line refuses nobody who is in it."""
@@ -160,8 +172,14 @@ class ModelLine:
 
     @property
     def largest(self) -> int:
-        """The slots of the replica that has most of them for this router."""
-        return self._replicas.largest
+        """The most slots that one request can have."""
+        whole = self._asking.known if self._shared else None
+        return self._replicas.largest if whole is None else whole.slots
+
+    @property
+    def use(self) -> Mapping[str, ReplicaUse]:
+        """See `ReplicaSet.use`."""
+        return self._replicas.use()
 
     @property
     def max_model_len(self) -> int | None:
@@ -210,7 +228,7 @@ class ModelLine:
         wait_s = self._admission.max_wait_s
         trail = Trail() if trail is None else trail
         with self._counted():
-            if session is None or not await self._attempts.in_session(arrival, make, relay, wait_s, session, trail):
+            if session is None or not await self._attempts.in_session(arrival, make, relay, session, trail):
                 trail.ahead = self.line.ahead(arrival.request_class)
                 await self._attempts.in_line(arrival, key, make, relay, wait_s, self._check_open, trail)
 
@@ -236,8 +254,6 @@ class ModelLine:
 
     def _give_back(self, request_id: str, output_tokens: int | None = None) -> None:
         """End a grant; the first call for it counts. A replica is done with a request before its slowest reader is."""
-        if self._desk is not None:
-            self._desk.release(request_id)
         self._replicas.gave(request_id)
         self.line.done(request_id, output_tokens)
         self._replicas.forget_gone()
@@ -266,9 +282,6 @@ class ModelLine:
 
     def _replicas_changed(self, names: frozenset[str]) -> None:
         new = names - self._replicas.running
-        if self._desk is not None:
-            for replica_id in new:
-                self._desk.open(replica_id)
         self._replicas.change(names)
         self._follow()
         self._look_at_start()

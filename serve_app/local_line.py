@@ -10,17 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from serve_app.core.admission import Action, Admission, Arrival, Policy, Snapshot
+from serve_app.core.admission import Action, Admission, Arrival, Policy, QueueStatus, Snapshot
 from serve_app.types import RequestClass
 
 Perform = Callable[[list[Action]], None]
 
 
+class View(Protocol):
+    """What a router can say of its requests in a line: by class label, and by the value of a `Reason`. The second one
+    only ever grows."""
+
+    @property
+    def waiting(self) -> Mapping[str, int]: ...
+
+    @property
+    def refused(self) -> Mapping[str, int]: ...
+
+
 class Decider(Protocol):
     """The events of one model in one router, and what is known of its line."""
+
+    def open(self) -> None:
+        """The replicas that there are at the beginning have been told."""
+        ...
 
     def arrive(self, arrival: Arrival) -> None:
         """A request asks for a place. ValueError: one of this id waits or runs already; nothing has changed then."""
@@ -35,8 +50,17 @@ class Decider(Protocol):
         it); again changes nothing."""
         ...
 
-    def replica(self, replica_id: str, slots: int) -> None:
-        """A replica has this many slots for us from now on, whatever it runs; 0: it drains."""
+    def progress(self, request_id: str, output_tokens: int) -> None:
+        """A granted request has produced so many tokens more."""
+        ...
+
+    def grow(self, request_id: str, tokens: int) -> bool:
+        """A granted request needs so many KV tokens more; False: it has not got them, and goes on all the same."""
+        ...
+
+    def replica(self, replica_id: str, slots: int, usable: bool) -> None:
+        """A replica has this many slots for this router from now on, whatever it runs; 0: it drains. `usable`: whether
+        requests of ours can be handed to it now, however many run there."""
         ...
 
     def replica_gone(self, replica_id: str) -> None:
@@ -64,6 +88,10 @@ class Decider(Protocol):
         """How many wait before a request of this class that comes now, by their class."""
         ...
 
+    def status(self, request_id: str) -> QueueStatus | None:
+        """Where a request stands, by the last word; None: it does not wait."""
+        ...
+
     @property
     def granted(self) -> int:
         """Requests on replicas."""
@@ -78,7 +106,7 @@ class Decider(Protocol):
         """Seconds until a replica can be expected while there is none."""
         ...
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> View:
         """The present state in figures."""
         ...
 
@@ -96,6 +124,9 @@ class LocalLine:
         self._perform = perform
         self._timer: asyncio.TimerHandle | None = None
 
+    def open(self) -> None:
+        """Nobody else has to know."""
+
     def arrive(self, arrival: Arrival) -> None:
         self._after(self._admission.on_arrive(arrival, time.monotonic()))
 
@@ -105,7 +136,14 @@ class LocalLine:
     def done(self, request_id: str, output_tokens: int | None = None) -> None:
         self._after(self._admission.on_done(request_id, time.monotonic(), output_tokens=output_tokens))
 
-    def replica(self, replica_id: str, slots: int) -> None:
+    def progress(self, request_id: str, output_tokens: int) -> None:
+        self._after(self._admission.on_progress(request_id, output_tokens, time.monotonic()))
+
+    def grow(self, request_id: str, tokens: int) -> bool:
+        """KV tokens are not bounded here."""
+        return True
+
+    def replica(self, replica_id: str, slots: int, usable: bool) -> None:
         self._after(self._admission.on_replica(replica_id, slots, time.monotonic()))
 
     def replica_gone(self, replica_id: str) -> None:
@@ -128,6 +166,9 @@ class LocalLine:
 
     def ahead(self, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         return self._admission.ahead(request_class)
+
+    def status(self, request_id: str) -> QueueStatus | None:
+        return self._admission.status(request_id, time.monotonic())
 
     @property
     def granted(self) -> int:

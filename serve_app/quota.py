@@ -349,6 +349,14 @@ class QuotaActor:
             await asyncio.to_thread(self.renew)
             raise
 
+    async def exchange(self, told: Exchange) -> Reply:
+        """See `GpuMemoryQuota.exchange`."""
+        return await self.call("exchange", told)  # type: ignore[no-any-return]
+
+    async def watch(self, told: Exchange) -> Reply:
+        """See `GpuMemoryQuota.watch`."""
+        return await self.call("watch", told)  # type: ignore[no-any-return]
+
     async def call(self, method: str, *arguments: Any) -> Any:
         """Any method of it by name."""
         try:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from serve_app.aim import Aim, Key, Why
 from serve_app.channel import Channel
 from serve_app.core.routing import Routing
+from serve_app.core.waiting.events import ReplicaUse
 from serve_app.errors import EngineUnreachable
 from serve_app.health import Health, Sent
 from serve_app.serve_adapter import Handle
@@ -27,7 +28,8 @@ class ReplicaSet:
         handle: the engine deployment.
         router_id: this router's name.
         initial_slots: what a replica is taken to have for us until it says so itself.
-        on_slots: called with a replica and the slots it has for us from now on.
+        on_slots: called with a replica, the slots it has for us from now on, and whether it takes one more at all,
+            however many of the engine's are another's.
         on_forgotten: called with a replica that has left and on which nothing of ours runs any more.
     """
 
@@ -36,7 +38,7 @@ class ReplicaSet:
         handle: Handle,
         router_id: str,
         initial_slots: int,
-        on_slots: Callable[[str, int], None],
+        on_slots: Callable[[str, int, bool], None],
         on_forgotten: Callable[[str], None],
     ) -> None:
         self._handle = handle
@@ -85,6 +87,10 @@ class ReplicaSet:
                 self._routing.drop(replica_id)
                 self._on_forgotten(replica_id)
 
+    def use(self) -> dict[str, ReplicaUse]:
+        """Of each replica that runs: its slots for this router, and those that this router's requests hold."""
+        return {name: ReplicaUse(self._slots[name], self._routing.load(name)) for name in sorted(self.running)}
+
     @property
     def largest(self) -> int:
         """The slots of the replica that has most of them for this router."""
@@ -127,6 +133,8 @@ class ReplicaSet:
         self._held[request_id] = (replica_id, slots)
         self._routing.add_load(replica_id, slots)
         self.health.took(request_id, replica_id)
+        if self.health.on_trial(replica_id):
+            self._tell(replica_id)
 
     def gave(self, request_id: str) -> None:
         """It has given it back; again changes nothing. To be told before the line hears of it: a replica on probation
@@ -170,4 +178,8 @@ class ReplicaSet:
         self._routing.set_slots(replica_id, slots)
         self._routing.set_open(replica_id, self.usable(replica_id))
         allowed = self.health.allowed(replica_id, slots, self._routing.load(replica_id))
-        self._on_slots(replica_id, allowed if replica_id in self.running else 0)
+        if replica_id not in self.running:
+            allowed = 0
+        # a replica on probation is allowed what runs there, and its probe; of another one our share says nothing here
+        usable = allowed >= slots > 0 or allowed > self._routing.load(replica_id)
+        self._on_slots(replica_id, allowed, usable)

@@ -24,6 +24,7 @@ from serve_app.receipt_search import ReceiptSearch
 from serve_app.serve_adapter import EngineHandle, EveryReplica, deployment_handle, in_fresh_context, on_fast_path
 from serve_app.session_book import SessionBook
 from serve_app.settings import ModelSettings, parse
+from serve_app.shared_line import SharedLine
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.wire import WiredHandle
 
@@ -55,9 +56,12 @@ class RouterReplica:
         self._config = config
         self._metrics = RouterMetrics()
         quota = QuotaActor(settings.quota)
-        self._desk = Desk(replica.replica_id.unique_id, quota.router, AWAY)
+        name = replica.replica_id.unique_id
+        self._desk = Desk(name, quota.router, AWAY)
         in_fresh_context(self._desk.start(), "desk")
-        self._fleet = Fleet(connect, replica.replica_id.unique_id, self._desk)
+        self._shared = SharedLine(name, quota.exchange, quota.watch, AWAY)
+        in_fresh_context(self._shared.start(), "line")
+        self._fleet = Fleet(connect, name, self._shared, self._desk)
         book = SessionBook(quota.call, lambda: self._desk.opened, AWAY)
         keys = KeyRing(settings.auth)
         receipts = Receipts()

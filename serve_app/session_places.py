@@ -7,7 +7,8 @@ Rules
 - A session has one such place in each router. A second request beside the first, and one of several sequences, go the
   way of all others: it is one agent's, and an agent takes its steps one after another.
 - Inside the engine it comes before all others, and is the last to be preempted: its tokens are promised.
-- It draws on the session's tokens first. What these do not cover it needs an ordinary budget for, and waits for that.
+- It draws on the session's tokens first. What these do not cover it needs an ordinary budget for; where that is not to
+  be had at once it goes the way of all others, too: those who wait in the line for the same tokens come before it.
 
 Invariant: place and tokens are given back once, however the request ends.
 """
@@ -23,8 +24,8 @@ from serve_app.errors import Overloaded
 from serve_app.types import RequestClass
 
 LEAD = len(RequestClass)  # in vLLM's priority, lower being sooner: above every class, in the order of classes
-# For the session's own tokens, which the actor gives in milliseconds. If it is away, or they are in use by another
-# request of this session, an ordinary budget is to be had meanwhile.
+# For tokens that are free, which the actor gives in milliseconds. If it is away, or the session's are in use by another
+# request of it, an ordinary budget is to be had meanwhile; and after that a place in the line.
 TOKENS_WAIT_S = 0.25
 
 
@@ -67,11 +68,11 @@ class Draw:
         self._session = session
         self._inside, self._beside = f"{request_id}@session", request_id
 
-    async def take(self, tokens: int, wait_s: float) -> None:
-        """Wait for so many tokens.
+    async def take(self, tokens: int) -> None:
+        """Get so many tokens.
 
         Raises:
-            Overloaded: the part beside the session's did not come within `wait_s`.
+            Overloaded: the part beside the session's is not to be had at once.
         """
         inside = min(tokens, self._session.tokens)
         self._desk.demand(self._session.session_id)
@@ -81,7 +82,8 @@ class Draw:
         except Overloaded:
             pass  # all of it is beside the session then, as the rules say
         if tokens:
-            await self._desk.acquire(self._beside, self._session.pool, tokens, wait_s)
+            self._desk.demand(self._session.pool)
+            await self._desk.acquire(self._beside, self._session.pool, tokens, TOKENS_WAIT_S)
 
     def grow(self, request_id: str, tokens: int) -> bool:
         """More for a request that runs; see `Desk.grow`."""
@@ -89,6 +91,7 @@ class Draw:
             return self._desk.grow(self._beside, tokens)
         if self._desk.grow(self._inside, tokens, owe=False):
             return True
+        self._desk.demand(self._session.pool)
         return self._desk.begin(self._beside, self._session.pool, tokens)
 
     def release(self) -> None:

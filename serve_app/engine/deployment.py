@@ -87,7 +87,7 @@ class EngineReplica:
         started = time.monotonic()
         info = await self._backend.start()
         if self._grant is not None:
-            self._grant.runs(info.kv_cache_tokens, info.kv_cache_bytes)
+            self._grant.runs(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
         self._info = msgspec.structs.replace(info, start_s=time.monotonic() - started)
         self._watching = asyncio.create_task(self._watch())
         logger.info(

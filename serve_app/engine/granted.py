@@ -86,10 +86,10 @@ class Grant:
             raise
         return self._reply.holds
 
-    def runs(self, kv_tokens: int, kv_bytes: int) -> None:
-        """The engine has started, with this KV pool."""
+    def runs(self, kv_tokens: int, kv_bytes: int, slots: int) -> None:
+        """The engine has started, with this KV pool and so many slots for the line."""
         with self._lock:
-            self._word = dataclasses.replace(self._word, kv_tokens=kv_tokens, kv_bytes=kv_bytes)
+            self._word = dataclasses.replace(self._word, kv_tokens=kv_tokens, kv_bytes=kv_bytes, slots=slots)
 
     def end(self) -> None:
         """The engine's memory is free; say so, and no more."""

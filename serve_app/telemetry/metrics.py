@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from serve_app.core.admission import Snapshot
 from serve_app.core.outliers import Why
+from serve_app.core.waiting.events import ReplicaUse
 from serve_app.engine.protocol import EngineLoad
+from serve_app.local_line import View
 from serve_app.types import Outcome, RequestClass
 
 # seconds; from an idle tiny model's first token to the longest wait that is admitted
@@ -113,15 +114,15 @@ class RouterMetrics:
             self._estimated.labels(model, tenant, part).inc(estimate)
             self._used.labels(model, tenant, part).inc(actual)
 
-    def line(self, model: str, view: Snapshot, blocked: int = 0) -> None:
+    def line(self, model: str, view: View, use: Mapping[str, ReplicaUse], blocked: int = 0) -> None:
         """Set the gauges of a model's line to exactly this view of it, and how many replicas wait for memory."""
         self._gauge_blocked.labels(model, "memory").set(blocked)
         for request_class, count in view.waiting.items():
             self._gauge_waiting.labels(model, request_class).set(count)
         self._gauge_slots.remove_by_labels({"model": model})
-        for replica, use in view.replicas.items():
-            self._gauge_slots.labels(model, replica, "granted").set(use.used)
-            self._gauge_slots.labels(model, replica, "total").set(use.slots)
+        for replica, slots in use.items():
+            self._gauge_slots.labels(model, replica, "granted").set(slots.used)
+            self._gauge_slots.labels(model, replica, "total").set(slots.slots)
         for reason, count in view.refused.items():
             self._gauge_refused.labels(model, reason).set(count)
 

@@ -15,6 +15,7 @@ from serve_app.dispatch import Granted, ModelLine
 from serve_app.engine.protocol import Frame, Submit
 from serve_app.engine.simulated.text import text_key, text_of
 from serve_app.settings import AdmissionSettings
+from serve_app.shared_line import SharedLine
 from serve_app.types import Operation, RequestClass
 from tests.shells.fake_engines import FakeCluster, FakeHandle, turns, until
 
@@ -89,11 +90,14 @@ class Router:
         routers: int = 1,
         *,
         over: Callable[[FakeHandle], Any] = lambda below: below,
+        shared: SharedLine | None = None,
         desk: Any = None,
         **admission: Any,
     ) -> None:
         self.handle = cluster.handle()
-        self.line = ModelLine(cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers, desk)
+        self.line = ModelLine(
+            cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers, None, desk
+        )
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}
         self.why: dict[str, Why] = {}

@@ -98,7 +98,7 @@ def test_an_engine_waits_for_its_memory_and_then_for_its_turn() -> None:
     asyncio.run(scenario())
     assert actor.words[0].holds == ()
     until(lambda: actor.last.loading and actor.last.holds == HOLDS)
-    grant.runs(1000, 80)
+    grant.runs(1000, 80, 4)
     until(lambda: (actor.last.kv_tokens, actor.last.kv_bytes, actor.last.loading) == (1000, 80, False))
     grant.end()
     assert actor.last.gone
@@ -150,7 +150,7 @@ def test_an_engine_whose_memory_is_anothers_ends(error: Exception) -> None:
 def test_an_engine_goes_on_while_the_actor_is_away_and_speaks_again(error: Exception) -> None:
     actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
     grant = obtained(actor, ends)
-    grant.runs(10, 10)
+    grant.runs(10, 10, 1)
     actor.reply = error
     words = len(actor.words)
     until(lambda: len(actor.words) > words + 3)
@@ -178,7 +178,9 @@ def test_words_go_on_while_the_event_loop_is_held_up() -> None:
         grant = grant_of(actor)
         await grant.obtain(SOON_S)
         words = len(actor.words)
-        time.sleep(0.3)  # noqa: ASYNC251 - the loop is to stand still
+        give_up_at = time.monotonic() + SOON_S
+        while len(actor.words) <= words + 3 and time.monotonic() < give_up_at:
+            time.sleep(0.01)  # noqa: ASYNC251 - the loop is to stand still
         assert len(actor.words) > words + 3
         grant.end()
 

@@ -155,7 +155,7 @@ def drawn(tokens: int, *, has: int, free: int, size: int = 100) -> tuple[int, in
         told.desk.open("r1")
         told.give("r1", free)
         draw = Draw(told.desk, "request", session(tokens=size))
-        taking = asyncio.create_task(draw.take(tokens, 0.2))
+        taking = asyncio.create_task(draw.take(tokens))
         await asyncio.sleep(0)
         if has:
             told.give(NAME, has)
@@ -185,7 +185,7 @@ def test_what_a_running_request_needs_more_comes_from_its_session_first() -> Non
         told.desk.open("r1")
         told.give("r1", 50)
         draw = Draw(told.desk, "request", session())
-        taking = asyncio.create_task(draw.take(60, 0.2))
+        taking = asyncio.create_task(draw.take(60))
         await asyncio.sleep(0)
         told.give(NAME, 100)
         await taking

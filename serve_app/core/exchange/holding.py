@@ -9,6 +9,7 @@ Invariant: what is held of an engine is the sum of its requests.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from serve_app.core.exchange.credit import Accounts
@@ -36,6 +37,7 @@ class Holding:
     def __init__(self, accounts: Accounts, link: Link) -> None:
         self._accounts, self._link = accounts, link
         self._running: dict[str, Running] = {}
+        self._counts: Counter[str] = Counter()  # by model
         self.touched: set[str] = set()  # engines whose credit has changed
 
     def __contains__(self, request_id: str) -> bool:
@@ -44,6 +46,10 @@ class Holding:
     def __len__(self) -> int:
         return len(self._running)
 
+    def count(self, model: str) -> int:
+        """How many run of a model."""
+        return self._counts[model]
+
     def begin_here(self, waiting: Waiting) -> str | None:
         """Run a request on credit; returns the engine, None where no engine's credit has room for it."""
         arrival = waiting.arrival
@@ -51,20 +57,25 @@ class Holding:
         if engine is not None:
             self._accounts.take(engine, arrival.slots, arrival.cost)
             self.touched.add(engine)
-            self._running[arrival.request_id] = Running(waiting.model, engine, arrival, arrival.cost, "")
+            self._begin(Running(waiting.model, engine, arrival, arrival.cost, ""))
         return engine
 
     def begin_there(self, waiting: Waiting, engine: str) -> None:
         """The actor has granted a request; the account grows with what it holds."""
         arrival = waiting.arrival
         self._accounts.hold(engine, arrival.slots, arrival.cost)
-        self._running[arrival.request_id] = Running(waiting.model, engine, arrival, arrival.cost, waiting.ticket)
+        self._begin(Running(waiting.model, engine, arrival, arrival.cost, waiting.ticket))
 
-    def end(self, request_id: str, prompt_tokens: int, output_tokens: int) -> Running | None:
-        """A request has ended after so many tokens; None: it did not run."""
-        run = self._running.pop(request_id, None)
+    def end(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> Running | None:
+        """A request has ended after so many tokens (None: not known, its estimate counts); None: it did not run."""
+        run = self._running.get(request_id)
         if run is None:
             return None
+        self._forget(request_id)
+        if prompt_tokens is None:
+            prompt_tokens = run.arrival.prompt_tokens
+        if output_tokens is None:
+            output_tokens = max(0, run.arrival.cost_tokens - run.arrival.prompt_tokens)
         if run.ticket:
             self._accounts.hold(run.engine, -run.arrival.slots, -run.tokens)
             self._link.done(Done(run.ticket, prompt_tokens, output_tokens))
@@ -109,10 +120,20 @@ class Holding:
     def drop(self, engine: str) -> None:
         """An engine is gone, and what ran there is forgotten. O(requests)."""
         for request_id in [one for one, run in self._running.items() if run.engine == engine]:
-            del self._running[request_id]
+            self._forget(request_id)
         self.touched.discard(engine)
 
     def forget_tickets(self) -> None:
         """The actor does not know of these requests any more."""
         for run in self._running.values():
             run.ticket = ""
+
+    def _begin(self, run: Running) -> None:
+        self._running[run.arrival.request_id] = run
+        self._counts[run.model] += 1
+
+    def _forget(self, request_id: str) -> None:
+        model = self._running.pop(request_id).model
+        self._counts[model] -= 1
+        if not self._counts[model]:
+            del self._counts[model]

@@ -33,6 +33,7 @@ from serve_app.core.exchange.words import (
     Grow,
     Hello,
     Left,
+    Look,
     Progress,
     Reach,
     Rules,
@@ -181,6 +182,8 @@ class Lines:
                 places.progress(ticket, output_tokens, now)
             case Usage():
                 places.used(event)
+            case Look(ticket):
+                places.look(router, ticket, now)
             case Grow():
                 places.grow(router, event, now)
             case Reach(model, engine, usable):

@@ -1,6 +1,7 @@
 """A router's end of `core.exchange.protocol`: incarnations, what is yet to be said, the actor's last word.
 
-Usage and progress are added up until the next message goes, so however many requests run, a message is bounded.
+Usage and progress are added up until the next message goes, so however many requests run, a message is bounded. They
+ask for no message of their own: they ride along, at the latest with a beat.
 
 Invariant: what is heard of another epoch or incarnation than the present one changes nothing but that a new one begins.
 """
@@ -52,6 +53,16 @@ class Link:
     def too_far_behind(self) -> bool:
         return len(self._sending) > BEHIND
 
+    @property
+    def urgent(self) -> bool:
+        """Whether there is something to say, or to hear again, that waits for no beat."""
+        return bool(self._again or self._more or self._sending.unsent)
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether a beat would have usage or progress to tell."""
+        return bool(self._progress or (self.booked and self._usage))
+
     def put(self, event: Event) -> None:
         """Something to say."""
         self._sending.put(event)
@@ -72,7 +83,9 @@ class Link:
             sums[index] += amount
 
     def next_exchange(self, *, beat: bool = False) -> Exchange | None:
-        """The next message; None: there is nothing to say."""
+        """The next message; None: there is nothing to say that waits for no beat."""
+        if not (beat or self.urgent):
+            return None
         if self.booked:
             for (model, request_class, tenant), sums in self._usage.items():
                 self._sending.put(Usage(model, request_class, tenant, *sums))
@@ -80,8 +93,6 @@ class Link:
         for ticket, tokens in self._progress.items():
             self._sending.put(Progress(ticket, tokens))
         self._progress.clear()
-        if not (beat or self._again or self._more or self._sending.unsent):
-            return None
         return self._message(*self._sending.batch())
 
     def watch(self) -> Exchange:

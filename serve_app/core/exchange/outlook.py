@@ -10,6 +10,7 @@ import math
 from serve_app.core.admission import DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S
 from serve_app.core.exchange.link import Link
 from serve_app.core.waiting.events import Arrival, Reason, Refuse
+from serve_app.types import RequestClass
 
 FIGURES_GOOD_S = 0.5  # a line of a second's work moves by half; the actor answers within milliseconds anyway
 
@@ -25,6 +26,18 @@ class Outlook:
         """The actor has answered what was sent at that moment."""
         self._at = max(self._at, sent_at)
 
+    def waiting(self, model: str) -> dict[RequestClass, int]:
+        """Who waits for a model, of all routers, by class; nothing where nobody does."""
+        figures = self._link.figures.get(model)
+        if figures is None or model not in self._link.contended:
+            return {}
+        return dict(zip(RequestClass, figures.waiting, strict=True))
+
+    def wait_s(self, model: str, request_class: RequestClass) -> float | None:
+        """What an arrival of this class has ahead of it; None: not measured."""
+        figures = self._link.figures.get(model)
+        return None if figures is None else figures.wait_s[request_class]
+
     def hopeless(self, model: str, arrival: Arrival, now: float) -> Reason | None:
         """Why a request is refused without a question; None: it is not."""
         figures = self._link.figures.get(model)
@@ -32,13 +45,12 @@ class Outlook:
             return None
         if figures.full[arrival.request_class]:
             return Reason.QUEUE_FULL
-        wait_s = figures.wait_s[arrival.request_class]
+        wait_s = self.wait_s(model, arrival.request_class)
         late = arrival.deadline is not None and wait_s is not None and now + wait_s > arrival.deadline
         return Reason.DEADLINE if late else None
 
     def refusal(self, model: str, arrival: Arrival, reason: Reason) -> Refuse:
         """The refusal, with the wait that the figures predict."""
-        figures = self._link.figures.get(model)
-        wait_s = None if figures is None else figures.wait_s[arrival.request_class]
+        wait_s = self.wait_s(model, arrival.request_class)
         retry_s = DEFAULT_RETRY_AFTER_S if wait_s is None else min(wait_s, MAX_RETRY_AFTER_S)
         return Refuse(arrival.request_id, reason, retry_s)

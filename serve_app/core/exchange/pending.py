@@ -8,10 +8,10 @@ Invariant: a request is in every index or in none.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app.core.heap import KeyedHeap
-from serve_app.core.waiting.events import Arrival
+from serve_app.core.waiting.events import Arrival, QueueStatus
 from serve_app.types import RequestClass
 
 _DOWN = tuple(sorted(RequestClass, reverse=True))
@@ -21,12 +21,14 @@ Queues = dict[RequestClass, "OrderedDict[str, Waiting]"]
 
 @dataclass(slots=True)
 class Waiting:
-    """A request that waits. `ticket`: the actor's name for it; empty: it was not handed in."""
+    """A request that waits. `ticket`: the actor's name for it; empty: it was not handed in. `status`: where it stands,
+    by the actor's last answer; None: there was none."""
 
     model: str
     arrival: Arrival
     arrived_s: float
     ticket: str = ""
+    status: QueueStatus | None = None
 
     @property
     def request_id(self) -> str:
@@ -48,9 +50,24 @@ class Pending:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._all
 
+    def get(self, request_id: str) -> Waiting | None:
+        """Who waits under this id."""
+        return self._all.get(request_id)
+
+    def stands(self, ticket: str, status: QueueStatus) -> None:
+        """The actor says where a ticket stands; one that is of no use any more changes nothing."""
+        waiting = self._tickets.get(ticket)
+        if waiting is not None:
+            waiting.status = replace(status, request_id=waiting.request_id)
+
     def count(self, model: str) -> int:
         """How many wait for a model."""
         return self._counts.get(model, 0)
+
+    def by_class(self, model: str) -> dict[RequestClass, int]:
+        """How many wait for a model, by the class they claimed."""
+        queues = self._queues.get(model, {})
+        return {level: len(queues.get(level, ())) for level in RequestClass}
 
     def models(self) -> list[str]:
         """Models for which somebody waits."""
@@ -106,7 +123,7 @@ class Pending:
         """The actor's line is no more, or another one."""
         self._tickets.clear()
         for request_id, waiting in self._all.items():
-            waiting.ticket = ""
+            waiting.ticket, waiting.status = "", None
             self._new[request_id] = waiting
 
     def late(self, now: float) -> Waiting | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from serve_app.core.admission import Admission, Policy
 from serve_app.core.exchange.accounts import Accounts
 from serve_app.core.exchange.words import Action as Said
-from serve_app.core.exchange.words import Credit, Grow, Grown, Lent, Usage
+from serve_app.core.exchange.words import Credit, Grow, Grown, Lent, Stands, Usage
 from serve_app.core.memory.leases import slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.waiting.events import Action, Arrival, Refuse
@@ -106,6 +106,13 @@ class Places:
         request = self._requests.get(ticket)
         if request is not None:
             self._act(request.model, self.lines[request.model].admission.on_progress(ticket, output_tokens, now))
+
+    def look(self, router: str, ticket: str, now: float) -> None:
+        """Where does a ticket stand? Of one that does not wait nothing is said."""
+        request = self._requests.get(ticket)
+        status = None if request is None else self.lines[request.model].admission.status(ticket, now)
+        if status is not None:
+            self._say(router, Stands(status))
 
     def used(self, usage: Usage) -> None:
         """A router has served somebody by itself."""

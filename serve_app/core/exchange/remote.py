@@ -42,11 +42,14 @@ from serve_app.core.exchange.words import (
     Hello,
     Left,
     Lent,
+    Look,
     Reach,
     Rules,
+    Stands,
 )
 from serve_app.core.memory.budgets import FENCE_S
-from serve_app.core.waiting.events import Action, Arrival, Grant, Reason, Refuse
+from serve_app.core.waiting.events import Action, Arrival, Grant, QueueStatus, Reason, Refuse
+from serve_app.types import RequestClass
 
 LATE_S = 0.5  # past the end of a wait: the actor's own refusal comes before that
 LONGEST_WAIT_S = 60.0  # of a model whose bounds nobody has told
@@ -134,8 +137,13 @@ class RemoteLine:
             return self.on_done(request_id, now)
         return []
 
-    def on_done(self, request_id: str, now: float, prompt_tokens: int = 0, output_tokens: int = 0) -> list[Action]:
-        """A granted request has ended after so many tokens. An unknown id, or one that waits, changes nothing."""
+    def on_done(
+        self, request_id: str, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
+    ) -> list[Action]:
+        """A granted request has ended after so many tokens; None: not known, its estimate counts.
+
+        An unknown id, or one that waits, changes nothing.
+        """
         run = self._running.end(request_id, prompt_tokens, output_tokens)
         if run is None or run.ticket:
             return []
@@ -172,15 +180,61 @@ class RemoteLine:
         """This router's requests in the line of a model."""
         return self._pending.count(model)
 
+    def waiting_by_class(self, model: str) -> dict[RequestClass, int]:
+        """The same by the class they claimed."""
+        return self._pending.by_class(model)
+
+    def running_of(self, model: str) -> int:
+        """This router's requests of a model that hold a place."""
+        return self._running.count(model)
+
     @property
     def running(self) -> int:
         """Requests that hold a place."""
         return len(self._running)
 
+    def ahead(self, model: str, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
+        """How many wait that a request of this class would stand behind, by the class they claimed: of all routers by
+        the actor's last figures, of this one where these are older."""
+        waiting = self._outlook.waiting(model)
+        own = self._pending.by_class(model)
+        found = ((who, max(waiting.get(who, 0), own[who])) for who in reversed(RequestClass) if who >= request_class)
+        return tuple((who, count) for who, count in found if count)
+
+    def status(self, request_id: str) -> QueueStatus | None:
+        """Where a request stands by the actor's last answer, and ask it again; before there is one, by its last
+        figures. None: it does not wait."""
+        waiting = self._pending.get(request_id)
+        if waiting is None:
+            return None
+        if waiting.ticket:
+            self._link.put(Look(waiting.ticket))
+        if waiting.status is not None:
+            return waiting.status
+        level = waiting.arrival.request_class
+        ahead = sum(count for _, count in self.ahead(waiting.model, level))  # it is among them
+        return QueueStatus(request_id, level, max(1, ahead), self._outlook.wait_s(waiting.model, level))
+
     # The exchange
 
+    @property
+    def epoch(self) -> int:
+        """The quota actor's, as far as it is known."""
+        return self._link.epoch
+
+    @property
+    def booked(self) -> bool:
+        """Whether the actor has said what the accounts are, since this router last said everything."""
+        return self._link.booked
+
+    @property
+    def has_sums(self) -> bool:
+        """See `Link.has_sums`."""
+        return self._link.has_sums
+
     def next_exchange(self, now: float, *, beat: bool = False) -> Exchange | None:
-        """What is to be said now; None: nothing new. `beat`: say that the router is there, anyway."""
+        """What is to be said now; None: nothing that waits for no beat. `beat`: say that the router is there, and what
+        its requests have used."""
         if self._link.too_far_behind:
             self._begin(self._link.epoch, now)
         self._balance(now, every=beat)
@@ -245,6 +299,8 @@ class RemoteLine:
                 self._accounts.add(engine, slots, tokens)
                 self._accounts.answered(engine, spare_slots, spare_tokens, now)
                 self._running.touched.add(engine)
+            case Stands(status):
+                self._pending.stands(status.request_id, status)
             case Grown() if said.engine in self._accounts:
                 self._running.grown(said)
             case Booked(short):

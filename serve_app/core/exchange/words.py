@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from serve_app.core.admission import Policy
-from serve_app.core.waiting.events import Arrival, Grant, Preempt, Refuse
+from serve_app.core.waiting.events import Arrival, Grant, Preempt, QueueStatus, Refuse
 from serve_app.types import RequestClass
 
 
@@ -126,6 +126,12 @@ class Grow(NamedTuple):
     tokens: int
 
 
+class Look(NamedTuple):
+    """Where does this ticket stand? Answered by `Stands` while it waits."""
+
+    ticket: str
+
+
 # Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are the line's own, by ticket
 
 
@@ -169,5 +175,11 @@ class Grown(NamedTuple):
     tokens: int
 
 
-Event = Hello | Rules | Reach | Left | Arrive | Cancel | Progress | Done | Usage | GiveBack | Ask | Grow
-Action = Grant | Refuse | Booked | Closed | Credit | Lent | Grown | Preempt
+class Stands(NamedTuple):
+    """The answer to `Look`; `status` has the ticket for its id."""
+
+    status: QueueStatus
+
+
+Event = Hello | Rules | Reach | Left | Arrive | Cancel | Progress | Done | Usage | GiveBack | Ask | Grow | Look
+Action = Grant | Refuse | Booked | Closed | Credit | Lent | Grown | Stands | Preempt
