@@ -26,7 +26,7 @@ from ray.util import placement_group_table
 from autoscaling.signals import Room
 from autoscaling.starts import ANYWHERE, StartBook, Verdict
 from serve_app.core.memory.starts import StartsAsk, StartsReply
-from serve_app.quota import QuotaActor
+from serve_app.quota_actor import QuotaActor
 from serve_app.settings import QuotaSettings
 
 logger = logging.getLogger("ray.serve")

@@ -35,7 +35,7 @@ from serve_app.core.memory.leases import Device, Hold, Kind
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.quota import RouterReport
 from serve_app.core.memory.shares import PoolReport
-from serve_app.quota import quota_actor
+from serve_app.quota_actor import quota_actor
 from serve_app.settings import QuotaSettings
 
 ENGINES, LEASES, ROUTERS = 1_000, 100_000, 16

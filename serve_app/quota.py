@@ -17,10 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, RayError
-
 from serve_app.cluster_store import Shelf
 from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.memory.grants import EngineReply, EngineReport
@@ -32,21 +28,14 @@ from serve_app.core.memory.starts import StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, ServeAppError, Unavailable
 from serve_app.inventory import Inventory, InventorySettings
 from serve_app.quota_figures import figures
-from serve_app.settings import QuotaSettings
 
 logger = logging.getLogger("serve_app.quota")
 
-ACTOR = "quota"
-NAMESPACE = "serve_app"
 EPOCH = "epoch"
 NODE = "node:"  # before a node's id, its devices: it may not answer when they have to be known
 TICK_S = 0.5  # a dead owner's leases are back within 5 s: four of silence, and this
 LOOK_S = 1.0  # between looks at the nodes; a look is one call per node that has a device
 WATCH_S = 0.5  # how long a router that wants more is kept waiting for it; then it says again what it wants
-MAX_CONCURRENCY = 10_000  # calls that wait (routers, sessions) must never keep one that answers at once waiting
-HEAD = {"node:__internal_head__": 0.001}  # Ray's own resource of the head
-
-AWAY = (RayError, TimeoutError)  # what a call of the actor raises while it is not there
 
 T = TypeVar("T")
 
@@ -327,84 +316,6 @@ class GpuMemoryQuota:
         if await self._inventory.gone(told):
             logger.info("engine %s has died, and its memory is free", told.owner)
             await self._do(lambda now: self._core.on_dead(told.owner, now))
-
-
-class QuotaActor:
-    """The cluster's quota actor as a caller holds it. Ray starts it again when it dies; should it be gone for good
-    (killed by an operator), the next word starts another one."""
-
-    def __init__(self, settings: QuotaSettings) -> None:
-        self._settings = settings
-        self.handle = quota_actor(settings)
-
-    def renew(self) -> None:
-        """Find it again, or start it. Raises what Ray does while it is away."""
-        self.handle = quota_actor(self._settings)
-
-    async def router(self, told: RouterReport) -> RouterReply:
-        """See `GpuMemoryQuota.router`."""
-        try:
-            return await self.handle.router.remote(told)  # type: ignore[no-any-return]
-        except ActorDiedError:
-            await asyncio.to_thread(self.renew)
-            raise
-
-    async def exchange(self, told: Exchange) -> Reply:
-        """See `GpuMemoryQuota.exchange`."""
-        return await self.call("exchange", told)  # type: ignore[no-any-return]
-
-    async def watch(self, told: Exchange) -> Reply:
-        """See `GpuMemoryQuota.watch`."""
-        return await self.call("watch", told)  # type: ignore[no-any-return]
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Any method of it by name."""
-        try:
-            return await getattr(self.handle, method).remote(*arguments)
-        except ActorDiedError:
-            await asyncio.to_thread(self.renew)
-            raise
-
-    def engine(self, told: EngineReport, timeout_s: float) -> EngineReply:
-        """See `GpuMemoryQuota.engine`; waits for the answer."""
-        try:
-            return ray.get(self.handle.engine.remote(told), timeout=timeout_s)  # type: ignore[no-any-return]
-        except ActorDiedError:
-            self.renew()
-            raise
-
-    def starts(self, asks: tuple[StartsAsk, ...], timeout_s: float) -> tuple[StartsReply, ...]:
-        """See `GpuMemoryQuota.starts`; waits for the answer."""
-        try:
-            return ray.get(self.handle.starts.remote(asks), timeout=timeout_s)  # type: ignore[no-any-return]
-        except ActorDiedError:
-            self.renew()
-            raise
-
-    def devices(self, timeout_s: float) -> dict[str, tuple[int, int]]:
-        """See `GpuMemoryQuota.devices`; waits for the answer."""
-        return ray.get(self.handle.devices.remote(), timeout=timeout_s)  # type: ignore[no-any-return]
-
-
-def quota_actor(settings: QuotaSettings) -> ActorHandle[Any]:
-    """The cluster's quota actor; started by the first that asks, with its settings. Ray has to be initialised."""
-    inventory = InventorySettings(
-        reserved_bytes=int(settings.reserved_gb * 1e9),
-        host_share=settings.host_memory_share,
-        device_bytes=None if settings.device_gb is None else int(settings.device_gb * 1e9),
-    )
-    made = ray.remote(GpuMemoryQuota).options(
-        name=ACTOR,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        num_cpus=0,
-        resources=HEAD,
-        max_concurrency=MAX_CONCURRENCY,
-        scheduling_strategy="DEFAULT",  # not in the placement group of the replica that happens to start it
-    )
-    return made.remote(inventory, settings.defrag_above)
 
 
 def _from_now(session: Session) -> Session:

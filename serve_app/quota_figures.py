@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from serve_app.core.exchange.lines import LineView
 from serve_app.core.memory.leases import Kind, Lease
 from serve_app.core.memory.quota import Quota
 from serve_app.core.placing.fragmentation import fragmentation
@@ -88,7 +89,43 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
         "sessions_waiting": [
             {"session": one.session_id, "model": one.model, "tokens": one.tokens} for one in core.sessions.waiting()
         ],
+        "lines": [_line(model, view) for model, view in core.lines.views(now).items()],
         "overdrawn_tokens": core.shares.overdrawn_tokens,
+    }
+
+
+def _line(model: str, view: LineView) -> dict[str, Any]:
+    """A model's line. Counters begin with the actor; what routers granted from their credit is none of them."""
+    found = view.snapshot
+    return {
+        "model": model,
+        "routers": list(view.routers),
+        "replicas": list(view.engines),
+        "contended": view.contended,
+        "oldest_wait_s": round(found.oldest_wait_s, 2),
+        "lifted": found.lifted,
+        "drain_slots_per_s": found.drain_slots_per_s,
+        "refused": dict(found.refused),
+        "classes": {
+            name: {
+                "waiting": one.waiting,
+                "waiting_tokens": one.waiting_tokens,
+                "granted": found.granted[name],
+                "granted_tokens": one.granted_tokens,
+                "drain_slots_per_s": one.drain_slots_per_s,
+            }
+            for name, one in found.classes.items()
+        },
+        "tenants": {
+            name: {
+                "waiting": one.waiting,
+                "waiting_tokens": one.waiting_tokens,
+                "slots": one.slots,
+                "kv_tokens": one.kv_tokens,
+                "below_share": one.below_share,
+            }
+            for name, one in found.tenants.items()
+        },
     }
 
 

@@ -19,7 +19,7 @@ from serve_app.http.keys import KeyRing
 from serve_app.inside.calls import CHAT, COMPLETE, EMBED, STREAM, STREAM_COMPLETE, Asked, Headers, Piece
 from serve_app.inside.exchange import Inside, RefusalsAreNoFailures
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
-from serve_app.quota import AWAY, QuotaActor
+from serve_app.quota_actor import AWAY, QuotaActor
 from serve_app.receipt_search import ReceiptSearch
 from serve_app.serve_adapter import EngineHandle, EveryReplica, deployment_handle, in_fresh_context, on_fast_path
 from serve_app.session_book import SessionBook

@@ -25,7 +25,7 @@ from serve_app.engine.protocol import NO_SLOTS, EngineBackend, EngineInfo, Engin
 from serve_app.engine.wire_server import WireServer
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.names import CHANNELS, ONGOING
-from serve_app.quota import QuotaActor
+from serve_app.quota_actor import QuotaActor
 from serve_app.settings import ModelSettings, QuotaSettings
 
 logger = logging.getLogger("ray.serve")

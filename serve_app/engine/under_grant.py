@@ -18,7 +18,7 @@ from serve_app.engine.environment import Platform
 from serve_app.engine.granted import Grant
 from serve_app.engine.measured import measured_here
 from serve_app.engine.memory import kv_bytes_of, memory_ask
-from serve_app.quota import AWAY, QuotaActor
+from serve_app.quota_actor import AWAY, QuotaActor
 from serve_app.settings import ModelSettings
 
 ANSWER_S = 5.0  # the actor answers in milliseconds, also while it holds a router's word back

@@ -227,8 +227,8 @@ def _end_quota() -> None:
     """The quota actor outlives what it serves, but for this: what is served next may have other settings of it."""
     import ray
 
-    from serve_app.quota import ACTOR
-    from serve_app.quota import NAMESPACE as WHERE
+    from serve_app.quota_actor import ACTOR
+    from serve_app.quota_actor import NAMESPACE as WHERE
 
     try:
         ray.kill(ray.get_actor(ACTOR, namespace=WHERE))
@@ -273,8 +273,8 @@ def asked_of_quota(method: str, *args: Any) -> Any:
     """
     import ray
 
-    from serve_app.quota import ACTOR
-    from serve_app.quota import NAMESPACE as WHERE
+    from serve_app.quota_actor import ACTOR
+    from serve_app.quota_actor import NAMESPACE as WHERE
 
     try:
         actor = ray.get_actor(ACTOR, namespace=WHERE)

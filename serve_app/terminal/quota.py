@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from serve_app.errors import Unavailable
@@ -77,6 +78,8 @@ def show(found: Mapping[str, Any], console: Console) -> None:
         tokens = (str(one[name]) for name in ("kv_tokens", "kv_tokens_routers", "kv_tokens_sessions", "kv_tokens_used"))
         engines.add_row(one["replica"], one["model"] or "", one["state"], _gb(one["granted_bytes"]), measured, *tokens)
     console.print(engines)
+    if any(level["waiting"] for one in found["lines"] for level in one["classes"].values()):
+        console.print(_lines(found["lines"]))
     for one in found["waiting"]:
         console.print(
             f"{one['replica']} of {one['model']}: blocked: memory, for {one['waits_s']:.0f} s: {one['why']}",
@@ -108,6 +111,27 @@ def show(found: Mapping[str, Any], console: Console) -> None:
                 f"{one['expires_in_s']} s",
             )
         console.print(sessions)
+
+
+def _lines(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Who waits for a place, by model and class, and who of the tenants waits most."""
+    table = Table("line of", "class", "waiting", "tokens", "granted", "comes free", "longest wait", "most waiting")
+    for one in lines:
+        most = max(one["tenants"], key=lambda name: one["tenants"][name]["waiting"], default="")
+        for name, level in reversed(one["classes"].items()):
+            if level["waiting"]:
+                rate = level["drain_slots_per_s"]
+                table.add_row(
+                    one["model"],
+                    name,
+                    str(level["waiting"]),
+                    str(level["waiting_tokens"]),
+                    str(level["granted"]),
+                    "" if rate is None else f"{rate:.1f}/s",
+                    f"{one['oldest_wait_s']:.1f} s",
+                    escape(most),
+                )
+    return table
 
 
 def _gb(size: int) -> str:

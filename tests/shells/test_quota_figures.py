@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from serve_app.core.admission import Policy
+from serve_app.core.exchange.protocol import Exchange
+from serve_app.core.exchange.words import Arrive, Event, Hello, Reach, Rules
 from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import Quota, RouterReport
 from serve_app.core.memory.sessions import SessionAsk
 from serve_app.core.memory.shares import PoolReport
 from serve_app.core.memory.starts import Start, StartsAsk
+from serve_app.core.waiting.events import Arrival
 from serve_app.local import blocked
 from serve_app.quota_figures import figures
+from serve_app.terminal.quota import show
+from serve_app.types import RequestClass
 
 GB = 10**9
 
@@ -127,3 +135,41 @@ def test_what_is_kept_for_starts_is_in_the_figures() -> None:
     found = json.loads(json.dumps(figures(core, 1.0)))
     assert found["kept"] == [{"model": "m", "device": "n/0", "bytes": 60, "replica": "r", "after": ""}]
     assert found["short"] == [{"model": "m", "why": "memory: at least 0.00 GB needed on one device, 0.00 GB free"}]
+
+
+def with_line(core: Quota) -> Quota:
+    """Two slots; of two tenants one has both, and waits with two more; a batch waits behind it."""
+    told = core.grants.told("e")
+    assert told is not None
+    core.on_engine(replace(told, slots=2), 1.0)
+    arrivals = [
+        Arrival(f"r:{number}", level, tenant, 1, 100)
+        for number, (level, tenant) in enumerate(
+            [(RequestClass.HIGH, "a")] * 4 + [(RequestClass.LOW, "b")],
+        )
+    ]
+    events: tuple[Event, ...] = (Hello(()), Rules("m", Policy(max_queued=10, max_wait_s=60.0)), Reach("m", "e", True))
+    events += tuple(Arrive("m", one, 0.0) for one in arrivals)
+    core.on_exchange(Exchange("r line", 1, core.epoch, 1, events, 0, 0), 1.5)
+    return core
+
+
+def test_a_line_shows_who_waits_who_has_what_and_who_hands_in(core: Quota) -> None:
+    (line,) = json.loads(json.dumps(figures(with_line(core), 2.0)))["lines"]
+    assert (line["model"], line["routers"], line["replicas"], line["contended"]) == ("m", ["r line"], ["e"], True)
+    assert {name: level["waiting"] for name, level in line["classes"].items() if level["waiting"]} == {
+        "high": 2,
+        "low": 1,
+    }
+    assert line["classes"]["high"]["granted"] == 2
+    assert line["tenants"]["a"]["slots"] == line["tenants"]["a"]["waiting"] == 2
+    assert line["oldest_wait_s"] == 0.5
+
+
+def test_who_waits_for_a_place_is_in_the_tables_of_serve_app_quota(core: Quota) -> None:
+    quiet, busy = (Console(width=200, record=True, file=io.StringIO()) for _ in range(2))
+    show(figures(core, 2.0), quiet)
+    show(figures(with_line(core), 2.0), busy)
+    rows = [row.split() for row in busy.export_text().splitlines() if " 0.5 s " in row]
+    assert [(row[1], row[3], row[5]) for row in rows] == [("m", "high", "2"), ("m", "low", "1")]
+    assert "line of" not in quiet.export_text()

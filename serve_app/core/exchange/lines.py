@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from serve_app.core.exchange.peers import Peers
 from serve_app.core.exchange.places import Places
@@ -40,12 +40,22 @@ from serve_app.core.exchange.words import (
     Usage,
 )
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.waiting.events import Arrival
+from serve_app.core.waiting.events import Arrival, Snapshot
 from serve_app.types import RequestClass
 
 CALM_S = 0.25  # a line that empties and fills again takes credit away and gives it back no oftener than that
 HAND_IN_S = 0.05  # for all routers to hand in again who waits: half a dozen round trips
 FIGURES_S = 0.1  # between looks at the lines for the routers' early refusals
+
+
+@dataclass(frozen=True, slots=True)
+class LineView:
+    """A line, the routers that hand in to it, the engines that can be granted, and whether routers keep no credit."""
+
+    snapshot: Snapshot
+    routers: tuple[str, ...]
+    engines: tuple[str, ...]
+    contended: bool
 
 
 class Lines:
@@ -117,6 +127,19 @@ class Lines:
     def requests(self) -> dict[str, tuple[Arrival, str]]:
         """See `Places.requests`."""
         return self._places.requests()
+
+    def views(self, now: float) -> dict[str, LineView]:
+        """Every line as it is now, by model."""
+        contended = self._peers.word.contended
+        return {
+            model: LineView(
+                line.admission.snapshot(now),
+                tuple(sorted(line.routers)),
+                tuple(sorted(name for name, one in line.engines.items() if one.open_to(line.routers))),
+                model in contended,
+            )
+            for model, line in sorted(self._places.lines.items())
+        }
 
     # What there is
 
