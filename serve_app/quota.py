@@ -105,7 +105,10 @@ class GpuMemoryQuota:
     async def exchange(self, told: Exchange) -> Reply:
         """A router's word on requests, and what is decided at once; see `core.exchange.protocol`."""
         await self._known.wait()
-        return await self._do(lambda now: self._core.on_exchange(told, now))
+        reply = await self._do(lambda now: self._core.on_exchange(told, now))
+        if self._asking:  # for a session, and it may have brought what that waits for
+            self._tick()
+        return reply
 
     async def watch(self, told: Exchange) -> Reply:
         """What is decided later: held back until there is something, or for `WATCH_S`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.core.exchange.lines import LineView
+from serve_app.core.exchange.protocol import LINE
 from serve_app.core.memory.leases import Kind, Lease
 from serve_app.core.memory.quota import Quota
 from serve_app.core.placing.fragmentation import fragmentation
@@ -99,7 +100,7 @@ def _line(model: str, view: LineView) -> dict[str, Any]:
     found = view.snapshot
     return {
         "model": model,
-        "routers": list(view.routers),
+        "routers": [router.removesuffix(LINE) for router in view.routers],
         "replicas": list(view.engines),
         "contended": view.contended,
         "oldest_wait_s": round(found.oldest_wait_s, 2),
@@ -142,7 +143,9 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
     for child in core.ledger.on(lease.lease_id):
         held[child.kind] = held.get(child.kind, 0) + child.amount
         if child.kind is Kind.SHARE:
-            shares[child.owner] = child.amount
+            router = child.owner.removesuffix(LINE)
+            shares[router] = shares.get(router, 0) + child.amount
+    slots, in_line = core.lines.used(lease.lease_id)
     return {
         "replica": lease.lease_id,
         "model": None if told is None else told.model,
@@ -154,6 +157,8 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
         "kv_tokens_routers": held[Kind.SHARE],
         "kv_tokens_by_router": shares,
         "kv_tokens_sessions": held[Kind.SESSION],
-        "kv_tokens_used": core.shares.used(lease.lease_id),
+        "kv_tokens_used": core.shares.used(lease.lease_id) + in_line,
+        "slots": None if told is None else told.slots,
+        "slots_used": slots,
         "kv_tokens_free": core.ledger.free(lease.lease_id),
     }

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from serve_app.core.admission import Action, Arrival, Policy, QueueStatus
-from serve_app.core.exchange.protocol import Exchange, Reply
+from serve_app.core.exchange.protocol import LINE, Exchange, Reply
 from serve_app.core.exchange.remote import RemoteLine
 from serve_app.core.memory.budgets import FENCE_S
 from serve_app.core.waiting.events import Grant, Reason, Refuse
@@ -48,7 +48,7 @@ class SharedLine:
 
     def __init__(self, router_id: str, speak: Speak, watch: Speak, away: tuple[type[BaseException], ...]) -> None:
         self._speak, self._watch, self._away = speak, watch, away
-        self._remote = RemoteLine(f"{router_id} line")
+        self._remote = RemoteLine(router_id + LINE)
         self._ends: dict[str, ModelEnd] = {}
         self._asked: dict[str, ModelEnd] = {}  # by request that waits
         self._calls: set[asyncio.Task[None]] = set()

@@ -12,8 +12,10 @@ from serve_app.core.memory.budgets import Budgets
 from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import RECOVERING, Key, Quota, RouterReport, Value
-from serve_app.core.memory.sessions import SessionAsk, bytes_of, name_of, own_id, tokens_in
+from serve_app.core.memory.sessions import RECALL_S, SessionAsk, bytes_of, name_of, own_id, tokens_in
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseNotFound, Overloaded, Unavailable
+from serve_app.types import RequestClass
+from tests.core.exchange_world import MODEL, World
 
 ENGINE = EngineReport("engine", "m", (Rank("node", 0),), 1000, 1000)
 POOL_TOKENS, TOKENS = 1000, 100
@@ -234,3 +236,34 @@ def test_two_routers_never_hold_more_of_a_session_than_it_has(steps: list[tuple[
             place.speak(name)
         assert place.used <= TOKENS
         assert 0 <= place.quota.ledger.lease(NAME).held <= TOKENS
+
+
+def test_credit_that_routers_keep_is_called_back_for_a_session_that_would_not_wait() -> None:
+    world = World({"e": (4, 1000)}, 2)
+    world.settle(6)
+    quota = world.quota
+    limit, free = quota.ledger.limit("e"), quota.ledger.free("e")
+    assert free < limit, "routers have credit"
+    ask = SessionAsk("s", MODEL, limit, 60.0)
+    assert quota.on_session(ask, world.now) is None
+    world.settle(2)
+    quota.on_tick(world.now)
+    assert quota.sessions.is_open("s")
+
+
+def test_a_session_is_refused_after_the_recall_where_the_tokens_are_in_use() -> None:
+    world = World({"e": (4, 1000)}, 2)
+    world.settle(6)
+    world.arrive("r0", RequestClass.LOW, tokens=300)
+    world.settle(2)
+    quota = world.quota
+    ask = SessionAsk("s", MODEL, quota.ledger.limit("e"), 60.0)
+    with pytest.raises(InsufficientMemory):
+        quota.on_session(ask, world.now)
+    world.arrive("r0", RequestClass.LOW, tokens=300)  # of which the actor hears with the next beat
+    smaller = replace(ask, tokens=500)
+    assert quota.on_session(smaller, world.now) is None
+    world.settle(2)
+    world.now += RECALL_S
+    opened, late = quota.on_tick(world.now)
+    assert (opened, [one.session_id for one in late]) == ([], ["s"])

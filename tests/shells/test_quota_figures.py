@@ -156,7 +156,7 @@ def with_line(core: Quota) -> Quota:
 
 def test_a_line_shows_who_waits_who_has_what_and_who_hands_in(core: Quota) -> None:
     (line,) = json.loads(json.dumps(figures(with_line(core), 2.0)))["lines"]
-    assert (line["model"], line["routers"], line["replicas"], line["contended"]) == ("m", ["r line"], ["e"], True)
+    assert (line["model"], line["routers"], line["replicas"], line["contended"]) == ("m", ["r"], ["e"], True)
     assert {name: level["waiting"] for name, level in line["classes"].items() if level["waiting"]} == {
         "high": 2,
         "low": 1,

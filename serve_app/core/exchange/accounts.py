@@ -8,8 +8,9 @@ Invariant: an account is in the ledger whole; it ends with its router or its eng
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from serve_app.core.exchange.words import Amount
 from serve_app.core.memory.leases import Hold, Kind, slots_of
 from serve_app.core.memory.ledger import Ledger
 
@@ -20,6 +21,7 @@ class Accounts:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._held: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
+        self._told: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine, what its requests hold of that
         self.overdrawn = 0  # counter: tokens that routers went by and the ledger had given to others
 
     def held(self, router: str, engine: str) -> tuple[int, int]:
@@ -29,6 +31,20 @@ class Accounts:
     def of(self, router: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """The accounts of a router, by engine."""
         return iter(list(self._held.get(router, {}).items()))
+
+    def told(self, router: str, holds: Iterable[Amount]) -> None:
+        """A router says what its requests hold; what it leaves out, they do not."""
+        self._told[router] = {engine: (slots, tokens) for engine, slots, tokens in holds}
+
+    def used(self, engine: str) -> tuple[int, int]:
+        """Slots and tokens that requests hold, by the last word of each router. O(routers)."""
+        found = [one[engine] for one in self._told.values() if engine in one]
+        return sum(slots for slots, _ in found), sum(tokens for _, tokens in found)
+
+    def idle(self, engine: str) -> int:
+        """KV tokens of an engine that routers have and nobody uses, by their last word. O(routers)."""
+        had = sum(accounts[engine][1] for accounts in self._held.values() if engine in accounts)
+        return max(0, had - self.used(engine)[1])
 
     def free(self, engine: str) -> tuple[int, int]:
         """Slots and tokens that nobody has; none of an engine that does not run."""
@@ -80,6 +96,7 @@ class Accounts:
                 self._forget(slots_of(engine), router)
                 self._forget(engine, router)
         self._held.pop(router, None)
+        self._told.pop(router, None)
         return engines
 
     def drop(self, engine: str) -> dict[str, tuple[int, int]]:

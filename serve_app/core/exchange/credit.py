@@ -130,6 +130,13 @@ class Accounts:
         account = self._accounts.get(engine)
         return (0, 0) if account is None else (account.held_slots, account.held_tokens)
 
+    def holds(self) -> tuple[Amount, ...]:
+        """What requests hold, on engines where they hold anything. O(engines)."""
+        accounts = self._accounts.items()
+        return tuple(
+            Amount(name, one.held_slots, one.held_tokens) for name, one in accounts if one.held_slots or one.held_tokens
+        )
+
     def restate(self) -> tuple[Amount, ...]:
         """The accounts as they are, held and credit together; what requests hold is said whether it was had or not."""
         found = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from serve_app.core.exchange.credit import Accounts
 from serve_app.core.exchange.link import Link
 from serve_app.core.exchange.pending import Waiting
-from serve_app.core.exchange.words import Done, Grow, Grown
+from serve_app.core.exchange.words import Done, Enough, Grow, Grown
 from serve_app.core.waiting.events import Arrival
 
 
@@ -29,6 +29,7 @@ class Running:
     tokens: int
     ticket: str
     reported: int = 0  # output tokens
+    owed: int = 0  # KV tokens that were asked for and have not come
 
 
 class Holding:
@@ -83,6 +84,8 @@ class Holding:
             self._accounts.put_back(run.engine, run.arrival.slots, run.tokens)
             self.touched.add(run.engine)
             self._link.used(run.model, run.arrival, 1, prompt_tokens, max(0, output_tokens - run.reported))
+            if run.owed:
+                self._link.put(Enough(request_id, run.engine))
         return run
 
     def progress(self, request_id: str, output_tokens: int) -> None:
@@ -104,8 +107,14 @@ class Holding:
             run.tokens += tokens
             self.touched.add(run.engine)
             return True
+        run.owed += tokens
         self._link.put(Grow(request_id, run.ticket, run.engine, tokens))
         return False
+
+    def owed(self) -> list[Grow]:
+        """What was asked for and has not come, as it is to be said to an actor that does not know. O(requests)."""
+        running = self._running.items()
+        return [Grow(request_id, "", run.engine, run.owed) for request_id, run in running if run.owed]
 
     def grown(self, said: Grown) -> None:
         """The actor has given a request more."""
@@ -113,6 +122,7 @@ class Holding:
         if run is not None and (run.engine, run.ticket) == (said.engine, said.ticket):
             self._accounts.hold(said.engine, 0, said.tokens)
             run.tokens += said.tokens
+            run.owed -= said.tokens
         elif not said.ticket:  # else its end, which was said later, has given that back, too
             self._accounts.add(said.engine, 0, said.tokens)
             self.touched.add(said.engine)

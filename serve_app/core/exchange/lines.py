@@ -5,6 +5,7 @@ Rules
   and every arrival is in this line (`core.exchange.places`). It stays so for `CALM_S` after the last one was served.
 - After a crash of the actor nothing is decided before all routers have spoken; then those who wait come in together,
   the oldest first.
+- While a request that runs is owed tokens no router keeps credit on its engine, either (`core.exchange.growth`).
 - A router that is gone takes its waiting requests with it; its account ends in the ledger.
 
 Invariant: once a router has heard that a model is contended, no request of it begins that this line has not granted:
@@ -28,9 +29,11 @@ from serve_app.core.exchange.words import (
     Cancel,
     Closed,
     Done,
+    Enough,
     Event,
     GiveBack,
     Grow,
+    Held,
     Hello,
     Left,
     Look,
@@ -128,6 +131,14 @@ class Lines:
         """See `Places.requests`."""
         return self._places.requests()
 
+    def used(self, engine: str) -> tuple[int, int]:
+        """See `Accounts.used`."""
+        return self._accounts.used(engine)
+
+    def idle(self, engine: str) -> int:
+        """See `Accounts.idle`."""
+        return self._accounts.idle(engine)
+
     def views(self, now: float) -> dict[str, LineView]:
         """Every line as it is now, by model."""
         contended = self._peers.word.contended
@@ -205,6 +216,10 @@ class Lines:
                 places.progress(ticket, output_tokens, now)
             case Usage():
                 places.used(event)
+            case Held(holds):
+                self._accounts.told(router, holds)
+            case Enough():
+                places.enough(router, event, now)
             case Look(ticket):
                 places.look(router, ticket, now)
             case Grow():
@@ -275,7 +290,9 @@ class Lines:
         self._places.touched.clear()
         for model in self._calm_at.keys() - contended:
             del self._calm_at[model]
-        self._peers.change(frozenset(contended | self._held_back), self._peers.word.recovering)
+        self._peers.change(
+            frozenset(contended | self._held_back | self._places.growth.engines), self._peers.word.recovering
+        )
         if contended and now >= self._figures_at + FIGURES_S:
             self._figures_at = now
             self._peers.figures(tuple(self._figures(model, now) for model in sorted(contended)))

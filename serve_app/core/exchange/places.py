@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 
 from serve_app.core.admission import Admission, Policy
 from serve_app.core.exchange.accounts import Accounts
+from serve_app.core.exchange.growth import Grower, Growth
 from serve_app.core.exchange.words import Action as Said
-from serve_app.core.exchange.words import Credit, Grow, Grown, Lent, Stands, Usage
+from serve_app.core.exchange.words import Credit, Enough, Grow, Grown, Lent, Stands, Usage
 from serve_app.core.memory.leases import slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.waiting.events import Action, Arrival, Refuse
@@ -74,6 +75,7 @@ class Places:
     def __init__(self, ledger: Ledger, say: Callable[[str, Said], None]) -> None:
         self._ledger, self._say = ledger, say
         self.accounts = Accounts(ledger)
+        self.growth = Growth()
         self.lines: dict[str, Line] = {}
         self.touched: set[str] = set()  # models in which something was decided
         self._model_of: dict[str, str] = {}  # engines, by their routers' word
@@ -130,7 +132,8 @@ class Places:
         spare_slots = max(1, self._ledger.limit(slots_of(engine)) // parts)
         spare_tokens = max(1, self._ledger.limit(engine) // parts)
         more_slots = more_tokens = 0
-        if calm and not line.admission.waiting and line.engines[engine].open_to(line.routers):
+        calm = calm and not self.growth.owes(engine) and not line.admission.waiting
+        if calm and line.engines[engine].open_to(line.routers):
             free_slots, free_tokens = self.accounts.free(engine)
             more_slots = max(0, min(spare_slots - had[0], -(-free_slots // 2)))
             more_tokens = max(0, min(spare_tokens - had[1], -(-free_tokens // 2)))
@@ -139,18 +142,28 @@ class Places:
         self._say(router, Lent(engine, more_slots, more_tokens, spare_slots, spare_tokens))
 
     def grow(self, router: str, event: Grow, now: float) -> None:
-        """A running request outgrows its estimate; what is kept for that may be used."""
+        """A running request outgrows its estimate: it is given what is kept for that, or owed it."""
         request = self._requests.get(event.ticket)
         if event.ticket and (request is None or request.engine != event.engine):
             return
-        try:
-            self.accounts.charge(router, event.engine, 0, event.tokens, growth=True)
-        except (InsufficientMemory, LeaseNotFound, LeaseConflict):
-            return  # the engine has to see how it goes on
-        if request is not None:
-            request.grown += event.tokens
-        self._say(router, Grown(event.request_id, event.ticket, event.engine, event.tokens))
+        self.growth.owe(event.engine, Grower(router, event.request_id, event.ticket), event.tokens)
         self.sync(event.engine, now)
+
+    def enough(self, router: str, event: Enough, now: float) -> None:
+        """A request without a ticket has ended."""
+        self.growth.ended_elsewhere(event.engine, router, event.request_id)
+        self.sync(event.engine, now)
+
+    def _give(self, engine: str, who: Grower, tokens: int) -> bool:
+        try:
+            self.accounts.charge(who.router, engine, 0, tokens, growth=True)
+        except (InsufficientMemory, LeaseNotFound, LeaseConflict):
+            return False
+        request = self._requests.get(who.ticket)
+        if request is not None:
+            request.grown += tokens
+        self._say(who.router, Grown(who.request_id, who.ticket, engine, tokens))
+        return True
 
     def once_more(self, now: float) -> None:
         """What was granted where there was nothing any more waits again, as old as it is."""
@@ -175,6 +188,8 @@ class Places:
 
     def forget(self, routers: Sequence[str], now: float) -> None:
         """Incarnations are over: who waits for them is gone, and what runs is in their accounts alone."""
+        for engine in self.growth.forget(routers):
+            self.sync(engine, now)
         tickets = [ticket for router in routers for ticket in self._tickets.pop(router, ()) if ticket in self._requests]
         for ticket in [one for one in tickets if not self._requests[one].engine]:
             tickets.remove(ticket)  # of all of them first: none is granted what another one's end frees
@@ -223,6 +238,7 @@ class Places:
         """A router is done with an engine, and with all that it had there. O(requests of the router)."""
         for ticket in [one for one in self._tickets.get(router, ()) if self._requests[one].engine == engine]:
             self.cancel(ticket, now)
+        self.growth.left(engine, router)
         self.accounts.give_back(router, engine, *self.accounts.held(router, engine))
         model = self._model_of.get(engine)
         if model is not None:
@@ -243,6 +259,7 @@ class Places:
     def drop_engine(self, engine: str, now: float) -> None:
         """An engine is gone, and what lay on it; routers that had something there have no credit now."""
         had = self.accounts.drop(engine)
+        self.growth.drop(engine)
         for router, (slots, tokens) in had.items():
             self._say(router, Credit(engine, -slots, -tokens))
             tickets = self._tickets.get(router, {})
@@ -266,7 +283,9 @@ class Places:
         return set(self.lines[model].engines[engine].owed) if model is not None and there else set()
 
     def sync(self, engine: str, now: float) -> None:
-        """What is free of an engine may have changed."""
+        """What is free of an engine may have changed: those who run and are owed some come first."""
+        if self.growth.owes(engine):
+            self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens))
         model = self._model_of.get(engine)
         if model is None:
             return
@@ -327,6 +346,7 @@ class Places:
         if request is None:
             return None
         self._tickets.get(request.router, {}).pop(ticket, None)
+        self.growth.ended(ticket)
         if request.engine:
             held = request.arrival.cost + request.grown
             self.accounts.give_back(request.router, request.engine, request.arrival.slots, held)
@@ -373,6 +393,8 @@ class Places:
             return 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)
+        if self.growth.owes(engine):
+            free_tokens = 0  # nobody begins
         return slots, tokens, max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
 
     def _unreach(self, router: str, engine: _Engine) -> None:

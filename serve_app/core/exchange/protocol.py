@@ -26,6 +26,8 @@ from serve_app.core.exchange.words import Action, Event
 BATCH = 256  # items of a message: about 1 ms of the actor's time, so that nobody's word waits for another's for long
 WINDOW = 4096  # items that may be on their way: bounds what the receiver keeps of what came early
 
+LINE = " line"  # after a router's name, its name in this protocol: it has leases of its own there
+
 T = TypeVar("T")
 
 

@@ -31,6 +31,7 @@ from serve_app.core.exchange.pending import Pending, Waiting
 from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.exchange.words import Action as Said
 from serve_app.core.exchange.words import (
+    Amount,
     Arrive,
     Booked,
     Cancel,
@@ -39,6 +40,7 @@ from serve_app.core.exchange.words import (
     Done,
     Event,
     Grown,
+    Held,
     Hello,
     Left,
     Lent,
@@ -77,6 +79,7 @@ class RemoteLine:
         self.alone = True  # the actor does not answer, or does not know yet what all routers have
         self.granted_here = 0  # counters
         self.granted_there = 0
+        self._told_holds: tuple[Amount, ...] = ()
         self._begin(0, 0.0)
 
     # What there is
@@ -238,6 +241,9 @@ class RemoteLine:
         if self._link.too_far_behind:
             self._begin(self._link.epoch, now)
         self._balance(now, every=beat)
+        if beat and (holds := self._accounts.holds()) != self._told_holds:
+            self._told_holds = holds
+            self._link.put(Held(holds))
         return self._link.next_exchange(beat=beat)
 
     def watch(self) -> Exchange:
@@ -278,10 +284,12 @@ class RemoteLine:
         self._pending.forget_tickets()
         self._running.forget_tickets()
         self._closing.clear()
+        self._told_holds = ()
         self.alone = True
         events: list[Event] = [Hello(self._accounts.restate())]
         events += [Rules(model, policy) for model, policy in self._policies.items()]
         events += [Reach(model, engine, usable) for engine, model, usable in self._accounts.engines()]
+        events += self._running.owed()
         self._link.begin(epoch, events)
 
     def _take(self, said: Said, now: float) -> list[Action]:

@@ -118,12 +118,27 @@ class Ask(NamedTuple):
 
 
 class Grow(NamedTuple):
-    """A running request outgrows its estimate. `ticket`: empty if the router granted it by itself."""
+    """A running request outgrows its estimate by so much more. `ticket`: empty if the router granted it by itself.
+
+    Answered by `Grown` once it is to be had; the end of the request (`Done`, `Cancel`, `Enough`) takes it back."""
 
     request_id: str
     ticket: str
     engine: str
     tokens: int
+
+
+class Held(NamedTuple):
+    """What the requests of a router hold of its accounts; for figures, nothing is decided by it."""
+
+    holds: tuple[Amount, ...]
+
+
+class Enough(NamedTuple):
+    """A request that the router granted by itself has ended, and is owed nothing of what it asked for in `Grow`."""
+
+    request_id: str
+    engine: str
 
 
 class Look(NamedTuple):
@@ -181,5 +196,21 @@ class Stands(NamedTuple):
     status: QueueStatus
 
 
-Event = Hello | Rules | Reach | Left | Arrive | Cancel | Progress | Done | Usage | GiveBack | Ask | Grow | Look
+Event = (
+    Hello
+    | Rules
+    | Reach
+    | Left
+    | Arrive
+    | Cancel
+    | Progress
+    | Done
+    | Usage
+    | GiveBack
+    | Ask
+    | Grow
+    | Enough
+    | Held
+    | Look
+)
 Action = Grant | Refuse | Booked | Closed | Credit | Lent | Grown | Stands | Preempt

@@ -81,7 +81,7 @@ class Quota:
         self.relocation = Relocation(self.ledger, self.grants)
         self.lines = Lines(epoch, self.ledger, recovering=bool(roster))
         self.starts = Starts(self.ledger, self.grants)
-        self.sessions = Sessions(self.ledger, self.grants, self.shares, now)
+        self.sessions = Sessions(self.ledger, self.grants, self.shares, now, self.lines.idle)
         self._seq: dict[str, int] = {}
         self._roster = Roster(roster)
         self._missing = {name for kind, name in roster if kind in (Entry.ENGINE, Entry.ROUTER)}

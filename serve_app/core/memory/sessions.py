@@ -5,7 +5,8 @@ Rules
   from it before they draw from anybody's share.
 - An engine takes as many sessions as it has places beside its line, so a request of a session waits for no other.
 - One that does not fit now waits, in the order in which sessions were asked for, or is refused with the figures; one
-  that could never fit is refused at once.
+  that could never fit is refused at once. What routers keep for requests to come is no reason to refuse anybody: it is
+  called back, and one that does not want to wait does so for that (`RECALL_S`).
 - While a session waits, no router's share in that pool grows, and what routers do not use comes back
   (`core.memory.shares`).
 
@@ -14,6 +15,7 @@ Invariant: a session that is open has its tokens; they are nobody else's while i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from serve_app.core.memory.grants import Grants
@@ -25,6 +27,7 @@ from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, Leas
 KEEPER = "sessions"  # the owner of all of them: a session outlives the router that opened it
 FOREVER_S = 1e12  # the keeper's time to live; a session has its own
 ANY_NUMBER = 2**31
+RECALL_S = 1.0  # a router gives credit back within a round trip, or it is silent and its time to live has to end first
 TOO_LARGE = "session_too_large"  # the code of a session that could never fit
 
 
@@ -98,10 +101,16 @@ def bytes_of(tokens: int, pool_bytes: int, pool_tokens: int, block_tokens: int) 
 
 
 class Sessions:
-    """Who has a session, and who waits for one."""
+    """Who has a session, and who waits for one.
 
-    def __init__(self, ledger: Ledger, grants: Grants, shares: Shares, now: float) -> None:
-        self._ledger, self._grants, self._shares = ledger, grants, shares
+    Args:
+        idle: the KV tokens of an engine that routers have as credit, which nobody uses; by their last word.
+    """
+
+    def __init__(
+        self, ledger: Ledger, grants: Grants, shares: Shares, now: float, idle: Callable[[str], int] = lambda pool: 0
+    ) -> None:
+        self._ledger, self._grants, self._shares, self._idle = ledger, grants, shares, idle
         self._open: dict[str, SessionAsk] = {}
         self._waiting: dict[str, SessionAsk] = {}  # in the order they came
         self.opened = 0  # counter: whoever has looked for a session before and found none has to look again
@@ -140,11 +149,18 @@ class Sessions:
         self._place(now)
         if ask.session_id in self._open:
             return self.look(ask.session_id, now)
+        if ask.wait_until is None and self._fits_after_recall(ask, pools):
+            ask = self._waiting[ask.session_id] = replace(ask, wait_until=now + RECALL_S)
         if ask.wait_until is not None and ask.wait_until > now:
             return None
         del self._waiting[ask.session_id]
         self._reopen(ask.model)
         raise InsufficientMemory(self.shortage(ask))
+
+    def _fits_after_recall(self, ask: SessionAsk, pools: list[str]) -> bool:
+        """Whether there is enough where routers give back what nobody uses."""
+        open_to = (pool for pool in pools if self._on(pool) < ask.per_engine)
+        return any(self._ledger.free(pool) + self._idle(pool) >= ask.tokens for pool in open_to)
 
     def settle(self, now: float) -> tuple[list[Session], list[SessionAsk]]:
         """Open what fits by now; returns the sessions that opened and those whose wait is over."""
