@@ -47,8 +47,8 @@ def within(condition: Callable[[], Any], bound_s: float, what: str) -> float:
 
 
 def actor(there: Place) -> int | None:
-    """The quota actor's process."""
-    found = [pid for pid in there.cluster.pids() if title(pid) == ACTOR]
+    """The quota actor's process; Ray adds the method that runs there to its title."""
+    found = [pid for pid in there.cluster.pids() if (title(pid) or "").startswith(ACTOR)]
     return found[0] if len(found) == 1 else None
 
 
