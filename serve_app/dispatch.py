@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from serve_app.aim import Key
 from serve_app.asking import Asking
 from serve_app.attempts import Attempts, Make, Relay
-from serve_app.core.admission import Action, Arrival, ClassBound, Policy, TenantPolicy
+from serve_app.core.admission import Action, Arrival, ClassBound, Policy, QueueStatus, TenantPolicy
 from serve_app.core.memory.sessions import Session
 from serve_app.desk import Desk
 from serve_app.doorbell import Doorbell
@@ -182,6 +182,10 @@ class ModelLine:
     def placed(self) -> Mapping[tuple[str, str], int]:
         """Requests granted, by what key they have and how their replica was found."""
         return self._attempts.placed
+
+    def status(self, request_id: str) -> QueueStatus | None:
+        """Where a request stands in the line; None: it does not wait there."""
+        return self.line.status(request_id)
 
     async def info(self) -> EngineInfo | None:
         """What the model's engines can do; None while none has been asked with success."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from serve_app.core.admission import Action, Admission, Arrival, Policy, Snapshot
+from serve_app.core.admission import Action, Admission, Arrival, Policy, QueueStatus, Snapshot
 from serve_app.types import RequestClass
 
 Perform = Callable[[list[Action]], None]
@@ -78,6 +78,10 @@ class Decider(Protocol):
         """Seconds until a replica can be expected while there is none."""
         ...
 
+    def status(self, request_id: str) -> QueueStatus | None:
+        """Where a request stands in the line; None: it does not wait there, or that is not known yet."""
+        ...
+
     def snapshot(self) -> Snapshot:
         """The present state in figures."""
         ...
@@ -139,6 +143,9 @@ class LocalLine:
 
     def expected_start_s(self) -> float:
         return self._admission.expected_start_s(time.monotonic())
+
+    def status(self, request_id: str) -> QueueStatus | None:
+        return self._admission.status(request_id, time.monotonic())
 
     def snapshot(self) -> Snapshot:
         return self._admission.snapshot(time.monotonic())

@@ -8,6 +8,7 @@ on to an engine; nothing is answered without a key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import secrets
@@ -29,6 +30,7 @@ from serve_app.http.exchange import REPLAYED, Exchange, Headers, Send
 from serve_app.http.idempotency import Owner, Replays, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes
+from serve_app.http.queue_status import QueueComments
 from serve_app.http.record import Record, answered
 from serve_app.http.session_routes import SessionRoutes
 from serve_app.session_book import SessionBook
@@ -231,6 +233,10 @@ class Edge:
         if operation is Operation.EMBEDDING:
             slots = min(slots, line.largest)  # inputs end one by one: a call of many takes a whole replica, not more
 
+        comments = None
+        if wanted.queue_status:
+            comments = QueueComments(lambda: line.status(record.request_id), exchange.comment)
+
         def make(number: int) -> Submit:
             record.granted_at = time.monotonic()
             return Submit(
@@ -244,6 +250,8 @@ class Edge:
             )
 
         async def relay(stream: Stream, frames: list[Frame], granted: Granted) -> None:
+            if comments is not None:
+                await comments.end()
             self._metrics.waited(record.model, wanted.request_class, granted.waited_s)
             record.stream = stream
             if operation.generates:
@@ -274,7 +282,8 @@ class Edge:
         )
         block = line.kv_block_tokens
         key = measure.key(operation, body, identity.tenant, wanted.session_id, cost.prompt_tokens, block)
-        await line.serve(arrival, make, relay, session, key, record.trail)
+        async with comments or contextlib.nullcontext():
+            await line.serve(arrival, make, relay, session, key, record.trail)
 
     def _salt(self, tenant: str) -> str:
         salt = self._salts.get(tenant)
