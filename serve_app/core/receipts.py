@@ -14,6 +14,7 @@ from typing import Any
 
 from serve_app.core.estimate import Source
 from serve_app.core.routing import Route
+from serve_app.core.slo import Verdict
 from serve_app.core.waiting.events import Reason
 from serve_app.types import Outcome, RequestClass
 
@@ -42,6 +43,8 @@ class Receipt:
         kv_token_s: tokens of KV cache held, times seconds.
         refused: the reason, where it was refused; `retry_after_s` is what the client was told.
         deadline_s: the client's.
+        itl_s: between tokens, the mean; None: it cannot be told. `longest_gap_s` is between two frames with tokens.
+        slo: how it was served, where its class has a level, which is `ttft_slo_s` and `itl_slo_s`.
     """
 
     request_id: str
@@ -69,6 +72,11 @@ class Receipt:
     refused: Reason | None = None
     retry_after_s: float | None = None
     deadline_s: float | None = None
+    itl_s: float | None = None
+    longest_gap_s: float | None = None
+    slo: Verdict | None = None
+    ttft_slo_s: float | None = None
+    itl_slo_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("request_id", "client_id", "tenant", "model", "replica_id"):

@@ -21,10 +21,10 @@ from serve_app.core.admission import Arrival
 from serve_app.core.receipts import Receipts
 from serve_app.dispatch import Granted, ModelLine
 from serve_app.engine.protocol import Frame, Submit
-from serve_app.errors import BadRequest, BodyTooLarge, NotFound, ServeAppError, Unauthorized
+from serve_app.errors import BadRequest, NotFound, ServeAppError, Unauthorized
 from serve_app.http import contract, measure, routes
 from serve_app.http.admin_routes import AdminRoutes
-from serve_app.http.body import check_content, decode
+from serve_app.http.body import Receive, read
 from serve_app.http.cost import Costs
 from serve_app.http.exchange import REPLAYED, Exchange, Headers, Send
 from serve_app.http.idempotency import Owner, Replays, fingerprint
@@ -41,7 +41,6 @@ from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
 logger = logging.getLogger("ray.serve")
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 CLIENT_ID_HEADER = b"x-request-id"  # the client's, or HAProxy's own; Serve sends it back
 MAX_BYTES_PER_TOKEN = 32  # of text to tokenize, against the model's length: eight times what language needs
@@ -83,6 +82,7 @@ class Edge:
         self._admin = admin
         self._receipts = Receipts() if receipts is None else receipts
         self._costs = Costs(settings.admission.output_quantile)
+        self._levels = settings.admission.levels
         self._sessions = None if book is None else SessionRoutes(book, self._line)
 
     def configure(self, settings: Settings, keys: KeyRing) -> None:
@@ -90,6 +90,7 @@ class Edge:
         self._settings = settings
         self._keys = keys
         self._costs.configure(settings.admission.output_quantile)
+        self._levels = settings.admission.levels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -110,7 +111,7 @@ class Edge:
                 await self._operate(route.target, identity, headers, receive, exchange)
             elif isinstance(route.target, routes.SessionCall):
                 opens = route.target is routes.SessionCall.OPEN
-                body = await self._read(headers, receive) if opens else {}
+                body = await read(headers, receive, self._settings.http) if opens else {}
                 if self._sessions is None:
                     raise NotFound("there are no sessions here", code="unknown_url")
                 answer = await self._sessions.answer(route, identity, headers, body, self._settings.sessions)
@@ -141,11 +142,13 @@ class Edge:
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
         try:
-            body = await self._read(headers, receive)
+            body = await read(headers, receive, self._settings.http)
             line = self._line(body.get("model"))
             record.model = line.model.name
             body, wanted = contract.split(operation, body, headers, identity, self._settings.http, line.max_model_len)
             record.request_class, record.deadline_s = wanted.request_class, wanted.deadline_s
+            if operation.generates:
+                record.level, record.streamed = self._levels.get(wanted.request_class), bool(body.get("stream"))
             run = functools.partial(self._run, operation, body, wanted, identity, line, exchange, record)
             if wanted.idempotency_key is None:
                 await run()
@@ -165,7 +168,10 @@ class Edge:
     def _ended(self, record: Record) -> None:
         """Tell whoever keeps account of requests."""
         self._metrics.ended(record.model, record.tenant, record.request_class, record.outcome)
-        self._receipts.add(record.receipt(time.monotonic()))
+        receipt = record.receipt(time.monotonic())
+        self._receipts.add(receipt)
+        if receipt.slo is not None:
+            self._metrics.judged(record.model, record.request_class, receipt.slo, receipt.output_tokens or 0)
         use, cost = record.use(), record.cost
         if use is not None and cost is not None:
             self._costs.observe(use)
@@ -188,25 +194,6 @@ class Edge:
             answer = exchange.recorded()
         finally:
             self._replays.settle(owner, answer)
-
-    async def _read(self, headers: Headers, receive: Receive) -> dict[str, Any]:
-        """The request's body, decoded; refused as soon as it is seen to be too large."""
-        bound = self._settings.http.max_body_bytes
-        check_content(headers, bound)
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > bound:
-                raise BodyTooLarge(f"the body is larger than {bound} bytes", param="body")
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                break
-        return decode(chunks[0] if len(chunks) == 1 else b"".join(chunks), self._settings.http)
 
     def _line(self, name: object) -> ModelLine:
         if not isinstance(name, str):
