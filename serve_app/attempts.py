@@ -162,7 +162,7 @@ class Attempts:
         """On its session's replica, beside the line; False: it has to go the way of all others, since the replica is
         gone or was lost before its first frame, or the session's place is taken."""
         session_id, request_id = session.session_id, arrival.request_id
-        if arrival.slots > 1 or not self._replicas.usable(session.pool):
+        if (trail.sequences or arrival.slots) > 1 or not self._replicas.usable(session.pool):
             return False
         if not self._sessions.enter(session_id, request_id):
             return False
@@ -180,7 +180,7 @@ class Attempts:
         began, on_tokens = time.monotonic(), None
         try:
             if draw is not None:
-                budget = Budget(arrival, self._info(), trail.most_tokens)
+                budget = Budget(arrival, self._info(), trail.most_tokens, trail.sequences)
                 await draw.take(budget.tokens, max_wait_s)
                 trail.hold(budget, time.monotonic())
                 on_tokens = functools.partial(budget.produced, draw)
@@ -264,7 +264,7 @@ class Attempts:
         """
         if self._desk is None:
             return None
-        budget = Budget(arrival, self._info(), trail.most_tokens)
+        budget = Budget(arrival, self._info(), trail.most_tokens, trail.sequences)
         wait_s = max(0.0, give_up_at - time.monotonic())
         await self._desk.acquire(arrival.request_id, replica_id, budget.tokens, wait_s)
         trail.hold(budget, time.monotonic())

@@ -85,6 +85,7 @@ class ModelLine:
         self._replicas = ReplicaSet(
             handle, router_id, _initial_slots(model, routers), self.line.replica, self._forgotten
         )
+        self._replicas.probe_slots = model.long_weight
         self._asking = Asking(model.name, handle, self._any_replica, lambda info: self.line.start_told(info.start_s))
         self._attempts = Attempts(self._replicas, self.slot, self._give_back, lambda: self._asking.known, desk)
         self._bell = Doorbell(model.name, handle.ring)
@@ -99,7 +100,7 @@ class ModelLine:
     def configure(self, model: ModelSettings, admission: AdmissionSettings, routers: int) -> None:
         """Take over changed settings. They hold for who waits, too; a smaller line refuses nobody who is in it."""
         self.model, self._admission = model, admission
-        self._replicas.initial_slots = _initial_slots(model, routers)
+        self._replicas.initial_slots, self._replicas.probe_slots = _initial_slots(model, routers), model.long_weight
         self.line.configure(_policy(admission))
 
     async def close(self) -> None:

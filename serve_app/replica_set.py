@@ -45,6 +45,7 @@ class ReplicaSet:
         self._on_slots = on_slots
         self._on_forgotten = on_forgotten
         self.running: frozenset[str] = frozenset()  # what Serve counts as running
+        self.probe_slots = 1  # what one sequence may take: a probe is no more, and has to find room
         self._slots: dict[str, int] = {}
         self.health = Health(self._tell)
         self._routing = Routing()
@@ -108,7 +109,7 @@ class ReplicaSet:
         Args:
             avoid: the replica that it was lost on.
         """
-        probe = self.health.wanting() if slots == 1 else None
+        probe = self.health.wanting() if slots <= self.probe_slots else None
         if probe is not None and probe != avoid:
             return Aim(probe, Why.PROBE)
         if key is None and avoid is None:
@@ -127,6 +128,8 @@ class ReplicaSet:
         self._held[request_id] = (replica_id, slots)
         self._routing.add_load(replica_id, slots)
         self.health.took(request_id, replica_id)
+        if slots < self.probe_slots and self.health.on_trial(replica_id):
+            self._tell(replica_id)  # what a heavier probe would have taken is nobody's
 
     def gave(self, request_id: str) -> None:
         """It has given it back; again changes nothing. To be told before the line hears of it: a replica on probation
@@ -169,5 +172,5 @@ class ReplicaSet:
         slots = self._slots[replica_id]
         self._routing.set_slots(replica_id, slots)
         self._routing.set_open(replica_id, self.usable(replica_id))
-        allowed = self.health.allowed(replica_id, slots, self._routing.load(replica_id))
+        allowed = self.health.allowed(replica_id, slots, self._routing.load(replica_id), self.probe_slots)
         self._on_slots(replica_id, allowed if replica_id in self.running else 0)

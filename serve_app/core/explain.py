@@ -104,6 +104,9 @@ def _placement(receipt: Receipt) -> str:
     text = f"Ran on {receipt.replica_id}"
     if receipt.route is not None:
         text += f", {_ROUTES[receipt.route]}"
+    if receipt.slots > receipt.sequences:
+        what = "sequence" if receipt.sequences == 1 else "sequences"
+        text += f", in {receipt.slots} of its slots for {receipt.sequences} long {what}"
     if receipt.losses:
         text += f", after {receipt.losses} {'replica was' if receipt.losses == 1 else 'replicas were'} lost under it"
     if receipt.first_token_s is not None:

@@ -38,6 +38,7 @@ class Receipt:
         total_s: until the end.
         replica_id: where it ran last, if anywhere; `route` is why there.
         losses: replicas that were lost under it.
+        sequences: how many it ran at once, in so many `slots` of the replica's batch: more where they are long.
         estimated_prompt: tokens, as `estimated_output` for all answers; `source` is what the latter was learned from.
         prompt_tokens: as the engine counted them; None: it did not get so far.
         kv_token_s: tokens of KV cache held, times seconds.
@@ -62,6 +63,8 @@ class Receipt:
     replica_id: str | None = None
     route: Route | None = None
     losses: int = 0
+    sequences: int = 0
+    slots: int = 0
     estimated_prompt: int = 0
     estimated_output: int = 0
     source: Source = Source.PRIOR

@@ -25,7 +25,7 @@ from serve_app.errors import BadRequest, NotFound, ServeAppError, Unauthorized
 from serve_app.http import contract, measure, routes
 from serve_app.http.admin_routes import AdminRoutes
 from serve_app.http.body import Receive, read
-from serve_app.http.cost import Costs
+from serve_app.http.cost import Costs, slots_of
 from serve_app.http.exchange import REPLAYED, Exchange, Headers, Send
 from serve_app.http.idempotency import Owner, Replays, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
@@ -216,9 +216,7 @@ class Edge:
         exchange: Exchange,
         record: Record,
     ) -> None:
-        slots = measure.slots(operation, body, self._settings.http)
-        if operation is Operation.EMBEDDING:
-            slots = min(slots, line.largest)  # inputs end one by one: a call of many takes a whole replica, not more
+        sequences = measure.slots(operation, body, self._settings.http)
 
         comments = None
         if wanted.queue_status:
@@ -233,7 +231,7 @@ class Edge:
                 body=body,
                 priority=RequestClass.CRITICAL - wanted.request_class,
                 cache_salt=self._salt(identity.tenant),
-                slots=slots,
+                slots=record.trail.sequences,
             )
 
         async def relay(stream: Stream, frames: list[Frame], granted: Granted) -> None:
@@ -256,7 +254,8 @@ class Edge:
         if self._book is not None and wanted.session_id is not None and operation.generates:
             session = await self._book.find(identity.tenant, wanted.session_id, line.model.name)
         cost = record.cost = self._costs.of(operation, body, identity.tenant, record.model)
-        record.trail.most_tokens = cost.most_tokens
+        slots = record.slots = slots_of(operation, sequences, cost, line.model.lengths, line.largest)
+        record.trail.most_tokens, record.trail.sequences = cost.most_tokens, min(sequences, slots)
         arrival = Arrival(
             request_id=record.request_id,
             request_class=wanted.request_class,

@@ -41,6 +41,7 @@ class Record:
         "outcome",
         "request_class",
         "request_id",
+        "slots",
         "started",
         "stream",
         "streamed",
@@ -68,6 +69,7 @@ class Record:
         self.error: ServeAppError | None = None
         self.deadline_s: float | None = None
         self.cost: Cost | None = None
+        self.slots = 0  # of a replica's batch
         self.trail = Trail()
         self.granted_at: float | None = None  # when it was handed in last
         self.stream: Stream | None = None
@@ -129,6 +131,8 @@ class Record:
             replica_id=trail.replica_id,
             route=trail.route,
             losses=trail.losses,
+            sequences=trail.sequences,
+            slots=self.slots,
             estimated_prompt=0 if cost is None else cost.prompt_tokens,
             estimated_output=0 if cost is None else cost.output_tokens,
             source=Source.PRIOR if cost is None else cost.source,
