@@ -5,10 +5,12 @@ Invariant: what parses can be placed: ranks, shares of GPUs and sizes fit togeth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from serve_app import presets
 from serve_app.core.length import LengthRule
 
 DEFAULT_TARGET_ONGOING = 20.0  # requests per replica, waiting ones included; what the field's examples use
@@ -93,6 +95,7 @@ class ModelSettings(Frozen):
     generation: int = Field(0, ge=0)  # raised, replicas are replaced with all else unchanged: new weights in the folder
     engine: Literal["vllm", "simulated"] = "vllm"
     task: Literal["generate", "embed"] = "generate"
+    preset: Literal["latency", "balanced", "throughput"] | None = None  # defaults of other settings: serve_app.presets
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
     replicas: AutoscaleSettings = AutoscaleSettings()
@@ -126,6 +129,11 @@ class ModelSettings(Frozen):
     extra_engine_args: dict[str, Any] = {}  # passed to vLLM's AsyncEngineArgs as they are
     simulated: SimulatedSettings = SimulatedSettings()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, data: Any) -> Any:
+        return presets.filled(data) if isinstance(data, Mapping) else data
+
     @model_validator(mode="after")
     def _placeable(self) -> ModelSettings:
         if self.ranks > 1 and self.gpus_per_rank not in (None, 0, 1):
@@ -138,6 +146,12 @@ class ModelSettings(Frozen):
             raise ValueError(f"kv_cache_min_gb ({least_gb:g}) is above kv_cache_gb ({wanted_gb:g})")
         if self.max_long_seqs is not None and self.max_long_seqs > self.max_num_seqs:
             raise ValueError(f"max_long_seqs ({self.max_long_seqs}) is above max_num_seqs ({self.max_num_seqs})")
+        budget = self.max_num_batched_tokens
+        if budget is not None and budget < self.engine_seqs and self.engine == "vllm":
+            raise ValueError(
+                f"max_num_batched_tokens ({budget}) is below the {self.engine_seqs} sequences of a step "
+                "(max_num_seqs and session_slots): each needs a token of it"
+            )
         if list(self.buckets_gb) != sorted(set(self.buckets_gb)):
             raise ValueError("buckets_gb: sizes must rise")
         placed = sorted(PLACED_BY_US & self.extra_engine_args.keys())

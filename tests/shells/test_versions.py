@@ -29,6 +29,7 @@ OTHERWISE: dict[str, Any] = {
     "quantization": "fp8",
     "max_model_len": 4096,
     "max_num_seqs": 8,
+    "preset": "balanced",
     "max_long_seqs": 16,
     "long_from_tokens": 200,
     "session_slots": 4,
