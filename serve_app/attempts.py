@@ -174,9 +174,11 @@ class Attempts:
 
         def lost(error: EngineFailed) -> bool:
             trail.lost(time.monotonic())
+            trail.beside = False
             logger.warning("request %s leaves session %s: %s", request_id, session_id, error.message)
             return True
 
+        trail.beside = True
         began, on_tokens = time.monotonic(), None
         try:
             if draw is not None:

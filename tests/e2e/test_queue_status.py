@@ -8,7 +8,7 @@ import re
 import openai
 import pytest
 
-from tests.e2e.observe import Observer
+from tests.e2e.observe import ABORT_S, Observer, within
 from tests.e2e.stack import MAX_QUEUED, Stack
 from tests.e2e.test_admission import load_on
 from tests.e2e.wire import read_until, send
@@ -38,6 +38,21 @@ def test_the_place_comes_while_the_request_waits_and_the_answer_behind_it(
     last, first = seen.rindex(b": queue "), seen.index(b"data: {")
     assert last < first
     assert re.search(rb"\n: queue position=1( expected_start_s=\d+\.\d)?\n\n", seen)
+
+
+def test_who_closes_after_a_comment_leaves_the_line(stack: Stack, observer: Observer, simulated: str) -> None:
+    """The answer has begun by then, as the proxy sees it."""
+    body = {"model": simulated, "prompt": "The river", "max_tokens": TOKENS, "stream": True}
+
+    async def scenario() -> None:
+        async with load_on(stack, observer) as load:
+            await load.fill_slots()
+            with await asyncio.to_thread(send, stack, "/v1/completions", body, headers=ASKED) as connection:
+                await asyncio.to_thread(read_until, connection, b": queue position=1")
+            await asyncio.to_thread(within, ABORT_S, lambda: observer.waiting(simulated), 0, "requests waiting")
+
+    with observer.ends(simulated, "cancelled_queued"):
+        asyncio.run(scenario())
 
 
 def test_the_sdk_reads_the_same_answer_and_raises_what_ends_the_wait(
