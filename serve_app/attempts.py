@@ -145,7 +145,7 @@ class Attempts:
             check_open()
             aim = self._aim(arrival, key, avoid)
             affinity = None if aim is None else aim.replica_id
-            budget = Budget(arrival, self._info(), trail.most_tokens)
+            budget = Budget(arrival, self._info(), trail.most_tokens, trail.sequences)
             arrival = dataclasses.replace(
                 arrival, affinity=affinity, accepted=avoid is not None, cost_tokens=budget.tokens
             )
@@ -168,7 +168,7 @@ class Attempts:
         """On its session's replica, beside the line; False: it has to go the way of all others, since the replica is
         gone or was lost before its first frame, the session's place is taken, or it needs more tokens than are free."""
         session_id, request_id = session.session_id, arrival.request_id
-        if arrival.slots > 1 or not self._replicas.usable(session.pool):
+        if (trail.sequences or arrival.slots) > 1 or not self._replicas.usable(session.pool):
             return False
         if not self._sessions.enter(session_id, request_id):
             return False
@@ -180,13 +180,15 @@ class Attempts:
 
         def lost(error: EngineFailed) -> bool:
             trail.lost(time.monotonic())
+            trail.beside = False
             logger.warning("request %s leaves session %s: %s", request_id, session_id, error.message)
             return True
 
+        trail.beside = True
         began, on_tokens = time.monotonic(), None
         try:
             if draw is not None:
-                budget = Budget(arrival, self._info(), trail.most_tokens)
+                budget = Budget(arrival, self._info(), trail.most_tokens, trail.sequences)
                 try:
                     await draw.take(budget.tokens)
                 except Overloaded:

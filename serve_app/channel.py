@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
+from serve_app.core.slo import Pace
 from serve_app.engine.protocol import Frame, Submit, batch_decoder
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.serve_adapter import CALL_ERRORS, Handle, in_fresh_context
@@ -29,7 +31,7 @@ HANDOVER_S = 5.0  # Serve sends a call on within ms, a busy router within a seco
 class Stream:
     """The frames of one request, in order, as they arrive."""
 
-    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished", "lost", "tokens")
+    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished", "lost", "pace", "tokens")
 
     def __init__(self) -> None:
         self._frames: list[Frame] = []
@@ -37,6 +39,7 @@ class Stream:
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.tokens = 0  # that the engine has made
+        self.pace = Pace()  # when they came, however late a client reads them
         self.begun = False  # whether the first frame has arrived
         self.finished = False  # whether the last frame has arrived
         self.lost = False  # whether it failed because the connection to the replica did
@@ -239,6 +242,7 @@ class Channel:
 
     def _dispatch(self, message: bytes) -> None:
         batch = batch_decoder.decode(message)
+        now = time.monotonic()
         if batch.slots:
             self._on_slots(max(0, batch.slots))
         for frame in batch.frames:
@@ -248,6 +252,7 @@ class Channel:
             if frame.groups:
                 tokens = sum(map(len, frame.groups)) - len(frame.groups)
                 call.stream.tokens += tokens
+                call.stream.pace.came(now)
                 if call.on_tokens is not None:
                     call.on_tokens(tokens)
             fits = call.stream.push(frame)

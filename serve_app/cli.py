@@ -270,6 +270,18 @@ def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = N
 
 @app.command()
 @_reported
+def presets(
+    config: Annotated[Path | None, typer.Option("--config", help="Tell it of the models of this file.")] = None,
+) -> int:
+    """Say what each `preset` of a model sets, or what the models of a configuration come to with theirs."""
+    from serve_app.terminal import presets as telling
+
+    print("\n".join(telling.known() if config is None else telling.of(configured(config, None))))
+    return 0
+
+
+@app.command()
+@_reported
 def explain(
     request_id: Annotated[
         str, typer.Argument(help="Of the answer's headers (x-serve-app-request-id, x-request-id), or of its body.")

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from serve_app.aim import Key
 from serve_app.asking import Asking
 from serve_app.attempts import Attempts, Make, Relay
-from serve_app.core.admission import Action, Arrival, ClassBound, Policy, TenantPolicy
+from serve_app.core.admission import Action, Arrival, ClassBound, Policy, QueueStatus, TenantPolicy
 from serve_app.core.memory.sessions import Session
 from serve_app.core.waiting.events import ReplicaUse
 from serve_app.desk import Desk
@@ -94,6 +94,7 @@ class ModelLine:
         self._replicas = ReplicaSet(
             handle, router_id, _initial_slots(model, routers), self.line.replica, self._forgotten
         )
+        self._replicas.probe_slots = model.long_weight
         self._asking = Asking(model.name, handle, self._any_replica, lambda info: self.line.start_told(info.start_s))
         self._attempts = Attempts(
             self._replicas, self.slot, self._give_back, lambda: self._asking.known, self.line, desk
@@ -111,7 +112,7 @@ class ModelLine:
     def configure(self, model: ModelSettings, admission: AdmissionSettings, routers: int) -> None:
         """Take over changed settings. They hold for who waits, too; a smaller line refuses nobody who is in it."""
         self.model, self._admission = model, admission
-        self._replicas.initial_slots = _initial_slots(model, routers)
+        self._replicas.initial_slots, self._replicas.probe_slots = _initial_slots(model, routers), model.long_weight
         self.line.configure(_policy(admission))
 
     async def close(self) -> None:
@@ -200,6 +201,10 @@ class ModelLine:
     def placed(self) -> Mapping[tuple[str, str], int]:
         """Requests granted, by what key they have and how their replica was found."""
         return self._attempts.placed
+
+    def status(self, request_id: str) -> QueueStatus | None:
+        """Where a request stands in the line; None: it does not wait there."""
+        return self.line.status(request_id)
 
     async def info(self) -> EngineInfo | None:
         """What the model's engines can do; None while none has been asked with success."""

@@ -55,12 +55,12 @@ class Health:
     def on_trial(self, replica_id: str) -> bool:
         return self._outliers.state(replica_id) is State.PROBATION
 
-    def allowed(self, replica_id: str, slots: int, held: int) -> int:
-        """How many of its slots may be granted in all, while our requests hold so many."""
+    def allowed(self, replica_id: str, slots: int, held: int, probe_slots: int = 1) -> int:
+        """How many of its slots may be granted in all, while our requests hold so many and a probe may take so many."""
         state = self._outliers.state(replica_id)
         if state is State.IN or (state is State.PROBATION and len(self._replicas) == 1):
             return slots
-        return min(slots, held + self._wants_probe(replica_id)) if state is State.PROBATION else 0
+        return min(slots, held + probe_slots * self._wants_probe(replica_id)) if state is State.PROBATION else 0
 
     def wanting(self) -> str | None:
         """A replica whose probe is still to be sent."""

@@ -167,9 +167,6 @@ class LocalLine:
     def ahead(self, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         return self._admission.ahead(request_class)
 
-    def status(self, request_id: str) -> QueueStatus | None:
-        return self._admission.status(request_id, time.monotonic())
-
     @property
     def granted(self) -> int:
         return self._admission.granted
@@ -180,6 +177,9 @@ class LocalLine:
 
     def expected_start_s(self) -> float:
         return self._admission.expected_start_s(time.monotonic())
+
+    def status(self, request_id: str) -> QueueStatus | None:
+        return self._admission.status(request_id, time.monotonic())
 
     def snapshot(self) -> Snapshot:
         return self._admission.snapshot(time.monotonic())

@@ -5,9 +5,13 @@ Invariant: what parses can be placed: ranks, shares of GPUs and sizes fit togeth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from serve_app import presets
+from serve_app.core.length import LengthRule
 
 DEFAULT_TARGET_ONGOING = 20.0  # requests per replica, waiting ones included; what the field's examples use
 DEFAULT_UPSCALE_DELAY_S = 30.0  # a burst that is over by then is not worth an engine's start
@@ -16,6 +20,8 @@ DEFAULT_LOOK_BACK_S = 5.0  # smooths a few samples; the delays do the rest. Serv
 DEFAULT_METRICS_INTERVAL_S = 1.0  # a report is a few hundred bytes; at Serve's 10 s a burst is seen up to 20 s late
 DEFAULT_MAX_SURGE_PERCENT = 0  # where all GPUs are in use, a replacement beside the old replica would wait for ever
 DEFAULT_MAX_NUM_SEQS = 64  # sequences one engine step runs; the knee of the batch curve on two cores
+# Tokens of prompt and output. The figure the field uses, with 64 sequences that are shorter and 16 that are not.
+DEFAULT_LONG_FROM_TOKENS = 100
 DEFAULT_SESSION_SLOTS = 16  # a quarter of the batch beside it; rows that do not run cost an engine step nothing
 DEFAULT_KV_CACHE_GB = 0.5  # CPU only, where the engine cannot measure what is free: 0.5 GiB holds 64 tiny sequences
 DEFAULT_HEALTH_STALL_S = 30.0  # a step of a big prefill takes seconds; 30 s without CPU time or a step is frozen
@@ -89,6 +95,7 @@ class ModelSettings(Frozen):
     generation: int = Field(0, ge=0)  # raised, replicas are replaced with all else unchanged: new weights in the folder
     engine: Literal["vllm", "simulated"] = "vllm"
     task: Literal["generate", "embed"] = "generate"
+    preset: Literal["latency", "balanced", "throughput"] | None = None  # defaults of other settings: serve_app.presets
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
     replicas: AutoscaleSettings = AutoscaleSettings()
@@ -96,6 +103,9 @@ class ModelSettings(Frozen):
     quantization: str | None = None
     max_model_len: int | None = Field(None, ge=16)
     max_num_seqs: int = Field(DEFAULT_MAX_NUM_SEQS, ge=1, le=4096)
+    # So many of them at most may be long, by estimate, and in a mixture fewer of either; None: length does not count.
+    max_long_seqs: int | None = Field(None, ge=1)
+    long_from_tokens: int = Field(DEFAULT_LONG_FROM_TOKENS, ge=1)
     # Sequences the engine runs beside those, for requests of agent sessions alone: as many sessions may be open on it.
     session_slots: int = Field(DEFAULT_SESSION_SLOTS, ge=0, le=1024)
     # Sizes over all ranks that a session's memory is rounded up to, above the largest to its multiples; none: as asked.
@@ -119,6 +129,11 @@ class ModelSettings(Frozen):
     extra_engine_args: dict[str, Any] = {}  # passed to vLLM's AsyncEngineArgs as they are
     simulated: SimulatedSettings = SimulatedSettings()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, data: Any) -> Any:
+        return presets.filled(data) if isinstance(data, Mapping) else data
+
     @model_validator(mode="after")
     def _placeable(self) -> ModelSettings:
         if self.ranks > 1 and self.gpus_per_rank not in (None, 0, 1):
@@ -129,6 +144,14 @@ class ModelSettings(Frozen):
         wanted_gb, least_gb = self.kv_cache_gb, self.kv_cache_min_gb
         if wanted_gb is not None and least_gb is not None and least_gb > wanted_gb:
             raise ValueError(f"kv_cache_min_gb ({least_gb:g}) is above kv_cache_gb ({wanted_gb:g})")
+        if self.max_long_seqs is not None and self.max_long_seqs > self.max_num_seqs:
+            raise ValueError(f"max_long_seqs ({self.max_long_seqs}) is above max_num_seqs ({self.max_num_seqs})")
+        budget = self.max_num_batched_tokens
+        if budget is not None and budget < self.engine_seqs and self.engine == "vllm":
+            raise ValueError(
+                f"max_num_batched_tokens ({budget}) is below the {self.engine_seqs} sequences of a step "
+                "(max_num_seqs and session_slots): each needs a token of it"
+            )
         if list(self.buckets_gb) != sorted(set(self.buckets_gb)):
             raise ValueError("buckets_gb: sizes must rise")
         placed = sorted(PLACED_BY_US & self.extra_engine_args.keys())
@@ -149,6 +172,18 @@ class ModelSettings(Frozen):
     def session_places(self) -> int:
         """Sequences kept for sessions; an embedding model has none: nothing of its requests stays in the cache."""
         return self.session_slots if self.task == "generate" else 0
+
+    @property
+    def lengths(self) -> LengthRule | None:
+        """What a request takes of the batch by its length; None: all the same."""
+        if self.max_long_seqs is None:
+            return None
+        return LengthRule.of_batch(self.max_num_seqs, self.max_long_seqs, self.long_from_tokens)
+
+    @property
+    def long_weight(self) -> int:
+        """The slots that one sequence takes at most."""
+        return 1 if self.lengths is None else self.lengths.long_weight
 
     @property
     def engine_seqs(self) -> int:

@@ -47,6 +47,7 @@ class ReplicaSet:
         self._on_slots = on_slots
         self._on_forgotten = on_forgotten
         self.running: frozenset[str] = frozenset()  # what Serve counts as running
+        self.probe_slots = 1  # what one sequence may take: a probe is no more, and has to find room
         self._slots: dict[str, int] = {}
         self.health = Health(self._tell)
         self._routing = Routing()
@@ -114,7 +115,7 @@ class ReplicaSet:
         Args:
             avoid: the replica that it was lost on.
         """
-        probe = self.health.wanting() if slots == 1 else None
+        probe = self.health.wanting() if slots <= self.probe_slots else None
         if probe is not None and probe != avoid:
             return Aim(probe, Why.PROBE)
         if key is None and avoid is None:
@@ -134,7 +135,7 @@ class ReplicaSet:
         self._routing.add_load(replica_id, slots)
         self.health.took(request_id, replica_id)
         if self.health.on_trial(replica_id):
-            self._tell(replica_id)
+            self._tell(replica_id)  # it takes no other; and what a heavier probe would have taken is nobody's
 
     def gave(self, request_id: str) -> None:
         """It has given it back; again changes nothing. To be told before the line hears of it: a replica on probation
@@ -177,7 +178,7 @@ class ReplicaSet:
         slots = self._slots[replica_id]
         self._routing.set_slots(replica_id, slots)
         self._routing.set_open(replica_id, self.usable(replica_id))
-        allowed = self.health.allowed(replica_id, slots, self._routing.load(replica_id))
+        allowed = self.health.allowed(replica_id, slots, self._routing.load(replica_id), self.probe_slots)
         if replica_id not in self.running:
             allowed = 0
         # a replica on probation is allowed what runs there, and its probe; of another one our share says nothing here

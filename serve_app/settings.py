@@ -16,6 +16,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from serve_app.core.estimate import DEFAULT_QUANTILE
+from serve_app.core.slo import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.model_settings import (
     BUILT_IN,
@@ -106,10 +107,13 @@ class AuthSettings(Frozen):
 
 
 class ClassSettings(Frozen):
-    """Bounds of one class beside those of the whole line; None: only those hold."""
+    """Bounds of one class beside those of the whole line (None: only those hold), and what it promises (None: nothing;
+    it is measured and told, and refuses nobody)."""
 
     max_queued: int | None = Field(None, ge=0)
     max_queued_tokens: int | None = Field(None, ge=0)
+    ttft_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)  # from arrival to the first token
+    itl_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)  # between tokens, the mean of an answer
 
 
 class TenantSettings(Frozen):
@@ -137,6 +141,15 @@ class AdmissionSettings(Frozen):
         if shares > 1 + 1e-9:
             raise ValueError(f"tenants: their shares are {shares:g} in sum, more than there is")
         return self
+
+    @property
+    def levels(self) -> dict[RequestClass, ServiceLevel]:
+        """Of the classes that promise something."""
+        return {
+            RequestClass[name.upper()]: ServiceLevel(one.ttft_slo_s, one.itl_slo_s)
+            for name, one in self.classes.items()
+            if one.ttft_slo_s is not None or one.itl_slo_s is not None
+        }
 
 
 class HttpSettings(Frozen):

@@ -83,3 +83,4 @@ class Contract:
     session_id: str | None
     deadline_s: float | None
     idempotency_key: str | None
+    queue_status: bool = False  # of a stream: to be told where it stands while it waits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from serve_app.core.estimate import Source
 from serve_app.core.receipts import Receipt
 from serve_app.core.routing import Route
+from serve_app.core.slo import Verdict
 from serve_app.core.waiting.events import Reason
 from serve_app.types import Outcome
 
@@ -42,6 +43,17 @@ _SOURCES = {
 }
 
 
+_VERDICTS = {
+    Verdict.MET: "kept",
+    Verdict.TTFT: "missed, the first token came too late",
+    Verdict.ITL: "missed, the tokens came too slowly",
+    Verdict.LATE: "missed, the whole answer came later than such a stream would have ended",
+    Verdict.REFUSED: "missed by the refusal",
+    Verdict.FAILED: "missed by the failure",
+    Verdict.LEFT: "kept until the client left",
+}
+
+
 def explain(receipt: Receipt) -> list[str]:
     """A few lines, each a sentence, in the order in which things happened."""
     lines = [
@@ -53,6 +65,8 @@ def explain(receipt: Receipt) -> list[str]:
         lines.append(_refusal(receipt))
     if receipt.replica_id is not None:
         lines.append(_placement(receipt))
+    if receipt.slo is not None:
+        lines.append(_level(receipt))
     if receipt.granted or receipt.estimated_prompt or receipt.estimated_output:
         lines.append(_tokens(receipt))
     return lines
@@ -90,11 +104,28 @@ def _placement(receipt: Receipt) -> str:
     text = f"Ran on {receipt.replica_id}"
     if receipt.route is not None:
         text += f", {_ROUTES[receipt.route]}"
+    if receipt.slots > receipt.sequences:
+        what = "sequence" if receipt.sequences == 1 else "sequences"
+        text += f", in {receipt.slots} of its slots for {receipt.sequences} long {what}"
     if receipt.losses:
         text += f", after {receipt.losses} {'replica was' if receipt.losses == 1 else 'replicas were'} lost under it"
     if receipt.first_token_s is not None:
         text += f"; first token after {_span(receipt.first_token_s)}"
+    if receipt.itl_s is not None:
+        text += f", then {_span(receipt.itl_s)} a token"
+        if receipt.longest_gap_s is not None:
+            text += f" with a pause of {_span(receipt.longest_gap_s)} at most"
     return text + "."
+
+
+def _level(receipt: Receipt) -> str:
+    assert receipt.slo is not None
+    promised = []
+    if receipt.ttft_slo_s is not None:
+        promised.append(f"first token within {_span(receipt.ttft_slo_s)}")
+    if receipt.itl_slo_s is not None:
+        promised.append(f"{_span(receipt.itl_slo_s)} between tokens")
+    return f"Promised {' and '.join(promised)}: {_VERDICTS[receipt.slo]}."
 
 
 def _tokens(receipt: Receipt) -> str:

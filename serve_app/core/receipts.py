@@ -14,6 +14,7 @@ from typing import Any
 
 from serve_app.core.estimate import Source
 from serve_app.core.routing import Route
+from serve_app.core.slo import Verdict
 from serve_app.core.waiting.events import Reason
 from serve_app.types import Outcome, RequestClass
 
@@ -37,11 +38,14 @@ class Receipt:
         total_s: until the end.
         replica_id: where it ran last, if anywhere; `route` is why there.
         losses: replicas that were lost under it.
+        sequences: how many it ran at once, in so many `slots` of the replica's batch: more where they are long.
         estimated_prompt: tokens, as `estimated_output` for all answers; `source` is what the latter was learned from.
         prompt_tokens: as the engine counted them; None: it did not get so far.
         kv_token_s: tokens of KV cache held, times seconds.
         refused: the reason, where it was refused; `retry_after_s` is what the client was told.
         deadline_s: the client's.
+        itl_s: between tokens, the mean; None: it cannot be told. `longest_gap_s` is between two frames with tokens.
+        slo: how it was served, where its class has a level, which is `ttft_slo_s` and `itl_slo_s`.
     """
 
     request_id: str
@@ -59,6 +63,8 @@ class Receipt:
     replica_id: str | None = None
     route: Route | None = None
     losses: int = 0
+    sequences: int = 0
+    slots: int = 0
     estimated_prompt: int = 0
     estimated_output: int = 0
     source: Source = Source.PRIOR
@@ -69,6 +75,11 @@ class Receipt:
     refused: Reason | None = None
     retry_after_s: float | None = None
     deadline_s: float | None = None
+    itl_s: float | None = None
+    longest_gap_s: float | None = None
+    slo: Verdict | None = None
+    ttft_slo_s: float | None = None
+    itl_slo_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("request_id", "client_id", "tenant", "model", "replica_id"):

@@ -17,8 +17,9 @@ What the JSON standard leaves open is decided here:
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -35,6 +36,28 @@ LENGTH_DIGITS = 18  # a Content-Length of more digits is nonsense, and int() on 
 # A whole string, or what is left of one that is never closed, so that a match never fails and is never tried again.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _decoder = msgspec.json.Decoder()
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]  # ASGI's
+
+
+async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive, bounds: HttpSettings) -> dict[str, Any]:
+    """A request's body, decoded; refused as soon as it is seen to be too large. Raises as `check_content` and `decode`,
+    and CancelledError: the client has left."""
+    check_content(headers, bounds.max_body_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > bounds.max_body_bytes:
+            raise BodyTooLarge(f"the body is larger than {bounds.max_body_bytes} bytes", param="body")
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
+    return decode(chunks[0] if len(chunks) == 1 else b"".join(chunks), bounds)
 
 
 def check_content(headers: Iterable[tuple[bytes, bytes]], max_body_bytes: int) -> None:

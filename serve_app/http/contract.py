@@ -139,6 +139,7 @@ def split(
         session_id=_label(known, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
         deadline_s=_deadline(known),
         idempotency_key=_label(known, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
+        queue_status=_wants_queue_status(known) and operation.generates and clean.get("stream") is True,
     )
     return clean, contract
 
@@ -228,3 +229,10 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float | None:
             param="X-Deadline-Ms",
         )
     return int(value) / 1000
+
+
+def _wants_queue_status(headers: Mapping[bytes, bytes]) -> bool:
+    value = headers.get(b"x-queue-status", b"0")
+    if value not in (b"0", b"1"):
+        raise BadRequest("X-Queue-Status must be 1, or 0 as without it", param="X-Queue-Status")
+    return value == b"1"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.core.estimate import Estimate, Estimator, Source, Use
+from serve_app.core.length import LengthRule
 from serve_app.http import measure
 from serve_app.types import Operation
 
@@ -25,6 +26,7 @@ class Cost:
         answers: how many it asks for.
         source: what the output was learned from.
         most_tokens: what it can come to at most; None: it names no bound.
+        prompts: how many the prompt tokens are those of.
     """
 
     prompt_bytes: int
@@ -33,6 +35,12 @@ class Cost:
     answers: int
     source: Source
     most_tokens: int | None
+    prompts: int = 1
+
+    @property
+    def tokens_each(self) -> float:
+        """Of each sequence, the mean: its prompt and its answer."""
+        return self.prompt_tokens / self.prompts + self.output_tokens / self.answers
 
     @property
     def tokens(self) -> int:
@@ -64,7 +72,8 @@ class Costs:
         found = self._estimator.estimate(tenant, model, size, bound)
         each = _reserved(found, bound)
         most = None if bound is None else found.prompt_tokens + answers * bound
-        return Cost(size, found.prompt_tokens, answers * each, answers, found.source, most)
+        prompts = measure.prompts(operation, body)
+        return Cost(size, found.prompt_tokens, answers * each, answers, found.source, most, prompts)
 
     def observe(self, use: Use) -> None:
         """A request that generates has ended, however it did."""
@@ -75,3 +84,15 @@ def _reserved(found: Estimate, bound: int | None) -> int:
     """Of each answer. While nothing is known of such requests the client's own bound is the better guess: what is given
     too much comes back in a moment, what is missing costs others their blocks."""
     return bound if found.source is Source.PRIOR and bound is not None else found.output_tokens
+
+
+def slots_of(operation: Operation, sequences: int, cost: Cost, lengths: LengthRule | None, largest: int) -> int:
+    """What the request takes of a replica's batch.
+
+    Args:
+        lengths: what long sequences weigh; only of what generates: an embedding is one step, bounded by its tokens.
+        largest: the slots of the largest replica.
+    """
+    if operation is Operation.EMBEDDING:
+        return min(sequences, largest)  # inputs end one by one: a call of many takes a whole replica, not more
+    return sequences if lengths is None else lengths.slots(sequences, cost.tokens_each, largest)

@@ -8,6 +8,7 @@ on to an engine; nothing is answered without a key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import secrets
@@ -20,15 +21,16 @@ from serve_app.core.admission import Arrival
 from serve_app.core.receipts import Receipts
 from serve_app.dispatch import Granted, ModelLine
 from serve_app.engine.protocol import Frame, Submit
-from serve_app.errors import BadRequest, BodyTooLarge, NotFound, ServeAppError, Unauthorized
+from serve_app.errors import BadRequest, NotFound, ServeAppError, Unauthorized
 from serve_app.http import contract, measure, routes
 from serve_app.http.admin_routes import AdminRoutes
-from serve_app.http.body import check_content, decode
-from serve_app.http.cost import Costs
+from serve_app.http.body import Receive, read
+from serve_app.http.cost import Costs, slots_of
 from serve_app.http.exchange import REPLAYED, Exchange, Headers, Send
 from serve_app.http.idempotency import Owner, Replays, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes
+from serve_app.http.queue_status import QueueComments
 from serve_app.http.record import Record, answered
 from serve_app.http.session_routes import SessionRoutes
 from serve_app.session_book import SessionBook
@@ -39,7 +41,6 @@ from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
 logger = logging.getLogger("ray.serve")
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 CLIENT_ID_HEADER = b"x-request-id"  # the client's, or HAProxy's own; Serve sends it back
 MAX_BYTES_PER_TOKEN = 32  # of text to tokenize, against the model's length: eight times what language needs
@@ -81,6 +82,7 @@ class Edge:
         self._admin = admin
         self._receipts = Receipts() if receipts is None else receipts
         self._costs = Costs(settings.admission.output_quantile)
+        self._levels = settings.admission.levels
         self._sessions = None if book is None else SessionRoutes(book, self._line)
 
     def configure(self, settings: Settings, keys: KeyRing) -> None:
@@ -88,6 +90,7 @@ class Edge:
         self._settings = settings
         self._keys = keys
         self._costs.configure(settings.admission.output_quantile)
+        self._levels = settings.admission.levels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -108,7 +111,7 @@ class Edge:
                 await self._operate(route.target, identity, headers, receive, exchange)
             elif isinstance(route.target, routes.SessionCall):
                 opens = route.target is routes.SessionCall.OPEN
-                body = await self._read(headers, receive) if opens else {}
+                body = await read(headers, receive, self._settings.http) if opens else {}
                 if self._sessions is None:
                     raise NotFound("there are no sessions here", code="unknown_url")
                 answer = await self._sessions.answer(route, identity, headers, body, self._settings.sessions)
@@ -139,11 +142,13 @@ class Edge:
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
         try:
-            body = await self._read(headers, receive)
+            body = await read(headers, receive, self._settings.http)
             line = self._line(body.get("model"))
             record.model = line.model.name
             body, wanted = contract.split(operation, body, headers, identity, self._settings.http, line.max_model_len)
             record.request_class, record.deadline_s = wanted.request_class, wanted.deadline_s
+            if operation.generates:
+                record.level, record.streamed = self._levels.get(wanted.request_class), bool(body.get("stream"))
             run = functools.partial(self._run, operation, body, wanted, identity, line, exchange, record)
             if wanted.idempotency_key is None:
                 await run()
@@ -163,7 +168,10 @@ class Edge:
     def _ended(self, record: Record) -> None:
         """Tell whoever keeps account of requests."""
         self._metrics.ended(record.model, record.tenant, record.request_class, record.outcome)
-        self._receipts.add(record.receipt(time.monotonic()))
+        receipt = record.receipt(time.monotonic())
+        self._receipts.add(receipt)
+        if receipt.slo is not None:
+            self._metrics.judged(record.model, record.request_class, receipt.slo, receipt.output_tokens or 0)
         use, cost = record.use(), record.cost
         if use is not None and cost is not None:
             self._costs.observe(use)
@@ -187,25 +195,6 @@ class Edge:
         finally:
             self._replays.settle(owner, answer)
 
-    async def _read(self, headers: Headers, receive: Receive) -> dict[str, Any]:
-        """The request's body, decoded; refused as soon as it is seen to be too large."""
-        bound = self._settings.http.max_body_bytes
-        check_content(headers, bound)
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > bound:
-                raise BodyTooLarge(f"the body is larger than {bound} bytes", param="body")
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                break
-        return decode(chunks[0] if len(chunks) == 1 else b"".join(chunks), self._settings.http)
-
     def _line(self, name: object) -> ModelLine:
         if not isinstance(name, str):
             raise BadRequest("`model` must be a string, the name of a model", param="model")
@@ -227,9 +216,11 @@ class Edge:
         exchange: Exchange,
         record: Record,
     ) -> None:
-        slots = measure.slots(operation, body, self._settings.http)
-        if operation is Operation.EMBEDDING:
-            slots = min(slots, line.largest)  # inputs end one by one: a call of many takes a whole replica, not more
+        sequences = measure.slots(operation, body, self._settings.http)
+
+        comments = None
+        if wanted.queue_status:
+            comments = QueueComments(lambda: line.status(record.request_id), exchange.comment)
 
         def make(number: int) -> Submit:
             record.granted_at = time.monotonic()
@@ -240,10 +231,12 @@ class Edge:
                 body=body,
                 priority=RequestClass.CRITICAL - wanted.request_class,
                 cache_salt=self._salt(identity.tenant),
-                slots=slots,
+                slots=record.trail.sequences,
             )
 
         async def relay(stream: Stream, frames: list[Frame], granted: Granted) -> None:
+            if comments is not None:
+                await comments.end()
             self._metrics.waited(record.model, wanted.request_class, granted.waited_s)
             record.stream = stream
             if operation.generates:
@@ -261,7 +254,8 @@ class Edge:
         if self._book is not None and wanted.session_id is not None and operation.generates:
             session = await self._book.find(identity.tenant, wanted.session_id, line.model.name)
         cost = record.cost = self._costs.of(operation, body, identity.tenant, record.model)
-        record.trail.most_tokens = cost.most_tokens
+        slots = record.slots = slots_of(operation, sequences, cost, line.model.lengths, line.largest)
+        record.trail.most_tokens, record.trail.sequences = cost.most_tokens, min(sequences, slots)
         arrival = Arrival(
             request_id=record.request_id,
             request_class=wanted.request_class,
@@ -274,7 +268,8 @@ class Edge:
         )
         block = line.kv_block_tokens
         key = measure.key(operation, body, identity.tenant, wanted.session_id, cost.prompt_tokens, block)
-        await line.serve(arrival, make, relay, session, key, record.trail)
+        async with comments or contextlib.nullcontext():
+            await line.serve(arrival, make, relay, session, key, record.trail)
 
     def _salt(self, tenant: str) -> str:
         salt = self._salts.get(tenant)

@@ -1,6 +1,10 @@
 """The answering half of one HTTP exchange: status, headers and bytes go out in order, and an error as long as it can.
 
-Invariant: exactly one status goes out; nothing follows the last byte; what `record` asked for is exactly what went out.
+Invariant: exactly one status goes out; nothing follows the last byte; what `record` asked for is exactly the answer
+that went out, as it would have without comments before it.
+
+A comment begins the stream, and its status 200 is out: what would have been an error after that, the line's or the
+engine's, is an event with the error's body. `status` is the answer's own all the same: 400, where the engine said so.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from serve_app.channel import Stream
 from serve_app.engine.protocol import Frame
 from serve_app.errors import ServeAppError
 from serve_app.http.idempotency import Answer
-from serve_app.http.responses import error_response, sse_error
+from serve_app.http.responses import error_response, sse_comment, sse_error, sse_refusal, sse_retry_comment
 from serve_app.types import Operation
 
 Headers = list[tuple[bytes, bytes]]
@@ -64,6 +68,11 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": b"" if head else body, "more_body": False})
 
+    async def comment(self, text: str) -> None:
+        """Tell something ahead of an answer that will be streamed."""
+        await self._begin()
+        await self._send({"type": "http.response.body", "body": sse_comment(text), "more_body": True})
+
     async def relay(self, stream: Stream, frames: list[Frame]) -> Frame:
         """Send frames as they arrive, up to the last, which is returned.
 
@@ -75,11 +84,10 @@ class Exchange:
             while frames[-1].usage is None:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
-            await self.whole(first.status, _JSON_HEADERS, body)
+            await (self._as_event if self._streaming else self.whole)(first.status, _JSON_HEADERS, body)
             return frames[-1]
-        self.status, self._streaming, self._headers = first.status, True, _SSE_HEADERS
-        headers = [*_SSE_HEADERS, (REQUEST_ID_HEADER, self.request_id.encode())]
-        await self._send({"type": "http.response.start", "status": first.status, "headers": headers})
+        self.status, self._headers = first.status, _SSE_HEADERS
+        await self._begin(first.status)
         while True:
             last = frames[-1].usage is not None
             body = frames[0].body if len(frames) == 1 else b"".join([frame.body for frame in frames])
@@ -94,8 +102,23 @@ class Exchange:
     async def fail(self, error: ServeAppError) -> None:
         """Say what went wrong: as a status while nothing is sent, as an event of the stream after that."""
         if self._streaming:
-            await self._send(
-                {"type": "http.response.body", "body": sse_error(error, self.operation), "more_body": False}
-            )
+            wait = b"" if self.status else sse_retry_comment(error)
+            body = wait + sse_error(error, self.operation)
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
         elif not self.status:
             await self.whole(*error_response(error))
+
+    async def _begin(self, status: int = 200) -> None:
+        """Send the head of a stream, once."""
+        if self._streaming:
+            return
+        self._streaming = True
+        headers = [*_SSE_HEADERS, (REQUEST_ID_HEADER, self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _as_event(self, status: int, headers: Headers, body: bytes) -> None:
+        """The engine's refusal of a stream that comments have begun. A repeat gets it as it was."""
+        self.status, self._headers = status, headers
+        if self._kept is not None:
+            self._kept.append(body)
+        await self._send({"type": "http.response.body", "body": sse_refusal(body, self.operation), "more_body": False})

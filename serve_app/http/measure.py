@@ -85,8 +85,12 @@ def output_bound(body: Mapping[str, Any]) -> int | None:
 def answers(operation: Operation, body: Mapping[str, Any]) -> int:
     """How many answers a generating request asks for, each with its own output: `n` x prompts."""
     n = body.get("n")
-    prompts = body.get("prompt") if operation is Operation.COMPLETION else None
-    return (n if type(n) is int and n > 0 else 1) * _count(prompts)
+    return (n if type(n) is int and n > 0 else 1) * prompts(operation, body)
+
+
+def prompts(operation: Operation, body: Mapping[str, Any]) -> int:
+    """How many prompts a generating request has."""
+    return _count(body.get("prompt") if operation is Operation.COMPLETION else None)
 
 
 def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:

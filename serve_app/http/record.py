@@ -9,6 +9,7 @@ from serve_app.channel import Stream
 from serve_app.core.admission import Policy, Reason
 from serve_app.core.estimate import Source, Use
 from serve_app.core.receipts import Receipt
+from serve_app.core.slo import Served, ServiceLevel, judge
 from serve_app.engine.protocol import ENDED, Usage
 from serve_app.errors import EngineFailed, Overloaded, ServeAppError
 from serve_app.http.cost import Cost
@@ -34,13 +35,16 @@ class Record:
         "error",
         "first_token_s",
         "granted_at",
+        "level",
         "model",
         "operation",
         "outcome",
         "request_class",
         "request_id",
+        "slots",
         "started",
         "stream",
+        "streamed",
         "tenant",
         "trail",
         "usage",
@@ -65,11 +69,14 @@ class Record:
         self.error: ServeAppError | None = None
         self.deadline_s: float | None = None
         self.cost: Cost | None = None
+        self.slots = 0  # of a replica's batch
         self.trail = Trail()
         self.granted_at: float | None = None  # when it was handed in last
         self.stream: Stream | None = None
         self.first_token_s: float | None = None
         self.usage: Usage | None = None
+        self.level: ServiceLevel | None = None  # what its class promises, if it generates
+        self.streamed = True
 
     @property
     def granted(self) -> bool:
@@ -105,6 +112,8 @@ class Record:
         output = None if self.stream is None else self.stream.tokens
         if self.usage is not None:
             output = self.usage.completion_tokens
+        served = self._served(now, output or 0)
+        level = self.level if self.granted or self.outcome is not Outcome.OK else None  # a repeated answer is no other
         return Receipt(
             request_id=self.request_id,
             client_id=self.client_id,
@@ -118,10 +127,12 @@ class Record:
             granted=self.granted,
             ahead=trail.ahead,
             lifted=lifted_after_s is not None and wait_s >= lifted_after_s,
-            first_token_s=self.first_token_s,
+            first_token_s=served.ttft_s,
             replica_id=trail.replica_id,
             route=trail.route,
             losses=trail.losses,
+            sequences=trail.sequences,
+            slots=trail.sequences if trail.beside else self.slots,
             estimated_prompt=0 if cost is None else cost.prompt_tokens,
             estimated_output=0 if cost is None else cost.output_tokens,
             source=Source.PRIOR if cost is None else cost.source,
@@ -131,6 +142,27 @@ class Record:
             refused=_reason(error),
             retry_after_s=None if error is None else error.retry_after_s,
             deadline_s=self.deadline_s,
+            itl_s=served.itl_s,
+            longest_gap_s=None if served.itl_s is None or self.stream is None else self.stream.pace.longest_gap_s,
+            slo=None if level is None else judge(level, served),
+            ttft_slo_s=None if level is None else level.ttft_s,
+            itl_slo_s=None if level is None else level.itl_s,
+        )
+
+    def _served(self, now: float, output: int) -> Served:
+        """What is held against its class's level: tokens by when they came here, not by when the client read them."""
+        pace = None if self.stream is None else self.stream.pace
+        answers = 1 if self.cost is None else self.cost.answers
+        if pace is None or pace.first_at is None:
+            return Served(self.outcome, now - self.started, self.first_token_s, streamed=self.streamed)
+        ended = pace.last_at if self.outcome is Outcome.OK else now
+        return Served(
+            self.outcome,
+            ended - self.started,
+            pace.first_at - self.started,
+            pace.last_at - pace.first_at,
+            output / answers,
+            self.streamed,
         )
 
 

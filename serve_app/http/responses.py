@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 from serve_app.errors import ServeAppError
 from serve_app.http.routes import WrongMethod
@@ -20,6 +21,7 @@ Headers = list[tuple[bytes, bytes]]
 
 MAX_RETRY_AFTER_S = 86_400.0  # a day; what we cannot serve sooner is told as that
 SSE_DONE = b"data: [DONE]\n\n"
+_RETRY_MS = b"retry-after-ms"
 
 
 def error_response(error: ServeAppError) -> tuple[int, Headers, bytes]:
@@ -42,9 +44,30 @@ def sse_error(error: ServeAppError, operation: Operation = Operation.CHAT) -> by
     also carries `code`, `message` and `param` where that API has them. It has no `sequence_number`, since the events
     before it were relayed as ready bytes and not counted.
     """
+    return _last_event(error.body(), operation)
+
+
+def sse_refusal(body: bytes, operation: Operation) -> bytes:
+    """The same for the JSON body of an engine's own refusal."""
+    return _last_event(json.loads(body), operation)
+
+
+def sse_comment(text: str) -> bytes:
+    """What every reader of a stream skips; the blank line after it lets readers that split there skip it as a whole."""
+    return b": " + text.encode("ascii") + b"\n\n"
+
+
+def sse_retry_comment(error: ServeAppError) -> bytes:
+    """The wait that headers would have told, for who has been told of the line by comments; empty: there is none."""
+    waits = dict(_retry_headers(error.retry_after_s))
+    return sse_comment(f"retry_after_ms={int(waits[_RETRY_MS])}") if waits else b""
+
+
+def _last_event(body: dict[str, Any], operation: Operation) -> bytes:
     if operation is not Operation.RESPONSES:
-        return b"data: " + _encode(error.body()) + b"\n\n" + SSE_DONE
-    event = {"type": "error", "code": error.code, "message": error.message, "param": error.param, **error.body()}
+        return b"data: " + _encode(body) + b"\n\n" + SSE_DONE
+    said = body["error"]
+    event = {"type": "error", "code": said["code"], "message": said["message"], "param": said["param"], **body}
     return b"event: error\ndata: " + _encode(event) + b"\n\n"
 
 
@@ -53,7 +76,7 @@ def _retry_headers(retry_after_s: float | None) -> Headers:
         return []
     wait_s = min(max(retry_after_s, 0.0), MAX_RETRY_AFTER_S)
     wait_ms = math.ceil(round(wait_s * 1000, 3))  # rounded first: 1.1 s are 1100.0000000000002 ms in binary
-    return [(b"retry-after", b"%d" % math.ceil(wait_s)), (b"retry-after-ms", b"%d" % wait_ms)]
+    return [(b"retry-after", b"%d" % math.ceil(wait_s)), (_RETRY_MS, b"%d" % wait_ms)]
 
 
 def _encode(value: dict[str, object]) -> bytes:

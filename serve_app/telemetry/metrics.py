@@ -11,6 +11,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve_app.core.outliers import Why
+from serve_app.core.slo import Verdict
 from serve_app.core.waiting.events import ReplicaUse
 from serve_app.engine.protocol import EngineLoad
 from serve_app.local_line import View
@@ -42,6 +43,25 @@ class RouterMetrics:
             ("model", "priority"),
             registry=self.registry,
             buckets=LATENCY_BUCKETS_S,
+        )
+        levels = ("model", "priority")
+        self._slo_offered = Counter(
+            "serve_app_slo_offered", "Generations of classes with a service level.", levels, registry=self.registry
+        )
+        self._slo_met = Counter(
+            "serve_app_slo_met", "Those that were served within it.", levels, registry=self.registry
+        )
+        self._slo_missed = Counter(
+            "serve_app_slo_missed",
+            "Those that were not, by why; the others' clients left while all was well.",
+            (*levels, "reason"),
+            registry=self.registry,
+        )
+        self._goodput = Counter(
+            "serve_app_goodput_tokens",
+            "Generated tokens of answers within their class's service level.",
+            levels,
+            registry=self.registry,
         )
         self._prompt = Counter("serve_app_prompt_tokens", "Prompt tokens.", ("model", "tenant"), registry=self.registry)
         self._output = Counter(
@@ -103,6 +123,16 @@ class RouterMetrics:
 
     def first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
         self._ttft.labels(model, request_class.label).observe(seconds)
+
+    def judged(self, model: str, request_class: RequestClass, verdict: Verdict, tokens: int) -> None:
+        """Count how a generation of a class with a service level was served, with the tokens it made."""
+        labels = (model, request_class.label)
+        self._slo_offered.labels(*labels).inc()
+        if verdict is Verdict.MET:
+            self._slo_met.labels(*labels).inc()
+            self._goodput.labels(*labels).inc(tokens)
+        elif verdict is not Verdict.LEFT:
+            self._slo_missed.labels(*labels, verdict.value).inc()
 
     def tokens(self, model: str, tenant: str, prompt: int, completion: int) -> None:
         self._prompt.labels(model, tenant).inc(prompt)

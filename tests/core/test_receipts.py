@@ -14,6 +14,7 @@ from serve_app.core.estimate import Source
 from serve_app.core.explain import explain
 from serve_app.core.receipts import MAX_TEXT_CHARS, Receipt, Receipts
 from serve_app.core.routing import Route
+from serve_app.core.slo import Verdict
 from serve_app.core.waiting.events import Reason
 from serve_app.types import Outcome, RequestClass
 
@@ -74,6 +75,11 @@ receipts = st.builds(
     refused=st.none() | st.sampled_from(Reason),
     retry_after_s=st.none() | st.floats(0, 300),
     deadline_s=st.none() | st.floats(0, 300),
+    itl_s=st.none() | st.floats(0, 10),
+    longest_gap_s=st.none() | st.floats(0, 100),
+    slo=st.none() | st.sampled_from(Verdict),
+    ttft_slo_s=st.none() | st.floats(0.1, 100),
+    itl_slo_s=st.none() | st.floats(0.1, 100),
 )
 
 
@@ -94,6 +100,21 @@ def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -
         "Refused (queue_full): the line, or its class in it, was full of requests with as much right to wait; the "
         "client was told to come back in 12.0 s.",
     ]
+
+
+def test_a_service_level_is_told_with_what_became_of_it() -> None:
+    served = replace(WAITED, itl_s=0.0171, longest_gap_s=0.25, slo=Verdict.TTFT, ttft_slo_s=2.0, itl_slo_s=0.05)
+    lines = explain(served)
+    assert lines[2].endswith("; first token after 2.3 s, then 17 ms a token with a pause of 250 ms at most.")
+    assert lines[3] == (
+        "Promised first token within 2.0 s and 50 ms between tokens: missed, the first token came too late."
+    )
+    assert explain(replace(REFUSED, slo=Verdict.REFUSED, ttft_slo_s=2.0))[-1] == (
+        "Promised first token within 2.0 s: missed by the refusal."
+    )
+    for verdict in Verdict:
+        assert any(line.startswith("Promised 50 ms between") for line in explain(replace(served, ttft_slo_s=None)))
+        assert json.loads(json.dumps(replace(served, slo=verdict).plain()))["slo"] == verdict.value
 
 
 @pytest.mark.parametrize(
@@ -133,7 +154,7 @@ def test_lines_say_what_applies_and_no_more(change: dict[str, object], line: int
 @given(receipts)
 def test_every_receipt_can_be_explained_and_sent(receipt: Receipt) -> None:
     lines = explain(receipt)
-    assert 2 <= len(lines) <= 5
+    assert 2 <= len(lines) <= 6
     assert all(lines)
     plain = json.loads(json.dumps(receipt.plain()))
     assert plain["outcome"] == receipt.outcome.value

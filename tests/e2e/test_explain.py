@@ -26,7 +26,10 @@ CONFIG: dict[str, Any] = {
         {"name": MODEL, "engine": "simulated", "max_num_seqs": SLOTS, "simulated": {"decode_step_s": 0.005}},
     ],
     "router": {"replicas": ROUTERS},
-    "admission": {"max_queued": 0},  # who cannot run at once is refused
+    "admission": {
+        "max_queued": 0,  # who cannot run at once is refused
+        "classes": {"normal": {"ttft_slo_s": 60.0, "itl_slo_s": 10.0}},  # kept by whatever is answered at all
+    },
     "auth": {
         "keys": [
             {"key": PEOPLE_KEY, "tenant": "people", "max_class": "high", "admin": True},
@@ -70,6 +73,7 @@ def test_every_router_tells_of_a_finished_request_by_any_of_its_names(there: Sta
         found = receipts[0]
         assert (found["outcome"], found["tenant"], found["output_tokens"]) == ("ok", "people", 5)
         assert found["kv_token_s"] > 0
+        assert (found["slo"], found["ttft_slo_s"], found["itl_slo_s"]) == ("met", 60.0, 10.0)
         assert found["story"][1].startswith(("Started at once", "Waited"))  # at once, but for a busy machine
 
 
@@ -88,6 +92,7 @@ def test_every_router_tells_why_a_request_was_refused(there: Stack) -> None:
         for found in told(there, refused):
             assert (found["outcome"], found["refused"], found["granted"]) == ("refused", "queue_full", False)
             assert found["retry_after_s"] > 0
+            assert found["slo"] == "refused"
             assert any(line.startswith("Refused (queue_full)") for line in found["story"])
     finally:
         for connection in open_ones:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.core.admission import ClassBound, Policy, TenantPolicy
+from serve_app.core.slo import ServiceLevel
 from serve_app.core.waiting.policy import TRICKLE_SHARE
 from serve_app.dispatch import _policy
 from serve_app.errors import ConfigError
@@ -39,6 +40,15 @@ def test_bounds_weights_and_shares_reach_the_line() -> None:
     )
 
 
+def test_levels_are_those_of_the_classes_that_promise_something() -> None:
+    classes = {"low": {"max_queued": 3}, "high": {"ttft_slo_s": 1, "itl_slo_s": 0.05}, "normal": {"ttft_slo_s": 4}}
+    assert parse({"admission": {"classes": classes}}).admission.levels == {
+        RequestClass.HIGH: ServiceLevel(1.0, 0.05),
+        RequestClass.NORMAL: ServiceLevel(4.0, None),
+    }
+    assert AdmissionSettings().levels == {}
+
+
 def test_defaults_are_those_of_the_line() -> None:
     assert _policy(AdmissionSettings()).tenants == {}
     assert DEFAULT_TRICKLE_SHARE == TRICKLE_SHARE == _policy(AdmissionSettings()).trickle_share
@@ -54,6 +64,8 @@ def test_defaults_are_those_of_the_line() -> None:
         ({"tenants": {"a": {"share": 0.6}, "b": {"share": 0.5}}}, "admission"),
         ({"classes": {"urgent": {}}}, "admission.classes.urgent"),
         ({"classes": {"low": {"max_queued": -1}}}, "admission.classes.low.max_queued"),
+        ({"classes": {"low": {"ttft_slo_s": 0}}}, "admission.classes.low.ttft_slo_s"),
+        ({"classes": {"low": {"itl_slo_s": float("inf")}}}, "admission.classes.low.itl_slo_s"),
         ({"trickle_share": 0.4}, "admission.trickle_share"),
     ],
 )

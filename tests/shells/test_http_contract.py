@@ -255,6 +255,22 @@ def test_headers_of_the_contract_are_read_and_all_others_ignored() -> None:
     assert contract_of() == Contract(NORMAL, None, None, None)
 
 
+def test_only_a_stream_is_told_of_the_line_and_only_if_it_asks() -> None:
+    for operation in (Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES):
+        assert contract_of({"stream": True}, operation=operation, x_queue_status="1").queue_status
+        assert not contract_of({"stream": True}, operation=operation, x_queue_status="0").queue_status
+        assert not contract_of({"stream": True}, operation=operation).queue_status
+        assert not contract_of(operation=operation, x_queue_status="1").queue_status
+    assert not contract_of({"stream": True}, operation=Operation.EMBEDDING, x_queue_status="1").queue_status
+
+
+@pytest.mark.parametrize("value", ["", "2", "true", "01", "1, 1"])
+def test_a_queue_status_that_is_neither_yes_nor_no_is_refused(value: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        contract_of({"stream": True}, x_queue_status=value)
+    assert caught.value.param == "X-Queue-Status"
+
+
 @pytest.mark.parametrize(
     ("name", "shown", "bound"), [("x_session_id", "X-Session-Id", 128), ("idempotency_key", "Idempotency-Key", 255)]
 )

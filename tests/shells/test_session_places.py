@@ -15,6 +15,7 @@ from serve_app.desk import Desk
 from serve_app.engine.protocol import Frame, Submit
 from serve_app.errors import Overloaded
 from serve_app.session_places import LEAD, Draw, SessionPlaces, ahead
+from serve_app.trail import Trail
 from serve_app.types import Operation, RequestClass
 from tests.shells.fake_engines import FakeCluster, model, run, until
 from tests.shells.fake_router import LONG, SOON_S, Router, text
@@ -26,7 +27,9 @@ def session(pool: str = "r1", tokens: int = 100) -> Session:
     return Session(NAME, "m", pool, tokens, 60.0, 60.0, "")
 
 
-async def step(router: Router, number: str, tokens: int = 3, *, pool: str = "r1", slots: int = 1) -> str:
+async def step(
+    router: Router, number: str, tokens: int = 3, *, pool: str = "r1", slots: int = 1, trail: Trail | None = None
+) -> str:
     """One request of the session; returns where it ran."""
     from serve_app.core.admission import Arrival
 
@@ -41,7 +44,7 @@ async def step(router: Router, number: str, tokens: int = 3, *, pool: str = "r1"
 
     arrival = Arrival(number, RequestClass.NORMAL, "tenant", slots=slots, affinity=pool)
     make = lambda n: Submit(n, number, Operation.COMPLETION, body)  # noqa: E731
-    await router.line.serve(arrival, make, relay, session(pool))
+    await router.line.serve(arrival, make, relay, session(pool), trail=trail)
     return places[0]
 
 
@@ -92,6 +95,22 @@ def test_a_request_of_several_sequences_waits_for_as_many_slots() -> None:
         await until(lambda: router.waiting == 1, SOON_S, "it waits for both")
         holder.cancel()
         assert await many == "r1"
+        await router.settled()
+
+    run(scenario, model(slots=2))
+
+
+def test_a_long_request_of_one_sequence_runs_beside_the_line_whatever_it_weighs() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        holder = router.asking(LONG)
+        await until(lambda: len(router.relayed) == 1, SOON_S, "one of two slots is taken")
+        trail = Trail(sequences=1)
+        assert await step(router, "heavy", slots=2, trail=trail) == "r1"
+        assert trail.beside
+        holder.cancel()
+        await asyncio.wait({holder})
         await router.settled()
 
     run(scenario, model(slots=2))

@@ -29,6 +29,9 @@ OTHERWISE: dict[str, Any] = {
     "quantization": "fp8",
     "max_model_len": 4096,
     "max_num_seqs": 8,
+    "preset": "balanced",
+    "max_long_seqs": 16,
+    "long_from_tokens": 200,
     "session_slots": 4,
     "buckets_gb": [0.5, 1.0],
     "max_num_batched_tokens": 8192,
@@ -69,7 +72,8 @@ def test_every_field_is_here() -> None:
 @pytest.mark.parametrize("field", fields(ModelSettings))
 def test_every_setting_of_a_model_but_the_live_ones_replaces_its_replicas(field: str) -> None:
     other = engine_version(changed(field, OTHERWISE[field]))
-    assert (other == engine_version(MODEL)) == (field in ("replicas", "drain_s", "buckets_gb"))  # live
+    live = ("replicas", "drain_s", "buckets_gb", "max_long_seqs", "long_from_tokens")
+    assert (other == engine_version(MODEL)) == (field in live)
 
 
 @pytest.mark.parametrize("field", fields(AutoscaleSettings))
