@@ -91,7 +91,8 @@ class Capacity:
 
     def possible(self, slots: int, tokens: int) -> bool:
         """Whether some replica is large enough, were it empty. O(distinct sizes of replicas)."""
-        for size, kv_tokens in self._sizes:  # a loop, since this is asked for every head: `any` costs thrice as much
+        # A loop, since this is asked for every head: `any` costs thrice as much.
+        for size, kv_tokens in self._sizes:  # noqa: SIM110
             if size >= slots and kv_tokens >= tokens:
                 return True
         return False
