@@ -97,8 +97,10 @@ class Running:
         self._look_at_shares(*self.guarantees.shares())
 
     def _state(self) -> tuple[int, ...]:
-        """While it is the same, so is what `_next` finds: it looks at replicas, at heads, and at a level's trickle, which
-        grows by grants alone."""
+        """While it is the same, so is what `_next` finds.
+
+        It looks at replicas, at heads, and at the trickle of levels, which grows by grants alone.
+        """
         low, normal, high, critical = self.line.stages
         return self.capacity.changes, low.changes, normal.changes, high.changes, critical.changes
 
