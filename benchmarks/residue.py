@@ -200,8 +200,12 @@ class Router:
         """One exchange in a task of its own, as Serve does it; a caller who leaves cancels it. Returns the status."""
         asked = iter([{"type": "http.request", "body": body, "more_body": False}])
         status = 0
+        leaves: asyncio.TimerHandle | None = None
 
         async def receive() -> dict[str, Any]:
+            nonlocal leaves
+            if kind == "leave early" and leaves is None:  # not before: a task that has not begun never was a request
+                leaves = asyncio.get_running_loop().call_later(EARLY_S, task.cancel)
             message = next(asked, None)
             if message is None:
                 await asyncio.Event().wait()  # the caller stays until it is cancelled
@@ -216,7 +220,6 @@ class Router:
 
         scope = {"type": "http", "method": method, "path": path, "headers": headers}
         task = asyncio.create_task(self._edge(scope, receive, send))
-        leaves = asyncio.get_running_loop().call_later(EARLY_S, task.cancel) if kind == "leave early" else None
         try:
             await asyncio.wait({task})
         finally:

@@ -7,10 +7,10 @@ nobody waits, to that of who waited last): idle time is not saved up. Tenants be
 Counters start over when nobody of the class waits or runs.
 
 Of requests of one size (slots, and tokens within a factor of two) only the first in fair order, its head, can be next:
-among equals nobody passes. The heads in order are kept until one of them can be another.
+among equals nobody passes. What was looked up, the first of all and heads, is kept until it can be another.
 
 Invariant: a request is in every index or in none; a tenant's key in the heaps is never above its true one; while
-`changes` stays the same the heads do.
+`changes` stays the same, so does all that was looked up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from serve_app.core.heap import Key, KeyedHeap
 from serve_app.core.waiting.events import Arrival
@@ -27,8 +26,6 @@ from serve_app.types import RequestClass
 
 Size = tuple[int, int]  # slots, and the power of two that the tokens are below
 Head = tuple[Key, "Waiting"]  # the key of its lane and its entry, by which heads are in order
-
-_by_key = itemgetter(0)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,11 +87,11 @@ class Level:
         self.weight = 0.0  # of the tenants who wait
         self.running = 0  # requests that were granted at this level
         self.credit = 0.0  # tokens of trickle that it has coming (`core.waiting.trickle`)
-        self.changes = 0  # how often who comes next may have become another
+        self.changes = 0  # how often something that was looked up has become another
         self._order = (KeyedHeap(), KeyedHeap())  # waiting tenants: those owed, the others
         self._sizes: dict[Size, KeyedHeap] = {}  # waiting tenants that have a request of this size
-        self._heads: dict[Size, Head] = {}  # those that are known; of every size, once `_in_order` has looked
-        self._ordered: list[Head] | None = None  # the heads in fair order; None: to be looked up
+        self._first: Waiting | None = None  # of all; None: to be looked up
+        self._heads: dict[Size, Head] = {}  # those that were looked up
         self._last: Lane | None = None  # the last one to leave
 
     def add(self, waiting: Waiting, weight: float, owed: bool) -> None:
@@ -109,6 +106,8 @@ class Level:
             lane.counter = max(lane.counter, self._floor())
             lane.since = waiting.entry
             lane.rank()
+            if self._first is None or lane.key < self.lanes[self._first.arrival.tenant].key:
+                self._forget_first()
             self.weight += lane.weight
             self._order[not lane.owed].set(tenant, lane.key)
         lane.waiting[waiting.entry] = waiting
@@ -136,6 +135,8 @@ class Level:
         lane.ranks.remove(waiting.entry)
         lane.slots -= waiting.slots
         lane.tokens -= waiting.cost
+        if waiting is self._first:
+            self._forget_first()
         head = self._heads.get(size)
         if head is None or head[1] is waiting:
             self._forget(size)
@@ -157,31 +158,39 @@ class Level:
 
     def first(self) -> Waiting | None:
         """The next one in fair order."""
-        heads = self._in_order()
-        return heads[0][1] if heads else None
+        if self._first is None:
+            lane = self._top(self._order[0]) or self._top(self._order[1])
+            self._first = None if lane is None else lane.first
+        return self._first
 
     def first_where(self, fits: Callable[[int, int], bool], most_slots: float, most_tokens: float) -> Waiting | None:
         """The next head whose slots and tokens fit, none of them above these. O(sizes)."""
-        for _, head in self._in_order():
-            if head.cost <= most_tokens and head.slots <= most_slots and fits(head.slots, head.cost):
-                return head
-        return None
+        found: Head | None = None
+        for size in self._sizes:
+            slots, bits = size
+            if slots > most_slots or 1 << (bits - 1) > most_tokens:
+                continue
+            head = self._heads.get(size) or self._look_up(size)
+            cost = head[1].cost
+            if cost <= most_tokens and (found is None or head[0] < found[0]) and fits(slots, cost):
+                found = head
+        return None if found is None else found[1]
 
-    def _in_order(self) -> list[Head]:
-        """The heads of all sizes in fair order."""
-        if self._ordered is None:
-            for size in self._sizes.keys() - self._heads.keys():
-                lane = self._top(self._sizes[size])
-                assert lane is not None  # empty heaps are deleted
-                head = next(iter(lane.by_size[size].values()))
-                self._heads[size] = (*lane.key, head.entry), head
-            self._ordered = sorted(self._heads.values(), key=_by_key)
-        return self._ordered
+    def _look_up(self, size: Size) -> Head:
+        """The head of a size that somebody has."""
+        lane = self._top(self._sizes[size])
+        assert lane is not None  # empty heaps are deleted
+        waiting = next(iter(lane.by_size[size].values()))
+        head = self._heads[size] = (*lane.key, waiting.entry), waiting
+        return head
 
     def _forget(self, size: Size) -> None:
         """The head of this size can be another from now on."""
         self._heads.pop(size, None)
-        self._ordered = None
+        self.changes += 1
+
+    def _forget_first(self) -> None:
+        self._first = None
         self.changes += 1
 
     def charge(self, lane: Lane, tokens: float) -> None:
@@ -247,6 +256,8 @@ class Level:
     def _rank(self, lane: Lane) -> None:
         """The lane's place in fair order has changed: it may lead no more where it led."""
         lane.rank()
+        if self._first is not None and self._first.arrival.tenant == lane.tenant:
+            self._forget_first()
         for size in lane.by_size:
             head = self._heads.get(size)
             if head is not None and head[1].arrival.tenant == lane.tenant:
@@ -256,6 +267,7 @@ class Level:
         """Heaps find by themselves that a key has risen, not that it has fallen: then the lane may lead now."""
         if lane.waiting:
             self._order[not lane.owed].set(lane.tenant, lane.key)
+            self._forget_first()
             for size in lane.by_size:
                 self._sizes[size].set(lane.tenant, lane.key)
                 self._forget(size)
@@ -265,5 +277,5 @@ class Level:
             lane = self.lanes[top[1]]
             if top[0] == lane.key:
                 return lane
-            heap.set(lane.tenant, lane.key)
+            heap.replace_first(lane.key)
         return None
