@@ -1,11 +1,12 @@
-"""What a decision of the waiting line costs: `python -m benchmarks.admission [--quick]`.
+"""What a decision of the waiting line costs: `python -m benchmarks.admission [--quick] [--part decisions|memory]`.
 
 The pure line with 1,000 replicas, all full, 100,000 requests waiting and 1,000 tenants, in a steady state: requests
 end and the next ones are granted, new ones come (into a full line: some are refused or shed others), streams report
 their tokens, callers leave. A decision is one of those events with all its actions, timed by itself. Three cases: slots
 alone; slots and KV tokens, with costs from hundreds to thousands of tokens; and the same with guaranteed shares.
 
-What a million requests leave behind in memory is not measured here: that needs the routers around the line.
+A collection of garbage looks at all that waits and runs, so the longest one is told beside the longest decision, which
+it makes. What a million requests leave behind in memory is measured in a process of its own (`benchmarks.residue`).
 
 Prints conditions, a table, and as its last line one JSON object.
 """
@@ -14,9 +15,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import random
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +39,7 @@ SLOTS = 64  # of each replica
 KV_TOKENS = 40_000  # of each replica where they are bounded: tokens then run out before slots
 GUARANTEED = 100  # tenants with a share of a two-hundredth each, where there are shares
 EVENTS, QUICK_EVENTS = 400_000, 60_000
+REQUESTS, QUICK_REQUESTS = 1_000_000, 100_000  # of the part that looks at memory
 CLASS_WEIGHTS = (50, 40, 9, 1)  # low, normal, high, critical
 EVENT_WEIGHTS = {"done": 40, "arrive": 40, "progress": 15, "cancel": 5}
 WAIT_S = 1e6  # nobody times out here
@@ -108,6 +114,25 @@ class Load:
         )
 
 
+@contextmanager
+def collections(spans_s: list[float]) -> Iterator[None]:
+    """Note how long each collection of garbage within the block takes."""
+    began = 0.0
+
+    def look(phase: str, _: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = time.perf_counter()
+        else:
+            spans_s.append(time.perf_counter() - began)
+
+    gc.callbacks.append(look)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(look)
+
+
 def measure(case: Case, events: int, seed: int) -> dict[str, Any]:
     """Times of decisions in microseconds, by event, and decisions per second of all together.
 
@@ -116,14 +141,16 @@ def measure(case: Case, events: int, seed: int) -> dict[str, Any]:
     load = Load(case, random.Random(seed))
     times: dict[str, list[int]] = {kind: [] for kind in EVENT_WEIGHTS}
     cpu: list[int] = []
+    collected_s = [0.0]
     clock, cpu_clock = time.perf_counter_ns, time.thread_time_ns
-    for _ in range(events):
-        kind, send = load.event()
-        cpu_began, began = cpu_clock(), clock()
-        actions = send()
-        times[kind].append(clock() - began)
-        cpu.append(cpu_clock() - cpu_began)
-        load.took(actions)
+    with collections(collected_s):
+        for _ in range(events):
+            kind, send = load.event()
+            cpu_began, began = cpu_clock(), clock()
+            actions = send()
+            times[kind].append(clock() - began)
+            cpu.append(cpu_clock() - cpu_began)
+            load.took(actions)
     every = sorted(span for spans in times.values() for span in spans)
     cpu.sort()
     return {
@@ -133,6 +160,7 @@ def measure(case: Case, events: int, seed: int) -> dict[str, Any]:
         "p50_us": percentile(every, 0.5),
         "p99_us": percentile(every, 0.99),
         "max_us": percentile(every, 1.0),
+        "longest_collection_us": round(max(collected_s) * 1e6, 1),
         "waiting": load.line.waiting,
         "running": load.line.granted,
         "by_event": {kind: percentile(sorted(spans), 0.99) for kind, spans in times.items()},
@@ -147,28 +175,33 @@ def percentile(ordered: list[int], share: float) -> float:
 def show(console: Console, cases: dict[str, dict[str, Any]]) -> None:
     """A table of what was measured."""
     title = f"{REPLICAS} replicas, {WAITING} waiting, {TENANTS} tenants; p99 by event, all in us"
-    table = Table("case", "a second", "a CPU second", "p50", "p99", "CPU p99", "max", *EVENT_WEIGHTS, title=title)
+    table = Table(
+        "case", "a second", "a CPU second", "p50", "p99", "CPU p99", "max", "collection", *EVENT_WEIGHTS, title=title
+    )
     for name, found in cases.items():
-        keys = ("decisions_per_s", "decisions_per_cpu_s", "p50_us", "p99_us", "cpu_p99_us", "max_us")
+        keys = (
+            "decisions_per_s",
+            "decisions_per_cpu_s",
+            "p50_us",
+            "p99_us",
+            "cpu_p99_us",
+            "max_us",
+            "longest_collection_us",
+        )
         figures = tuple(found[key] for key in keys)
         table.add_row(name, *map(str, (*figures, *found["by_event"].values())))
     console.print(table)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer events")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    console = Console(stderr=True)
-    conditions = {"versions": versions(), "processor": processor(), "commit": commit(), "seed": options.seed}
-    console.print(conditions)
+def decisions(console: Console, events: int, seed: int) -> dict[str, Any]:
+    """All cases, and the worst of their figures."""
+    gc.freeze()  # as a process that hosts a line does once it has started: what is there now is never garbage
     cases: dict[str, dict[str, Any]] = {}
     for case in CASES:
-        cases[case.name] = measure(case, QUICK_EVENTS if options.quick else EVENTS, options.seed)
+        cases[case.name] = measure(case, events, seed)
         gc.collect()
     show(console, cases)
-    result = {
+    return {
         "decision_p99_ms": round(max(found["p99_us"] for found in cases.values()) / 1000, 3),
         "decisions_per_s": min(found["decisions_per_s"] for found in cases.values()),
         "decision_cpu_p99_ms": round(max(found["cpu_p99_us"] for found in cases.values()) / 1000, 3),
@@ -178,6 +211,32 @@ def main() -> None:
         "waiting": WAITING,
         "tenants": TENANTS,
     }
+
+
+def memory(console: Console, requests: int) -> dict[str, Any]:
+    """What `benchmarks.residue` finds in a process of its own, in which nothing else has been."""
+    command = [sys.executable, "-m", "benchmarks.residue", "--requests", str(requests)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    console.print("memory:", found)
+    bars = {name: found.pop(name) for name in ("rss_slope_bytes_per_request", "rss_slope_interval")}
+    return {**bars, "memory": found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer events and requests")
+    parser.add_argument("--part", choices=("all", "decisions", "memory"), default="all")
+    parser.add_argument("--seed", type=int, default=1, help="of the decisions' load")
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    conditions = {"versions": versions(), "processor": processor(), "commit": commit(), "seed": options.seed}
+    console.print(conditions)
+    result: dict[str, Any] = {}
+    if options.part != "memory":
+        result |= decisions(console, QUICK_EVENTS if options.quick else EVENTS, options.seed)
+    if options.part != "decisions":
+        result |= memory(console, QUICK_REQUESTS if options.quick else REQUESTS)
     write_json({**result, "conditions": conditions})
 
 

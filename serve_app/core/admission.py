@@ -191,7 +191,7 @@ class Admission:
             raise ValueError("lift_after_s cannot change while requests wait")
         self._policy = policy
         self._running.set_policy(policy)
-        return self._advance(now)
+        return self._advance(now) + self._decide()  # with other shares another comes first, who may fit
 
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed: refuses whoever has waited too long or past the deadline, lifts whoever has aged."""

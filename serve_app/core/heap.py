@@ -32,6 +32,12 @@ class KeyedHeap:
         heapq.heappush(self._entries, (key, item))
         self._tidy()
 
+    def replace_first(self, key: Key) -> None:
+        """Give what `peek` has just found another key; half the cost of `set`."""
+        item = self._entries[0][1]
+        self._keys[item] = key
+        heapq.heapreplace(self._entries, (key, item))
+
     def discard(self, item: str) -> None:
         """Take an item out; one that is not in it changes nothing."""
         if self._keys.pop(item, None) is not None:

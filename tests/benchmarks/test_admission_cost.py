@@ -15,6 +15,7 @@ def test_each_case_keeps_its_line_long_and_its_replicas_busy(monkeypatch: pytest
         assert found["waiting"] > 100
         assert found["running"] > 25
         assert 0 < found["p50_us"] <= found["p99_us"] <= found["max_us"]
+        assert found["longest_collection_us"] >= 0
         assert found["decisions_per_s"] > 0
         assert found["decisions_per_cpu_s"] > 0
         assert set(found["by_event"]) == set(admission.EVENT_WEIGHTS)

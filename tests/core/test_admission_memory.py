@@ -23,6 +23,9 @@ def test_heap_knows_its_smallest_and_forgets_what_left(steps: list[tuple[int, tu
         if key is None:
             heap.discard(str(number))
             plain.pop(str(number), None)
+        elif (first := heap.peek()) is not None and first[1] == str(number):
+            heap.replace_first(key)
+            plain[str(number)] = key
         else:
             heap.set(str(number), key)
             plain[str(number)] = key

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from serve_app.core.admission import Admission, Policy
-from tests.core.admission_line import CRITICAL, HIGH, LOW, admission, arrival, arrive, where
+from serve_app.core.admission import Admission, Policy, TenantPolicy
+from tests.core.admission_line import CRITICAL, HIGH, LOW, admission, arrival, arrive, of, where
 
 PEOPLE_WAIT = Policy(max_queued=100, max_wait_s=60.0, no_replica_wait_s=25.0, lift_after_s=(30.0, 20.0, 10.0))
 
@@ -82,3 +82,13 @@ def test_times_of_lifting_cannot_change_and_nothing_has_changed_then() -> None:
         line.on_policy(other, 1.0)
     assert line.snapshot(1.0) == before
     assert line.next_due() == 20.0
+
+
+def test_a_share_given_while_others_wait_lets_its_tenant_run_at_once_where_it_fits() -> None:
+    line = Admission(PEOPLE_WAIT)
+    line.on_replica("a", 4, 0.0, kv_tokens=100)
+    assert where(line.on_arrive(of("x", "running", output=50), 0.0)) == {"running": "a"}
+    assert line.on_arrive(of("u", "large", output=80), 0.0) == []  # first, and too large for now: it keeps the replica
+    assert line.on_arrive(of("v", "small", output=10), 0.0) == []
+    policy = dataclasses.replace(PEOPLE_WAIT, tenants={"v": TenantPolicy(share=0.5)})
+    assert where(line.on_policy(policy, 0.0)) == {"small": "a"}

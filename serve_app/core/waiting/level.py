@@ -6,7 +6,11 @@ next. A tenant that comes back from having nobody waiting is lifted to the lowes
 nobody waits, to that of who waited last): idle time is not saved up. Tenants below their guaranteed share come first.
 Counters start over when nobody of the class waits or runs.
 
-Invariant: a request is in every index or in none; a tenant's key in the heaps is never above its true one.
+Of requests of one size (slots, and tokens within a factor of two) only the first in fair order, its head, can be next:
+among equals nobody passes. What was looked up, the first of all and heads, is kept until it can be another.
+
+Invariant: a request is in every index or in none; a tenant's key in the heaps is never above its true one; while
+`changes` stays the same, so does all that was looked up.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from serve_app.core.waiting.ranks import Ranks
 from serve_app.types import RequestClass
 
 Size = tuple[int, int]  # slots, and the power of two that the tokens are below
+Head = tuple[Key, "Waiting"]  # the key of its lane and its entry, by which heads are in order
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +87,11 @@ class Level:
         self.weight = 0.0  # of the tenants who wait
         self.running = 0  # requests that were granted at this level
         self.credit = 0.0  # tokens of trickle that it has coming (`core.waiting.trickle`)
+        self.changes = 0  # how often something that was looked up has become another
         self._order = (KeyedHeap(), KeyedHeap())  # waiting tenants: those owed, the others
         self._sizes: dict[Size, KeyedHeap] = {}  # waiting tenants that have a request of this size
+        self._first: Waiting | None = None  # of all; None: to be looked up
+        self._heads: dict[Size, Head] = {}  # those that were looked up
         self._last: Lane | None = None  # the last one to leave
 
     def add(self, waiting: Waiting, weight: float, owed: bool) -> None:
@@ -98,6 +106,8 @@ class Level:
             lane.counter = max(lane.counter, self._floor())
             lane.since = waiting.entry
             lane.rank()
+            if self._first is None or lane.key < self.lanes[self._first.arrival.tenant].key:
+                self._forget_first()
             self.weight += lane.weight
             self._order[not lane.owed].set(tenant, lane.key)
         lane.waiting[waiting.entry] = waiting
@@ -111,6 +121,9 @@ class Level:
             if heap is None:
                 heap = self._sizes[size] = KeyedHeap()
             heap.set(tenant, lane.key)
+            head = self._heads.get(size)
+            if head is None or (*lane.key, waiting.entry) < head[0]:
+                self._forget(size)
         queue[waiting.entry] = waiting
         self.size += 1
         self.slots += waiting.slots
@@ -122,6 +135,11 @@ class Level:
         lane.ranks.remove(waiting.entry)
         lane.slots -= waiting.slots
         lane.tokens -= waiting.cost
+        if waiting is self._first:
+            self._forget_first()
+        head = self._heads.get(size)
+        if head is None or head[1] is waiting:
+            self._forget(size)
         queue = lane.by_size[size]
         del queue[waiting.entry]
         if not queue:
@@ -140,34 +158,45 @@ class Level:
 
     def first(self) -> Waiting | None:
         """The next one in fair order."""
-        lane = self._top(self._order[0]) or self._top(self._order[1])
-        return None if lane is None else lane.first
+        if self._first is None:
+            lane = self._top(self._order[0]) or self._top(self._order[1])
+            self._first = None if lane is None else lane.first
+        return self._first
 
     def first_where(self, fits: Callable[[int, int], bool], most_slots: float, most_tokens: float) -> Waiting | None:
-        """The next one whose slots and tokens fit, none of them above these. O(sizes).
-
-        Of a size (slots, and tokens within a factor of two) only the next one is looked at: among equals nobody passes.
-        """
-        found: Waiting | None = None
-        best: Key = ()
-        for size, heap in self._sizes.items():
+        """The next head whose slots and tokens fit, none of them above these. O(sizes)."""
+        found: Head | None = None
+        for size in self._sizes:
             slots, bits = size
             if slots > most_slots or 1 << (bits - 1) > most_tokens:
                 continue
-            lane = self._top(heap)
-            assert lane is not None  # empty heaps are deleted
-            if found is not None and lane.key > best:
-                continue
-            head = next(iter(lane.by_size[size].values()))
-            key = (*lane.key, head.entry)
-            if (found is None or key < best) and fits(slots, head.cost):
-                found, best = head, key
-        return found
+            head = self._heads.get(size) or self._look_up(size)
+            cost = head[1].cost
+            if cost <= most_tokens and (found is None or head[0] < found[0]) and fits(slots, cost):
+                found = head
+        return None if found is None else found[1]
+
+    def _look_up(self, size: Size) -> Head:
+        """The head of a size that somebody has."""
+        lane = self._top(self._sizes[size])
+        assert lane is not None  # empty heaps are deleted
+        waiting = next(iter(lane.by_size[size].values()))
+        head = self._heads[size] = (*lane.key, waiting.entry), waiting
+        return head
+
+    def _forget(self, size: Size) -> None:
+        """The head of this size can be another from now on."""
+        self._heads.pop(size, None)
+        self.changes += 1
+
+    def _forget_first(self) -> None:
+        self._first = None
+        self.changes += 1
 
     def charge(self, lane: Lane, tokens: float) -> None:
         """Count weighted tokens of service for a tenant; negative: it was charged too much."""
         lane.counter += tokens / lane.weight
-        lane.rank()
+        self._rank(lane)
         if tokens < 0:
             self._lowered(lane)
 
@@ -203,7 +232,7 @@ class Level:
             return
         self._order[not lane.owed].discard(tenant)
         lane.owed = owed
-        lane.rank()
+        self._rank(lane)
         if lane.waiting:
             self._lowered(lane)
 
@@ -224,17 +253,29 @@ class Level:
             return min(lowest)
         return 0.0 if self._last is None else self._last.counter
 
+    def _rank(self, lane: Lane) -> None:
+        """The lane's place in fair order has changed: it may lead no more where it led."""
+        lane.rank()
+        if self._first is not None and self._first.arrival.tenant == lane.tenant:
+            self._forget_first()
+        for size in lane.by_size:
+            head = self._heads.get(size)
+            if head is not None and head[1].arrival.tenant == lane.tenant:
+                self._forget(size)
+
     def _lowered(self, lane: Lane) -> None:
-        """Heaps find by themselves that a key has risen, not that it has fallen."""
+        """Heaps find by themselves that a key has risen, not that it has fallen: then the lane may lead now."""
         if lane.waiting:
             self._order[not lane.owed].set(lane.tenant, lane.key)
+            self._forget_first()
             for size in lane.by_size:
                 self._sizes[size].set(lane.tenant, lane.key)
+                self._forget(size)
 
     def _top(self, heap: KeyedHeap) -> Lane | None:
         while (top := heap.peek()) is not None:
             lane = self.lanes[top[1]]
             if top[0] == lane.key:
                 return lane
-            heap.set(lane.tenant, lane.key)
+            heap.replace_first(lane.key)
         return None

@@ -15,6 +15,7 @@ from serve_app.core.waiting.policy import ClassBound, Policy
 from serve_app.core.waiting.shedding import Room
 
 NO_BOUND = ClassBound()
+WITHIN = Room()  # beyond no bound, which is what most arrivals are
 
 
 def make_room(line: Line, policy: Policy, newcomer: Waiting) -> list[Waiting] | None:
@@ -48,10 +49,11 @@ def make_room(line: Line, policy: Policy, newcomer: Waiting) -> list[Waiting] | 
 
 def _beyond(requests: int, max_requests: int | None, tokens: int, max_tokens: int | None, cost: int) -> Room:
     """By how much of its own size a newcomer of this cost is beyond a bound."""
-    return Room(
-        0 if max_requests is None else max(0, min(1, requests - max_requests)),
-        0 if max_tokens is None else max(0, min(cost, tokens - max_tokens)),
-    )
+    more_requests = 0 if max_requests is None else min(1, requests - max_requests)
+    more_tokens = 0 if max_tokens is None else min(cost, tokens - max_tokens)
+    if more_requests <= 0 and more_tokens <= 0:
+        return WITHIN
+    return Room(max(0, more_requests), max(0, more_tokens))
 
 
 def _leave(line: Line, waiting: Waiting) -> Waiting:

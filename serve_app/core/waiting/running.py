@@ -32,7 +32,9 @@ class Running:
         self.capacity = Capacity()
         self.guarantees = Guarantees(policy.tenants)
         self.drain = DrainRate()
-        self.line = Line(policy.lift_after_s, lambda tenant: self._policy.weight(tenant), self.below_share)
+        self._exhausted: tuple[int, ...] = ()  # what `_state` was when nobody could run
+        self._owed: set[str] = set()  # tenants below their share
+        self.line = Line(policy.lift_after_s, lambda tenant: self._policy.weight(tenant), self._owed.__contains__)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._arrivals
@@ -51,11 +53,14 @@ class Running:
         O(sizes of requests) where the first of a class does not fit.
         """
         capacity = self.capacity
-        if not capacity.most_free:
+        if not capacity.most_free or self._state() == self._exhausted:
             return None
         try:
             found = self._next()
-            return None if found is None else (found, self._take(found))
+            if found is None:
+                self._exhausted = self._state()
+                return None
+            return found, self._take(found)
         finally:
             capacity.reopen()
 
@@ -90,6 +95,14 @@ class Running:
             self._service.stopped(request_id)
             self._forget(request_id)
         self._look_at_shares(*self.guarantees.shares())
+
+    def _state(self) -> tuple[int, ...]:
+        """While it is the same, so is what `_next` finds.
+
+        It looks at replicas, at heads, and at the trickle of levels, which grows by grants alone.
+        """
+        low, normal, high, critical = self.line.stages
+        return self.capacity.changes, low.changes, normal.changes, high.changes, critical.changes
 
     def _next(self) -> Waiting | None:
         line, capacity = self.line, self.capacity
@@ -152,4 +165,7 @@ class Running:
 
     def _look_at_shares(self, *tenants: str) -> None:
         for tenant in tenants:
-            self.line.set_owed(tenant, self.below_share(tenant))
+            owed = self.below_share(tenant)
+            if owed is not (tenant in self._owed):
+                self._owed ^= {tenant}
+                self.line.set_owed(tenant, owed)

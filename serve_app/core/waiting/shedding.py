@@ -3,7 +3,8 @@
 First the tenant with most for its weight, of it the youngest. A request that was granted before ("accepted") never
 does. One that was lifted stands with the class above its own, and goes after all who claimed that.
 
-Invariant: whoever waits and was not accepted is here exactly once, under the level at which it waits.
+Invariant: whoever waits and was not accepted is here exactly once, under the level at which it waits; a tenant's key in
+the heaps is never above its true one.
 """
 
 from __future__ import annotations
@@ -80,16 +81,20 @@ class Sheddable:
         del holding.requests[waiting.request_id]
         holding.tokens -= waiting.cost
         if holding.requests:
-            self._rank(tenant, holding)
-            return
+            return  # it has less now, so its key has risen: found when it comes to the top
         del self._holdings[tenant]
         self._by_requests.discard(tenant)
         self._by_tokens.discard(tenant)
 
     def heaviest(self, room: Room) -> str | None:
         """The tenant that has most, for its weight, of what is short: requests, or else tokens."""
-        top = (self._by_requests if room.requests else self._by_tokens).peek()
-        return None if top is None else top[1]
+        heap = self._by_requests if room.requests else self._by_tokens
+        while (top := heap.peek()) is not None:
+            key, tenant = top
+            self._rank(tenant, self._holdings[tenant])
+            if heap.peek() == (key, tenant):
+                return tenant
+        return None
 
     def youngest(self, tenant: str) -> Waiting:
         """The latest request of a tenant who has one here."""

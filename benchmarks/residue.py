@@ -1,0 +1,287 @@
+"""What a million requests leave behind in a router: `python -m benchmarks.residue [--requests 1000000]`.
+
+The whole router but its sockets: the ASGI edge with keys, metrics, receipts and estimates, a model's line, its KV
+budgets, routing, health and channels, in front of engine replicas on the simulated engine (`benchmarks.near_engines`).
+Callers ask without a pause, each request with an id, a prompt and a client's name of its own, many with a session's:
+they are answered, leave while they wait or while it runs, are refused in a full line, and miss their deadline; a
+replica is lost after every `REPLICA_LIVES` requests and another comes, under a new name. The metrics are scraped.
+
+The resident set, after a garbage collection, is regressed on the requests made, without the first third: rings, label
+sets and estimates fill up in it. It is bounded by time; who cuts it off says how many requests were made.
+
+Prints one JSON object last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import itertools
+import json
+import logging
+import math
+import os
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.lines import write_json
+from benchmarks.near_engines import NearEngines
+from serve_app.core.memory.quota import RouterReply, RouterReport
+from serve_app.core.memory.shares import PoolTarget
+from serve_app.core.receipts import Receipts
+from serve_app.desk import Desk
+from serve_app.dispatch import ModelLine
+from serve_app.http.edge import Edge
+from serve_app.http.keys import KeyRing
+from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
+from serve_app.telemetry.metrics import RouterMetrics
+
+MODEL = "simulated"
+REQUESTS = 1_000_000
+TENANTS = 40  # labels of the metrics: bounded by the keys
+REPLICAS, SLOTS, MAX_QUEUED = 3, 8, 24
+CALLERS = 52  # a few more than have room
+KV_TOKENS = 50_000  # of each replica, for the router's desk
+REPLICA_LIVES = 2_000  # requests between two losses of a replica
+SAMPLES = 120
+LIMIT_S = 1_500.0  # what is slower than twice a quiet machine's rate is cut off
+EPOCH = 1
+KINDS = {"answer": 70, "leave early": 10, "leave running": 10, "deadline": 10}
+EARLY_S = 0.002  # after which those leave who do not wait for their turn; about half the wait
+ENDS = ("ok", "refused", "cancelled_queued", "cancelled_running")  # outcomes without which a run proves nothing
+
+
+async def ample(told: RouterReport) -> RouterReply:
+    """A quota actor that gives every pool what it has."""
+    targets = tuple(PoolTarget(pool.pool, pool.version + 1, KV_TOKENS) for pool in told.pools)
+    return RouterReply(EPOCH, targets, stale=told.epoch != EPOCH)
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A regression line's slope, and the half-width of its 95% interval."""
+
+    slope: float
+    error: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.slope - self.error, self.slope + self.error
+
+
+def regress(points: list[tuple[int, int]]) -> Slope:
+    """Least squares. Neighbouring residuals resemble each other, and count as so much fewer: n (1 - r) / (1 + r) of n,
+    with r their correlation.
+
+    Raises:
+        ValueError: fewer than ten points.
+    """
+    if len(points) < 10:
+        raise ValueError(f"{len(points)} points are too few for a slope")
+    count = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+    square = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / square
+    rest = [y - mean_y - slope * (x - mean_x) for x, y in points]
+    total = sum(one * one for one in rest)
+    alike = max(0.0, sum(a * b for a, b in itertools.pairwise(rest)) / total) if total else 0.0
+    effective = max(3.0, count * (1.0 - alike) / (1.0 + alike))
+    return Slope(slope, 1.96 * math.sqrt(total / (effective - 2.0) / square * count / effective) if total else 0.0)
+
+
+def resident_bytes() -> int:
+    """Of this process, now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Router:
+    """One router replica without its sockets, and its callers."""
+
+    requests: int
+    seed: int = 1
+    points: list[tuple[int, int]] = field(default_factory=list)  # requests made, and bytes resident
+    deadlines_missed: int = 0
+    lost: int = 0
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(self.seed)
+        simulated = SimulatedSettings(decode_step_s=0.0, prefill_tokens_per_s=1e9)
+        model = ModelSettings(name=MODEL, engine="simulated", max_num_seqs=SLOTS, simulated=simulated)
+        self._keys = [f"sk-residue-{number:06d}" for number in range(TENANTS)]
+        keys = tuple(KeySettings(key=key, tenant=f"tenant-{at}") for at, key in enumerate(self._keys))
+        told = {"auth": {"keys": keys}, "admission": {"max_queued": MAX_QUEUED}, "models": (model,)}
+        settings = Settings.model_validate(told)
+        self.engines = NearEngines(model)
+        self._desk = Desk("router", ample, (TimeoutError,))
+        self.line = ModelLine(model, self.engines, settings.admission, "router", 1, self._desk)
+        self.metrics = RouterMetrics()
+        ring = KeyRing(settings.auth)
+        self.receipts = Receipts()
+        lines = {MODEL: self.line}
+        self._edge = Edge(settings, ring, lines, self.metrics, bytes(32), receipts=self.receipts)
+        self._made = itertools.count()
+        self.ended = 0
+
+    async def run(self, limit_s: float = LIMIT_S) -> None:
+        """All requests to their ends, or as many as come to it in time."""
+        await self._desk.start()
+        names = [await self.engines.add() for _ in range(REPLICAS)]
+        await self.line.start()
+        until = time.monotonic() + limit_s
+        try:
+            callers = [asyncio.create_task(self._caller(until)) for _ in range(CALLERS)]
+            every = max(1, self.requests // SAMPLES)
+            sampled = lost = 0
+            while not all(caller.done() for caller in callers):
+                await asyncio.wait(callers, timeout=0.02, return_when=asyncio.FIRST_EXCEPTION)
+                if self.ended >= lost + REPLICA_LIVES:
+                    lost = self.ended
+                    names.append(await self.engines.add())
+                    await self.engines.lose(names.pop(0))
+                    self.lost += 1
+                if self.ended >= sampled + every:
+                    sampled = self.ended
+                    await self._sample()
+            await asyncio.gather(*callers)
+        finally:
+            await self.line.close()
+            await self._desk.stop()
+            await self.engines.end()
+
+    async def _sample(self) -> None:
+        """What is resident when nothing that could be collected is left."""
+        await self._ask("GET", "/metrics", b"", [_key(self._keys[0])])
+        gc.collect()
+        self.points.append((self.ended, resident_bytes()))
+        if len(self.points) % 10 == 0:
+            made, now = self.points[-1]
+            print(f"{made} of {self.requests} requests, {now / 2**20:.1f} MiB", file=sys.stderr, flush=True)
+
+    async def _caller(self, until: float) -> None:
+        while (number := next(self._made)) < self.requests and time.monotonic() < until:
+            await self._request(number)
+            self.ended += 1
+
+    async def _request(self, number: int) -> None:
+        draw = self._draw
+        kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
+        tokens = 400 if kind == "leave running" else draw.randrange(1, 6)
+        body = {
+            "model": MODEL,
+            "prompt": f"{draw.random()} is what {number} has to say " * draw.randrange(1, 4),
+            "max_tokens": tokens,
+            "stream": kind == "leave running" or draw.random() < 0.5,
+            "priority": draw.choice(("low", "normal", "high")),
+        }
+        headers = [
+            _key(draw.choice(self._keys)),
+            (b"content-type", b"application/json"),
+            (b"x-request-id", f"client-{number}".encode()),
+        ]
+        if draw.random() < 0.3:
+            headers.append((b"x-session-id", f"session-{number // 3}".encode()))
+        if kind == "deadline":
+            headers.append((b"x-deadline-ms", b"%d" % draw.randrange(1, 4)))
+        status = await self._ask("POST", "/v1/completions", json.dumps(body).encode(), headers, kind)
+        self.deadlines_missed += status == 429 and kind == "deadline"
+
+    async def _ask(
+        self, method: str, path: str, body: bytes, headers: list[tuple[bytes, bytes]], kind: str = "answer"
+    ) -> int:
+        """One exchange in a task of its own, as Serve does it; a caller who leaves cancels it. Returns the status."""
+        asked = iter([{"type": "http.request", "body": body, "more_body": False}])
+        status = 0
+        leaves: asyncio.TimerHandle | None = None
+
+        async def receive() -> dict[str, Any]:
+            nonlocal leaves
+            if kind == "leave early" and leaves is None:  # not before: a task that has not begun never was a request
+                leaves = asyncio.get_running_loop().call_later(EARLY_S, task.cancel)
+            message = next(asked, None)
+            if message is None:
+                await asyncio.Event().wait()  # the caller stays until it is cancelled
+            assert message is not None
+            return message
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            if kind == "leave running" and message["type"] == "http.response.body":
+                task.cancel()
+
+        scope = {"type": "http", "method": method, "path": path, "headers": headers}
+        task = asyncio.create_task(self._edge(scope, receive, send))
+        try:
+            await asyncio.wait({task})
+        finally:
+            if leaves is not None:
+                leaves.cancel()
+        if not task.cancelled():
+            task.result()
+        return status
+
+    def outcomes(self) -> dict[str, int]:
+        """How many requests ended how."""
+        found: Counter[str] = Counter()
+        for metric in self.metrics.registry.collect():
+            for sample in metric.samples:
+                if sample.name == "serve_app_requests_total":
+                    found[sample.labels["outcome"]] += int(sample.value)
+        return dict(found)
+
+
+def _key(key: str) -> tuple[bytes, bytes]:
+    return b"authorization", f"Bearer {key}".encode()
+
+
+def measure(requests: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Run, and fit.
+
+    Raises:
+        RuntimeError: something kept its place after its end, or a way to end was not taken.
+    """
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # every loss of a replica is a warning there
+    router = Router(requests)
+    gc.freeze()  # so that the collections before each look cost what the requests have made, and not all of Ray
+    began = time.monotonic()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(router.run(limit_s))
+    outcomes = router.outcomes()
+    seen = router.line.line.snapshot()
+    if any(seen.waiting.values()) or any(use.used for use in seen.replicas.values()):
+        raise RuntimeError(f"somebody is left in the line: {seen}")
+    if missing := [name for name in ENDS if not outcomes.get(name)]:
+        raise RuntimeError(f"no request ended as {', '.join(missing)}: {outcomes}")
+    kept = [(made, now) for made, now in router.points if made >= router.ended / 3]
+    found = regress(kept)
+    return {
+        "rss_slope_bytes_per_request": round(found.slope, 3),
+        "rss_slope_interval": [round(bound, 3) for bound in found.interval],
+        "requests": router.ended,
+        "outcomes": outcomes,
+        "deadlines_missed": router.deadlines_missed,
+        "replicas_lost": router.lost,
+        "rss_mib": [round(now / 2**20, 1) for _, now in (kept[0], kept[-1])],
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="ends the run, complete or not")
+    options = parser.parse_args()
+    write_json(measure(options.requests, options.limit_s))
+
+
+if __name__ == "__main__":
+    main()
