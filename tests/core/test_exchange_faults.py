@@ -54,6 +54,22 @@ def test_a_grant_that_comes_too_late_is_not_used() -> None:
     world.accounted()
 
 
+def test_a_grant_in_an_answer_that_nobody_waits_for_any_more_is_said_again() -> None:
+    world = connected()
+    running = full(world)
+    waits = world.arrive("r1", HIGH)
+    answer(world, "r1")
+    given_up = world.routers["r1"].line.watch()
+    world.finish("r0", running[0])
+    world.settle_one("r0")
+    swallowed = world.quota.on_watch(given_up, world.now, at_last=True)
+    assert swallowed is not None
+    assert swallowed.actions
+    world.settle(2)  # and no call of the router has failed
+    assert waits.state == "runs"
+    world.accounted()
+
+
 def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
     world = connected()
     running = full(world)
