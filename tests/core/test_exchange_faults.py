@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from serve_app.core.exchange.protocol import Reply
-from serve_app.core.exchange.words import Ask, Credit, Lent
+from serve_app.core.exchange.words import Ask, Credit, Done, Lent, Usage
 from serve_app.core.memory.budgets import FENCE_S
 from serve_app.types import RequestClass
 from tests.core.exchange_world import MODEL, Message, World
@@ -242,3 +242,28 @@ def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_s
             world.deliver(late)
     world.settle(4)
     world.accounted()
+
+
+def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None:
+    world = connected(slots=1, routers=1)
+    line = world.routers["r0"].line
+    (first,) = full(world)
+    waits = world.arrive("r0", LOW)
+    world.settle(2)
+    line.on_progress(first, 3)
+    world.cancel("r0", first)
+    line.on_progress(first, 1)  # too late
+    told = line.next_exchange(world.now, beat=True)
+    assert told is not None
+    used = [one for one in told.events if isinstance(one, Usage)]
+    assert [(one.requests, one.output_tokens) for one in used] == [(1, 3)]
+    world.deliver(answer(world, "r0"))
+    line.on_lost(world.now)
+    world.settle(2)
+    assert waits.state == "runs"
+    last = f"q{waits.number}"
+    line.on_progress(last, 2)
+    world.cancel("r0", last)
+    told = line.next_exchange(world.now)
+    assert told is not None
+    assert [one.output_tokens for one in told.events if isinstance(one, Done)] == [2]

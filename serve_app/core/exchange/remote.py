@@ -132,9 +132,9 @@ class RemoteLine:
         return self._serve_alone(model, now)
 
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
-        """The caller is gone, waiting or running. An unknown id changes nothing."""
+        """The caller is gone, waiting or running; what it has produced counts. An unknown id changes nothing."""
         if self._withdraw(request_id) is None:
-            return self.on_done(request_id, now)
+            return self.on_done(request_id, now, None, self._running.produced(request_id))
         return []
 
     def on_done(
