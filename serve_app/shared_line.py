@@ -270,7 +270,7 @@ class ModelEnd:
         self._line.after([])
         return had
 
-    def replica(self, replica_id: str, slots: int, usable: bool) -> None:
+    def replica(self, replica_id: str, slots: int, usable: bool, once: bool = False) -> None:
         if self._closed:
             return  # an ejection that was over, of an engine that has been let go of
         now = time.monotonic()
@@ -280,7 +280,7 @@ class ModelEnd:
         (self._usable.add if usable else self._usable.discard)(replica_id)
         if not self._usable and self.waiting:
             self._start.needed(now)
-        self._line.after(self._remote.reach(self.model, replica_id, usable, now), self)
+        self._line.after(self._remote.reach(self.model, replica_id, usable, now, once=once), self)
 
     def replica_gone(self, replica_id: str) -> None:
         self._usable.discard(replica_id)
