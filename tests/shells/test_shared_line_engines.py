@@ -135,7 +135,7 @@ def test_an_ejected_engine_gets_one_probe_and_is_used_again_by_all() -> None:
             assert len(cluster_submits(first, "r1")) == sent + 1, "the probe"
             assert broken.calls == calls
             assert not first.line.health.out
-            full = [router.asking(LONG) for router in there.routers for _ in range(SLOTS)][: 2 * SLOTS]
+            full = [there.routers[n % 3].asking(LONG) for n in range(2 * SLOTS)]
             await until(lambda: cluster["r1"].work + cluster["r2"].work == 2 * SLOTS, SOON_S, "every slot is in use")
             for task in full:
                 task.cancel()
