@@ -103,10 +103,10 @@ class SharedLine:
         """Its model is gone, and nothing runs there any more. Serve may yet have to take its engines away, and nobody
         will tell: they are let go of here, save those that the next line of this name has."""
         present = self._ends.get(end.model, end)
+        if present is end and self._ends.pop(end.model, None) is not None:
+            self._remote.retire(end.model)  # first: other routers' use of the engines waits for no word of this one
         for engine in end.known if present is end else end.known - present.known:
             self._remote.drop(engine)
-        if present is end and self._ends.pop(end.model, None) is not None:
-            self._remote.retire(end.model)
         self.after([])
 
     def expect(self, request_id: str, end: ModelEnd) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
+
+import pytest
 
 from serve_app.core.exchange.protocol import Reply
 from serve_app.core.exchange.words import Ask, Credit, Done, Lent, Usage
@@ -267,3 +270,39 @@ def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None
     told = line.next_exchange(world.now)
     assert told is not None
     assert [one.output_tokens for one in told.events if isinstance(one, Done)] == [2]
+
+
+def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None:
+    world = connected(slots=2, routers=2)
+    running = full(world)
+    waits = world.arrive("r0", HIGH)
+    world.settle(2)
+    line, places = world.routers["r0"].line, world.quota.lines._places
+    line.grow(running[0], 5)  # a word at which the actor fails
+    world.finish("r0", running[1])
+    told = line.next_exchange(world.now)
+    assert told is not None
+    with mock.patch.object(places, "grow", side_effect=RuntimeError("no luck")), pytest.raises(RuntimeError):
+        world.deliver(Message("r0", world.now, told))
+    world.perform(world.routers["r0"], line.on_lost(world.now))
+    world.settle(4)
+    assert waits.state == "runs"
+    world.accounted()
+
+
+def test_engines_are_open_again_at_once_when_the_router_that_did_not_reach_them_serves_the_model_no_more() -> None:
+    world = connected(slots=1, routers=2)
+    (running,) = full(world)
+    waits = world.arrive("r0", HIGH)
+    world.settle(2)
+    world.routers["r1"].line.reach(MODEL, "e", False, world.now)
+    world.settle_one("r1")
+    world.finish("r0", running)
+    world.settle_one("r0")
+    assert waits.state == "waits"
+    world.routers["r1"].line.retire(MODEL)
+    told = world.routers["r1"].line.next_exchange(world.now)
+    assert told is not None
+    world.deliver(Message("r1", world.now, told))
+    world.settle_one("r0")
+    assert waits.state == "runs"
