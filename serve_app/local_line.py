@@ -58,9 +58,9 @@ class Decider(Protocol):
         """A granted request needs so many KV tokens more; False: it has not got them, and goes on all the same."""
         ...
 
-    def replica(self, replica_id: str, slots: int, usable: bool) -> None:
+    def replica(self, replica_id: str, slots: int, usable: bool, once: bool = False) -> None:
         """A replica has this many slots for this router from now on, whatever it runs; 0: it drains. `usable`: whether
-        requests of ours can be handed to it now, however many run there."""
+        requests of ours can be handed to it now, however many run there; `once`: one, and then no more."""
         ...
 
     def replica_gone(self, replica_id: str) -> None:
@@ -143,7 +143,7 @@ class LocalLine:
         """KV tokens are not bounded here."""
         return True
 
-    def replica(self, replica_id: str, slots: int, usable: bool) -> None:
+    def replica(self, replica_id: str, slots: int, usable: bool, once: bool = False) -> None:
         self._after(self._admission.on_replica(replica_id, slots, time.monotonic()))
 
     def replica_gone(self, replica_id: str) -> None:

@@ -28,8 +28,8 @@ class ReplicaSet:
         handle: the engine deployment.
         router_id: this router's name.
         initial_slots: what a replica is taken to have for us until it says so itself.
-        on_slots: called with a replica, the slots it has for us from now on, and whether it takes one more at all,
-            however many of the engine's are another's.
+        on_slots: called with a replica, the slots it has for us from now on; whether it takes one more at all,
+            however many of the engine's are another's; and whether that is the only one, its probe.
         on_forgotten: called with a replica that has left and on which nothing of ours runs any more.
     """
 
@@ -38,7 +38,7 @@ class ReplicaSet:
         handle: Handle,
         router_id: str,
         initial_slots: int,
-        on_slots: Callable[[str, int, bool], None],
+        on_slots: Callable[[str, int, bool, bool], None],
         on_forgotten: Callable[[str], None],
     ) -> None:
         self._handle = handle
@@ -181,6 +181,8 @@ class ReplicaSet:
         allowed = self.health.allowed(replica_id, slots, self._routing.load(replica_id), self.probe_slots)
         if replica_id not in self.running:
             allowed = 0
-        # a replica on probation is allowed what runs there, and its probe; of another one our share says nothing here
-        usable = allowed >= slots > 0 or allowed > self._routing.load(replica_id)
-        self._on_slots(replica_id, allowed, usable)
+        # one on probation is allowed what runs there, and its probe, unless it is the only one; else our share of the
+        # engine says nothing of whether it takes one more
+        on_probation = self.health.on_trial(replica_id) and len(self.running) > 1
+        usable = allowed > (self._routing.load(replica_id) if on_probation else 0)
+        self._on_slots(replica_id, allowed, usable, usable and on_probation)

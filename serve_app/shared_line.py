@@ -53,7 +53,7 @@ class SharedLine:
         self._asked: dict[str, ModelEnd] = {}  # by request that waits
         self._calls: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._flushing = False
+        self._flushing = self._stopped = False
         self._quiet_until = 0.0  # nothing is said before: there is nobody to hear it
         self._said_at = 0.0
         self._booked = asyncio.Event()
@@ -67,9 +67,12 @@ class SharedLine:
         ]
 
     async def stop(self) -> None:
-        """Say no more; the actor takes everything back when it has heard nothing for some seconds."""
+        """Say no more, whatever ends from now on; the actor takes everything back when it has heard nothing for some
+        seconds."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         tasks = [*self._tasks, *self._calls]
         for task in tasks:
             task.cancel()
@@ -97,11 +100,14 @@ class SharedLine:
         return self._ends.get(end.model) is end
 
     def forget(self, end: ModelEnd) -> None:
-        """Its model is gone."""
-        if self.present(end):
-            del self._ends[end.model]
-            self._remote.retire(end.model)
-            self.after([])
+        """Its model is gone, and nothing runs there any more. Serve may yet have to take its engines away, and nobody
+        will tell: they are let go of here, save those that the next line of this name has."""
+        present = self._ends.get(end.model, end)
+        if present is end and self._ends.pop(end.model, None) is not None:
+            self._remote.retire(end.model)  # first: other routers' use of the engines waits for no word of this one
+        for engine in end.known if present is end else end.known - present.known:
+            self._remote.drop(engine)
+        self.after([])
 
     def expect(self, request_id: str, end: ModelEnd) -> None:
         """Whose request it is that was asked for."""
@@ -123,7 +129,10 @@ class SharedLine:
             if asked is not None:
                 decided.setdefault(asked, []).append(action)
         for one, its in decided.items():
-            one.perform(its)
+            try:
+                one.perform(its)
+            except Exception:  # one model's; the others' requests, and the exchange, must not suffer by it
+                logger.exception("the line of model %s goes on after an error", one.model)
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -137,7 +146,7 @@ class SharedLine:
 
     def _send(self, *, beat: bool = False) -> None:
         now = time.monotonic()
-        while now >= self._quiet_until and len(self._calls) < CALLS:
+        while not self._stopped and now >= self._quiet_until and len(self._calls) < CALLS:
             told = self._remote.next_exchange(now, beat=beat)
             if told is None:
                 return
@@ -196,7 +205,7 @@ class SharedLine:
     def _wait(self) -> None:
         """Have a timer no later than the next wait ends; an early one does no harm."""
         due = self._remote.next_due()
-        if due is None:
+        if due is None or self._stopped:
             return
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, due - time.monotonic())
@@ -227,8 +236,8 @@ class ModelEnd:
         self._line, self._remote, self._policy, self._perform = line, remote, policy, perform
         self._start = StartUp()
         self._usable: set[str] = set()
-        self._known: set[str] = set()
-        self._opened = False
+        self.known: set[str] = set()  # engines that have not been forgotten
+        self._opened = self._closed = False
         self._refused: Counter[Reason] = Counter()
 
     def open(self) -> None:
@@ -261,19 +270,21 @@ class ModelEnd:
         self._line.after([])
         return had
 
-    def replica(self, replica_id: str, slots: int, usable: bool) -> None:
+    def replica(self, replica_id: str, slots: int, usable: bool, once: bool = False) -> None:
+        if self._closed:
+            return  # an ejection that was over, of an engine that has been let go of
         now = time.monotonic()
         if usable and not self._usable:
-            self._start.came(now, new=replica_id not in self._known)
-        self._known.add(replica_id)
+            self._start.came(now, new=replica_id not in self.known)
+        self.known.add(replica_id)
         (self._usable.add if usable else self._usable.discard)(replica_id)
         if not self._usable and self.waiting:
             self._start.needed(now)
-        self._line.after(self._remote.reach(self.model, replica_id, usable, now), self)
+        self._line.after(self._remote.reach(self.model, replica_id, usable, now, once=once), self)
 
     def replica_gone(self, replica_id: str) -> None:
         self._usable.discard(replica_id)
-        self._known.discard(replica_id)
+        self.known.discard(replica_id)
         self._remote.drop(replica_id)
         self._line.after([], self)
 
@@ -287,6 +298,7 @@ class ModelEnd:
             self._line.after([], self)
 
     def close(self) -> None:
+        self._closed = True
         self._line.forget(self)
 
     def perform(self, actions: list[Action]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
+
+import pytest
 
 from serve_app.core.exchange.protocol import Reply
-from serve_app.core.exchange.words import Ask, Credit, Lent
+from serve_app.core.exchange.words import Ask, Credit, Done, Lent, Usage
 from serve_app.core.memory.budgets import FENCE_S
 from serve_app.types import RequestClass
 from tests.core.exchange_world import MODEL, Message, World
@@ -50,6 +53,22 @@ def test_a_grant_that_comes_too_late_is_not_used() -> None:
     world.deliver(late)
     assert waits.state == "waits", "the actor may have taken the router for gone, and given its place to another"
     world.settle(4)
+    assert waits.state == "runs"
+    world.accounted()
+
+
+def test_a_grant_in_an_answer_that_nobody_waits_for_any_more_is_said_again() -> None:
+    world = connected()
+    running = full(world)
+    waits = world.arrive("r1", HIGH)
+    answer(world, "r1")
+    given_up = world.routers["r1"].line.watch()
+    world.finish("r0", running[0])
+    world.settle_one("r0")
+    swallowed = world.quota.on_watch(given_up, world.now, at_last=True)
+    assert swallowed is not None
+    assert swallowed.actions
+    world.settle(2)  # and no call of the router has failed
     assert waits.state == "runs"
     world.accounted()
 
@@ -226,3 +245,64 @@ def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_s
             world.deliver(late)
     world.settle(4)
     world.accounted()
+
+
+def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None:
+    world = connected(slots=1, routers=1)
+    line = world.routers["r0"].line
+    (first,) = full(world)
+    waits = world.arrive("r0", LOW)
+    world.settle(2)
+    line.on_progress(first, 3)
+    world.cancel("r0", first)
+    line.on_progress(first, 1)  # too late
+    told = line.next_exchange(world.now, beat=True)
+    assert told is not None
+    used = [one for one in told.events if isinstance(one, Usage)]
+    assert [(one.requests, one.output_tokens) for one in used] == [(1, 3)]
+    world.deliver(answer(world, "r0"))
+    line.on_lost(world.now)
+    world.settle(2)
+    assert waits.state == "runs"
+    last = f"q{waits.number}"
+    line.on_progress(last, 2)
+    world.cancel("r0", last)
+    told = line.next_exchange(world.now)
+    assert told is not None
+    assert [one.output_tokens for one in told.events if isinstance(one, Done)] == [2]
+
+
+def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None:
+    world = connected(slots=2, routers=2)
+    running = full(world)
+    waits = world.arrive("r0", HIGH)
+    world.settle(2)
+    line, places = world.routers["r0"].line, world.quota.lines._places
+    line.grow(running[0], 5)  # a word at which the actor fails
+    world.finish("r0", running[1])
+    told = line.next_exchange(world.now)
+    assert told is not None
+    with mock.patch.object(places, "grow", side_effect=RuntimeError("no luck")), pytest.raises(RuntimeError):
+        world.deliver(Message("r0", world.now, told))
+    world.perform(world.routers["r0"], line.on_lost(world.now))
+    world.settle(4)
+    assert waits.state == "runs"
+    world.accounted()
+
+
+def test_engines_are_open_again_at_once_when_the_router_that_did_not_reach_them_serves_the_model_no_more() -> None:
+    world = connected(slots=1, routers=2)
+    (running,) = full(world)
+    waits = world.arrive("r0", HIGH)
+    world.settle(2)
+    world.routers["r1"].line.reach(MODEL, "e", False, world.now)
+    world.settle_one("r1")
+    world.finish("r0", running)
+    world.settle_one("r0")
+    assert waits.state == "waits"
+    world.routers["r1"].line.retire(MODEL)
+    told = world.routers["r1"].line.next_exchange(world.now)
+    assert told is not None
+    world.deliver(Message("r1", world.now, told))
+    world.settle_one("r0")
+    assert waits.state == "runs"

@@ -96,7 +96,7 @@ class Router:
     ) -> None:
         self.handle = cluster.handle()
         self.line = ModelLine(
-            cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers, None, desk
+            cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers, shared, desk
         )
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}

@@ -25,6 +25,7 @@ GIVE_BACK_AT = 2  # times the spare credit: below that, giving back and asking a
 class _Account:
     model: str
     usable: bool = True
+    once: bool = False
     held_slots: int = 0
     held_tokens: int = 0
     slots: int = 0  # credit
@@ -59,16 +60,22 @@ class Accounts:
         account = self._accounts.get(engine)
         return account is not None and account.usable
 
-    def reach(self, model: str, engine: str, usable: bool) -> bool:
-        """Requests can be handed to this engine, or not now; whether that is new."""
+    def reach(self, model: str, engine: str, usable: bool, *, once: bool = False) -> bool:
+        """Requests can be handed to this engine, one if `once`, or none now; whether it is new that they can."""
         account = self._accounts.get(engine)
         if account is not None and account.usable == usable:
+            account.once = once
             return False
         if account is None:
             account = self._accounts[engine] = _Account(model)
-        account.usable = usable
+        account.usable, account.once = usable, once
         self._index(engine, account)
         return True
+
+    def was_last(self, engine: str) -> bool:
+        """A request has been handed to it: whether it takes no other one."""
+        account = self._accounts[engine]
+        return account.usable and account.once
 
     def drop(self, engine: str) -> None:
         """An engine is gone, and all that was held there."""

@@ -28,7 +28,8 @@ class Running:
     arrival: Arrival
     tokens: int
     ticket: str
-    reported: int = 0  # output tokens
+    produced: int = 0  # output tokens so far
+    reported: int = 0  # of these, told in sums
     owed: int = 0  # KV tokens that were asked for and have not come
 
 
@@ -88,12 +89,20 @@ class Holding:
                 self._link.put(Enough(request_id, run.engine))
         return run
 
+    def produced(self, request_id: str) -> int:
+        """Output tokens of a request so far; none of one that does not run."""
+        run = self._running.get(request_id)
+        return 0 if run is None else run.produced
+
     def progress(self, request_id: str, output_tokens: int) -> None:
         """A request has put out so many tokens more."""
         run = self._running.get(request_id)
-        if run is not None and run.ticket:
+        if run is None:
+            return
+        run.produced += output_tokens
+        if run.ticket:
             self._link.progress(run.ticket, output_tokens)
-        elif run is not None:
+        else:
             run.reported += output_tokens
             self._link.used(run.model, run.arrival, 0, 0, output_tokens)
 

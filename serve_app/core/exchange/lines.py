@@ -98,11 +98,11 @@ class Lines:
             peer = self._peers.begin(told)
         self._hand_in(now)
         events = self._peers.take(peer, told)
-        for event in events:
-            self._event(told.router, event, now)
-        for event in events:  # last: credit must not take what a request of the same message needs
-            if isinstance(event, Ask):
-                self._places.lend(told.router, event.engine, event[1:], self._calm(event.engine), now)
+        try:
+            self._events(told.router, events, now)
+        except Exception:
+            self._peers.leave(told.router)  # the rest of them is taken, and not done: the router has to say all anew
+            raise
         self._after(now)
         return self._peers.reply(peer)
 
@@ -197,6 +197,13 @@ class Lines:
         return min(dues, default=None)
 
     # Inside
+
+    def _events(self, router: str, events: Sequence[Event], now: float) -> None:
+        for event in events:
+            self._event(router, event, now)
+        for event in events:  # last: credit must not take what a request of the same message needs
+            if isinstance(event, Ask):
+                self._places.lend(router, event.engine, event[1:], self._calm(event.engine), now)
 
     def _event(self, router: str, event: Event, now: float) -> None:
         places = self._places

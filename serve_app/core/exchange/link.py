@@ -117,6 +117,8 @@ class Link:
         self._sending.acked(reply.ack)
         self._more = reply.more
         actions = self._receiving.accept(reply.seq, reply.actions)
+        if reply.seq > self._receiving.last + 1:  # what is missing may have gone to a question that was given up
+            self._again = True
         self.booked = self.booked or any(isinstance(action, Booked) for action in actions)
         word = reply.word
         if word is not None and word.version > self._version:

@@ -218,6 +218,8 @@ class Places:
         if policy is None:
             if model in self.lines:
                 self.lines[model].routers.discard(router)
+                for engine in list(self.lines[model].engines):
+                    self.sync(engine, now)  # it may have been the one that does not reach it
                 self.tidy(model)
             return
         line = self.lines.get(model)

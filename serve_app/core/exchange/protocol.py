@@ -5,6 +5,8 @@
 Rules
 - Events and actions are numbered from 1 in each incarnation. Each side keeps what the other has not acknowledged and
   says it again once it is told that something was lost; what has been taken is skipped, what comes early is kept.
+- A router says that something was lost when a call of its has failed, and when an answer comes before an earlier one:
+  that one may have gone to a question which the router has given up, and nobody else would notice.
 - An incarnation begins with its first event; a batch of one that is not known, or that knows more than the receiver,
   is answered `stale`: the router begins another. So does a new epoch of the actor.
 - The `Word` is no part of the stream: it says what is, with a version, and the newest counts.

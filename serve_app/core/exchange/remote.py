@@ -73,7 +73,7 @@ class RemoteLine:
         self._pending = Pending()
         self._running = Holding(self._accounts, self._link)
         self._numbers = itertools.count(1)
-        self._closing: dict[str, tuple[str, bool] | None] = {}  # engines let go of, and what they became since
+        self._closing: dict[str, tuple[str, bool, bool] | None] = {}  # engines let go of, and what they became since
         self._outlook = Outlook(self._link)
         self._good_until = -math.inf
         self.alone = True  # the actor does not answer, or does not know yet what all routers have
@@ -94,11 +94,12 @@ class RemoteLine:
         if self._policies.pop(model, None) is not None:
             self._link.put(Rules(model, None))
 
-    def reach(self, model: str, engine: str, usable: bool, now: float) -> list[Action]:
-        """An engine is there, and requests can be handed to it or not at the moment."""
+    def reach(self, model: str, engine: str, usable: bool, now: float, *, once: bool = False) -> list[Action]:
+        """An engine is there, and requests can be handed to it or not at the moment; `once`: one, and no more until
+        this is said again."""
         if engine in self._closing:
-            self._closing[engine] = (model, usable)
-        elif self._accounts.reach(model, engine, usable):
+            self._closing[engine] = (model, usable, once)
+        elif self._accounts.reach(model, engine, usable, once=once):
             self._link.put(Reach(model, engine, usable))
             self._running.touched.add(engine)
         return self._serve_alone(model, now)
@@ -135,9 +136,9 @@ class RemoteLine:
         return self._serve_alone(model, now)
 
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
-        """The caller is gone, waiting or running. An unknown id changes nothing."""
+        """The caller is gone, waiting or running; what it has produced counts. An unknown id changes nothing."""
         if self._withdraw(request_id) is None:
-            return self.on_done(request_id, now)
+            return self.on_done(request_id, now, None, self._running.produced(request_id))
         return []
 
     def on_done(
@@ -318,7 +319,7 @@ class RemoteLine:
             case Closed(engine):
                 again = self._closing.pop(engine, None)
                 if again is not None:
-                    return self.reach(again[0], engine, again[1], now)
+                    return self.reach(again[0], engine, again[1], now, once=again[2])
         return []
 
     def _granted(self, ticket: str, engine: str, now: float) -> list[Action]:
@@ -333,6 +334,7 @@ class RemoteLine:
             self._wait(Waiting(waiting.model, replace(arrival, accepted=True), waiting.arrived_s), now)
             return []
         self._running.begin_there(waiting, engine)
+        self._took(waiting.model, engine)
         self.granted_there += 1
         return [Grant(arrival.request_id, engine, now - waiting.arrived_s)]
 
@@ -343,8 +345,15 @@ class RemoteLine:
         engine = None if now >= self._good_until else self._running.begin_here(waiting)
         if engine is None:
             return None
+        self._took(waiting.model, engine)
         self.granted_here += 1
         return Grant(waiting.request_id, engine, now - waiting.arrived_s)
+
+    def _took(self, model: str, engine: str) -> None:
+        """A request was handed to an engine; it closes behind the only one that it takes."""
+        if self._accounts.was_last(engine) and self._accounts.reach(model, engine, False):
+            self._link.put(Reach(model, engine, False))
+            self._running.touched.add(engine)
 
     def _serve_alone(self, model: str, now: float) -> list[Action]:
         """Grant to who waits, in order, while the actor cannot."""

@@ -1,0 +1,252 @@
+"""Three routers, one engine of few slots, one line: one order, and a router that is killed costs nobody else anything.
+
+Moments are those of the receipts, of one monotonic clock, since all routers are on this machine. The trickle, which
+lets lower classes pass on purpose, is switched off (`trickle_share: 0`), and who was lifted a class is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e import stack as stacks
+from tests.e2e.observe import FILL_S, IDLE_S, Observer, within
+from tests.e2e.stack import PEOPLE_KEY, REQUEST_TIMEOUT_S, Stack
+from tests.e2e.test_explain import routers
+from tests.e2e.test_operations import HTTP_PROCESSES
+from tests.requires import requires
+
+MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
+TOKENS = 24  # 0.12 s of the engine's time: 33 requests a second
+LONGER = 60  # 0.3 s: 13 a second
+CONFIG: dict[str, Any] = {
+    "models": [
+        {"name": MODEL, "engine": "simulated", "max_num_seqs": SLOTS, "simulated": {"decode_step_s": 0.005}},
+    ],
+    "router": {"replicas": ROUTERS},
+    "admission": {"max_queued": 1000, "trickle_share": 0.0},
+    "auth": {"keys": [{"key": PEOPLE_KEY, "tenant": "people", "max_class": "high", "admin": True}]},
+}
+RANK = {"low": 0, "normal": 1, "high": 2}
+EXCHANGE_S = 0.5  # one exchange is a few milliseconds; a process of three may be kept waiting by a busy machine
+MIXED, MIXED_PER_S = 120, 60.0  # far more than the engine serves, and less than the client can send
+EQUAL = 60  # requests in each of two groups
+SIGMAS = 4.0  # a fair order fails once in 16,000 runs
+QUEUED = 40  # requests that each router has when one is killed
+RETRIES = 8  # of the SDK: half a second, doubled each time, up to 8 s
+GAP_S = 10.0  # a dead router's slots are back after 4.5 s; the rest is for a busy machine
+RESTART_S = 60.0  # of a router, which takes some seconds
+BURST_S = 10.0  # for a request that needs every slot at once, and so waits for all credit to come back
+ID_HEADER = "x-serve-app-request-id"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A request by its receipt."""
+
+    group: str
+    level: str
+    arrived: float
+    granted: float
+    lifted: bool
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    requires("linux")
+    with stacks.own(tmp_path_factory.mktemp("three"), CONFIG, "three") as started:
+        all_routers(started)
+        yield started
+
+
+def all_routers(there: Stack) -> list[Stack]:
+    """Each router by its own port, once all of them are there."""
+    within(RESTART_S, lambda: len(routers(there)), ROUTERS, "routers")
+    return routers(there)
+
+
+@asynccontextmanager
+async def clients(found: Sequence[Stack]) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """A client of each router."""
+    limits = httpx.Limits(max_connections=None)
+    opened = [
+        httpx.AsyncClient(base_url=one.base_url, headers=one.headers(), timeout=REQUEST_TIMEOUT_S, limits=limits)
+        for one in found
+    ]
+    try:
+        yield opened
+    finally:
+        await asyncio.gather(*(one.aclose() for one in opened))
+
+
+async def ask(client: httpx.AsyncClient, **more: Any) -> str:
+    """A completion; returns the request's id."""
+    body = {"model": MODEL, "prompt": "The river", "max_tokens": TOKENS} | more
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.headers[ID_HEADER]
+
+
+async def receipts(client: httpx.AsyncClient, groups: dict[str, str]) -> list[Served]:
+    """The receipts of requests, by id and group."""
+    answers = await asyncio.gather(*(client.get(f"/admin/requests/{request_id}") for request_id in groups))
+    found = []
+    for answer, group in zip(answers, groups.values(), strict=True):
+        told = answer.json()
+        granted = told["arrived"] + told["wait_s"]
+        found.append(Served(group, told["request_class"], told["arrived"], granted, told["lifted"]))
+    return found
+
+
+async def served(there: Stack, plan: Sequence[tuple[str, dict[str, Any]]], per_s: float | None) -> list[Served]:
+    """Requests of these groups, through all routers in turn; all at once, or so many a second."""
+    async with clients(all_routers(there)) as opened:
+        asked: list[Awaitable[str]] = []
+        for client, (_, more) in zip(itertools.cycle(opened), plan, strict=False):
+            asked.append(asyncio.create_task(ask(client, **more)))
+            await asyncio.sleep(0.0 if per_s is None else 1.0 / per_s)
+        ids = await asyncio.gather(*asked)
+        return await receipts(opened[0], dict(zip(ids, (group for group, _ in plan), strict=True)))
+
+
+def passed(found: Sequence[Served]) -> list[tuple[Served, Served, float]]:
+    """Who was granted while one of a higher class had waited for longer than an exchange: both, and for how long."""
+    fair = [one for one in found if not one.lifted]
+    return [
+        (lower, higher, lower.granted - higher.arrived)
+        for lower, higher in itertools.product(fair, fair)
+        if RANK[lower.level] < RANK[higher.level] and higher.arrived + EXCHANGE_S < lower.granted < higher.granted
+    ]
+
+
+def rank_gap(found: Sequence[Served], first: str, second: str) -> float:
+    """By how much the mean ranks of two groups in the order of grants differ, in standard deviations of that difference
+    over all permutations, which is what a fair order is one of."""
+    order = sorted(found, key=lambda one: one.granted)
+    ranks = {name: [rank for rank, one in enumerate(order) if one.group == name] for name in (first, second)}
+    (one, other), count = ranks.values(), len(order)
+    deviation = math.sqrt(count * (count + 1) / 12 * (1 / len(one) + 1 / len(other)))
+    return (sum(other) / len(other) - sum(one) / len(one)) / deviation
+
+
+def test_no_router_grants_a_lower_class_while_a_higher_one_has_waited_for_an_exchange_anywhere(there: Stack) -> None:
+    draw = random.Random(1)
+    plan = [(level, {"priority": level, "max_tokens": LONGER}) for level in draw.choices(list(RANK), k=MIXED)]
+    found = asyncio.run(served(there, plan, MIXED_PER_S))
+    waits = {level: [one.granted - one.arrived for one in found if one.level == level] for level in RANK}
+    most = {level: max(spans) for level, spans in waits.items()}
+    print(f"longest waits {most}")
+    assert most["low"] > 2 * EXCHANGE_S, "the line was never longer than what is allowed: this shows nothing"
+    assert passed(found) == []
+    assert rank_gap(found, "high", "low") > SIGMAS
+
+
+def test_groups_of_equal_class_are_served_alike(there: Stack) -> None:
+    """The control: the same class by other words, in a drawn order; the measure is the one that tells high from low."""
+    plan: list[tuple[str, dict[str, Any]]] = [("word", {"priority": "normal"}), ("tier", {"service_tier": "default"})]
+    plan = plan * EQUAL
+    random.Random(2).shuffle(plan)
+    found = asyncio.run(served(there, plan, None))
+    assert {one.level for one in found} == {"normal"}
+    gap = rank_gap(found, "word", "tier")
+    print(f"mean ranks differ by {gap:+.2f} standard deviations")
+    assert abs(gap) < SIGMAS
+
+
+def process(there: Stack, router: Stack) -> int:
+    """Of the router with this address."""
+    assert there.cluster is not None
+    port = int(router.base_url.rsplit(":", 1)[1])
+    (pid,) = {one.pid for one in there.cluster.listeners() if one.port == port and one.process == HTTP_PROCESSES[-1]}
+    return pid
+
+
+class Ends:
+    """When requests ended."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    async def note(self, request: Awaitable[Any]) -> None:
+        await request
+        self.at.append(time.monotonic())
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max((after - before for before, after in itertools.pairwise(sorted(self.at))), default=0.0)
+
+
+def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leaves_nothing(there: Stack) -> None:
+    first, second, victim = all_routers(there)
+    pid, looks_at = process(there, victim), Observer(victim)
+    attempts = 0
+
+    async def attempted(request: httpx.Request) -> None:
+        nonlocal attempts
+        attempts += 1
+
+    async def scenario() -> Ends:
+        ends = Ends()
+        hooks: Any = {"request": [attempted]}
+        async with (
+            clients([first, second]) as others,
+            httpx.AsyncClient(event_hooks=hooks, timeout=REQUEST_TIMEOUT_S) as http,
+            there.async_client(max_retries=RETRIES, http_client=http) as sdk,
+        ):
+            by_sdk = [sdk.completions.create(model=MODEL, prompt="a", max_tokens=TOKENS) for _ in range(2 * QUEUED)]
+            asked = [asyncio.create_task(ends.note(one)) for one in by_sdk]
+            await asyncio.to_thread(
+                within, FILL_S, lambda: looks_at.waiting(MODEL) > 2, True, "some wait at the victim"
+            )
+            asked += [asyncio.create_task(ends.note(ask(one))) for _ in range(QUEUED) for one in others]
+            await asyncio.sleep(0.2)  # so that they are in line
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.gather(*asked)
+        return ends
+
+    ends = asyncio.run(scenario())
+    print(
+        f"{len(ends.at)} requests in {attempts} attempts of the SDK and {2 * QUEUED} more; "
+        f"the longest time in which none ended was {ends.longest_gap_s:.1f} s"
+    )
+    assert len(ends.at) == 4 * QUEUED
+    assert attempts > 2 * QUEUED, "nobody was at the router that was killed: this shows nothing"
+    assert ends.longest_gap_s < GAP_S
+
+    now = all_routers(there)
+    for router in now:
+        Observer(router).wait_idle(MODEL)
+    within(IDLE_S, lambda: held_beyond_credit(there), [], "tokens that no router needs")
+    for router in now:
+        began = time.monotonic()
+        answer = router.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2, "n": SLOTS})
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["choices"]) == SLOTS
+        assert time.monotonic() - began < BURST_S
+
+
+def held_beyond_credit(there: Stack) -> list[str]:
+    """What is held of the engine by others than the routers that are there, or by them beyond what is credit."""
+    answer = there.get("/admin/quota")
+    if answer.status_code != 200:
+        return [answer.text]
+    wrong = []
+    for engine in answer.json()["engines"]:
+        shares = engine["kv_tokens_by_router"]
+        most = 2 * (engine["kv_tokens"] // (2 * ROUTERS))  # given back above twice the spare credit
+        wrong += [f"{name} has {tokens}" for name, tokens in shares.items() if tokens > most]
+        if len(shares) > ROUTERS:
+            wrong.append(f"{sorted(shares)} are more than {ROUTERS}")
+    return wrong

@@ -1,0 +1,229 @@
+"""One line over a bad network: words lost, repeated and overtaken, an actor that stands still or dies in the middle.
+
+Whatever happens, nobody begins where there is no place, everybody is served once, and in the end both ends count alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from serve_app import shared_line
+from serve_app.core.exchange import remote
+from serve_app.core.memory import quota
+from serve_app.core.memory.budgets import FENCE_S
+from serve_app.core.memory.grants import OWNER_TTL_S
+from serve_app.shared_line import BEAT_S
+from serve_app.types import RequestClass
+from tests.shells.fake_engines import until
+from tests.shells.fake_quota import SOON_S, Away, Caller, FakeQuota, at_rest, fleet, run, spoken
+
+SLOTS = 4
+CLIENTS, TURNS = 24, 8
+LEVELS = list(RequestClass)
+HOLD_S = 0.004
+PRODUCTION = {  # silences as they are
+    (quota, "OWNER_TTL_S"): OWNER_TTL_S,
+    (remote, "FENCE_S"): FENCE_S,
+    (shared_line, "ANSWER_S"): FENCE_S,
+    (shared_line, "BEAT_S"): BEAT_S,
+}
+
+
+class Room:
+    """What really runs on the engine."""
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.served: Counter[str] = Counter()
+
+    async def use(self, caller: Caller, name: str, level: RequestClass, draw: random.Random) -> None:
+        """One request from its arrival to its end; now and then its client leaves first."""
+        asked = caller.asking(name, level, tenant=draw.choice("abc"))
+        if draw.random() < 0.2:
+            await asyncio.wait({asked}, timeout=draw.random() * 2 * HOLD_S)
+            asked.cancel()
+            await asyncio.wait({asked})
+            if asked.cancelled():
+                return
+        await asked
+        self.served[name] += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        caller.end.progress(name, draw.randrange(5))
+        if draw.random() < 0.2:
+            caller.end.grow(name, 16)
+        await asyncio.sleep(draw.random() * HOLD_S)
+        self.running -= 1
+        caller.done(name, draw.randrange(9))
+
+    async def clients(self, callers: list[Caller], seed: int) -> None:
+        async def client(number: int) -> None:
+            draw = random.Random(f"{seed}.{number}")
+            for turn in range(TURNS):
+                caller = draw.choice(callers)
+                await self.use(caller, f"{number}.{turn}", draw.choice(LEVELS), draw)
+
+        await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+
+
+def bad_network(actor: FakeQuota, kind: str, seed: int) -> None:
+    draw = actor.network.draw = random.Random(seed)
+    if kind in ("lost", "all"):
+        actor.network.lost = 0.1
+    if kind in ("repeated", "all"):
+        actor.network.repeated = 0.3
+    if kind in ("overtaken", "all"):
+        actor.network.delay_s = lambda: draw.random() ** 4 * 0.05
+
+
+@pytest.mark.parametrize("kind", ["lost", "repeated", "overtaken", "all"])
+def test_a_bad_network_costs_time_and_nothing_else(kind: str) -> None:
+    async def scenario() -> None:
+        actor, room = FakeQuota(r1=SLOTS), Room()
+        async with fleet(actor, 3) as callers:
+            bad_network(actor, kind, seed=7)
+            await asyncio.wait_for(room.clients(callers, seed=7), 40.0)
+            actor.network.lost = actor.network.repeated = 0.0
+            assert room.most <= SLOTS
+            assert set(room.served.values()) == {1}
+            assert all(sum(one.shared.granted) > CLIENTS * TURNS / 10 for one in callers)
+            await at_rest(actor, *callers)
+
+    run(scenario)
+
+
+def test_answers_that_come_in_the_opposite_order_are_taken_in_their_own() -> None:
+    """As many as may be on their way at once; the last question has its answer first."""
+
+    async def scenario() -> None:
+        actor, order = FakeQuota(r1=SLOTS), []
+        async with fleet(actor, 2, order) as (first, second):
+            held = [await asyncio.wait_for(first.granted(f"holder {n}"), SOON_S) for n in range(SLOTS)]
+            assert len(held) == SLOTS
+            order.clear()
+            kept: list[asyncio.Future[None]] = []
+            exchange = second.shared._speak
+
+            async def kept_back(told):  # type: ignore[no-untyped-def]
+                reply = await exchange(told)
+                mine = asyncio.get_running_loop().create_future()
+                kept.append(mine)
+                if len(kept) == 4:
+                    for one in reversed(kept):
+                        one.set_result(None)
+                        await asyncio.sleep(0)
+                await mine
+                return reply
+
+            second.shared._speak = kept_back
+            first.done("holder 0")
+            asked = []
+            for number in range(8):
+                asked.append(second.asking(f"{number}"))
+                await asyncio.sleep(0.002)
+            second.shared._speak = exchange
+            for number in range(1, SLOTS):
+                first.done(f"holder {number}")
+            for number, task in enumerate(asked):
+                await asyncio.wait_for(task, SOON_S)
+                second.done(f"{number}")
+            assert len(kept) >= 4
+            assert order == [f"{number}" for number in range(8)]
+            await at_rest(actor, first, second)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("how", ["stands still", "dies"])
+def test_an_actor_that_comes_and_goes_under_load_loses_and_doubles_nobody(how: str) -> None:
+    async def scenario() -> None:
+        actor, room = FakeQuota(r1=SLOTS), Room()
+        async with fleet(actor, 3) as callers:
+            load = asyncio.create_task(room.clients(callers, seed=11))
+            for pause_s in (0.1, 1.4) if how == "stands still" else (0.0, 0.2):
+                await asyncio.sleep(0.05)
+                if how == "stands still":
+                    with actor.standing_still():
+                        await asyncio.sleep(pause_s)  # the span under test; the second is longer than a question lasts
+                else:
+                    actor.die()
+                    await asyncio.sleep(pause_s)  # the span under test
+                    actor.start()
+                    await spoken(*callers)
+            await asyncio.wait_for(load, 40.0)
+            assert room.most <= SLOTS
+            assert set(room.served.values()) == {1}
+            await at_rest(actor, *callers)
+
+    run(scenario)
+
+
+@pytest.mark.long
+def test_an_actor_that_stands_still_for_three_seconds_costs_three_seconds() -> None:
+    """With production's silences: three seconds are less than a question lasts, so that nobody is told anything."""
+
+    async def scenario() -> None:
+        actor, room = FakeQuota(r1=SLOTS), Room()
+        async with fleet(actor, 3) as callers:
+            load = asyncio.create_task(room.clients(callers, seed=13))
+            await asyncio.sleep(0.05)
+            with actor.standing_still():
+                await asyncio.sleep(3.0)  # the span under test
+                assert not load.done()
+                assert not any(one.shared.alone for one in callers)
+            await asyncio.wait_for(load, 40.0)
+            assert room.most <= SLOTS
+            assert set(room.served.values()) == {1}
+            await at_rest(actor, *callers)
+
+    run(scenario, PRODUCTION)
+
+
+def test_no_question_is_repeated_faster_than_its_pause_while_nobody_answers() -> None:
+    async def scenario() -> None:
+        actor = FakeQuota(r1=1)
+        async with fleet(actor, 1) as (caller,):
+            await asyncio.wait_for(caller.granted("holder"), SOON_S)
+            actor.die()
+            await until(lambda: caller.shared.alone, SOON_S, "it knows")
+            asked = [caller.asking(f"{n}") for n in range(50)]
+            before = sum(actor.calls.values())
+            for n in range(10):
+                asked[n].cancel()
+                await asyncio.sleep(0.05)  # bound: half a second in which events would like to be told
+            calls = sum(actor.calls.values()) - before
+            assert calls <= 2 * 0.5 / 0.05 + 4, "two questions a pause, at most"
+            actor.start()
+            caller.done("holder")
+            for n in range(10, 50):
+                await asyncio.wait_for(asked[n], SOON_S)
+                caller.done(f"{n}")
+            await at_rest(actor, caller)
+
+    run(scenario)
+
+
+def test_an_actor_that_fails_at_one_word_is_left_alone_for_a_pause_and_hears_it_again() -> None:
+    async def scenario() -> None:
+        actor = FakeQuota(r1=2)
+        async with fleet(actor, 1) as (caller,):
+            exchange, failures = caller.shared._speak, []
+
+            async def fails(told):  # type: ignore[no-untyped-def]
+                if len(failures) < 3:
+                    failures.append(told)
+                    raise Away("an error of its own")
+                return await exchange(told)
+
+            caller.shared._speak = fails
+            names = [f"{n}" for n in range(6)]
+            served = [asyncio.create_task(caller.run(name)) for name in names]
+            await asyncio.wait_for(asyncio.gather(*served), SOON_S)
+            assert len(failures) == 3
+            await at_rest(actor, caller)
+
+    run(scenario)
