@@ -23,7 +23,7 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
             "free_bytes": use.free_bytes,
             "percent": round(100 * use.held_bytes / max(1, use.device.capacity_bytes), 1),
         }
-        for use in core.memory.ledger.devices()
+        for use in core.ledger.devices()
     ]
     return {
         "epoch": core.epoch,
@@ -32,14 +32,14 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
         "reserved_bytes": sum(one["reserved_bytes"] for one in devices),
         "granted_bytes": sum(one["granted_bytes"] for one in devices),
         "free_bytes": sum(one["free_bytes"] for one in devices),
-        "fragmentation": round(core.placing.relocation.fragmentation(), 4),
+        "fragmentation": round(core.relocation.fragmentation(), 4),
         "fragmentation_by_node": {
             node: round(fragmentation([one["free_bytes"] for one in devices if one["node"] == node]), 4)
             for node in sorted({one["node"] for one in devices})
         },
-        "draining": core.memory.grants.leaving(),
+        "draining": core.grants.leaving(),
         "devices": devices,
-        "engines": [_engine(core, lease) for lease in core.memory.ledger.leases(Kind.ENGINE)],
+        "engines": [_engine(core, lease) for lease in core.ledger.leases(Kind.ENGINE)],
         "waiting": [
             {
                 "replica": one.owner,
@@ -51,7 +51,7 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
                 "waits_s": round(one.waits_s, 1),
                 "why": one.why,
             }
-            for one in core.memory.grants.blocked(now)
+            for one in core.grants.blocked(now)
         ],
         "kept": [
             {
@@ -61,9 +61,9 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
                 "replica": one.replica,
                 "after": one.after,
             }
-            for one in core.memory.grants.berths.all()
+            for one in core.grants.berths.all()
         ],
-        "short": [{"model": model, "why": why} for model, why in sorted(core.memory.starts.notes(now).items())],
+        "short": [{"model": model, "why": why} for model, why in sorted(core.starts.notes(now).items())],
         "alarms": [
             {
                 "replica": one.owner,
@@ -72,7 +72,7 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
                 "granted_bytes": one.granted_bytes,
                 "measured_bytes": one.measured_bytes,
             }
-            for one in core.memory.grants.alarms()
+            for one in core.grants.alarms()
         ],
         "sessions": [
             {
@@ -83,13 +83,13 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
                 "asked": one.given,
                 "expires_in_s": round(one.expires_at - now, 1),
             }
-            for one in core.memory.sessions.all(now)
+            for one in core.sessions.all(now)
         ],
         "sessions_waiting": [
             {"session": one.session_id, "model": one.model, "tokens": one.tokens}
-            for one in core.memory.sessions.waiting()
+            for one in core.sessions.waiting()
         ],
-        "overdrawn_tokens": core.memory.shares.overdrawn_tokens,
+        "overdrawn_tokens": core.shares.overdrawn_tokens,
     }
 
 
@@ -100,10 +100,10 @@ def _whole(measured: tuple[int | None, ...]) -> int | None:
 
 
 def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
-    told = core.memory.grants.told(lease.lease_id)
+    told = core.grants.told(lease.lease_id)
     held = dict.fromkeys((Kind.SHARE, Kind.SESSION), 0)
     shares: dict[str, int] = {}
-    for child in core.memory.ledger.on(lease.lease_id):
+    for child in core.ledger.on(lease.lease_id):
         held[child.kind] = held.get(child.kind, 0) + child.amount
         if child.kind is Kind.SHARE:
             shares[child.owner] = child.amount
@@ -118,6 +118,6 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
         "kv_tokens_routers": held[Kind.SHARE],
         "kv_tokens_by_router": shares,
         "kv_tokens_sessions": held[Kind.SESSION],
-        "kv_tokens_used": core.memory.shares.used(lease.lease_id),
-        "kv_tokens_free": core.memory.ledger.free(lease.lease_id),
+        "kv_tokens_used": core.shares.used(lease.lease_id),
+        "kv_tokens_free": core.ledger.free(lease.lease_id),
     }

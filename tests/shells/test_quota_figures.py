@@ -65,7 +65,7 @@ def test_what_is_used_beyond_the_grant_is_an_alarm(core: Quota) -> None:
 
 @pytest.mark.parametrize(("measured", "shown"), [((5,), 5), ((None,), None), ((), None)])
 def test_what_could_not_be_measured_is_not_shown_as_nothing(core: Quota, measured: Any, shown: int | None) -> None:
-    told = core.memory.grants.told("e")
+    told = core.grants.told("e")
     assert told is not None
     core.on_engine(replace(told, measured_bytes=measured), 1.0)
     assert figures(core, 2.0)["engines"][0]["measured_bytes"] == shown

@@ -39,7 +39,7 @@ class Actor:
 
     @property
     def free(self) -> int:
-        return self.core.memory.ledger.free(NAME)
+        return self.core.ledger.free(NAME)
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
