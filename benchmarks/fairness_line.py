@@ -179,9 +179,10 @@ def capacity(lengths: Sequence[Lengths], shape: Shape, span_s: float, seed: int 
     The first third of the span is not counted: the batch fills and the estimates are learned in it.
     """
     draw = random.Random(seed)
-    chosen = [draw.choice(lengths) for _ in range(int(span_s * shape.slots / shape.decode_step_s / MANY_STEPS))]
+    short_s = span_s / 10  # for a first guess
+    chosen = [draw.choice(lengths) for _ in range(int(short_s * shape.slots / shape.decode_step_s / MANY_STEPS))]
     at_once = [request(draw, 0.0, "all", one.prompt, one.output) for one in chosen]
-    about = _ended_per_s(play(at_once, FIFO, shape, span_s), span_s)
+    about = _ended_per_s(play(at_once, FIFO, shape, short_s), short_s)
     more = arrivals(seed, lengths, {"all": 1.0}, OVERLOADED * about, span_s)
     return _ended_per_s(play(more, FIFO, shape, span_s), span_s)
 
