@@ -86,8 +86,7 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
             for one in core.sessions.all(now)
         ],
         "sessions_waiting": [
-            {"session": one.session_id, "model": one.model, "tokens": one.tokens}
-            for one in core.sessions.waiting()
+            {"session": one.session_id, "model": one.model, "tokens": one.tokens} for one in core.sessions.waiting()
         ],
         "overdrawn_tokens": core.shares.overdrawn_tokens,
     }
