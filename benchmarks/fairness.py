@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -44,12 +45,13 @@ from benchmarks.fairness_real import QUICK_REAL, REAL, RealPlan, on_vllm
 from benchmarks.fairness_trace import Lengths, azure_lengths, skewed, two_clients
 from benchmarks.lines import write_json
 from benchmarks.stats import shorten
+from benchmarks.throughput import on_terminate
 
 TWO, MANY = "two clients", "27 clients"
 OVERLOAD = {TWO: 2.6, MANY: 1.25}  # VTC's: 4.5 requests/s where 1.7 are served; 753 s to serve the 600 s of its trace
 LENGTH_S, WARM_S = 600.0, 60.0  # VTC's real trace has ten minutes; estimates are learned in the first one
 CAPACITY_S = 900.0  # 600 s of it are counted: a thousand requests
-SEEDS, QUICK_SEEDS = 8, 2
+SEEDS, QUICK_SEEDS = 5, 2
 BARS = {
     "service_ratio": 1.05,
     "max_diff_over_rate": 0.29,
@@ -221,6 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 when figures were got, whatever they are; 1 when they could not be."""
     plan, given = plan_of(sys.argv[1:] if arguments is None else arguments)
     console = Console(stderr=True, width=140, highlight=False)
+    signal.signal(signal.SIGTERM, on_terminate)
     conditions = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.fairness_metric import Answer, Floats, accumulated, clients_of
 
 PANEL_WIDTH, PANEL_HEIGHT = 360, 240
-LEFT, TOP, BOTTOM, GAP = 62, 34, 40, 24
+LEFT, TOP, BOTTOM, GAP = 62, 34, 40, 44
 POINTS = 121  # a point every five seconds of ten minutes: finer than the eye sees here
 COLOURS = ("#d95f02", "#1b6ca8", "#1b9e77", "#7570b3", "#666666")
 STYLE = "text{font:12px sans-serif;fill:#222}.t{font-weight:bold}.g{stroke:#ddd}polyline{fill:none;stroke-width:1.6}"
