@@ -140,14 +140,14 @@ class Attempts:
             logger.warning("request %s waits again: %s", arrival.request_id, error.message)
             return True
 
-        avoid, pause_s = None, PAUSE_S
+        asked, avoid, pause_s = arrival, None, PAUSE_S
         while True:
             check_open()
-            aim = self._aim(arrival, key, avoid)
+            aim = self._aim(asked, key, avoid)
             affinity = None if aim is None else aim.replica_id
-            budget = Budget(arrival, self._info(), trail.most_tokens, trail.sequences)
+            budget = Budget(asked, self._info(), trail.most_tokens, trail.sequences)
             arrival = dataclasses.replace(
-                arrival, affinity=affinity, accepted=avoid is not None, cost_tokens=budget.tokens
+                asked, affinity=affinity, accepted=avoid is not None, cost_tokens=budget.tokens
             )
             async with self._slot(arrival) as granted:
                 try:

@@ -29,6 +29,7 @@ logger = logging.getLogger("ray.serve")
 
 BEAT_S = 1.0  # between words when there is nothing to say
 REPORT_S = 0.1  # what running requests have produced is told so often: fair order needs no more
+REPORT_EACH_S = 0.0005  # and no more than 2,000 words of it a second come from one router, however many run
 CALLS = 4  # messages on their way at once; more would only make smaller ones
 ANSWER_S = FENCE_S  # an answer that comes later is good for nothing
 RETRY_S = 0.25  # after an error; Ray needs seconds to start the actor again
@@ -196,7 +197,7 @@ class SharedLine:
 
     async def _report(self) -> None:
         while True:
-            await asyncio.sleep(REPORT_S)
+            await asyncio.sleep(max(REPORT_S, REPORT_EACH_S * self._remote.running))
             if self._remote.has_sums or time.monotonic() >= self._said_at + BEAT_S:
                 self._send(beat=True)
 

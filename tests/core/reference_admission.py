@@ -213,13 +213,20 @@ class Reference:
         if not others:
             self.credit[level] = 0.0
         if not any(r.tenant == request.tenant for r in others):
-            lowest = [self.served[level, r.tenant] for r in others]
-            if level in self.last_tenant and not lowest:
-                lowest = [self.served[level, self.last_tenant[level]]]
-            self.served[of] = max([self.served.get(of, 0.0), min(lowest, default=0.0)])
+            self.served[of] = max(self.served.get(of, 0.0), self.floor(level))
         request.status, request.level, request.entered = "waiting", level, self.tick()
         if not any(r.tenant == request.tenant for r in others):
             self.since[of] = request.entered
+
+    def floor(self, level: int) -> float:
+        """What a tenant begins with that comes, or comes back, to a level."""
+        lowest = [self.served[level, r.tenant] for r in self.waiting(level)]
+        if level in self.last_tenant and not lowest:
+            lowest = [self.served[level, self.last_tenant[level]]]
+        return min(lowest, default=0.0)
+
+    def busy(self, level: int) -> bool:
+        return bool(self.waiting(level)) or any(r.level == level for r in self.running())
 
     def leave(self, request: Request, status: str) -> None:
         request.status = status
@@ -229,9 +236,10 @@ class Reference:
 
     def rest(self, level: int) -> None:
         """Nobody of a level waits or runs: all counters start over."""
-        if not self.waiting(level) and not any(r.level == level for r in self.running()):
+        if not self.busy(level):
             self.last_tenant.pop(level, None)
             self.served = {of: tokens for of, tokens in self.served.items() if of[0] != level}
+            self.since = {of: number for of, number in self.since.items() if of[0] != level}
 
     def refuse(self, request: Request, reason: str) -> None:
         if request.status == "waiting":
@@ -240,7 +248,11 @@ class Reference:
         self.refusals.append((request.arrival.request_id, reason))
 
     def charge(self, request: Request, tokens: float) -> None:
-        self.served[request.level, request.tenant] += tokens / self.policy.weight(request.tenant)
+        amount = tokens / self.policy.weight(request.tenant)
+        self.served[request.level, request.tenant] += amount
+        home = int(request.arrival.request_class)
+        if request.level != home and self.busy(home):  # it was lifted: its own class counts it, too
+            self.served[home, request.tenant] = self.served.get((home, request.tenant), self.floor(home)) + amount
 
     def stop(self, request: Request, prompt: int, output: int) -> None:
         self.charge(request, prompt - request.prompt + 2 * (output - request.output))
@@ -339,8 +351,9 @@ class Reference:
         heads = {
             level: next((r for r in self.firsts(level) if self.possible(r)), None) for level in reversed(range(CLASSES))
         }
-        due = [level for level, head in heads.items() if head is not None and self.credit[level] >= head.cost]
-        for level, only_head in [(level, True) for level in due] + [(level, False) for level in heads]:
+        order = self.in_turn({level: head for level, head in heads.items() if head is not None})
+        due = [level for level in order if self.credit[level] >= heads[level].cost]  # type: ignore[union-attr]
+        for level, only_head in [(level, True) for level in due] + [(level, False) for level in order]:
             head = heads[level]
             if head is None:
                 continue
@@ -355,6 +368,24 @@ class Reference:
                     if found := self.place(request, opened):
                         return request, found
         return None
+
+    def in_turn(self, heads: dict[int, Request]) -> list[int]:
+        """The levels, highest first; one in which all were lifted comes after their own if fair order there says so."""
+        order = sorted(heads, reverse=True)
+        for above in heads:
+            home = above - 1
+            if home not in heads or any(r.arrival.request_class == above for r in self.waiting(above)):
+                continue
+            lifted, head = heads[above].tenant, heads[home]
+            if head.arrival.request_class != home or (home, lifted) not in self.served:
+                continue
+
+            def key(tenant: str, level: int = home) -> tuple[bool, float, int]:
+                return not self.owed(tenant), self.served[level, tenant], self.since.get((level, tenant), 0)
+
+            if key(head.tenant) < key(lifted):
+                order[order.index(above)], order[order.index(home)] = home, above
+        return order
 
     def place(self, request: Request, opened: set[str]) -> str:
         fits = {replica for replica in opened if self.fits(request, replica)}

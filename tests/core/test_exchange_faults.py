@@ -275,14 +275,14 @@ def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None
 def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None:
     world = connected(slots=2, routers=2)
     running = full(world)
-    waits = world.arrive("r0", HIGH)
+    waits, leaves = world.arrive("r0", HIGH), world.arrive("r0", LOW)
     world.settle(2)
     line, places = world.routers["r0"].line, world.quota.lines._places
-    line.grow(running[0], 5)  # a word at which the actor fails
+    world.cancel("r0", f"q{leaves.number}")  # a word at which the actor fails
     world.finish("r0", running[1])
     told = line.next_exchange(world.now)
     assert told is not None
-    with mock.patch.object(places, "grow", side_effect=RuntimeError("no luck")), pytest.raises(RuntimeError):
+    with mock.patch.object(places, "cancel", side_effect=RuntimeError("no luck")), pytest.raises(RuntimeError):
         world.deliver(Message("r0", world.now, told))
     world.perform(world.routers["r0"], line.on_lost(world.now))
     world.settle(4)

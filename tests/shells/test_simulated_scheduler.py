@@ -37,6 +37,13 @@ def test_first_token_follows_the_prefill_and_the_others_a_step_each() -> None:
     assert (batch.steps, batch.generated_tokens, batch.prompt_tokens, batch.kv_used) == (3, 3, 51, 0)
 
 
+def test_each_running_sequence_lengthens_a_step() -> None:
+    batch = scheduler(sequence_step_s=0.002)
+    batch.add(Sequence(prompt_tokens=1, max_tokens=1), now=5.0)
+    batch.add(Sequence(prompt_tokens=1, max_tokens=2), now=5.0)
+    assert [time for time, _, _ in run_to_end(batch)] == pytest.approx([5.014, 5.014, 5.026])
+
+
 def test_prefill_alone_ends_without_a_token() -> None:
     batch = scheduler()
     sequence = Sequence(prompt_tokens=51, max_tokens=0)

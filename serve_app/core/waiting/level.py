@@ -193,6 +193,11 @@ class Level:
         self._first = None
         self.changes += 1
 
+    def before(self, one: str, other: str) -> bool:
+        """Whether fair order puts a tenant before another; not where the class does not know one of them."""
+        first, second = self.lanes.get(one), self.lanes.get(other)
+        return first is not None and second is not None and first.key < second.key
+
     def charge(self, lane: Lane, tokens: float) -> None:
         """Count weighted tokens of service for a tenant; negative: it was charged too much."""
         lane.counter += tokens / lane.weight

@@ -2,7 +2,8 @@
 
 A level is the class claimed, or, once a request has waited its class's bound, the class above; it enters there at the
 end of its tenant's requests, since the batch that has aged must not push in front of people who wait already. It is
-lifted once: a batch request never reaches the classes of people in a hurry.
+lifted once: a batch request never reaches the classes of people in a hurry. Being lifted is about the class above, not
+about its own: as long as nobody else waits up there, fair order between its class's tenants holds (`.running`).
 
 Invariant: a request is in every index or in none; what has left leaves nothing behind.
 """
@@ -44,6 +45,7 @@ class Line:
         self._entries = 0
         self.tokens = 0
         self.lifted = 0  # of those who wait
+        self.own = dict.fromkeys(RequestClass, 0)  # how many wait in the level they claimed
         self.claimed = dict.fromkeys(RequestClass, 0)  # how many wait, by the class they claimed
         self.claimed_tokens = dict.fromkeys(RequestClass, 0)
 
@@ -142,9 +144,11 @@ class Line:
         waiting.level, waiting.entry = level, self._entries
         tenant = waiting.arrival.tenant
         weight = self._weight(tenant)
+        self.own[level] += not waiting.lifted
         self.stages[level].add(waiting, weight, self._owed(tenant))
         self.sheddable[level].add(waiting, weight)
 
     def _leave(self, waiting: Waiting) -> None:
+        self.own[waiting.level] -= not waiting.lifted
         self.sheddable[waiting.level].remove(waiting)
         self.stages[waiting.level].remove(waiting)

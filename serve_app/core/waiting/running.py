@@ -1,7 +1,9 @@
 """What runs, and who runs next: the meeting of the line and the replicas.
 
 The order: first the classes whose trickle is due, each with its next request alone; then the classes from the highest
-down, each with its next request and, where that does not fit, with whoever behind it fits elsewhere.
+down, each with its next request and, where that does not fit, with whoever behind it fits elsewhere. Where all who wait
+at a level were lifted to it, nobody is there whom they had to be lifted for: then those of their class who were not go
+first if fair order says so. Else a tenant's long queue, once it has aged, would pass all that lighter ones ask for.
 
 Invariant: what runs is known to replicas, charges and shares alike, or to none of them.
 """
@@ -106,7 +108,7 @@ class Running:
 
     def _next(self) -> Waiting | None:
         line, capacity = self.line, self.capacity
-        heads = [(level, head) for level in line.levels() if (head := self._head(level)) is not None]
+        heads = self._in_turn([(level, head) for level in line.levels() if (head := self._head(level)) is not None])
         keeping: set[RequestClass] = set()
         for level, head in heads:
             if trickle.due(line.stages[level], head):
@@ -128,6 +130,16 @@ class Running:
                 return behind
         return None
 
+    def _in_turn(self, heads: list[tuple[RequestClass, Waiting]]) -> list[tuple[RequestClass, Waiting]]:
+        """Levels from the highest down, save where only lifted requests stand above others of their class."""
+        for at in range(1, len(heads)):
+            (above, lifted), (level, head) = heads[at - 1], heads[at]
+            if self.line.own[above] or lifted.arrival.request_class is not level or head.lifted:
+                continue
+            if self.line.stages[level].before(head.arrival.tenant, lifted.arrival.tenant):
+                heads[at - 1], heads[at] = heads[at], heads[at - 1]
+        return heads
+
     def _head(self, level: RequestClass) -> Waiting | None:
         """The first of a level that some replica could hold."""
         stage, possible = self.line.stages[level], self.capacity.possible
@@ -138,7 +150,8 @@ class Running:
 
     def _take(self, waiting: Waiting) -> str:
         arrival = waiting.arrival
-        self._service.begin(waiting, self.line.stages[waiting.level], self._policy.predict_output)
+        home = self.line.stages[arrival.request_class] if waiting.lifted else None
+        self._service.begin(waiting, self.line.stages[waiting.level], self._policy.predict_output, home)
         self.line.remove(arrival.request_id)
         replica_id = self.capacity.take(arrival.request_id, arrival.slots, arrival.cost, arrival.affinity)
         self.drain.granted(waiting.level, arrival.slots)

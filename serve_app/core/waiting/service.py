@@ -4,6 +4,9 @@ Weights and rules are VTC's (see `core.waiting.level`): an output token costs tw
 predicted output is charged at the start instead (the paper's variant with length prediction); what is produced beyond
 it is charged as it comes, and the end corrects either way.
 
+What was lifted is charged twice: in the class it was served in, among whose tenants it took a turn, and in its own,
+where its tenant has had so much more.
+
 Invariant: a request that has ended has charged its tenant exactly what is known of its use, and is forgotten.
 """
 
@@ -21,6 +24,7 @@ OUTPUT_WEIGHT = 2.0  # a token of output costs an engine step of its own; prices
 class _Run:
     level: Level
     lane: Lane
+    home: Level | None  # of its own class, if it was lifted out of that
     expected: int  # output tokens
     prompt: int  # charged
     output: int  # charged
@@ -33,15 +37,15 @@ class Service:
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
 
-    def begin(self, waiting: Waiting, level: Level, predict: bool) -> None:
-        """A request begins to run; it is still in its level."""
+    def begin(self, waiting: Waiting, level: Level, predict: bool, home: Level | None = None) -> None:
+        """A request begins to run; it is still in its level. `home`: that of its own class, where it was lifted."""
         arrival = waiting.arrival
         lane = level.begin(arrival.tenant)
         prompt = max(1, arrival.prompt_tokens)  # nothing is free: else a tenant of empty prompts would always be next
         expected = max(0, arrival.cost - prompt)
-        run = _Run(level, lane, expected, prompt, expected if predict else 0)
+        run = _Run(level, lane, home, expected, prompt, expected if predict else 0)
         self._runs[waiting.request_id] = run
-        level.charge(lane, INPUT_WEIGHT * run.prompt + OUTPUT_WEIGHT * run.output)
+        _charge(run, INPUT_WEIGHT * run.prompt + OUTPUT_WEIGHT * run.output)
 
     def progress(self, request_id: str, tokens: int) -> None:
         """So many more tokens of output. An unknown id changes nothing."""
@@ -52,7 +56,7 @@ class Service:
         beyond = run.produced - run.output
         if beyond > 0:
             run.output += beyond
-            run.level.charge(run.lane, OUTPUT_WEIGHT * beyond)
+            _charge(run, OUTPUT_WEIGHT * beyond)
 
     def done(self, request_id: str, prompt: int | None, output: int | None) -> None:
         """It has ended after this many tokens; None: nobody knows, so the estimate stands."""
@@ -66,5 +70,11 @@ class Service:
     def _end(self, request_id: str, prompt: int | None, output: int) -> None:
         run = self._runs.pop(request_id)
         more_prompt = 0 if prompt is None else max(1, prompt) - run.prompt
-        run.level.charge(run.lane, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * (output - run.output))
+        _charge(run, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * (output - run.output))
         run.level.end()
+
+
+def _charge(run: _Run, tokens: float) -> None:
+    run.level.charge(run.lane, tokens)
+    if run.home is not None:
+        run.home.charge_elsewhere(run.lane.tenant, run.lane.weight, run.lane.owed, tokens)

@@ -61,6 +61,7 @@ class SimulatedScheduler:
         kv_tokens: KV cache size.
         prefill_tokens_per_s: rate at which a step computes prompt tokens.
         decode_step_s: duration of a step beside its prefill.
+        sequence_step_s: by which each running sequence lengthens it: its KV cache is read, too.
         prefill_chunk_tokens: prompt tokens one step computes at most, beside one for each running sequence.
     """
 
@@ -71,12 +72,14 @@ class SimulatedScheduler:
         kv_tokens: int,
         prefill_tokens_per_s: float,
         decode_step_s: float,
+        sequence_step_s: float = 0.0,
         prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
     ) -> None:
         self.slots = slots
         self.kv_tokens = kv_tokens
         self._prefill_tokens_per_s = prefill_tokens_per_s
         self._decode_step_s = decode_step_s
+        self._sequence_step_s = sequence_step_s
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._running: list[Sequence] = []  # both lists in order of rank
         self._waiting: list[Sequence] = []
@@ -144,7 +147,8 @@ class SimulatedScheduler:
     def _begin_step(self, start: float) -> None:
         prefill = self._admit(self._continue_running())
         self._in_step = bool(self._running)
-        self.due = start + self._decode_step_s + prefill / self._prefill_tokens_per_s if self._in_step else None
+        step_s = self._decode_step_s + len(self._running) * self._sequence_step_s
+        self.due = start + step_s + prefill / self._prefill_tokens_per_s if self._in_step else None
 
     def _continue_running(self) -> int:
         """Plan the running sequences' tokens; returns the prefill tokens among them."""
