@@ -223,7 +223,8 @@ def test_an_actor_that_fails_at_one_word_is_left_alone_for_a_pause_and_hears_it_
             names = [f"{n}" for n in range(6)]
             served = [asyncio.create_task(caller.run(name)) for name in names]
             await asyncio.wait_for(asyncio.gather(*served), SOON_S)
-            assert len(failures) == 3
+            await until(lambda: len(failures) == 3, SOON_S, "it has failed three times")
+            await spoken(caller)
             await at_rest(actor, caller)
 
     run(scenario)
