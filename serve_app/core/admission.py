@@ -159,10 +159,11 @@ class Admission:
         """
         if slots < 0 or (kv_tokens is not None and kv_tokens < 0):
             raise ValueError(f"replica {replica_id!r}: slots is {slots}, kv_tokens {kv_tokens}")
-        self._drain.advance(max(now, self._now), self._capacity.used, self._capacity.slots)
+        refusals = self._end_waits(now)  # of what there was until now
         new = not self._capacity.knows(replica_id)
-        self._running.set_replica(replica_id, slots, kv_tokens, lent)  # first: what is not there is not granted
-        return self._advance(now) + self._after_replicas(new)
+        self._running.set_replica(replica_id, slots, kv_tokens, lent)  # before anything is granted of it
+        self._line.lift(self._now)
+        return refusals + self._after_replicas(new)
 
     def on_usage(self, request_class: RequestClass, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """A tenant was served without this line; it has had that much of its class, all the same."""
@@ -266,10 +267,15 @@ class Admission:
 
     def _advance(self, now: float) -> list[Action]:
         """Bring the clock to `now` and do what has come due; the first step of every event."""
+        actions = self._end_waits(now)
+        if self._line.lift(self._now) or actions:
+            actions += self._decide()
+        return actions
+
+    def _end_waits(self, now: float) -> list[Action]:
+        """Bring the clock to `now` and refuse those whose wait is over by then."""
         self._now = now = max(now, self._now)
         self._drain.advance(now, self._capacity.used, self._capacity.slots)
-        if not len(self._line):
-            return []
         actions: list[Action] = []
         while (late := self._line.past_deadline(now)) is not None:
             self._line.remove(late.request_id)
@@ -277,8 +283,6 @@ class Admission:
         while (oldest := self._line.oldest()) is not None and self._wait_ends(oldest) <= now:
             self._line.remove(oldest.request_id)
             actions.append(self._refuse(oldest.arrival, self._why_not_served(oldest)))
-        if self._line.lift(now) or actions:
-            actions += self._decide()
         return actions
 
     def _decide(self) -> list[Action]:
