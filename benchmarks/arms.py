@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,15 +156,28 @@ def spawn(command: Sequence[str], variables: dict[str, str], log: Path) -> subpr
         )
 
 
-def start(label: str, model: ModelChoice, folder: Path, vllm_arguments: Sequence[str] = ()) -> Arm:
+def start(
+    label: str,
+    model: ModelChoice,
+    folder: Path,
+    vllm_arguments: Sequence[str] = (),
+    *,
+    keys: Sequence[Mapping[str, Any]] = (),
+    admission: Mapping[str, Any] | None = None,
+) -> Arm:
     """Start an arm and return when it answers. A label is a kind, or a kind with a suffix ("vllm#2").
+
+    Args:
+        keys: further ones of this stack, and `admission` its line, as in its configuration file; vLLM has neither.
 
     Raises:
         BenchmarkError: it ended or did not answer in time; carries the end of its log.
     """
-    kind = label.partition("#")[0]
     began = time.monotonic()
-    arm = (_spawn_ours if kind == OURS else _spawn_vllm)(label, model, folder, vllm_arguments)
+    if label.partition("#")[0] == OURS:
+        arm = _spawn_ours(label, model, folder, keys, admission or {})
+    else:
+        arm = _spawn_vllm(label, model, folder, vllm_arguments)
     try:
         _await_ready(arm, model, began + START_TIMEOUT_S)
     except BaseException:
@@ -186,8 +199,11 @@ def _spawn_vllm(label: str, model: ModelChoice, folder: Path, extra: Sequence[st
     return Arm(label, VLLM, port, key, process, log, None, signal.SIGTERM)
 
 
-def our_settings(model: ModelChoice, key: str) -> dict[str, Any]:
-    """The configuration file of this stack for the same model; everything unnamed is the default users get."""
+def our_settings(
+    model: ModelChoice, key: str, keys: Sequence[Mapping[str, Any]] = (), admission: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The configuration file of this stack for the same model; everything unnamed is the default users get. `key` is an
+    operator's."""
     served = {
         "name": model.name,
         "path": model.path,
@@ -196,15 +212,22 @@ def our_settings(model: ModelChoice, key: str) -> dict[str, Any]:
         "max_num_seqs": model.max_num_seqs,
         "kv_cache_gb": model.kv_cache_bytes / 2**30,
     }
-    return {"models": [served], "auth": {"keys": [{"key": key}]}}
+    owner = {"key": key, "admin": True}
+    return {
+        "models": [served],
+        "auth": {"keys": [owner, *map(dict, keys)]},
+        "admission": dict(admission or {}),
+    }
 
 
-def _spawn_ours(label: str, model: ModelChoice, folder: Path, extra: Sequence[str]) -> Arm:
+def _spawn_ours(
+    label: str, model: ModelChoice, folder: Path, keys: Sequence[Mapping[str, Any]], admission: Mapping[str, Any]
+) -> Arm:
     port, key, log = free_port(), secrets.token_hex(16), folder / f"{label}.log"
     instance = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     config = folder / f"{instance}.yaml"
     config.touch(mode=0o600)  # it holds the key
-    config.write_text(yaml.safe_dump(our_settings(model, key)))
+    config.write_text(yaml.safe_dump(our_settings(model, key, keys, admission)))
     command = [sys.executable, "-m", "serve_app.cli", "up", "--config", str(config)]
     command += ["--port", str(port), "--instance", instance]
     process = spawn(command, {INSTANCE_VARIABLE: instance, STATE_VARIABLE: str(folder)}, log)
