@@ -45,6 +45,10 @@ class DrainRate:
     def granted(self, level: RequestClass, slots: int) -> None:
         self._granted[level] += slots
 
+    def lately(self, level: RequestClass) -> float:
+        """Slots granted to this class and those above, the older the less: about a minute's."""
+        return sum(self._granted[level:])
+
     def slots_per_s(self, slots: float) -> float | None:
         """Slots released per second when `slots` slots are all busy; None: not measured, or there are none."""
         if self._released <= 0.0 or self._busy_slot_s <= 0.0 or slots <= 0:

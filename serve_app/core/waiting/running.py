@@ -1,7 +1,8 @@
 """What runs, and who runs next: the meeting of the line and the replicas.
 
 The order: first the classes whose trickle is due, each with its next request alone; then the classes from the highest
-down, each with its next request and, where that does not fit, with whoever behind it fits elsewhere.
+down, each with its next request and, where that does not fit, with whoever behind it fits elsewhere; those below the
+classes of the headroom only while more than that is free (`core.waiting.headroom`).
 
 Invariant: what runs is known to replicas, charges and shares alike, or to none of them.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from serve_app.core.waiting import trickle
+from serve_app.core.waiting import headroom, trickle
 from serve_app.core.waiting.capacity import Capacity
 from serve_app.core.waiting.drain import DrainRate
 from serve_app.core.waiting.events import Arrival
@@ -59,6 +60,13 @@ class Running:
         finally:
             capacity.reopen()
 
+    def kept(self, level: RequestClass) -> int:
+        """Free slots that a class may not take, since they are kept for the classes above."""
+        if level >= headroom.CLASSES_FROM or not self._policy.headroom_share:
+            return 0
+        lately = self.drain.lately(headroom.CLASSES_FROM)
+        return headroom.kept(self._policy.headroom_share, self.capacity.slots, lately)
+
     def progress(self, request_id: str, tokens: int) -> None:
         """A request has produced so many more tokens."""
         self._service.progress(request_id, tokens)
@@ -103,6 +111,8 @@ class Running:
                 capacity.close(head.slots, head.cost)
                 keeping.add(level)
         for level, head in heads:
+            if capacity.free <= self.kept(level):
+                return None
             if level not in keeping:
                 if capacity.fits(head.slots, head.cost):
                     return head
