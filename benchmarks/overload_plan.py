@@ -27,9 +27,7 @@ TTFT_FACTORS: Mapping[str, float] = {HIGH: 5.0, NORMAL: 20.0, LOW: 100.0}
 ITL_FACTOR = 3.0
 DEADLINE_SHARE = 0.5  # of the TTFT level: to be granted by; the rest is for the prompt, beside others
 PATIENCE_FACTOR = 2.0  # times the TTFT level: nobody leaves in the very moment in which he was promised an answer
-# Measured on two cores: with 8 the other core is at a quarter, and one answer in twenty misses its ITL level; with 16
-# one in three does, with 4 a quarter of the throughput is missing.
-MAX_NUM_SEQS = 8
+MAX_NUM_SEQS = 10  # the other core is at half, and the mean gap between tokens at 2.5 times the unloaded one
 MAX_MODEL_LEN = 4096  # one request in two thousand of the scaled trace is longer
 CLOSED_FACTOR = 2  # clients for each slot when capacity is measured: a slot that comes free has somebody waiting
 UNLOADED, CAPACITY = "unloaded", "capacity"
@@ -112,6 +110,7 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=description.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="at most five minutes: fewer and shorter windows")
     parser.add_argument("--arms", default=",".join(ARMS), help="some of them; levels need vllm, or a --raw that has it")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the windows' lengths")
     parser.add_argument("--max-num-seqs", type=int, default=MAX_NUM_SEQS, help="slots of the engine")
     parser.add_argument("--data", type=Path, default=DATA, help="where the trace is")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals, lengths and texts")
@@ -119,6 +118,8 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     parser.add_argument("--plot", type=Path, help="a file for the plot, .svg or .png (needs matplotlib)")
     options = parser.parse_args(arguments)
     options.arms = tuple(arm for arm in ARMS if arm in options.arms.split(","))
+    if not options.scale > 0:
+        parser.error("--scale must be above 0")
     if not options.arms:
         parser.error(f"--arms takes some of {', '.join(ARMS)}")
     return options
@@ -132,10 +133,11 @@ def plan_of(options: argparse.Namespace) -> Plan:
     else:
         multiples, windows = MULTIPLES, {0.5: 150.0, 1.0: 60.0, 2.0: 40.0, 3.0: 40.0, PEAK: 120.0}
         sizes = {"other_s": 40.0, "control_s": 60.0, "closed_s": 30.0, "warmup_s": 8.0, "tail_s": 6.0}
+    sizes |= {name: options.scale * sizes[name] for name in ("other_s", "control_s", "closed_s")}
     return Plan(
         arms=options.arms,
         multiples=multiples,
-        window_s=windows,
+        window_s={multiple: options.scale * span_s for multiple, span_s in windows.items()},
         max_num_seqs=options.max_num_seqs,
         seed=options.seed,
         folder=str(options.data),

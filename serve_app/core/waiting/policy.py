@@ -50,7 +50,7 @@ class Policy:
         classes: bounds of single classes, on top.
         tenants: weights and guaranteed shares; who is not named has weight 1 and no share.
         trickle_share: of granted tokens, for each class that waits.
-        headroom_share: of all slots, kept free for the classes from `high` up while these come; 0: none.
+        headroom_share: of all slots, at most, kept free for the classes from `high` up while these come; 0: none.
         predict_output: charge a tenant the predicted output when a request is granted, not as it is produced (VTC with
             length prediction); either way the actual output is what it has paid in the end.
 

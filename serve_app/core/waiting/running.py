@@ -64,8 +64,8 @@ class Running:
         """Free slots that a class may not take, since they are kept for the classes above."""
         if level >= headroom.CLASSES_FROM or not self._policy.headroom_share:
             return 0
-        lately = self.drain.lately(headroom.CLASSES_FROM)
-        return headroom.kept(self._policy.headroom_share, self.capacity.slots, lately)
+        part = self.drain.part(headroom.CLASSES_FROM)
+        return headroom.kept(self._policy.headroom_share, self.capacity.slots, part)
 
     def progress(self, request_id: str, tokens: int) -> None:
         """A request has produced so many more tokens."""
