@@ -162,22 +162,20 @@ def start(
     folder: Path,
     vllm_arguments: Sequence[str] = (),
     *,
-    tenants: Mapping[str, str] | None = None,
+    keys: Sequence[Mapping[str, Any]] = (),
     admission: Mapping[str, Any] | None = None,
 ) -> Arm:
     """Start an arm and return when it answers. A label is a kind, or a kind with a suffix ("vllm#2").
 
     Args:
-        tenants: of this stack alone: further API keys, each with its tenant.
-        admission: of this stack alone: its settings of the waiting line.
+        keys: further ones of this stack, and `admission` its line, as in its configuration file; vLLM has neither.
 
     Raises:
         BenchmarkError: it ended or did not answer in time; carries the end of its log.
     """
-    kind = label.partition("#")[0]
     began = time.monotonic()
-    if kind == OURS:
-        arm = _spawn_ours(label, model, folder, tenants or {}, admission or {})
+    if label.partition("#")[0] == OURS:
+        arm = _spawn_ours(label, model, folder, keys, admission or {})
     else:
         arm = _spawn_vllm(label, model, folder, vllm_arguments)
     try:
@@ -202,9 +200,10 @@ def _spawn_vllm(label: str, model: ModelChoice, folder: Path, extra: Sequence[st
 
 
 def our_settings(
-    model: ModelChoice, key: str, tenants: Mapping[str, str] | None = None, admission: Mapping[str, Any] | None = None
+    model: ModelChoice, key: str, keys: Sequence[Mapping[str, Any]] = (), admission: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The configuration file of this stack for the same model; everything unnamed is the default users get."""
+    """The configuration file of this stack for the same model; everything unnamed is the default users get. `key` is an
+    operator's."""
     served = {
         "name": model.name,
         "path": model.path,
@@ -213,18 +212,22 @@ def our_settings(
         "max_num_seqs": model.max_num_seqs,
         "kv_cache_gb": model.kv_cache_bytes / 2**30,
     }
-    keys = [{"key": key}, *({"key": other, "tenant": tenant} for other, tenant in (tenants or {}).items())]
-    return {"models": [served], "auth": {"keys": keys}, "admission": dict(admission or {})}
+    owner = {"key": key, "admin": True}
+    return {
+        "models": [served],
+        "auth": {"keys": [owner, *map(dict, keys)]},
+        "admission": dict(admission or {}),
+    }
 
 
 def _spawn_ours(
-    label: str, model: ModelChoice, folder: Path, tenants: Mapping[str, str], admission: Mapping[str, Any]
+    label: str, model: ModelChoice, folder: Path, keys: Sequence[Mapping[str, Any]], admission: Mapping[str, Any]
 ) -> Arm:
     port, key, log = free_port(), secrets.token_hex(16), folder / f"{label}.log"
     instance = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     config = folder / f"{instance}.yaml"
     config.touch(mode=0o600)  # it holds the key
-    config.write_text(yaml.safe_dump(our_settings(model, key, tenants, admission)))
+    config.write_text(yaml.safe_dump(our_settings(model, key, keys, admission)))
     command = [sys.executable, "-m", "serve_app.cli", "up", "--config", str(config)]
     command += ["--port", str(port), "--instance", instance]
     process = spawn(command, {INSTANCE_VARIABLE: instance, STATE_VARIABLE: str(folder)}, log)

@@ -200,13 +200,15 @@ def on_vllm(plan: RealPlan, seed: int, console: Console) -> dict[str, Any]:
     """
     model = ModelChoice(path=str(ensure_tiny_model()), max_num_seqs=SLOTS)
     keys = {name: {client: secrets.token_hex(16) for client in tenants} for name, tenants in TENANTS.items()}
-    tenants = {
-        keys[name][client]: tenant for name, by_client in TENANTS.items() for client, tenant in by_client.items()
-    }
+    further = [
+        {"key": keys[name][client], "tenant": tenant}
+        for name, by_client in TENANTS.items()
+        for client, tenant in by_client.items()
+    ]
     folder = Path(tempfile.mkdtemp(prefix="serve-bench-"))
     arm: Arm | None = None
     try:
-        arm = start(OURS, model, folder, tenants=tenants, admission=ADMISSION)
+        arm = start(OURS, model, folder, keys=further, admission=ADMISSION)
         console.print(f"  up after {arm.start_s:.0f} s on port {arm.port}")
         per_s, found = asyncio.run(measure(arm, keys, model.name, plan, seed, console))
     except* (BenchmarkError, OSError, ValueError) as errors:

@@ -6,7 +6,8 @@ Rules
 - Inside a class tenants share fairly by their weights, each served in its own order; who is below its guaranteed share
   comes first (`core.waiting.level`, `.service`, `.guarantees`). A guarantee does not pass a higher class.
 - No more than a replica runs: slots and KV tokens granted on a replica never exceed what it has (`.capacity`).
-- Nothing idles: while slots are free, whoever fits runs, with two exceptions. The first of a class that does not fit
+- Nothing idles: while slots are free, whoever fits runs, with three exceptions. Some slots may be kept for the classes
+  from `high` up while these come (`.headroom`). The first of a class that does not fit
   keeps the replica nearest to having what it wants; requests behind it (its class, and lower ones) fill the other
   replicas only. So small requests cannot starve a large one, and a large one holds back one replica at most, until
   what runs there has ended or its own wait is over. Higher classes pass it, unless it is the trickle's turn. And of
@@ -73,7 +74,7 @@ class Admission:
         self._policy = policy
         self._running = Running(policy)
         self._line, self._capacity, self._drain = self._running.line, self._running.capacity, self._running.drain
-        self._forecast = Forecast(self._line, self._capacity, self._drain)
+        self._forecast = Forecast(self._line, self._capacity, self._drain, self._running.kept)
         self._start = StartUp()
         self._now = -math.inf
         self._empty_since: float | None = -math.inf  # since when no replica has had slots; None: one has

@@ -45,6 +45,13 @@ class DrainRate:
     def granted(self, level: RequestClass, slots: int) -> None:
         self._granted[level] += slots
 
+    def part(self, level: int) -> float:
+        """The part of what the replicas could release that this class and those above have been taking of late."""
+        if self._released <= 0.0 or self._busy_slot_s <= 0.0:
+            return 0.0
+        possible = self._released / self._busy_slot_s * self._all_slot_s
+        return sum(self._granted[level:]) / possible if possible > 0.0 else 0.0
+
     def slots_per_s(self, slots: float) -> float | None:
         """Slots released per second when `slots` slots are all busy; None: not measured, or there are none."""
         if self._released <= 0.0 or self._busy_slot_s <= 0.0 or slots <= 0:
@@ -59,7 +66,4 @@ class DrainRate:
         rate = self.slots_per_s(slots)
         if rate is None:
             return None
-        possible = self._released / self._busy_slot_s * self._all_slot_s
-        above = sum(self._granted[level + 1 :])
-        share = min(above / possible, MAX_SHARE_ABOVE) if possible > 0.0 else 0.0
-        return rate * (1.0 - share)
+        return rate * (1.0 - min(self.part(level + 1), MAX_SHARE_ABOVE))

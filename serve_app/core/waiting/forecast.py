@@ -12,6 +12,7 @@ mean of tokens per slot.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from serve_app.core.waiting.capacity import Capacity
 from serve_app.core.waiting.drain import DrainRate
@@ -22,10 +23,16 @@ from serve_app.types import RequestClass
 
 
 class Forecast:
-    """Waits in seconds. O(log n) per method."""
+    """Waits in seconds. O(log n) per method.
 
-    def __init__(self, line: Line, capacity: Capacity, drain: DrainRate) -> None:
-        self._line, self._capacity, self._drain = line, capacity, drain
+    Args:
+        kept: the free slots that a class may not take.
+    """
+
+    def __init__(
+        self, line: Line, capacity: Capacity, drain: DrainRate, kept: Callable[[RequestClass], int] = lambda _: 0
+    ) -> None:
+        self._line, self._capacity, self._drain, self._kept = line, capacity, drain, kept
 
     def newcomer_s(self, level: RequestClass, slots: int, tenant: str | None, weight: float) -> float | None:
         """The wait of a request that comes now; without a tenant, behind everybody of its class."""
@@ -39,7 +46,7 @@ class Forecast:
             own = lane.slots if lane is not None else 0
             others = stage.weight - weight if waits else stage.weight
             work += own + _passing(stage.slots - own, (own + slots) * others / weight)
-        if not work and slots <= self._capacity.most_free:
+        if not work and slots <= self._capacity.most_free and self._capacity.free > self._kept(level):
             return 0.0
         return self._wait_s(level, work + slots)
 
@@ -68,10 +75,11 @@ class Forecast:
 
     def _wait_s(self, level: RequestClass, work: float) -> float | None:
         slots = self._usable()
-        free: float = self._capacity.free
+        kept = self._kept(level)
+        free: float = max(0, self._capacity.free - kept)
         if slots < self._capacity.slots:
             free = min(free, max(0.0, slots - self._capacity.used))
-        rate = self._drain.left_slots_per_s(level, slots)
+        rate = self._drain.left_slots_per_s(level, max(1.0, slots - kept) if kept else slots)
         return None if rate is None else max(0.0, work - free) / rate
 
     def _usable(self) -> float:

@@ -12,6 +12,7 @@ LIFT_NORMAL_AFTER_S = 20.0  # an agent's step that takes longer looks stuck to i
 LIFT_HIGH_AFTER_S = 10.0  # people leave a silent page after about ten seconds
 DEFAULT_NO_REPLICA_WAIT_S = 30.0  # a replica that crashed is back in less if its model is small; else say so
 TRICKLE_SHARE = 0.05  # of granted tokens: keeps a batch alive under overload, and a person hardly notices it
+MAX_HEADROOM_SHARE = 0.5  # beyond, the classes that pay for it would be the exception
 DEFAULT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 
 
@@ -49,6 +50,7 @@ class Policy:
         classes: bounds of single classes, on top.
         tenants: weights and guaranteed shares; who is not named has weight 1 and no share.
         trickle_share: of granted tokens, for each class that waits.
+        headroom_share: of all slots, at most, kept free for the classes from `high` up while these come; 0: none.
         predict_output: charge a tenant the predicted output when a request is granted, not as it is produced (VTC with
             length prediction); either way the actual output is what it has paid in the end.
 
@@ -64,6 +66,7 @@ class Policy:
     classes: Mapping[RequestClass, ClassBound] = field(default_factory=dict)
     tenants: Mapping[str, TenantPolicy] = field(default_factory=dict)
     trickle_share: float = TRICKLE_SHARE
+    headroom_share: float = 0.0
     predict_output: bool = False
 
     def __post_init__(self) -> None:
@@ -81,6 +84,8 @@ class Policy:
             raise ValueError("lift_after_s: no class may be lifted later than the one below it")
         if not 0.0 <= self.trickle_share * (len(RequestClass) - 1) < 1.0:
             raise ValueError(f"trickle_share is {self.trickle_share}: nothing would be left for the highest class")
+        if not 0.0 <= self.headroom_share <= MAX_HEADROOM_SHARE:
+            raise ValueError(f"headroom_share is {self.headroom_share}, at most {MAX_HEADROOM_SHARE} can be kept")
         for name, tenant in self.tenants.items():
             if not tenant.weight > 0:
                 raise ValueError(f"tenant {name!r}: weight is {tenant.weight}")

@@ -1,9 +1,10 @@
 """What runs, and who runs next: the meeting of the line and the replicas.
 
 The order: first the classes whose trickle is due, each with its next request alone; then the classes from the highest
-down, each with its next request and, where that does not fit, with whoever behind it fits elsewhere. Where all who wait
-at a level were lifted to it, nobody is there whom they had to be lifted for: then those of their class who were not go
-first if fair order says so. Else a tenant's long queue, once it has aged, would pass all that lighter ones ask for.
+down, each with its next request and, where that does not fit, with whoever behind it fits elsewhere; those below the
+classes of the headroom only while more than that is free (`core.waiting.headroom`). Where all who wait at a level were
+lifted to it, nobody is there whom they had to be lifted for: then those of their class who were not go first if fair
+order says so. Else a tenant's long queue, once it has aged, would pass all that lighter ones ask for.
 
 Invariant: what runs is known to replicas, charges and shares alike, or to none of them.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from serve_app.core.waiting import trickle
+from serve_app.core.waiting import headroom, trickle
 from serve_app.core.waiting.capacity import Capacity
 from serve_app.core.waiting.drain import DrainRate
 from serve_app.core.waiting.events import Arrival
@@ -66,6 +67,13 @@ class Running:
         finally:
             capacity.reopen()
 
+    def kept(self, level: RequestClass) -> int:
+        """Free slots that a class may not take, since they are kept for the classes above."""
+        if level >= headroom.CLASSES_FROM or not self._policy.headroom_share:
+            return 0
+        part = self.drain.part(headroom.CLASSES_FROM)
+        return headroom.kept(self._policy.headroom_share, self.capacity.slots, part)
+
     def progress(self, request_id: str, tokens: int) -> None:
         """A request has produced so many more tokens."""
         self._service.progress(request_id, tokens)
@@ -101,10 +109,11 @@ class Running:
     def _state(self) -> tuple[int, ...]:
         """While it is the same, so is what `_next` finds.
 
-        It looks at replicas, at heads, and at the trickle of levels, which grows by grants alone.
+        It looks at replicas, at heads, at the trickle of levels, which grows by grants alone, and at the headroom.
         """
         low, normal, high, critical = self.line.stages
-        return self.capacity.changes, low.changes, normal.changes, high.changes, critical.changes
+        kept = self.kept(RequestClass.LOW)
+        return self.capacity.changes, low.changes, normal.changes, high.changes, critical.changes, kept
 
     def _next(self) -> Waiting | None:
         line, capacity = self.line, self.capacity
@@ -118,6 +127,8 @@ class Running:
                 capacity.close(head.slots, head.cost)
                 keeping.add(level)
         for level, head in heads:
+            if capacity.free <= self.kept(level):
+                continue
             if level not in keeping:
                 if capacity.fits(head.slots, head.cost):
                     return head

@@ -1,0 +1,61 @@
+"""The plot of an overload run: first tokens by class and goodput over load, one column an arm.
+
+It needs matplotlib, which is no dependency of the project: who wants a plot installs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arms import OURS, VLLM
+from benchmarks.offered import GROUPS
+from benchmarks.overload_plan import FIFO
+
+TITLES = {OURS: "ours", FIFO: "ours, first come first served", VLLM: "vLLM's own server"}
+COLOURS = {"high": "#c0392b", "normal": "#2c6fbb", "low": "#7f8c8d"}
+SIZE_INCHES = (10.5, 6.0)
+
+
+def available() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def plot(result: Mapping[str, Any], file: Path) -> None:
+    """Write the plot; its format is the file's suffix."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "overload"  # the same figures give the same file
+    arms = [arm for arm in TITLES if arm in result["windows"]]
+    figure, axes = pyplot.subplots(2, len(arms), figsize=SIZE_INCHES, sharey="row", squeeze=False, layout="constrained")
+    for column, arm in enumerate(arms):
+        _column(axes[0][column], axes[1][column], result["windows"][arm], result["levels"])
+        axes[0][column].set_title(TITLES[arm])
+    axes[0][0].set_ylabel("TTFT p99, ms (of those who got one)")
+    axes[1][0].set_ylabel("output tokens/s")
+    axes[0][0].legend(fontsize=8)
+    axes[1][0].legend(fontsize=8)
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def _column(above: Any, below: Any, windows: Mapping[str, Any], levels: Mapping[str, Any]) -> None:
+    loads = sorted(windows, key=float)
+    at = [float(load) for load in loads]
+    for group in GROUPS:
+        above.plot(at, [windows[m]["ttft_ms"][group]["p99"] for m in loads], "o-", color=COLOURS[group], label=group)
+        above.axhline(levels["ttft_level_ms"][group], color=COLOURS[group], linestyle=":", linewidth=1)
+    above.set_yscale("log")
+    below.plot(
+        at, [windows[m]["goodput_tokens_per_s"] for m in loads], "o-", color="#1e8449", label="within both levels"
+    )
+    below.plot(at, [windows[m]["tokens_per_s"] for m in loads], "o--", color="#aaaaaa", label="finished")
+    below.set_ylim(bottom=0)
+    below.set_xlabel("offered load / capacity")
+    for axis in (above, below):
+        axis.grid(True, alpha=0.3)
