@@ -50,6 +50,7 @@ def _policy(admission: AdmissionSettings) -> Policy:
         },
         tenants={name: TenantPolicy(tenant.weight, tenant.share) for name, tenant in admission.tenants.items()},
         trickle_share=admission.trickle_share,
+        headroom_share=admission.headroom_share,
     )
 
 

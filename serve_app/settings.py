@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from serve_app.core.estimate import DEFAULT_QUANTILE
 from serve_app.core.slo import ServiceLevel
+from serve_app.core.waiting.policy import MAX_HEADROOM_SHARE
 from serve_app.errors import ConfigError
 from serve_app.model_settings import (
     BUILT_IN,
@@ -52,6 +53,7 @@ DEFAULT_MAX_SEQUENCES = 8  # per request: n x prompts; vLLM's own default of 163
 DEFAULT_MAX_EMBEDDING_INPUTS = 2048  # OpenAI's own bound on the inputs of one embeddings call
 DEFAULT_MAX_QUEUED = 1000  # requests waiting per model; the middle size the field uses (256, 1,000, 10,000)
 DEFAULT_MAX_QUEUED_TOKENS = 4_000_000  # as many requests of 4,000 tokens; longer ones take minutes each to drain
+DEFAULT_HEADROOM_SHARE = 0.25  # a bound for small engines; of 64 slots 2 are kept where a tenth of the load is `high`
 DEFAULT_TRICKLE_SHARE = 0.05  # of granted tokens to each class that waits: a batch stays alive, a person hardly notices
 DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
@@ -131,6 +133,8 @@ class AdmissionSettings(Frozen):
     classes: dict[ClassName, ClassSettings] = {}
     tenants: dict[Annotated[str, Field(min_length=1, max_length=64)], TenantSettings] = {}
     trickle_share: float = Field(DEFAULT_TRICKLE_SHARE, ge=0, le=0.25)  # for each class that waits under a higher one
+    # Of all slots, at most, kept free for `high` and `critical` while these come.
+    headroom_share: float = Field(DEFAULT_HEADROOM_SHARE, ge=0, le=MAX_HEADROOM_SHARE)
     max_wait_s: float = Field(DEFAULT_MAX_WAIT_S, gt=0)
     no_replica_wait_s: float = Field(DEFAULT_NO_REPLICA_WAIT_S, gt=0)
     output_quantile: float = Field(DEFAULT_OUTPUT_QUANTILE, gt=0, lt=1)  # of answers like it: what a request is given

@@ -26,6 +26,7 @@ def test_bounds_weights_and_shares_reach_the_line() -> None:
                 "classes": {"low": {"max_queued": 3}, "high": {"max_queued_tokens": 50}},
                 "tenants": {"gold": {"weight": 3, "share": 0.5}, "plain": {}},
                 "trickle_share": 0.1,
+                "headroom_share": 0.4,
             }
         }
     ).admission
@@ -37,6 +38,7 @@ def test_bounds_weights_and_shares_reach_the_line() -> None:
         classes={RequestClass.LOW: ClassBound(3, None), RequestClass.HIGH: ClassBound(None, 50)},
         tenants={"gold": TenantPolicy(3.0, 0.5), "plain": TenantPolicy()},
         trickle_share=0.1,
+        headroom_share=0.4,
     )
 
 
@@ -67,6 +69,7 @@ def test_defaults_are_those_of_the_line() -> None:
         ({"classes": {"low": {"ttft_slo_s": 0}}}, "admission.classes.low.ttft_slo_s"),
         ({"classes": {"low": {"itl_slo_s": float("inf")}}}, "admission.classes.low.itl_slo_s"),
         ({"trickle_share": 0.4}, "admission.trickle_share"),
+        ({"headroom_share": 0.6}, "admission.headroom_share"),
     ],
 )
 def test_what_cannot_be_is_an_error_that_names_the_key(wrong: dict[str, Any], key: str) -> None:
