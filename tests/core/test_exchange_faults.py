@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from serve_app.core.exchange.peers import DEAF_S
 from serve_app.core.exchange.protocol import Reply
 from serve_app.core.exchange.words import Ask, Credit, Done, Lent, Usage
 from serve_app.core.memory.budgets import FENCE_S
@@ -306,3 +307,48 @@ def test_engines_are_open_again_at_once_when_the_router_that_did_not_reach_them_
     world.deliver(Message("r1", world.now, told))
     world.settle_one("r0")
     assert waits.state == "runs"
+
+
+def waiting_of(world: World, name: str) -> int:
+    """How many of a router's requests the actor's line has."""
+    return sum(
+        ticket.startswith(f"{name}:") for ticket, (_, engine) in world.quota.lines.requests().items() if not engine
+    )
+
+
+def test_a_router_that_hears_nothing_is_granted_nothing_more_and_its_requests_go_on_if_it_lives() -> None:
+    world = connected(slots=1)
+    (running,) = full(world)
+    deaf = [world.arrive("r1", HIGH) for _ in range(3)]
+    other = world.arrive("r0", LOW)
+    world.settle(2)
+    assert waiting_of(world, "r1") == 3
+    world.finish("r0", running)
+    world.settle_one("r0")  # the place goes to r1, which does not hear of it
+    assert waiting_of(world, "r1") == 2
+    for _ in range(3):
+        world.quota.on_tick(world.now)
+        world.now += DEAF_S / 2
+        world.settle_one("r0")
+    world.quota.on_tick(world.now)
+    assert waiting_of(world, "r1") == 0, "nobody is granted what nobody hears of"
+    world.settle(8)
+    for _ in range(4):  # it lives: the place it did not hear of comes back, and its requests are handed in again
+        (runs,) = [req for req in [other, *deaf] if req.state == "runs"]
+        world.finish("r0" if runs is other else "r1", f"q{runs.number}")
+        world.settle(6)
+    assert [req.state for req in [other, *deaf]] == ["done"] * 4
+    world.accounted()
+
+
+def test_an_actor_that_stood_still_takes_no_router_for_deaf() -> None:
+    world = connected(slots=1)
+    full(world)
+    world.arrive("r1", HIGH)
+    world.settle(2)
+    world.quota.on_tick(world.now)
+    world.quota.lines._peers.say("r1", Credit("e", 0, 0))  # something to hear
+    world.quota.on_tick(world.now)
+    world.now += 3 * DEAF_S
+    world.quota.on_tick(world.now)
+    assert waiting_of(world, "r1") == 1

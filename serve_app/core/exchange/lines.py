@@ -6,7 +6,8 @@ Rules
 - After a crash of the actor nothing is decided before all routers have spoken; then those who wait come in together,
   the oldest first.
 - While a request that runs is owed tokens no router keeps credit on its engine, either (`core.exchange.growth`).
-- A router that is gone takes its waiting requests with it; its account ends in the ledger.
+- A router that is gone takes its waiting requests with it; its account ends in the ledger. One that hears nothing for
+  a second is granted nothing more, long before it counts as gone: places it is given meanwhile are nobody's.
 
 Invariant: once a router has heard that a model is contended, no request of it begins that this line has not granted:
 no request passes one of a higher class later than one exchange after that one came.
@@ -184,8 +185,15 @@ class Lines:
     def on_tick(self, now: float) -> None:
         """Time has passed."""
         self._hand_in(now)
+        for router in self._peers.deaf(now):
+            self._forget([router], now)
+            self._peers.leave(router)  # if it lives it says all anew with its next word
         self._places.on_tick(now)
         self._after(now)
+
+    def excuse(self) -> None:
+        """See `Peers.excuse`."""
+        self._peers.excuse()
 
     def next_due(self) -> float | None:
         """The moment for the next `on_tick`; None while nothing can come due. O(models)."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from serve_app.core.exchange.protocol import Exchange, Figures, Receiving, Reply, Sending, Word
 from serve_app.core.exchange.words import Action, Event
 
+DEAF_S = 1.0  # a router acknowledges within a round trip, since it watches; this is a machine that is very busy
+
 
 @dataclass(slots=True)
 class Peer:
@@ -22,6 +24,8 @@ class Peer:
     receiving: Receiving[Event] = field(default_factory=Receiving)
     word_told: int = -1  # versions
     figures_told: int = -1
+    taken: int = 0  # the last action acknowledged when this was last looked at
+    waits_since: float | None = None  # since when nothing of what it is to hear was acknowledged; None: nothing waits
 
 
 class Peers:
@@ -94,6 +98,23 @@ class Peers:
     def has_news(self, peer: Peer) -> bool:
         """Whether a router should hear something without having asked."""
         return peer.sending.unsent > 0 or peer.word_told < self.word.version
+
+    def deaf(self, now: float) -> list[str]:
+        """Routers that have acknowledged nothing for `DEAF_S` of what they are to hear. O(routers)."""
+        found = []
+        for peer in self._peers.values():
+            if not len(peer.sending):
+                peer.waits_since = None
+            elif peer.waits_since is None or peer.taken != peer.sending.taken:
+                peer.waits_since, peer.taken = now, peer.sending.taken
+            elif now - peer.waits_since >= DEAF_S:
+                found.append(peer.name)
+        return found
+
+    def excuse(self) -> None:
+        """We stood still, and what they have said meanwhile has yet to be read."""
+        for peer in self._peers.values():
+            peer.waits_since = None
 
     def figures(self, figures: tuple[Figures, ...]) -> None:
         """How the lines are; told to whoever speaks next."""

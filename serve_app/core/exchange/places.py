@@ -249,10 +249,10 @@ class Places:
             self.tidy(model)
 
     def square(self, router: str, now: float) -> None:
-        """A router has said what runs there, on all engines of which that was wanted. O(engines)."""
+        """A router has said what runs there, on all engines of which that was wanted and that are there. O(engines)."""
         for line in self.lines.values():
             for engine, one in list(line.engines.items()):
-                if router in one.owed:
+                if router in one.owed and slots_of(engine) in self._ledger:
                     one.owed.discard(router)
                     self.sync(engine, now)
 

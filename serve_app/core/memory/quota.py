@@ -276,6 +276,7 @@ class Quota:
         stood_s, self._ticked_at = now - self._ticked_at, now
         if stood_s > STALL_S:  # what was said meanwhile has yet to be read
             self.ledger.excuse(stood_s)
+            self.lines.excuse()
             self._recovers_until += stood_s
         if self._restored and now >= self._recovers_until:
             self._missing.clear()
