@@ -113,13 +113,21 @@ class Window:
         return [np.inf if one.first_s is None else one.first_s * 1e3 for one in self.of_group(group)]
 
     @property
+    def finished(self) -> list[Answer]:
+        """What finished while the window was open, whenever it was asked for: a line that still grows, or is drained
+        after the load, would make a rate by arrivals exceed the engine's own."""
+        begin_s, end_s = self.raw["warmup_s"], self.raw["warmup_s"] + self.window_s
+        done = (one for one in self.everybody if one.outcome is Ended.FINISHED)
+        return [one for one in done if begin_s <= one.at_s + one.ended_s < end_s]
+
+    @property
     def goodput(self) -> float:
-        """Output tokens a second of finished requests within both levels."""
-        return sum(one.output_tokens for one in self.inside if one.met(self.levels)) / self.window_s
+        """Output tokens a second of requests finished within both levels."""
+        return sum(one.output_tokens for one in self.finished if one.met(self.levels)) / self.window_s
 
     @property
     def throughput(self) -> float:
-        return sum(one.output_tokens for one in self.inside if one.outcome is Ended.FINISHED) / self.window_s
+        return sum(one.output_tokens for one in self.finished) / self.window_s
 
     def attainment(self) -> dict[str, float | None]:
         """Share of the offered requests within both levels, by group and in all."""

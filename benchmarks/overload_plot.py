@@ -1,5 +1,7 @@
 """The plot of an overload run: first tokens by class and goodput over load, one column an arm.
 
+Dotted lines are the classes' levels; a cross, at the patience of a class, says that all of it left without a token.
+
 It needs matplotlib, which is no dependency of the project: who wants a plot installs it.
 """
 
@@ -36,6 +38,7 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
     for column, arm in enumerate(arms):
         _column(axes[0][column], axes[1][column], result["windows"][arm], result["levels"])
         axes[0][column].set_title(TITLES[arm])
+    axes[1][0].set_ylim(bottom=0)  # of all columns, once they are drawn
     axes[0][0].set_ylabel("TTFT p99, ms (of those who got one)")
     axes[1][0].set_ylabel("output tokens/s")
     axes[0][0].legend(fontsize=8)
@@ -49,13 +52,14 @@ def _column(above: Any, below: Any, windows: Mapping[str, Any], levels: Mapping[
     at = [float(load) for load in loads]
     for group in GROUPS:
         above.plot(at, [windows[m]["ttft_ms"][group]["p99"] for m in loads], "o-", color=COLOURS[group], label=group)
+        nobody = [float(load) for load in loads if windows[load]["ttft_ms"][group]["p99"] is None]
+        above.plot(nobody, [levels["patience_ms"][group]] * len(nobody), "x", color=COLOURS[group], markersize=9)
         above.axhline(levels["ttft_level_ms"][group], color=COLOURS[group], linestyle=":", linewidth=1)
     above.set_yscale("log")
     below.plot(
         at, [windows[m]["goodput_tokens_per_s"] for m in loads], "o-", color="#1e8449", label="within both levels"
     )
     below.plot(at, [windows[m]["tokens_per_s"] for m in loads], "o--", color="#aaaaaa", label="finished")
-    below.set_ylim(bottom=0)
     below.set_xlabel("offered load / capacity")
     for axis in (above, below):
         axis.grid(True, alpha=0.3)

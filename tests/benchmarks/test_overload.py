@@ -158,6 +158,12 @@ def test_only_what_was_due_in_the_window_is_measured() -> None:
     assert [answer.number for answer in found.inside] == [1, 2]
 
 
+def test_goodput_is_of_what_finished_in_the_window_whenever_it_came() -> None:
+    """Each of these ends a second after it was due."""
+    found = window([row(n, at_s=at) for n, at in enumerate((0.9, 1.5, 10.9, 11.5))])
+    assert found.goodput == found.throughput == 2 * 100 / 10.0
+
+
 def test_attainment_is_over_all_that_was_offered() -> None:
     rows = [row(1), row(2, outcome="refused", first_s=None), row(3, LOW), row(4, LOW, "abandoned", None)]
     assert window(rows).attainment() == {HIGH: 0.5, NORMAL: None, LOW: 0.5, "all": 0.5}
