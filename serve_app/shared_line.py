@@ -10,6 +10,7 @@ Invariant: every event of the core is followed by its actions, in order, and by 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections import Counter
@@ -136,7 +137,8 @@ class SharedLine:
                 logger.exception("the line of model %s goes on after an error", one.model)
         if not self._flushing:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            # not in the context of a request: Ray cancels what a cancelled request has called, and this is everybody's
+            asyncio.get_running_loop().call_soon(self._flush, context=contextvars.Context())
         self._wait()
 
     # The exchange
@@ -214,7 +216,7 @@ class SharedLine:
             if self._timer.when() <= at:
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(at, self._tick)
+        self._timer = loop.call_at(at, self._tick, context=contextvars.Context())
 
     def _tick(self) -> None:
         self._timer = None

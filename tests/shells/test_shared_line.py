@@ -6,11 +6,13 @@ The actor is `fake_quota.FakeQuota`. Time is real, with short silences; waits ar
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import time
 
 import pytest
 
+from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.errors import Unavailable
 from serve_app.types import RequestClass
 from tests.shells.fake_engines import turns, until
@@ -594,3 +596,31 @@ def test_an_end_that_fails_is_nobody_else_s_harm(caplog: pytest.LogCaptureFixtur
             await at_rest(actor, caller)
 
     run(scenario)
+
+
+def test_a_requests_context_is_not_that_of_the_words_it_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray cancels with a request what was called in its context, and these words are everybody's."""
+    whose: contextvars.ContextVar[str] = contextvars.ContextVar("whose", default="nobody's")
+    seen: list[str] = []
+
+    async def scenario() -> None:
+        actor = FakeQuota(r1=1)
+        async with fleet(actor, 2) as callers:
+            await hold_all(actor, callers[0], 1)
+            speak = callers[1].shared._speak
+
+            async def heard(told: Exchange) -> Reply:
+                seen.append(whose.get())
+                return await speak(told)
+
+            monkeypatch.setattr(callers[1].shared, "_speak", heard)
+            whose.set("a request's")
+            asked = callers[1].asking("b")
+            await turns()
+            await waits(callers[1], actor, "b")
+            asked.cancel()
+            await turns(20)
+
+    run(scenario)
+    assert seen
+    assert set(seen) == {"nobody's"}
