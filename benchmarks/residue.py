@@ -122,7 +122,7 @@ class Router:
         settings = Settings.model_validate(told)
         self.engines = NearEngines(model)
         self._desk = Desk("router", ample, (TimeoutError,))
-        self.line = ModelLine(model, self.engines, settings.admission, "router", 1, self._desk)
+        self.line = ModelLine(model, self.engines, settings.admission, "router", 1, None, self._desk)
         self.metrics = RouterMetrics()
         ring = KeyRing(settings.auth)
         self.receipts = Receipts()

@@ -96,9 +96,9 @@ def test_a_refusal_fails_the_run() -> None:
 
 
 def test_the_stack_is_told_of_keys_their_tenants_and_a_line_that_refuses_nobody() -> None:
-    tenants = {f"{name}-0123456789abcdef": name for name in (LIGHT, HEAVY)}
-    settings = parse(our_settings(ModelChoice(path="tiny"), "own-0123456789abcdef", tenants, ADMISSION))
-    assert [(key.key, key.tenant) for key in settings.auth.keys[1:]] == list(tenants.items())
+    keys = [{"key": f"{name}-0123456789abcdef", "tenant": name} for name in (LIGHT, HEAVY)]
+    settings = parse(our_settings(ModelChoice(path="tiny"), "own-0123456789abcdef", keys, ADMISSION))
+    assert [{"key": key.key, "tenant": key.tenant} for key in settings.auth.keys[1:]] == keys
     assert settings.admission.max_queued_tokens is None
     assert parse(our_settings(ModelChoice(path="tiny"), "own-0123456789abcdef")).admission == parse({}).admission
 
