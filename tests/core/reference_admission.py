@@ -384,7 +384,8 @@ class Reference:
                 return not self.owed(tenant), self.served[level, tenant], self.since.get((level, tenant), 0)
 
             if key(head.tenant) < key(lifted):
-                order[order.index(above)], order[order.index(home)] = home, above
+                first, second = order.index(above), order.index(home)
+                order[first], order[second] = home, above
         return order
 
     def place(self, request: Request, opened: set[str]) -> str:
