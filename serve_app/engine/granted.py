@@ -79,7 +79,7 @@ class Grant:
                     raise Unavailable(f"blocked: memory: {self._reply.why}", code="blocked_memory")
                 if now - told >= WAIT_TOLD_S:
                     told = now
-                    logger.warning("%s waits for memory: %s", self._word.owner, self._reply.why or "others load")
+                    logger.warning("%s waits to load: %s", self._word.owner, self._reply.why)
                 await asyncio.sleep(ASK_BEAT_S / 2)
         except BaseException:  # above all: the replica is told to end while it waits
             await asyncio.shield(asyncio.to_thread(self.end))

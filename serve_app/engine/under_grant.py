@@ -52,6 +52,7 @@ def grant_of_this_replica(
         ranks=ranks,
         wanted_bytes=ask.wanted_bytes * together,
         least_bytes=ask.least_bytes * together,
+        measures=settings.engine != "simulated",
     )
 
     def speak(report: EngineReport) -> EngineReply:

@@ -86,11 +86,20 @@ def test_one_engine_loads_at_a_time_on_a_device_and_the_next_when_it_runs() -> N
     host = Host()
     a, b = engine("a", 40), engine("b", 40)
     first, second = host.say(a), host.say(b)
-    assert (first.may_load, second.may_load) == (True, False)
+    assert (first.may_load, second.may_load, second.why) == (True, False, "m loads on the same device")
     a, b = replace(a, holds=first.holds, loading=True), replace(b, holds=second.holds)
     assert not host.say(b).may_load
     host.say(replace(a, loading=False, kv_tokens=10))
     assert host.say(b).may_load
+
+
+def test_an_engine_that_measures_nothing_neither_waits_for_a_turn_nor_takes_one() -> None:
+    host = Host()
+    assert host.say(engine("a", 20)).may_load
+    assert host.say(replace(engine("free", 20), measures=False)).may_load
+    host = Host()
+    assert host.say(replace(engine("free", 20), measures=False)).may_load
+    assert host.say(engine("a", 20)).may_load
 
 
 def test_the_turn_of_an_engine_that_died_while_it_loaded_goes_on() -> None:

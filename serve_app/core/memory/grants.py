@@ -8,7 +8,8 @@ Rules
 - Ranks whose device is fixed (Ray has placed them) get that device or wait; the others get, on their node, the devices
   that leave most room for what is asked for here (`core.placing.learned_policy`).
 - Memory may be kept for an engine before it starts (`core.memory.berths`): it takes that over with its first word.
-- On one device engines load one at a time: vLLM measures what is free while it starts.
+- On one device engines load one at a time: vLLM measures what is free while it starts. One that measures nothing needs
+  no turn, and holds up nobody.
 - An engine that falls silent keeps its memory until that has been seen free.
 
 Invariant: no engine loads before its memory is reserved on every device it will use.
@@ -58,6 +59,7 @@ class EngineReport:
         loading: it was told that it is its turn, and does not run yet; an actor that has just come up has to know.
         gone: it has ended, and its memory is free.
         slots: sequences of its batch that are for the line; 0: its line is the routers' own.
+        measures: it sizes itself by what is free on its devices while it loads.
     """
 
     owner: str
@@ -73,6 +75,7 @@ class EngineReport:
     loading: bool = False
     gone: bool = False
     slots: int = 0
+    measures: bool = True
 
     def __post_init__(self) -> None:
         if not self.ranks or not 0 < self.least_bytes <= self.wanted_bytes:
@@ -177,8 +180,8 @@ class Grants:
         if lease.phase is Phase.RESERVED:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin with this very answer
         self._measure(engine, lease)
-        turn = self._turn(engine, lease, frozen=frozen)
-        return EngineReply(lease.holds, may_load=turn, drain=owner in self._leaving)
+        turn, why = self._turn(engine, lease, frozen=frozen)
+        return EngineReply(lease.holds, may_load=turn, why=why, drain=owner in self._leaving)
 
     def forget(self, owner: str, *, memory_gone: bool) -> list[Lease]:
         """An engine is gone; with its memory, or that will be seen later. Returns the leases that ended."""
@@ -294,16 +297,24 @@ class Grants:
             for hold in holds:
                 free[hold.on] -= hold.amount
 
-    def _turn(self, engine: _Engine, lease: Lease, *, frozen: bool) -> bool:
+    def _turn(self, engine: _Engine, lease: Lease, *, frozen: bool) -> tuple[bool, str]:
+        """Whether it may load, and what it waits for if not."""
         if lease.phase is not Phase.RESERVED:
-            return False
-        if not engine.loads and not frozen:
-            mine = {hold.on for hold in lease.holds}
-            engine.loads = not any(
-                other.loads and other is not engine and mine & self._devices(owner)
-                for owner, other in self._engines.items()
-            )
-        return engine.loads
+            return False, ""
+        if engine.loads:
+            return True, ""
+        if frozen:
+            return False, "the ledger is being rebuilt"
+        first = self._loading_beside(lease) if engine.told.measures else None
+        engine.loads = first is None
+        return engine.loads, "" if first is None else f"{first.model} loads on the same device"
+
+    def _loading_beside(self, lease: Lease) -> EngineReport | None:
+        mine = {hold.on for hold in lease.holds}
+        for owner, other in self._engines.items():
+            if other.loads and other.told.measures and mine & self._devices(owner):
+                return other.told
+        return None
 
     def _devices(self, owner: str) -> set[str]:
         return {hold.on for hold in self._ledger.lease(owner).holds} if owner in self._ledger else set()
