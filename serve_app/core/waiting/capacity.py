@@ -55,6 +55,9 @@ class Capacity:
         self._by_tokens: list[Entry] = []  # all of them
         self._sizes: Counter[tuple[int, float]] = Counter()  # how many replicas of this size there are
         self._closed: set[str] = set()
+        self._best: Entry | None = None  # of `_by_tokens`, among those that are open
+        self._most_free = 0
+        self._looked = False  # whether these two are known
         self._takes = 0
         self.changes = 0  # how often what is free, or a replica's size, has become another
         self.slots = 0  # of all replicas
@@ -78,16 +81,16 @@ class Capacity:
     @property
     def most_free(self) -> int:
         """The most slots one request could take at this moment, closed replicas apart."""
-        for count in reversed(self._counts):
-            if self._first(self._by_free[count]) is not None:
-                return count
-        return 0
+        if not self._looked:
+            self._look()
+        return self._most_free
 
     @property
     def most_tokens(self) -> float:
         """The most KV tokens one request could take at this moment, closed replicas apart."""
-        top = self._first(self._by_tokens)
-        return 0.0 if top is None else -top[0]
+        if not self._looked:
+            self._look()
+        return 0.0 if self._best is None else -self._best[0]
 
     def possible(self, slots: int, tokens: int) -> bool:
         """Whether some replica is large enough, were it empty. O(distinct sizes of replicas)."""
@@ -185,7 +188,9 @@ class Capacity:
         That is the one with most free tokens where no open one has enough of them, else the one with most free slots.
         O(log replicas) while that one is large enough to hold it at all, else one pass over all.
         """
-        top = self._first(self._by_tokens)
+        if not self._looked:
+            self._look()
+        top = self._best
         if top is None:
             return
         if -top[0] >= tokens:
@@ -198,10 +203,13 @@ class Capacity:
                 return
             replica_id = min(able, key=lambda entry: (entry[1], entry))[-1]
         self._closed.add(replica_id)
+        self._looked = False
 
     def reopen(self) -> None:
         """Let takes reach every replica again."""
-        self._closed.clear()
+        if self._closed:
+            self._closed.clear()
+            self._looked = False
 
     def use(self) -> Iterator[tuple[str, ReplicaUse]]:
         """Every replica with its slots and tokens and those in use."""
@@ -221,12 +229,22 @@ class Capacity:
         return self._find(slots, tokens)
 
     def _find(self, slots: int, tokens: int) -> str | None:
-        top = self._first(self._by_tokens)
+        if not self._looked:
+            self._look()
+        top = self._best
         if top is not None and -top[1] < slots:
             counts = self._counts[bisect_left(self._counts, slots) :]
             firsts = [self._first(self._by_free[count]) for count in counts]
             top = min((first for first in firsts if first is not None), default=None)
         return None if top is None or -top[0] < tokens else top[-1]
+
+    def _look(self) -> None:
+        """Find the best open replicas anew."""
+        self._best, self._most_free, self._looked = self._first(self._by_tokens), 0, True
+        for count in reversed(self._counts):
+            if self._first(self._by_free[count]) is not None:
+                self._most_free = count
+                return
 
     def _first(self, entries: list[Entry]) -> Entry | None:
         """The best of those that are open."""
@@ -251,6 +269,7 @@ class Capacity:
     def _index(self, replica_id: str, replica: _Replica) -> None:
         """Find a replica by what is free on it now."""
         self.changes += 1
+        self._looked = False
         if replica.entry is not None:
             count = -replica.entry[1]
             _discard(self._by_tokens, replica.entry)

@@ -15,6 +15,7 @@ Invariant: a request is in every index or in none; a tenant's key in the heaps i
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from serve_app.core.waiting.ranks import Ranks
 from serve_app.types import RequestClass
 
 Size = tuple[int, int]  # slots, and the power of two that the tokens are below
-Head = tuple[Key, "Waiting"]  # the key of its lane and its entry, by which heads are in order
+Head = tuple[Key, "Waiting", "Lane"]  # first the key of its lane with its entry, by which heads are in order
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +68,7 @@ class Lane:
     waiting: dict[int, Waiting] = field(default_factory=dict)  # by entry
     ranks: Ranks = field(default_factory=Ranks)  # of the entries
     by_size: dict[Size, OrderedDict[int, Waiting]] = field(default_factory=dict)
+    leads: set[Size] = field(default_factory=set)  # sizes of which the head that was looked up is its own
 
     def rank(self) -> None:
         """Owed, counter or since have changed."""
@@ -93,6 +95,8 @@ class Level:
         self._first: Waiting | None = None  # of all; None: to be looked up
         self._heads: dict[Size, Head] = {}  # those that were looked up
         self._last: Lane | None = None  # the last one to leave
+        self._least: float = 0  # no head costs less as long as `changes` is `_least_of`
+        self._least_of = -1
 
     def add(self, waiting: Waiting, weight: float, owed: bool) -> None:
         """Put a request at the end of its tenant's lane; `weight` and `owed` count where the tenant is new here."""
@@ -164,16 +168,24 @@ class Level:
         return self._first
 
     def first_where(self, fits: Callable[[int, int], bool], most_slots: float, most_tokens: float) -> Waiting | None:
-        """The next head whose slots and tokens fit, none of them above these. O(sizes)."""
+        """The next head whose slots and tokens fit, none of them above these. O(sizes), O(1) while nothing changes and
+        even the cheapest does not fit."""
+        if self._least_of == self.changes and most_tokens < self._least:
+            return None
         found: Head | None = None
+        least: float = math.inf
         for size in self._sizes:
             slots, bits = size
-            if slots > most_slots or 1 << (bits - 1) > most_tokens:
+            at_least = 1 << (bits - 1)
+            if slots > most_slots or at_least > most_tokens:
+                least = at_least if at_least < least else least  # `min` takes three times as long
                 continue
             head = self._heads.get(size) or self._look_up(size)
             cost = head[1].cost
+            least = cost if cost < least else least
             if cost <= most_tokens and (found is None or head[0] < found[0]) and fits(slots, cost):
                 found = head
+        self._least, self._least_of = least, self.changes
         return None if found is None else found[1]
 
     def _look_up(self, size: Size) -> Head:
@@ -181,12 +193,15 @@ class Level:
         lane = self._top(self._sizes[size])
         assert lane is not None  # empty heaps are deleted
         waiting = next(iter(lane.by_size[size].values()))
-        head = self._heads[size] = (*lane.key, waiting.entry), waiting
+        head = self._heads[size] = (*lane.key, waiting.entry), waiting, lane
+        lane.leads.add(size)
         return head
 
     def _forget(self, size: Size) -> None:
         """The head of this size can be another from now on."""
-        self._heads.pop(size, None)
+        head = self._heads.pop(size, None)
+        if head is not None:
+            head[2].leads.discard(size)
         self.changes += 1
 
     def _forget_first(self) -> None:
@@ -263,10 +278,8 @@ class Level:
         lane.rank()
         if self._first is not None and self._first.arrival.tenant == lane.tenant:
             self._forget_first()
-        for size in lane.by_size:
-            head = self._heads.get(size)
-            if head is not None and head[1].arrival.tenant == lane.tenant:
-                self._forget(size)
+        for size in tuple(lane.leads):
+            self._forget(size)
 
     def _lowered(self, lane: Lane) -> None:
         """Heaps find by themselves that a key has risen, not that it has fallen: then the lane may lead now."""

@@ -116,8 +116,8 @@ class Running:
         return self.capacity.changes, low.changes, normal.changes, high.changes, critical.changes, kept
 
     def _next(self) -> Waiting | None:
-        line, capacity = self.line, self.capacity
-        heads = self._in_turn([(level, head) for level in line.levels() if (head := self._head(level)) is not None])
+        line, capacity, headroom_share = self.line, self.capacity, self._policy.headroom_share
+        heads = self._in_turn(self._heads())
         keeping: set[RequestClass] = set()
         for level, head in heads:
             if trickle.due(line.stages[level], head):
@@ -127,7 +127,7 @@ class Running:
                 capacity.close(head.slots, head.cost)
                 keeping.add(level)
         for level, head in heads:
-            if capacity.free <= self.kept(level):
+            if headroom_share and capacity.free <= self.kept(level):
                 continue
             if level not in keeping:
                 if capacity.fits(head.slots, head.cost):
@@ -151,13 +151,17 @@ class Running:
                 heads[at - 1], heads[at] = heads[at], heads[at - 1]
         return heads
 
-    def _head(self, level: RequestClass) -> Waiting | None:
-        """The first of a level that some replica could hold."""
-        stage, possible = self.line.stages[level], self.capacity.possible
-        first = stage.first()
-        if first is None or possible(first.slots, first.cost):
-            return first
-        return stage.first_where(possible, math.inf, math.inf)
+    def _heads(self) -> list[tuple[RequestClass, Waiting]]:
+        """Of each level, from the highest, the first that some replica could hold."""
+        possible, found = self.capacity.possible, []
+        for level in self.line.levels():
+            stage = self.line.stages[level]
+            head = stage.first()
+            if head is not None and not possible(head.slots, head.cost):
+                head = stage.first_where(possible, math.inf, math.inf)
+            if head is not None:
+                found.append((level, head))
+        return found
 
     def _take(self, waiting: Waiting) -> str:
         arrival = waiting.arrival
