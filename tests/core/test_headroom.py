@@ -40,7 +40,7 @@ def with_high(made: Admission, count: int) -> None:
     assert made.waiting == made.granted == 0
 
 
-@pytest.mark.parametrize(("count", "free"), [(0, 0), (1, 2), (2, 2), (6, 5), (11, 8)])
+@pytest.mark.parametrize(("count", "free"), [(0, 0), (1, 2), (2, 3), (6, 7), (11, 8)])
 def test_the_more_of_the_load_high_is_the_more_stays_free_for_it(count: int, free: int) -> None:
     made = line(share=0.5, slots=16)
     with_high(made, count)

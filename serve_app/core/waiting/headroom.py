@@ -3,8 +3,8 @@
 Order alone decides who gets the next slot, not how soon there is one: with all of them busy one comes free each
 1/capacity seconds, several times an unloaded first token. So a class below `CLASSES_FROM` is granted nothing while no
 more than the headroom is free. Where those it is for take the part p of the drain, n free slots are used up with
-probability p^n (each is an arrival of theirs before the next end), so n = log(`MISSED`) / log(p): six slots where they
-are four tenths of the load, two where they are a tenth, none where they do not come, however large the engine is. At
+probability p^n (each is an arrival of theirs before the next end), so n = log(`MISSED`) / log(p): eight slots where they
+are four tenths of the load, three where they are a tenth, none where they do not come, however large the engine is. At
 most the policy's share of all slots. The trickle is exempt: what it promises holds however many of them come.
 
 These are the guard channels of telephone exchanges (Hong and Rappaport, 1986).
@@ -19,7 +19,7 @@ import math
 from serve_app.types import RequestClass
 
 CLASSES_FROM = RequestClass.HIGH  # whom it is for: those with somebody at the other end
-MISSED = 0.01  # of them find no free slot: it is their p99 that one promises
+MISSED = 0.001  # of them find no free slot: one promises their p99, and with one in a hundred it would be who waited
 
 
 def kept(share: float, slots: int, part: float) -> int:
