@@ -1,7 +1,8 @@
 """What a million requests leave behind in a router: `python -m benchmarks.residue [--requests 1000000]`.
 
-The whole router but its sockets: the ASGI edge with keys, metrics, receipts and estimates, a model's line, its KV
-budgets, routing, health and channels, in front of engine replicas on the simulated engine (`benchmarks.near_engines`).
+The whole router but its sockets: the ASGI edge with keys, metrics, receipts and estimates, routing, health and
+channels, in front of engine replicas on the simulated engine (`benchmarks.near_engines`), and the quota actor with the
+line that all routers share (`benchmarks.near_quota`). All of it is in one process: what is measured is what all keep.
 Callers ask without a pause, each request with an id, a prompt and a client's name of its own, many with a session's:
 they are answered, leave while they wait or while it runs, are refused in a full line, and miss their deadline; a
 replica is lost after every `REPLICA_LIVES` requests and another comes, under a new name. The metrics are scraped.
@@ -34,14 +35,14 @@ import uvloop
 
 from benchmarks.lines import write_json
 from benchmarks.near_engines import NearEngines
-from serve_app.core.memory.quota import RouterReply, RouterReport
-from serve_app.core.memory.shares import PoolTarget
+from benchmarks.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
 from serve_app.desk import Desk
 from serve_app.dispatch import ModelLine
 from serve_app.http.edge import Edge
 from serve_app.http.keys import KeyRing
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
+from serve_app.shared_line import SharedLine
 from serve_app.telemetry.metrics import RouterMetrics
 
 MODEL = "simulated"
@@ -49,20 +50,13 @@ REQUESTS = 1_000_000
 TENANTS = 40  # labels of the metrics: bounded by the keys
 REPLICAS, SLOTS, MAX_QUEUED = 3, 8, 24
 CALLERS = 52  # a few more than have room
-KV_TOKENS = 50_000  # of each replica, for the router's desk
+KV_TOKENS = 50_000  # of each replica
 REPLICA_LIVES = 2_000  # requests between two losses of a replica
 SAMPLES = 120
 LIMIT_S = 1_500.0  # what is slower than twice a quiet machine's rate is cut off
-EPOCH = 1
 KINDS = {"answer": 70, "leave early": 10, "leave running": 10, "deadline": 10}
 EARLY_S = 0.002  # after which those leave who do not wait for their turn; about half the wait
 ENDS = ("ok", "refused", "cancelled_queued", "cancelled_running")  # outcomes without which a run proves nothing
-
-
-async def ample(told: RouterReport) -> RouterReply:
-    """A quota actor that gives every pool what it has."""
-    targets = tuple(PoolTarget(pool.pool, pool.version + 1, KV_TOKENS) for pool in told.pools)
-    return RouterReply(EPOCH, targets, stale=told.epoch != EPOCH)
 
 
 @dataclass(frozen=True)
@@ -119,43 +113,58 @@ class Router:
         self._keys = [f"sk-residue-{number:06d}" for number in range(TENANTS)]
         keys = tuple(KeySettings(key=key, tenant=f"tenant-{at}") for at, key in enumerate(self._keys))
         told = {"auth": {"keys": keys}, "admission": {"max_queued": MAX_QUEUED}, "models": (model,)}
-        settings = Settings.model_validate(told)
+        self._settings, self._model = Settings.model_validate(told), model
         self.engines = NearEngines(model)
-        self._desk = Desk("router", ample, (TimeoutError,))
-        self.line = ModelLine(model, self.engines, settings.admission, "router", 1, None, self._desk)
+        self.left: dict[str, Any] = {}  # what the actor still had of requests at the end
         self.metrics = RouterMetrics()
-        ring = KeyRing(settings.auth)
         self.receipts = Receipts()
-        lines = {MODEL: self.line}
-        self._edge = Edge(settings, ring, lines, self.metrics, bytes(32), receipts=self.receipts)
+        self._lines: dict[str, ModelLine] = {}
+        ring = KeyRing(self._settings.auth)
+        self._edge = Edge(self._settings, ring, self._lines, self.metrics, bytes(32), receipts=self.receipts)
         self._made = itertools.count()
         self.ended = 0
 
     async def run(self, limit_s: float = LIMIT_S) -> None:
         """All requests to their ends, or as many as come to it in time."""
-        await self._desk.start()
-        names = [await self.engines.add() for _ in range(REPLICAS)]
-        await self.line.start()
-        until = time.monotonic() + limit_s
-        try:
-            callers = [asyncio.create_task(self._caller(until)) for _ in range(CALLERS)]
-            every = max(1, self.requests // SAMPLES)
-            sampled = lost = 0
-            while not all(caller.done() for caller in callers):
-                await asyncio.wait(callers, timeout=0.02, return_when=asyncio.FIRST_EXCEPTION)
-                if self.ended >= lost + REPLICA_LIVES:
-                    lost = self.ended
-                    names.append(await self.engines.add())
-                    await self.engines.lose(names.pop(0))
-                    self.lost += 1
-                if self.ended >= sampled + every:
-                    sampled = self.ended
-                    await self._sample()
-            await asyncio.gather(*callers)
-        finally:
-            await self.line.close()
-            await self._desk.stop()
-            await self.engines.end()
+        async with near_quota() as quota:
+            desk = Desk("router", quota.router, (TimeoutError,))
+            shared = SharedLine("router", quota.exchange, quota.watch, (TimeoutError,))
+            line = ModelLine(self._model, self.engines, self._settings.admission, "router", 1, shared, desk)
+            self._lines[MODEL] = line
+            await desk.start()
+            await shared.start()
+            names = [await self._engine(quota) for _ in range(REPLICAS)]
+            await line.start()
+            try:
+                await self._ask_all(quota, names, time.monotonic() + limit_s)
+                self.left = await quota.left()
+            finally:
+                await line.close()
+                await shared.stop()
+                await desk.stop()
+                await self.engines.end()
+
+    async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:
+        callers = [asyncio.create_task(self._caller(until)) for _ in range(CALLERS)]
+        every = max(1, self.requests // SAMPLES)
+        sampled = lost = 0
+        while not all(caller.done() for caller in callers):
+            await asyncio.wait(callers, timeout=0.02, return_when=asyncio.FIRST_EXCEPTION)
+            if self.ended >= lost + REPLICA_LIVES:
+                lost = self.ended
+                names.append(await self._engine(quota))
+                await self.engines.lose(names[0])
+                await quota.engine_ends(names.pop(0))
+                self.lost += 1
+            if self.ended >= sampled + every:
+                sampled = self.ended
+                await self._sample()
+        await asyncio.gather(*callers)
+
+    async def _engine(self, quota: NearQuota) -> str:
+        name = await self.engines.add()
+        await quota.engine_runs(name, MODEL, SLOTS, KV_TOKENS)
+        return name
 
     async def _sample(self) -> None:
         """What is resident when nothing that could be collected is left."""
@@ -256,9 +265,8 @@ def measure(requests: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(router.run(limit_s))
     outcomes = router.outcomes()
-    seen = router.line.line.snapshot()
-    if any(seen.waiting.values()) or any(use.used for use in seen.replicas.values()):
-        raise RuntimeError(f"somebody is left in the line: {seen}")
+    if any(router.left.values()):
+        raise RuntimeError(f"somebody is left in the line: {router.left}")
     if missing := [name for name in ENDS if not outcomes.get(name)]:
         raise RuntimeError(f"no request ended as {', '.join(missing)}: {outcomes}")
     kept = [(made, now) for made, now in router.points if made >= router.ended / 3]

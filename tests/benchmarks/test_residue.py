@@ -43,7 +43,4 @@ def test_requests_end_in_every_way_and_leave_nothing_in_the_router(monkeypatch: 
     assert outcomes.keys() <= {*residue.ENDS, "engine_failed"}
     assert sum(outcomes.values()) == len(router.receipts) == 400
     assert router.deadlines_missed
-    line = router.line.line.snapshot()
-    assert not any(line.waiting.values())
-    assert not any(use.used for use in line.replicas.values())
-    assert line.arrived == sum(line.granted.values()) + sum(line.refused.values()) + line.cancelled_waiting
+    assert router.left == {}

@@ -80,9 +80,10 @@ class Accounts:
     def drop(self, engine: str) -> None:
         """An engine is gone, and all that was held there."""
         account = self._accounts.pop(engine, None)
-        if account is not None:
-            self._open[account.model].discard(engine)
-            if not len(self._open[account.model]):
+        open_ones = None if account is None else self._open.get(account.model)
+        if account is not None and open_ones is not None:  # there is none where no engine has credit
+            open_ones.discard(engine)
+            if not len(open_ones):
                 del self._open[account.model]
 
     def choose(self, model: str, slots: int, tokens: int, affinity: str | None) -> str | None:
