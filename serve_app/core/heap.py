@@ -6,54 +6,62 @@ Invariant: stale entries never outnumber the live ones by more than `SLACK`, so 
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 SLACK = 64  # entries; below it a rebuild costs more than the memory it gives back
 
 Key = tuple[float, ...]
+_Entry = tuple[Any, ...]  # the key's numbers, and the item: comparing these costs half of what a pair of both does
 
 
 class KeyedHeap:
-    """Items by smallest key, ties by the item itself. `set` and `discard` are O(log n), amortised over rebuilds."""
+    """Items by smallest key, ties by the item itself; all keys are of one length. `set` and `discard` are O(log n),
+    amortised over rebuilds."""
 
-    __slots__ = ("_entries", "_keys")
+    __slots__ = ("_entries", "_live")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Key, str]] = []
-        self._keys: dict[str, Key] = {}
+        self._entries: list[_Entry] = []
+        self._live: dict[str, tuple[Key, _Entry]] = {}
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._live)
 
     def set(self, item: str, key: Key) -> None:
         """Put an item in, or give it another key."""
-        if self._keys.get(item) == key:
+        known = self._live.get(item)
+        if known is not None and known[0] == key:
             return
-        self._keys[item] = key
-        heapq.heappush(self._entries, (key, item))
+        entry = (*key, item)
+        self._live[item] = key, entry
+        heapq.heappush(self._entries, entry)
         self._tidy()
 
     def replace_first(self, key: Key) -> None:
         """Give what `peek` has just found another key; half the cost of `set`."""
-        item = self._entries[0][1]
-        self._keys[item] = key
-        heapq.heapreplace(self._entries, (key, item))
+        item = self._entries[0][-1]
+        entry = (*key, item)
+        self._live[item] = key, entry
+        heapq.heapreplace(self._entries, entry)
 
     def discard(self, item: str) -> None:
         """Take an item out; one that is not in it changes nothing."""
-        if self._keys.pop(item, None) is not None:
+        if self._live.pop(item, None) is not None:
             self._tidy()
 
     def peek(self) -> tuple[Key, str] | None:
         """The smallest key and its item; None when empty."""
         entries = self._entries
         while entries:
-            key, item = entries[0]
-            if self._keys.get(item) == key:
-                return entries[0]
+            entry = entries[0]
+            item: str = entry[-1]
+            known = self._live.get(item)
+            if known is not None and known[1] is entry:
+                return known[0], item
             heapq.heappop(entries)
         return None
 
     def _tidy(self) -> None:
-        if len(self._entries) > 2 * len(self._keys) + SLACK:
-            self._entries = [(key, item) for item, key in self._keys.items()]
+        if len(self._entries) > 2 * len(self._live) + SLACK:
+            self._entries = [entry for _, entry in self._live.values()]
             heapq.heapify(self._entries)

@@ -240,7 +240,12 @@ class Capacity:
 
     def _look(self) -> None:
         """Find the best open replicas anew."""
-        self._best, self._most_free, self._looked = self._first(self._by_tokens), 0, True
+        self._looked = True
+        if not self._closed:
+            self._best = self._by_tokens[0] if self._by_tokens else None
+            self._most_free = self._counts[-1] if self._counts else 0
+            return
+        self._best, self._most_free = self._first(self._by_tokens), 0
         for count in reversed(self._counts):
             if self._first(self._by_free[count]) is not None:
                 self._most_free = count

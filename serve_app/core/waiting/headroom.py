@@ -3,9 +3,9 @@
 Order alone decides who gets the next slot, not how soon there is one: with all of them busy one comes free each
 1/capacity seconds, several times an unloaded first token. So a class below `CLASSES_FROM` is granted nothing while no
 more than the headroom is free. Where those it is for take the part p of the drain, n free slots are used up with
-probability p^n (each is an arrival of theirs before the next end), so n = log(`MISSED`) / log(p): eight slots where they
-are four tenths of the load, three where they are a tenth, none where they do not come, however large the engine is. At
-most the policy's share of all slots. The trickle is exempt: what it promises holds however many of them come.
+probability p^n (each is an arrival of theirs before the next end), so n = log(`MISSED`) / log(p): eight slots where
+they are four tenths of the load, three where they are a tenth, none where they do not come, however large the engine
+is. At most the policy's share of all slots. The trickle is exempt: what it promises holds however many of them come.
 
 These are the guard channels of telephone exchanges (Hong and Rappaport, 1986).
 
