@@ -40,6 +40,7 @@ from rich.console import Console
 
 from benchmarks import conditions
 from benchmarks.arms import VLLM, BenchmarkError, ModelChoice
+from benchmarks.deep_model import deepened
 from benchmarks.estimate import TraceMissingError
 from benchmarks.lines import write_json
 from benchmarks.offered import lengths
@@ -157,7 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("two cores are needed" if len(cores) < 2 else "--plot needs matplotlib: pip install matplotlib")
         return 1
     signal.signal(signal.SIGTERM, on_terminate)
-    model = ModelChoice(str(ensure_tiny_model()), max_model_len=MAX_MODEL_LEN, max_num_seqs=plan.max_num_seqs)
+    tiny = ensure_tiny_model()
+    path = deepened(tiny, plan.depth, tiny.with_name(f"{tiny.name}-x{plan.depth}"))
+    model = ModelChoice(str(path), max_model_len=MAX_MODEL_LEN, max_num_seqs=plan.max_num_seqs)
     folder = Path(tempfile.mkdtemp(prefix="serve-bench-"))
     theatre = Theatre(model, folder, console, plan, (cores[0], cores[1]))
     try:

@@ -3,7 +3,7 @@
 Levels, as everywhere here: the first token within 5, 20, 100 times the unloaded p50 TTFT for high, normal, low, and a
 mean gap between tokens within 3 times the unloaded p50, both of vLLM's own server in the same run. What clients do is
 derived from them. Who asks for `normal` or `low` is a program and sends half its TTFT level as deadline (for the start;
-the other half is the prompt's); a person, `high`, sends none. All leave without a word when twice their level has
+the other half is the prompt's); a person, `high`, sends none. All leave without a word when four times their level has
 passed without a first token, and none comes back.
 """
 
@@ -26,8 +26,9 @@ MULTIPLES, QUICK_MULTIPLES = (0.5, 1.0, 2.0, 3.0, PEAK), (0.5, 1.0, PEAK)
 TTFT_FACTORS: Mapping[str, float] = {HIGH: 5.0, NORMAL: 20.0, LOW: 100.0}
 ITL_FACTOR = 3.0
 DEADLINE_SHARE = 0.5  # of the TTFT level: to be granted by; the rest is for the prompt, beside others
-PATIENCE_FACTOR = 2.0  # times the TTFT level: nobody leaves in the very moment in which he was promised an answer
-MAX_NUM_SEQS = 10  # the other core is at half, and the mean gap between tokens at 2.5 times the unloaded one
+PATIENCE_FACTOR = 4.0  # times the TTFT level: at twice, people left before the longest prompts were read unloaded
+MAX_NUM_SEQS = 8  # the mean gap between tokens is below 3 times the unloaded one
+DEPTH = 2  # times the built-in model's layers: so many slots of itself keep the other core busier than half
 MAX_MODEL_LEN = 4096  # one request in two thousand of the scaled trace is longer
 CLOSED_FACTOR = 2  # clients for each slot when capacity is measured: a slot that comes free has somebody waiting
 UNLOADED, CAPACITY = "unloaded", "capacity"
@@ -46,6 +47,7 @@ class Plan:
     warmup_s: float
     tail_s: float
     max_num_seqs: int
+    depth: int
     seed: int
     folder: str
 
@@ -112,6 +114,7 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     parser.add_argument("--arms", default=",".join(ARMS), help="some of them; levels need vllm, or a --raw that has it")
     parser.add_argument("--scale", type=float, default=1.0, help="of the windows' lengths")
     parser.add_argument("--max-num-seqs", type=int, default=MAX_NUM_SEQS, help="slots of the engine")
+    parser.add_argument("--depth", type=int, default=DEPTH, help="times the built-in model's layers")
     parser.add_argument("--data", type=Path, default=DATA, help="where the trace is")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals, lengths and texts")
     parser.add_argument("--raw", type=Path, help="a folder for each window's result; one that is there stands")
@@ -120,6 +123,8 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     options.arms = tuple(arm for arm in ARMS if arm in options.arms.split(","))
     if not options.scale > 0:
         parser.error("--scale must be above 0")
+    if options.depth < 1:
+        parser.error("--depth must be at least 1")
     if not options.arms:
         parser.error(f"--arms takes some of {', '.join(ARMS)}")
     return options
@@ -139,6 +144,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         multiples=multiples,
         window_s={multiple: options.scale * span_s for multiple, span_s in windows.items()},
         max_num_seqs=options.max_num_seqs,
+        depth=options.depth,
         seed=options.seed,
         folder=str(options.data),
         **sizes,

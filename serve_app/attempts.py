@@ -27,7 +27,7 @@ from serve_app.channel import Stream
 from serve_app.core.admission import Arrival
 from serve_app.core.memory.sessions import Session
 from serve_app.desk import Desk
-from serve_app.engine.protocol import EngineInfo, Frame, Submit
+from serve_app.engine.protocol import EngineInfo, Frame, Submit, Usage
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
 from serve_app.local_line import Decider
 from serve_app.replica_set import ReplicaSet
@@ -66,10 +66,11 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request runs, who is told of the tokens it produces, and what gives the place back (again: nothing)."""
+    """Where a request runs, who is told of the tokens it produces, and what gives the place back, with what it has used
+    if that is known (again: nothing)."""
 
     granted: Granted
-    give_back: Callable[[], None]
+    give_back: Callable[[Usage | None], None]
     on_tokens: OnTokens | None = None
 
 
@@ -79,8 +80,8 @@ class Attempts:
     Args:
         replicas: of the model.
         slot: holds a slot of the line for a block; raises as `serve_app.waiters.Waiters.granted`.
-        give_back: ends what a request of this id holds, slot and tokens, with the output tokens it made (None: not
-            counted); again changes nothing.
+        give_back: ends what a request of this id holds, slot and tokens, with the tokens it made and those of its
+            prompt (None: not counted); again changes nothing.
         info: what the engines have told of themselves; None: nothing yet.
         line: that of the model; running requests tell it of what they produce and need.
         desk: where requests of sessions get their KV tokens; None: they need none.
@@ -90,7 +91,7 @@ class Attempts:
         self,
         replicas: ReplicaSet,
         slot: Callable[[Arrival], AbstractAsyncContextManager[Granted]],
-        give_back: Callable[[str, int | None], None],
+        give_back: Callable[[str, int | None, int | None], None],
         info: Callable[[], EngineInfo | None],
         line: Decider,
         desk: Desk | None,
@@ -128,10 +129,10 @@ class Attempts:
         """
         losses = Losses(time.monotonic() + max_wait_s)
 
-        def give_back() -> None:
-            made = trail.output_tokens
+        def give_back(used: Usage | None = None) -> None:
+            read, made = (None, trail.output_tokens) if used is None else (used.prompt_tokens, used.completion_tokens)
             trail.release(time.monotonic())
-            self._give_back(arrival.request_id, made)
+            self._give_back(arrival.request_id, made, read)
 
         def lost(error: EngineFailed) -> bool:
             if losses.final(error, time.monotonic()):
@@ -174,7 +175,7 @@ class Attempts:
             return False
         draw = None if self._desk is None else Draw(self._desk, request_id, session)
 
-        def give_back() -> None:
+        def give_back(used: Usage | None = None) -> None:
             trail.release(time.monotonic())
             self._leave_session(session_id, request_id, draw)
 
@@ -210,7 +211,7 @@ class Attempts:
             return not losses.final(error, time.monotonic())
 
         while True:
-            place = Place(Granted(await any_replica(), 0.0), self._replicas.forget_gone)
+            place = Place(Granted(await any_replica(), 0.0), lambda used: self._replicas.forget_gone())
             if await self._attempt(place, make, relay, lost, trail):
                 return
             await asyncio.sleep(ASIDE_RETRY_S)
@@ -230,8 +231,12 @@ class Attempts:
         trail.route = place.granted.route
         stream: Stream | None = None
         relayed, sent = False, self._replicas.sent(replica_id)
+
+        def ended() -> None:
+            place.give_back(None if stream is None else stream.usage)
+
         try:
-            async with self._replicas.channel(replica_id).run(make, place.give_back, place.on_tokens) as stream:
+            async with self._replicas.channel(replica_id).run(make, ended, place.on_tokens) as stream:
                 frames = await stream.next()
                 sent.began(frames[0].status)
                 relayed = True

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from serve_app.core.slo import Pace
-from serve_app.engine.protocol import Frame, Submit, batch_decoder
+from serve_app.engine.protocol import Frame, Submit, Usage, batch_decoder
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.serve_adapter import CALL_ERRORS, Handle, in_fresh_context
 
@@ -31,7 +31,7 @@ HANDOVER_S = 5.0  # Serve sends a call on within ms, a busy router within a seco
 class Stream:
     """The frames of one request, in order, as they arrive."""
 
-    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished", "lost", "pace", "tokens")
+    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished", "lost", "pace", "tokens", "usage")
 
     def __init__(self) -> None:
         self._frames: list[Frame] = []
@@ -42,6 +42,7 @@ class Stream:
         self.pace = Pace()  # when they came, however late a client reads them
         self.begun = False  # whether the first frame has arrived
         self.finished = False  # whether the last frame has arrived
+        self.usage: Usage | None = None  # known by then
         self.lost = False  # whether it failed because the connection to the replica did
 
     def push(self, frame: Frame) -> bool:
@@ -50,6 +51,7 @@ class Stream:
         if self._error is not None:
             return True
         self.begun = True
+        self.usage = frame.usage
         self.finished = frame.usage is not None
         self._frames.append(frame)
         self._buffered += len(frame.body)

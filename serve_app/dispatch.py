@@ -258,10 +258,10 @@ class ModelLine:
         finally:
             self._give_back(arrival.request_id)
 
-    def _give_back(self, request_id: str, output_tokens: int | None = None) -> None:
+    def _give_back(self, request_id: str, output_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
         """End a grant; the first call for it counts. A replica is done with a request before its slowest reader is."""
         self._replicas.gave(request_id)
-        self.line.done(request_id, output_tokens)
+        self.line.done(request_id, output_tokens, prompt_tokens)
         self._replicas.forget_gone()
 
     def _any_replica(self) -> str:

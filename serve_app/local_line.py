@@ -45,9 +45,9 @@ class Decider(Protocol):
         """The caller is gone, waiting or running."""
         ...
 
-    def done(self, request_id: str, output_tokens: int | None = None) -> None:
-        """A granted request has ended, well or not, after so much output (None: not counted, its estimate stands for
-        it); again changes nothing."""
+    def done(self, request_id: str, output_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
+        """A granted request has ended, well or not, after so many tokens (None: not counted, the estimate stands for
+        them); again changes nothing."""
         ...
 
     def progress(self, request_id: str, output_tokens: int) -> None:
@@ -133,8 +133,8 @@ class LocalLine:
     def cancel(self, request_id: str) -> None:
         self._after(self._admission.on_cancel(request_id, time.monotonic()))
 
-    def done(self, request_id: str, output_tokens: int | None = None) -> None:
-        self._after(self._admission.on_done(request_id, time.monotonic(), output_tokens=output_tokens))
+    def done(self, request_id: str, output_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
+        self._after(self._admission.on_done(request_id, time.monotonic(), prompt_tokens, output_tokens))
 
     def progress(self, request_id: str, output_tokens: int) -> None:
         self._after(self._admission.on_progress(request_id, output_tokens, time.monotonic()))

@@ -262,8 +262,8 @@ class ModelEnd:
         self._line.expect_no_more(request_id)
         self._line.after(self._remote.on_cancel(request_id, time.monotonic()), self)
 
-    def done(self, request_id: str, output_tokens: int | None = None) -> None:
-        self._line.after(self._remote.on_done(request_id, time.monotonic(), None, output_tokens), self)
+    def done(self, request_id: str, output_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
+        self._line.after(self._remote.on_done(request_id, time.monotonic(), prompt_tokens, output_tokens), self)
 
     def progress(self, request_id: str, output_tokens: int) -> None:
         self._remote.on_progress(request_id, output_tokens)
