@@ -1,7 +1,7 @@
 """The built-in model with its layers repeated: an engine whose steps take longer beside the same work around it.
 
-A step of the built-in model takes 1.5 ms on a fast core, so that relaying its tokens fills another core. With each layer
-repeated a step takes about that many times as long, as a larger model's would, and everything else stays as it is.
+A step of the built-in model takes 1.5 ms on a fast core, so that relaying its tokens fills another core. With each
+layer repeated a step takes about that many times as long, as a larger model's would, and all else stays as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def deepened(folder: Path, times: int, into: Path) -> Path:
-    """The folder `into` with the model of `folder`, each of its layers repeated so many times; written if it is missing.
+    """The folder `into` with the model of `folder`, its layers repeated so many times; written if it is missing.
 
     Raises:
         ValueError: below one time.

@@ -3,8 +3,8 @@
 Levels, as everywhere here: the first token within 5, 20, 100 times the unloaded p50 TTFT for high, normal, low, and a
 mean gap between tokens within 3 times the unloaded p50, both of vLLM's own server in the same run. What clients do is
 derived from them. Who asks for `normal` or `low` is a program and sends half its TTFT level as deadline (for the start;
-the other half is the prompt's); a person, `high`, sends none. All leave without a word when four times their level has
-passed without a first token, and none comes back.
+the other half is the prompt's); a person, `high`, sends none. All leave without a word when `PATIENCE_FACTORS` times
+their level have passed without a first token, and none comes back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ MULTIPLES, QUICK_MULTIPLES = (0.5, 1.0, 2.0, 3.0, PEAK), (0.5, 1.0, PEAK)
 TTFT_FACTORS: Mapping[str, float] = {HIGH: 5.0, NORMAL: 20.0, LOW: 100.0}
 ITL_FACTOR = 3.0
 DEADLINE_SHARE = 0.5  # of the TTFT level: to be granted by; the rest is for the prompt, beside others
-PATIENCE_FACTOR = 4.0  # times the TTFT level: at twice, people left before the longest prompts were read unloaded
+# Times the TTFT level. People leave a silent page after some ten seconds, which is fifty times what an unloaded server
+# takes; at four times their level they left before the longest prompts could be read, loaded or not.
+PATIENCE_FACTORS: Mapping[str, float] = {HIGH: 10.0, NORMAL: 4.0, LOW: 4.0}
 MAX_NUM_SEQS = 8  # the mean gap between tokens is below 3 times the unloaded one
 DEPTH = 2  # times the built-in model's layers: so many slots of itself keep the other core busier than half
 MAX_MODEL_LEN = 4096  # one request in two thousand of the scaled trace is longer
@@ -88,7 +90,7 @@ class Levels:
         return max(1, round(1e3 * DEADLINE_SHARE * self.ttft_level_s(group)))
 
     def patience_s(self, group: str) -> float:
-        return PATIENCE_FACTOR * self.ttft_level_s(group)
+        return PATIENCE_FACTORS[group] * self.ttft_level_s(group)
 
     def as_json(self) -> dict[str, Any]:
         return {

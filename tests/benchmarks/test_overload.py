@@ -329,4 +329,4 @@ def test_levels_follow_from_the_unloaded_figures() -> None:
     assert [LEVELS.ttft_level_s(group) for group in GROUPS] == [0.5, 2.0, 10.0]
     assert LEVELS.itl_level_ms == 6.0
     assert [LEVELS.deadline_ms(group) for group in GROUPS] == [None, 1000, 5000]
-    assert LEVELS.patience_s(HIGH) == 2.0
+    assert [LEVELS.patience_s(group) for group in GROUPS] == [5.0, 8.0, 40.0]

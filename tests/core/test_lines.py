@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from serve_app.core.exchange.lines import CALM_S
+from serve_app.core.exchange.standing import ASIDE_AFTER_S
 from serve_app.types import RequestClass
-from tests.core.exchange_world import World
+from tests.core.exchange_world import MODEL, World
 
 HIGH, LOW = RequestClass.HIGH, RequestClass.LOW
 
@@ -119,4 +120,91 @@ def test_a_router_goes_on_from_its_credit_while_the_actor_is_away_and_not_for_ev
     assert reqs[2].state == "waits", "its credit may be another's by now"
     world.settle(8)
     assert reqs[2].state == "runs"
+    world.accounted()
+
+
+def reach(world: World, router: str, engine: str, usable: bool) -> None:
+    """A router ejects an engine, or takes it back."""
+    one = world.routers[router]
+    world.perform(one, one.line.reach(MODEL, engine, usable, world.now))
+
+
+def pass_time(world: World, span_s: float) -> None:
+    """With everybody saying that he is there."""
+    until = world.now + span_s
+    while world.now < until:
+        world.wait(0.5)
+        world.settle(1)
+
+
+def test_a_router_that_has_lost_its_way_takes_the_engines_from_the_others_for_seconds_only() -> None:
+    world = connected(slots=2, routers=2)
+    reach(world, "r1", "e", usable=False)
+    world.settle(2)
+    reqs = [world.arrive("r0", LOW) for _ in range(2)]
+    world.settle(2)
+    assert [req.state for req in reqs].count("waits") == 1, "it has credit for one"
+    pass_time(world, ASIDE_AFTER_S)
+    world.settle(2)
+    assert [req.state for req in reqs] == ["runs", "runs"]
+    assert world.quota.lines.views(world.now)[MODEL].aside == ("r1",)
+    world.accounted()
+
+
+def test_requests_of_a_router_left_aside_come_in_again_with_it_by_class() -> None:
+    world = connected(slots=2, routers=2)
+    reach(world, "r1", "e", usable=False)
+    world.settle(2)
+    waited = world.arrive("r1", LOW)
+    world.settle(1)
+    pass_time(world, ASIDE_AFTER_S)
+    low, high = waited, world.arrive("r1", HIGH)
+    others = [world.arrive("r0", LOW) for _ in range(3)]
+    world.settle(2)
+    assert [req.state for req in others] == ["runs", "runs", "waits"], "nobody waits for those who cannot run"
+    assert (low.state, high.state) == ("waits", "waits")
+    reach(world, "r1", "e", usable=True)
+    world.settle(2)
+    assert world.quota.lines.views(world.now)[MODEL].aside == ()
+    world.finish("r0", f"q{others[0].number}")
+    world.settle(2)
+    assert (low.state, high.state, others[2].state) == ("waits", "runs", "waits")
+    world.finish("r0", f"q{others[1].number}")
+    world.finish("r1", f"q{high.number}")
+    world.settle(2)
+    assert (low.state, others[2].state) == ("runs", "runs")
+    world.accounted()
+
+
+def test_a_cancelled_request_of_a_router_left_aside_is_forgotten() -> None:
+    world = connected(slots=2, routers=2)
+    reach(world, "r1", "e", usable=False)
+    world.settle(2)
+    before = world.arrive("r1", LOW)
+    world.settle(1)
+    pass_time(world, ASIDE_AFTER_S)
+    while_aside = world.arrive("r1", LOW)
+    world.settle(1)
+    for req in (before, while_aside):
+        world.cancel("r1", f"q{req.number}")
+    world.settle(2)
+    assert not world.quota.lines.requests()
+    reach(world, "r1", "e", usable=True)
+    world.settle(2)
+    after = world.arrive("r1", LOW)
+    world.settle(2)
+    assert after.state == "runs"
+    world.accounted()
+
+
+def test_routers_that_have_ejected_different_engines_leave_one_to_those_who_reach_it() -> None:
+    world = World({"e": (2, 200), "f": (2, 200)}, 2)
+    world.settle(4)
+    reach(world, "r0", "f", usable=False)
+    reach(world, "r1", "e", usable=False)
+    world.settle(2)
+    reqs = [world.arrive("r0", LOW) for _ in range(2)]
+    pass_time(world, ASIDE_AFTER_S)
+    world.settle(2)
+    assert [(req.state, req.engine) for req in reqs] == [("runs", "e")] * 2
     world.accounted()

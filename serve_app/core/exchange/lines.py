@@ -54,12 +54,14 @@ FIGURES_S = 0.1  # between looks at the lines for the routers' early refusals
 
 @dataclass(frozen=True, slots=True)
 class LineView:
-    """A line, the routers that hand in to it, the engines that can be granted, and whether routers keep no credit."""
+    """A line, the routers that hand in to it, the engines that can be granted, whether routers keep no credit, and the
+    routers that are left aside since they reach too few engines."""
 
     snapshot: Snapshot
     routers: tuple[str, ...]
     engines: tuple[str, ...]
     contended: bool
+    aside: tuple[str, ...]
 
 
 class Lines:
@@ -147,8 +149,9 @@ class Lines:
             model: LineView(
                 line.admission.snapshot(now),
                 tuple(sorted(line.routers)),
-                tuple(sorted(name for name, one in line.engines.items() if one.open_to(line.routers))),
+                tuple(sorted(name for name in line.engines if line.open(name))),
                 model in contended,
+                tuple(sorted(line.standing.aside)),
             )
             for model, line in sorted(self._places.lines.items())
         }
@@ -199,6 +202,7 @@ class Lines:
         """The moment for the next `on_tick`; None while nothing can come due. O(models)."""
         lines = self._places.lines.values()
         dues = [due for line in lines if (due := line.admission.next_due()) is not None]
+        dues += [due for line in lines if (due := line.standing.next_due()) < math.inf]
         dues += self._calm_at.values()
         if self._early and self._gather_until < math.inf:
             dues.append(self._gather_until)

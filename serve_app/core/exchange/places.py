@@ -3,7 +3,8 @@
 Rules
 - What nobody has of an engine is the line's: its free slots and KV tokens in the ledger. A grant is charged to its
   router's account before the router hears of it, and comes back when the request ends.
-- An engine is in a line while every router of the model says that it can reach it.
+- An engine is in a line while every router of the model that counts says that it can reach it. Requests of one that
+  does not (`core.exchange.standing`) wait beside the line, and come in again with it.
 - While nobody waits, half of an engine is divided among the routers as credit; the rest is for who asks.
 - An engine that was taken for gone and is there is used again once whoever had something there has said what.
 
@@ -16,10 +17,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from serve_app.core.admission import Admission, Policy
 from serve_app.core.exchange.accounts import Accounts
+from serve_app.core.exchange.entries import UNTOLD, Engine, Line, Request
 from serve_app.core.exchange.growth import Grower, Growth
 from serve_app.core.exchange.words import Action as Said
 from serve_app.core.exchange.words import Credit, Enough, Grow, Grown, Lent, Stands, Usage
@@ -29,39 +31,6 @@ from serve_app.core.waiting.events import Action, Arrival, Refuse
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 CREDIT_PARTS = 2  # of an engine: one is divided among the routers as credit, the rest is for who asks
-UNTOLD = Policy(max_queued=1000, max_wait_s=60.0)  # of a model whose bounds no router has told
-
-
-@dataclass(slots=True)
-class _Engine:
-    reached: dict[str, bool] = field(default_factory=dict)  # by router
-    owed: set[str] = field(default_factory=set)  # routers that have to say anew what runs there
-    slots: int = 0  # held by this line's grants
-    tokens: int = 0
-    told: tuple[int, int, int, int] | None = None  # slots and tokens it has, and those in other hands
-
-    def open_to(self, routers: set[str]) -> bool:
-        """Whether whoever is granted a place here can go there."""
-        return bool(routers) and not self.owed and all(self.reached.get(router) for router in routers)
-
-
-@dataclass(slots=True)
-class Line:
-    """The line of one model, and what it grants from."""
-
-    admission: Admission
-    routers: set[str] = field(default_factory=set)
-    engines: dict[str, _Engine] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Request:
-    router: str
-    model: str
-    arrival: Arrival  # its deadline in this clock
-    arrived_s: float
-    engine: str = ""  # empty: it waits
-    grown: int = 0  # tokens beyond its cost
 
 
 class Places:
@@ -79,7 +48,7 @@ class Places:
         self.lines: dict[str, Line] = {}
         self.touched: set[str] = set()  # models in which something was decided
         self._model_of: dict[str, str] = {}  # engines, by their routers' word
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
         self._tickets: dict[str, dict[str, None]] = {}  # by router, in the order they came
         self._again: list[str] = []  # tickets whose grant found nothing
 
@@ -87,9 +56,11 @@ class Places:
 
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """A request asks for a place; its deadline is of this clock."""
-        self._requests[arrival.request_id] = _Request(router, model, arrival, arrived_s)
+        self._requests[arrival.request_id] = Request(router, model, arrival, arrived_s)
         self._tickets.setdefault(router, {})[arrival.request_id] = None
-        self._act(model, self.line(model).admission.on_arrive(arrival, now, now - arrived_s))
+        line = self.line(model)
+        if router not in line.standing.aside:
+            self._act(model, line.admission.on_arrive(arrival, now, now - arrived_s))
 
     def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """A request has ended; what it held is its engine's again. An unknown ticket changes nothing."""
@@ -133,7 +104,7 @@ class Places:
         spare_tokens = max(1, self._ledger.limit(engine) // parts)
         more_slots = more_tokens = 0
         calm = calm and not self.growth.owes(engine) and not line.admission.waiting
-        if calm and line.engines[engine].open_to(line.routers):
+        if calm and line.open(engine):
             free_slots, free_tokens = self.accounts.free(engine)
             more_slots = max(0, min(spare_slots - had[0], -(-free_slots // 2)))
             more_tokens = max(0, min(spare_tokens - had[1], -(-free_tokens // 2)))
@@ -177,8 +148,7 @@ class Places:
                 self.sync(engine, now)
             self._act(request.model, line.admission.on_cancel(ticket, now), ended=ticket)
             self._requests[ticket] = request
-            arrival = replace(request.arrival, accepted=True)
-            self._act(request.model, line.admission.on_arrive(arrival, now, now - request.arrived_s))
+            self._come_in_again(ticket, now)
 
     def requests(self) -> dict[str, tuple[Arrival, str]]:
         """Every ticket with its arrival and its engine, none while it waits. O(n)."""
@@ -211,6 +181,7 @@ class Places:
             for engine in list(line.engines):
                 self._unreach(router, line.engines[engine])
                 self.sync(engine, now)
+            self._look(model, now)
             self.tidy(model)
 
     def rules(self, router: str, model: str, policy: Policy | None, now: float) -> None:
@@ -220,6 +191,7 @@ class Places:
                 self.lines[model].routers.discard(router)
                 for engine in list(self.lines[model].engines):
                     self.sync(engine, now)  # it may have been the one that does not reach it
+                self._look(model, now)
                 self.tidy(model)
             return
         line = self.lines.get(model)
@@ -228,13 +200,15 @@ class Places:
         line.routers.add(router)
         with contextlib.suppress(ValueError):  # other lift times: from the next line of this model on
             self._act(model, line.admission.on_policy(policy, now))
+        self._look(model, now)
 
     def reach(self, router: str, model: str, engine: str, usable: bool, now: float) -> None:
         """Whether a router can hand requests to an engine."""
         line = self.line(model)
         self._model_of[engine] = model
-        line.engines.setdefault(engine, _Engine()).reached[router] = usable
+        line.engines.setdefault(engine, Engine()).reached[router] = usable
         self.sync(engine, now)
+        self._look(model, now)
 
     def left(self, router: str, engine: str, now: float) -> None:
         """A router is done with an engine, and with all that it had there. O(requests of the router)."""
@@ -246,6 +220,7 @@ class Places:
         if model is not None:
             self._unreach(router, self.lines[model].engines[engine])
             self.sync(engine, now)
+            self._look(model, now)
             self.tidy(model)
 
     def square(self, router: str, now: float) -> None:
@@ -276,6 +251,7 @@ class Places:
         one.owed |= had.keys()
         one.reached = {router: usable for router, usable in one.reached.items() if usable or router in had}
         self._act(model, self.lines[model].admission.on_replica_gone(engine, now))
+        self._look(model, now)
         self.tidy(model)
 
     def owing(self, engine: str) -> set[str]:
@@ -293,7 +269,7 @@ class Places:
             return
         line = self.lines[model]
         one = line.engines[engine]
-        told = self._told(engine, one, line.routers)
+        told = self._told(engine, one, line.counted)
         if told == one.told:
             return
         one.told = told
@@ -316,6 +292,8 @@ class Places:
             due = line.admission.next_due()
             if due is not None and due <= now:
                 self._act(model, line.admission.on_tick(now))
+            if line.standing.next_due() <= now:
+                self._look(model, now)
             self.touched.add(model)
 
     def model_of(self, engine: str) -> str:
@@ -342,6 +320,35 @@ class Places:
         return set(found)
 
     # Inside
+
+    def _look(self, model: str, now: float) -> None:
+        """Which routers count may have changed, and with them which engines there are. O(engines x routers)."""
+        line = self.lines[model]
+        before = line.standing.aside
+        if not line.standing.look({name: one.reached for name, one in line.engines.items()}, line.routers, now):
+            return
+        for ticket in self._waiting_of(line.standing.aside - before, model):
+            request = self._requests.get(ticket)
+            if request is not None and not request.engine:  # the end of the one before may have decided on it
+                self._act(model, line.admission.on_cancel(ticket, now), ended=ticket)
+        for engine in list(line.engines):
+            self.sync(engine, now)
+        back = self._waiting_of(before - line.standing.aside, model)
+        for ticket in sorted(back, key=lambda one: self._requests[one].arrived_s):
+            self._come_in_again(ticket, now)
+
+    def _waiting_of(self, routers: Iterable[str], model: str) -> list[str]:
+        tickets = [ticket for router in routers for ticket in self._tickets.get(router, ())]
+        found = ((ticket, self._requests[ticket]) for ticket in tickets)
+        return [ticket for ticket, request in found if request.model == model and not request.engine]
+
+    def _come_in_again(self, ticket: str, now: float) -> None:
+        """Who has waited already is put in the line, as old as it is."""
+        request = self._requests[ticket]
+        line = self.lines[request.model]
+        if request.router not in line.standing.aside:
+            arrival = replace(request.arrival, accepted=True)
+            self._act(request.model, line.admission.on_arrive(arrival, now, now - request.arrived_s))
 
     def _end(self, ticket: str, now: float) -> str | None:
         request = self._requests.pop(ticket, None)
@@ -374,7 +381,7 @@ class Places:
                     continue
             self._say(request.router, action)
 
-    def _charge(self, request: _Request, engine: str) -> None:
+    def _charge(self, request: Request, engine: str) -> None:
         arrival = request.arrival
         self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
         request.engine = engine
@@ -382,7 +389,7 @@ class Places:
         one.slots += arrival.slots
         one.tokens += arrival.cost
 
-    def _release(self, request: _Request, now: float) -> None:
+    def _release(self, request: Request, now: float) -> None:
         """A request is none of the line's any more; `Admission` is told next."""
         one = self.lines[request.model].engines.get(request.engine)
         if one is not None:
@@ -390,7 +397,7 @@ class Places:
             one.tokens = max(0, one.tokens - request.arrival.cost)
             self.sync(request.engine, now)
 
-    def _told(self, engine: str, one: _Engine, routers: set[str]) -> tuple[int, int, int, int]:
+    def _told(self, engine: str, one: Engine, routers: set[str]) -> tuple[int, int, int, int]:
         if not one.open_to(routers) or slots_of(engine) not in self._ledger:
             return 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
@@ -399,6 +406,6 @@ class Places:
             free_tokens = 0  # nobody begins
         return slots, tokens, max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
 
-    def _unreach(self, router: str, engine: _Engine) -> None:
+    def _unreach(self, router: str, engine: Engine) -> None:
         engine.owed.discard(router)
         engine.reached.pop(router, None)

@@ -1,0 +1,57 @@
+"""What the lines of `core.exchange.places` consist of: engines, requests, and a model's line of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from serve_app.core.admission import Admission, Policy
+from serve_app.core.exchange.standing import Standing
+from serve_app.core.waiting.events import Arrival
+
+UNTOLD = Policy(max_queued=1000, max_wait_s=60.0)  # of a model whose bounds no router has told
+
+
+@dataclass(slots=True)
+class Engine:
+    """An engine, as far as a line is concerned with it."""
+
+    reached: dict[str, bool] = field(default_factory=dict)  # by router
+    owed: set[str] = field(default_factory=set)  # routers that have to say anew what runs there
+    slots: int = 0  # held by this line's grants
+    tokens: int = 0
+    told: tuple[int, int, int, int] | None = None  # slots and tokens it has, and those in other hands
+
+    def open_to(self, routers: set[str]) -> bool:
+        """Whether whoever is granted a place here can go there."""
+        return bool(routers) and not self.owed and all(self.reached.get(router) for router in routers)
+
+
+@dataclass(slots=True)
+class Line:
+    """The line of one model, and what it grants from."""
+
+    admission: Admission
+    routers: set[str] = field(default_factory=set)
+    engines: dict[str, Engine] = field(default_factory=dict)
+    standing: Standing = field(default_factory=Standing)
+
+    @property
+    def counted(self) -> set[str]:
+        """The routers that have to reach an engine that is granted."""
+        return self.routers - self.standing.aside
+
+    def open(self, engine: str) -> bool:
+        """Whether whoever is granted a place on this engine can go there."""
+        return self.engines[engine].open_to(self.counted)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request in a line, beside it, or in a place."""
+
+    router: str
+    model: str
+    arrival: Arrival  # its deadline in this clock
+    arrived_s: float
+    engine: str = ""  # empty: it waits
+    grown: int = 0  # tokens beyond its cost
