@@ -302,7 +302,8 @@ class Admission:
         arrival = waiting.arrival
         if arrival.accepted:
             return []
-        if arrival.deadline is not None:
+        # Who is next takes what comes free, sooner or later than in the mean; refused, it leaves that to lower classes.
+        if arrival.deadline is not None and not self._forecast.is_next(waiting):
             wait_s = self._forecast.last_of_tenant_s(waiting)
             if wait_s is not None and self._now + wait_s > arrival.deadline:
                 self._line.remove(arrival.request_id)

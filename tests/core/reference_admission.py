@@ -157,7 +157,8 @@ class Reference:
         self.decide()
         if request.status != "waiting" or arrival.accepted:
             return None
-        if arrival.deadline is not None:
+        others = [r for r in self.waiting() if r is not request and r.level >= request.level]
+        if arrival.deadline is not None and others:
             wait = self.history.wait_behind(self, request)
             if wait is not None and self.now + wait > arrival.deadline:
                 return self.refuse(request, "deadline")

@@ -91,6 +91,16 @@ def test_a_deadline_that_the_measured_wait_exceeds_is_refused_at_once() -> None:
     assert refusal.retry_after_s == pytest.approx(8.0, rel=0.05)
 
 
+def test_who_is_next_is_not_refused_for_a_forecast_and_a_lower_class_waits_behind_it() -> None:
+    line = admission(a=1)
+    arrive(line, "p", "q")
+    line.on_done("p", 4.0)  # a slot is held for four seconds
+    arrive(line, "batch", cls=LOW, now=4.0)
+    assert line.on_arrive(arrival("soon", deadline=6.0), 4.0) == []
+    assert where(line.on_arrive(arrival("behind", deadline=6.0), 4.0)) == {"behind": "deadline"}
+    assert where(line.on_done("q", 5.0)) == {"soon": "a"}
+
+
 def test_more_slots_than_any_replica_has_is_refused_at_once() -> None:
     line = admission(a=2, b=3)
     assert arrive(line, "p", slots=4) == [Refuse("p", Reason.TOO_LARGE, None)]

@@ -45,9 +45,10 @@ class Outlook:
             return None
         if figures.full[arrival.request_class]:
             return Reason.QUEUE_FULL
+        if arrival.deadline is None or not any(figures.waiting[arrival.request_class :]):
+            return None  # as in `Admission`: who is next is not refused for a forecast
         wait_s = self.wait_s(model, arrival.request_class)
-        late = arrival.deadline is not None and wait_s is not None and now + wait_s > arrival.deadline
-        return Reason.DEADLINE if late else None
+        return Reason.DEADLINE if wait_s is not None and now + wait_s > arrival.deadline else None
 
     def refusal(self, model: str, arrival: Arrival, reason: Reason) -> Refuse:
         """The refusal, with the wait that the figures predict."""

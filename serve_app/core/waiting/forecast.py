@@ -50,6 +50,10 @@ class Forecast:
             return 0.0
         return self._wait_s(level, work + slots)
 
+    def is_next(self, waiting: Waiting) -> bool:
+        """Whether nobody else waits at its level or above, so that it takes whatever comes free."""
+        return self._line.stages[waiting.level].size == 1 and not self._above(waiting.level)
+
     def last_of_tenant_s(self, waiting: Waiting) -> float | None:
         """The wait of a request that has just come, and so is the last of its tenant."""
         level = self._line.stages[waiting.level]
