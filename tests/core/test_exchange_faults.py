@@ -188,6 +188,21 @@ def test_figures_refuse_at_once_who_cannot_be_served_in_time() -> None:
     assert world.arrive("r1", NORMAL).state == "waits"
 
 
+def test_figures_do_not_refuse_who_is_next_and_do_refuse_who_is_behind_one_of_its_own_router() -> None:
+    world = connected(slots=1, routers=2)
+    full(world)
+    for _ in range(14):
+        world.arrive("r0", LOW)
+    for _ in range(4):
+        world.settle(2)
+        world.now += 1.0
+        world.finish("r0", next(iter(world.routers["r0"].running)))
+    world.settle(2)
+    first = world.arrive("r1", NORMAL, deadline_s=0.1)
+    assert first.state == "waits", "all who wait are of a lower class"
+    assert world.arrive("r1", NORMAL, deadline_s=0.1).state == "refused"
+
+
 def test_a_router_that_was_long_without_the_actor_says_everything_anew_instead_of_keeping_it() -> None:
     world = connected(routers=1)
     router = world.routers["r0"]

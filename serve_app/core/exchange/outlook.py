@@ -6,6 +6,7 @@ Figures are good for `FIGURES_GOOD_S`; older ones refuse nobody, since the line 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from serve_app.core.admission import DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S
 from serve_app.core.exchange.link import Link
@@ -38,14 +39,16 @@ class Outlook:
         figures = self._link.figures.get(model)
         return None if figures is None else figures.wait_s[request_class]
 
-    def hopeless(self, model: str, arrival: Arrival, now: float) -> Reason | None:
-        """Why a request is refused without a question; None: it is not."""
+    def hopeless(self, model: str, arrival: Arrival, now: float, own: Mapping[RequestClass, int]) -> Reason | None:
+        """Why a request is refused without a question; None: it is not. `own`: who waits of this router by now."""
         figures = self._link.figures.get(model)
         if arrival.accepted or figures is None or model not in self._link.contended or now > self._at + FIGURES_GOOD_S:
             return None
         if figures.full[arrival.request_class]:
             return Reason.QUEUE_FULL
-        if arrival.deadline is None or not any(figures.waiting[arrival.request_class :]):
+        if arrival.deadline is None or not any(
+            figures.waiting[level] or own[level] for level in RequestClass if level >= arrival.request_class
+        ):
             return None  # as in `Admission`: who is next is not refused for a forecast
         wait_s = self.wait_s(model, arrival.request_class)
         return Reason.DEADLINE if wait_s is not None and now + wait_s > arrival.deadline else None

@@ -129,7 +129,7 @@ class RemoteLine:
             if granted is not None:
                 self._balance(now)
                 return [granted]
-        reason = None if self.alone else self._outlook.hopeless(model, arrival, now)
+        reason = None if self.alone else self._outlook.hopeless(model, arrival, now, self._pending.by_class(model))
         if reason is not None:
             return [self._outlook.refusal(model, arrival, reason)]
         self._wait(waiting, now)
