@@ -48,6 +48,21 @@ def test_the_more_of_the_load_high_is_the_more_stays_free_for_it(count: int, fre
     assert len(granted(arrive(made, *names("h", 40), cls=HIGH, now=10.0))) == free
 
 
+def test_nothing_stays_free_for_those_who_were_lifted() -> None:
+    """Else a heavy tenant's aged queue would keep slots from all who come later, and age them, too."""
+    made = Admission(Policy(1000, 3600.0, lift_after_s=(5.0,) * 3, trickle_share=0.0, headroom_share=0.5))
+    made.on_replica("r", SLOTS, 0.0)
+    running = granted(arrive(made, *names("first", SLOTS)))
+    arrive(made, *names("aged", 2 * SLOTS))
+    for second in range(6, 12):
+        actions = made.on_tick(float(second))
+        for name in running:
+            actions += made.on_done(name, float(second))
+        running = granted(actions)
+    assert made.waiting == 0
+    assert len(granted(arrive(made, *names("n", 2 * SLOTS), now=20.0))) == SLOTS
+
+
 def test_no_more_than_the_share_stays_free() -> None:
     made = line(share=0.25)
     with_high(made, 6)

@@ -71,7 +71,7 @@ class Running:
         """Free slots that a class may not take, since they are kept for the classes above."""
         if level >= headroom.CLASSES_FROM or not self._policy.headroom_share:
             return 0
-        part = self.drain.part(headroom.CLASSES_FROM)
+        part = self.drain.part_of(headroom.CLASSES_FROM)
         return headroom.kept(self._policy.headroom_share, self.capacity.slots, part)
 
     def progress(self, request_id: str, tokens: int) -> None:
@@ -169,7 +169,7 @@ class Running:
         self._service.begin(waiting, self.line.stages[waiting.level], self._policy.predict_output, home)
         self.line.remove(arrival.request_id)
         replica_id = self.capacity.take(arrival.request_id, arrival.slots, arrival.cost, arrival.affinity)
-        self.drain.granted(waiting.level, arrival.slots)
+        self.drain.granted(waiting.level, arrival.request_class, arrival.slots)
         self._arrivals[arrival.request_id] = arrival
         self._use(arrival, 1)
         trickle.granted(self.line.stages, waiting, self._policy.trickle_share)
