@@ -29,7 +29,7 @@ DEADLINE_SHARE = 0.5  # of the TTFT level: to be granted by; the rest is for the
 # Times the TTFT level. People leave a silent page after some ten seconds, which is fifty times what an unloaded server
 # takes; at four times their level they left before the longest prompts could be read, loaded or not.
 PATIENCE_FACTORS: Mapping[str, float] = {HIGH: 10.0, NORMAL: 4.0, LOW: 4.0}
-MAX_NUM_SEQS = 8  # the mean gap between tokens is below 3 times the unloaded one
+MAX_NUM_SEQS = 8  # few enough for the other core to be at half; a full batch of them misses the ITL level
 DEPTH = 2  # times the built-in model's layers: so many slots of itself keep the other core busier than half
 MAX_MODEL_LEN = 4096  # one request in two thousand of the scaled trace is longer
 CLOSED_FACTOR = 2  # clients for each slot when capacity is measured: a slot that comes free has somebody waiting

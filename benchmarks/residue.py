@@ -265,7 +265,7 @@ def measure(requests: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(router.run(limit_s))
     outcomes = router.outcomes()
-    if any(router.left.values()):
+    if router.left:
         raise RuntimeError(f"somebody is left in the line: {router.left}")
     if missing := [name for name in ENDS if not outcomes.get(name)]:
         raise RuntimeError(f"no request ended as {', '.join(missing)}: {outcomes}")

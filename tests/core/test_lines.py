@@ -137,10 +137,16 @@ def pass_time(world: World, span_s: float) -> None:
         world.settle(1)
 
 
-def test_a_router_that_has_lost_its_way_takes_the_engines_from_the_others_for_seconds_only() -> None:
+def with_one_that_lost_its_way() -> World:
+    """Two routers; `r1` does not reach the engine."""
     world = connected(slots=2, routers=2)
     reach(world, "r1", "e", usable=False)
     world.settle(2)
+    return world
+
+
+def test_a_router_that_has_lost_its_way_takes_the_engines_from_the_others_for_seconds_only() -> None:
+    world = with_one_that_lost_its_way()
     reqs = [world.arrive("r0", LOW) for _ in range(2)]
     world.settle(2)
     assert [req.state for req in reqs].count("waits") == 1, "it has credit for one"
@@ -152,9 +158,7 @@ def test_a_router_that_has_lost_its_way_takes_the_engines_from_the_others_for_se
 
 
 def test_requests_of_a_router_left_aside_come_in_again_with_it_by_class() -> None:
-    world = connected(slots=2, routers=2)
-    reach(world, "r1", "e", usable=False)
-    world.settle(2)
+    world = with_one_that_lost_its_way()
     waited = world.arrive("r1", LOW)
     world.settle(1)
     pass_time(world, ASIDE_AFTER_S)
@@ -177,9 +181,7 @@ def test_requests_of_a_router_left_aside_come_in_again_with_it_by_class() -> Non
 
 
 def test_a_cancelled_request_of_a_router_left_aside_is_forgotten() -> None:
-    world = connected(slots=2, routers=2)
-    reach(world, "r1", "e", usable=False)
-    world.settle(2)
+    world = with_one_that_lost_its_way()
     before = world.arrive("r1", LOW)
     world.settle(1)
     pass_time(world, ASIDE_AFTER_S)
