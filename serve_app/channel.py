@@ -31,7 +31,7 @@ HANDOVER_S = 5.0  # Serve sends a call on within ms, a busy router within a seco
 class Stream:
     """The frames of one request, in order, as they arrive."""
 
-    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "finished", "lost", "pace", "tokens", "usage")
+    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "lost", "pace", "tokens", "usage")
 
     def __init__(self) -> None:
         self._frames: list[Frame] = []
@@ -41,9 +41,13 @@ class Stream:
         self.tokens = 0  # that the engine has made
         self.pace = Pace()  # when they came, however late a client reads them
         self.begun = False  # whether the first frame has arrived
-        self.finished = False  # whether the last frame has arrived
-        self.usage: Usage | None = None  # known by then
+        self.usage: Usage | None = None  # comes with the last frame
         self.lost = False  # whether it failed because the connection to the replica did
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last frame has arrived."""
+        return self.usage is not None
 
     def push(self, frame: Frame) -> bool:
         """Add a frame. Returns False when the consumer is too far behind to go on. One that comes after `fail` is
@@ -52,7 +56,6 @@ class Stream:
             return True
         self.begun = True
         self.usage = frame.usage
-        self.finished = frame.usage is not None
         self._frames.append(frame)
         self._buffered += len(frame.body)
         self._wake()
