@@ -39,7 +39,7 @@ from serve_app.core.waiting.events import (
     refusal_error,
 )
 from serve_app.core.waiting.figures import Tally, snapshot
-from serve_app.core.waiting.forecast import Forecast
+from serve_app.core.waiting.forecast import Backlog, Forecast
 from serve_app.core.waiting.level import Waiting
 from serve_app.core.waiting.policy import ClassBound, Policy, TenantPolicy
 from serve_app.core.waiting.room import make_room
@@ -242,6 +242,15 @@ class Admission:
         """
         weight = 1.0 if tenant is None else self._policy.weight(tenant)
         return self._forecast.newcomer_s(request_class, slots, tenant, weight)
+
+    def backlog(self, request_class: RequestClass) -> Backlog:
+        """What stands before a newcomer of a class; a wait of it is that of `predicted_wait_s` where somebody waits."""
+        return self._forecast.backlog(request_class)
+
+    def lanes(self, request_class: RequestClass, most: int) -> dict[str, int] | None:
+        """The slots that each tenant waits for at a class; None where more tenants wait than `most`."""
+        level = self._line.stages[request_class]
+        return {lane.tenant: lane.slots for lane in level.active()} if level.tenants <= most else None
 
     def full(self, request_class: RequestClass) -> bool:
         """Whether an arrival of this class is refused for want of room, whoever's it is: those of higher classes fill

@@ -6,6 +6,7 @@ Invariant: stale entries never outnumber the live ones by more than `SLACK`, so 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import Any
 
 SLACK = 64  # entries; below it a rebuild costs more than the memory it gives back
@@ -26,6 +27,10 @@ class KeyedHeap:
 
     def __len__(self) -> int:
         return len(self._live)
+
+    def __iter__(self) -> Iterator[str]:
+        """The items, in no order that means anything."""
+        return iter(self._live)
 
     def set(self, item: str, key: Key) -> None:
         """Put an item in, or give it another key."""

@@ -149,13 +149,19 @@ class World:
     # Requests
 
     def arrive(
-        self, name: str, request_class: RequestClass, slots: int = 1, tokens: int = 10, deadline_s: float | None = None
+        self,
+        name: str,
+        request_class: RequestClass,
+        slots: int = 1,
+        tokens: int = 10,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
     ) -> Req:
         number = next(self.ids)
         router, request_id = self.routers[name], f"q{number}"
         req = router.requests[request_id] = Req(number, request_class, slots, tokens, self.now)
         deadline = None if deadline_s is None else self.now + deadline_s
-        arrival = Arrival(request_id, request_class, f"t{number % 3}", slots, tokens, deadline)
+        arrival = Arrival(request_id, request_class, tenant or f"t{number % 3}", slots, tokens, deadline)
         here = router.line.granted_here
         self.perform(router, router.line.on_arrive(MODEL, arrival, self.now))
         req.here = router.line.granted_here > here

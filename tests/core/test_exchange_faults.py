@@ -171,36 +171,6 @@ def test_an_engine_that_was_taken_for_gone_is_used_once_all_have_said_what_runs_
     world.accounted()
 
 
-def measured(level: RequestClass) -> World:
-    """A line in which requests of a class wait, and of which it is known how fast it drains."""
-    world = connected(slots=1, routers=2)
-    full(world)
-    for _ in range(14):
-        world.arrive("r0", level)
-    for _ in range(4):
-        world.settle(2)
-        world.now += 1.0
-        world.finish("r0", next(iter(world.routers["r0"].running)))
-    world.settle(2)
-    return world
-
-
-def test_figures_refuse_at_once_who_cannot_be_served_in_time() -> None:
-    world = measured(NORMAL)
-    before = len(world.wire)
-    hopeless = world.arrive("r1", NORMAL, deadline_s=0.1)
-    assert (hopeless.state, len(world.wire)) == ("refused", before)
-    assert world.routers["r1"].line.next_exchange(world.now) is None
-    assert world.arrive("r1", NORMAL).state == "waits"
-
-
-def test_figures_do_not_refuse_who_is_next_and_do_refuse_who_is_behind_one_of_its_own_router() -> None:
-    world = measured(LOW)
-    first = world.arrive("r1", NORMAL, deadline_s=0.1)
-    assert first.state == "waits", "all who wait are of a lower class"
-    assert world.arrive("r1", NORMAL, deadline_s=0.1).state == "refused"
-
-
 def test_a_router_that_was_long_without_the_actor_says_everything_anew_instead_of_keeping_it() -> None:
     world = connected(routers=1)
     router = world.routers["r0"]

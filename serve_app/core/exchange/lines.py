@@ -16,12 +16,12 @@ no request passes one of a higher class later than one exchange after that one c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from serve_app.core.exchange.peers import Peers
 from serve_app.core.exchange.places import Places
-from serve_app.core.exchange.protocol import Exchange, Figures, Reply
+from serve_app.core.exchange.protocol import LANES, Exchange, Figures, Queued, Reply
 from serve_app.core.exchange.words import (
     Amount,
     Arrive,
@@ -49,7 +49,7 @@ from serve_app.types import RequestClass
 
 CALM_S = 0.25  # a line that empties and fills again takes credit away and gives it back no oftener than that
 HAND_IN_S = 0.05  # for all routers to hand in again who waits: half a dozen round trips
-FIGURES_S = 0.1  # between looks at the lines for the routers' early refusals
+FIGURES_S = 0.1  # between looks at the lines for the routers' early refusals; at a line that has an arrival, at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Lines:
         except Exception:
             self._peers.leave(told.router)  # the rest of them is taken, and not done: the router has to say all anew
             raise
-        self._after(now)
+        self._after(now, {event.model for event in events if isinstance(event, Arrive)})
         return self._peers.reply(peer)
 
     def on_watch(self, told: Exchange, now: float, *, at_last: bool) -> Reply | None:
@@ -295,8 +295,8 @@ class Lines:
         names = {engine, self._places.model_of(engine)}
         return not word.recovering and not names & word.contended and engine not in self._held_back
 
-    def _after(self, now: float) -> None:
-        """What the routers go by, after whatever has happened."""
+    def _after(self, now: float, arrived: Set[str] = frozenset()) -> None:
+        """What the routers go by, after whatever has happened; `arrived`: models that were asked for."""
         self._places.once_more(now)
         lines = self._places.lines
         contended = {name for name in self._peers.word.contended if name in lines}
@@ -312,14 +312,19 @@ class Lines:
         self._peers.change(
             frozenset(contended | self._held_back | self._places.growth.engines), self._peers.word.recovering
         )
-        if contended and now >= self._figures_at + FIGURES_S:
-            self._figures_at = now
-            self._peers.figures(tuple(self._figures(model, now) for model in sorted(contended)))
+        if now >= self._figures_at + FIGURES_S:
+            self._figures_at, arrived = now, contended
+        for model in arrived & contended:
+            self._peers.figures(self._figures(model))
 
-    def _figures(self, model: str, now: float) -> Figures:
-        admission = self._places.lines[model].admission
-        found = admission.snapshot(now)
-        waits = tuple(admission.predicted_wait_s(level) for level in RequestClass)
-        waiting = tuple(found.waiting[level.label] for level in RequestClass)
-        full = tuple(admission.full(level) for level in RequestClass)
-        return Figures(model, waiting, waits, full, found.drain_slots_per_s)
+    def _figures(self, model: str) -> Figures:
+        line = self._places.lines[model].admission
+        claimed = dict(line.ahead(min(RequestClass)))
+        return Figures(
+            self._peers.figures_version + 1,
+            model,
+            tuple(
+                Queued(claimed.get(level, 0), line.full(level), line.backlog(level), line.lanes(level, LANES))
+                for level in RequestClass
+            ),
+        )

@@ -63,9 +63,10 @@ class Link:
         """Whether a beat would have usage or progress to tell."""
         return bool(self._progress or (self.booked and self._usage))
 
-    def put(self, event: Event) -> None:
-        """Something to say."""
+    def put(self, event: Event) -> int:
+        """Something to say; its number, which the actor acknowledges (see `Reply.ack`)."""
         self._sending.put(event)
+        return self._sending.last
 
     def done(self, event: Done) -> None:
         """A handed-in request has ended; its last word has all its tokens."""
@@ -123,8 +124,11 @@ class Link:
         word = reply.word
         if word is not None and word.version > self._version:
             self._version, self.contended, self.recovering = word.version, word.contended, word.recovering
-        if reply.figures is not None:
-            self.figures = {one.model: one for one in reply.figures}
+            self.figures = {name: one for name, one in self.figures.items() if name in word.contended}
+        for figures in reply.figures:
+            known = self.figures.get(figures.model)
+            if known is None or known.version < figures.version:
+                self.figures[figures.model] = figures
         return actions
 
     def _message(self, seq: int, events: tuple[Event, ...]) -> Exchange:

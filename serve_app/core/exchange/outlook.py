@@ -1,60 +1,130 @@
 """What the actor's last figures say of a request that is about to wait: the early refusals of a router.
 
-Figures are good for `FIGURES_GOOD_S`; older ones refuse nobody, since the line may have moved on.
+They are the actor's own forecast, made here: the figures have what it is made of, as it was when the actor had taken
+what it acknowledges, and who was handed in since then is added. So a tenant's wait is its own, here as there.
+
+Figures are good for `FIGURES_GOOD_S`; older ones refuse nobody, since the line may have moved on. Where they do not
+have all (who of many tenants waits, what other routers hand in meanwhile) the wait is taken for shorter than it is, and
+the actor decides.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter, deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from serve_app.core.admission import DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S
+from serve_app.core.admission import DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S, Policy
 from serve_app.core.exchange.link import Link
+from serve_app.core.exchange.protocol import LANES, Queued
 from serve_app.core.waiting.events import Arrival, Reason, Refuse
+from serve_app.core.waiting.forecast import Backlog
 from serve_app.types import RequestClass
 
 FIGURES_GOOD_S = 0.5  # a line of a second's work moves by half; the actor answers within milliseconds anyway
+UNTOLD = Policy(max_queued=0, max_wait_s=60.0)  # of a model whose bounds nobody has told: a long wait, equal weights
+
+
+@dataclass(slots=True)
+class Unheard:
+    """Requests of a class of which the figures do not know yet: their slots, in all and by tenant."""
+
+    slots: int = 0
+    tenants: Counter[str] = field(default_factory=Counter)
+
+    def add(self, tenant: str, slots: int) -> None:
+        """So many more; below zero: less."""
+        self.slots += slots
+        self.tenants[tenant] += slots
+        if not self.tenants[tenant]:
+            del self.tenants[tenant]
 
 
 class Outlook:
-    """The last figures that a link has brought. O(1)."""
+    """The last figures that a link has brought, and who was handed in since. O(classes + tenants in the figures).
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    Args:
+        policies: by model, with the tenants' weights.
+    """
+
+    def __init__(self, link: Link, policies: Mapping[str, Policy]) -> None:
+        self._link, self._policies = link, policies
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing was heard, and nobody handed in: another incarnation."""
         self._at = -math.inf
+        self._events: deque[tuple[int, str, RequestClass, str, int]] = deque()  # numbers, whose, and the slots wanted
+        self._unheard: dict[tuple[str, RequestClass], Unheard] = {}  # these, by model and class
 
-    def heard(self, sent_at: float) -> None:
-        """The actor has answered what was sent at that moment."""
+    def handed_in(self, number: int, model: str, arrival: Arrival) -> None:
+        """A request was handed in with the event of this number."""
+        level, tenant, slots = arrival.request_class, arrival.tenant, arrival.slots
+        self._events.append((number, model, level, tenant, slots))
+        self._unheard.setdefault((model, level), Unheard()).add(tenant, slots)
+
+    def heard(self, sent_at: float, ack: int) -> None:
+        """The actor has answered what was sent at that moment, and all up to this event is in its figures."""
         self._at = max(self._at, sent_at)
+        while self._events and self._events[0][0] <= ack:
+            _, model, level, tenant, slots = self._events.popleft()
+            unheard = self._unheard[model, level]
+            unheard.add(tenant, -slots)
+            if not unheard.slots:
+                del self._unheard[model, level]
 
     def waiting(self, model: str) -> dict[RequestClass, int]:
         """Who waits for a model, of all routers, by class; nothing where nobody does."""
         figures = self._link.figures.get(model)
         if figures is None or model not in self._link.contended:
             return {}
-        return dict(zip(RequestClass, figures.waiting, strict=True))
+        return {level: figures.classes[level].waiting for level in RequestClass}
 
-    def wait_s(self, model: str, request_class: RequestClass) -> float | None:
-        """What an arrival of this class has ahead of it; None: not measured."""
+    def wait_s(self, model: str, request_class: RequestClass, tenant: str, slots: int) -> float | None:
+        """The wait that a newcomer has before it; None: not measured."""
         figures = self._link.figures.get(model)
-        return None if figures is None else figures.wait_s[request_class]
+        if figures is None:
+            return None
+        found = figures.classes[request_class]
+        policy = self._policies.get(model, UNTOLD)
+        backlog, weight = self._backlog(model, request_class, found), policy.weight(tenant)
+        own = (found.lanes or {}).get(tenant, 0)
+        unheard = self._unheard.get((model, request_class))
+        if unheard is not None:
+            own += unheard.tenants[tenant]
+            if found.lanes is not None:
+                some = itertools.islice(unheard.tenants, LANES)
+                new = sum(policy.weight(one) for one in some if one not in found.lanes)
+                backlog = backlog._replace(weight=backlog.weight + new)
+        return backlog.newcomer_s(slots, own, weight)
 
-    def hopeless(self, model: str, arrival: Arrival, now: float, own: Mapping[RequestClass, int]) -> Reason | None:
-        """Why a request is refused without a question; None: it is not. `own`: who waits of this router by now."""
+    def hopeless(self, model: str, arrival: Arrival, now: float) -> Reason | None:
+        """Why a request is refused without a question; None: it is not."""
         figures = self._link.figures.get(model)
         if arrival.accepted or figures is None or model not in self._link.contended or now > self._at + FIGURES_GOOD_S:
             return None
-        if figures.full[arrival.request_class]:
+        found = figures.classes[arrival.request_class]
+        if found.full:
             return Reason.QUEUE_FULL
-        if arrival.deadline is None or not any(
-            figures.waiting[level] or own[level] for level in RequestClass if level >= arrival.request_class
-        ):
+        backlog = self._backlog(model, arrival.request_class, found)
+        if arrival.deadline is None or not (backlog.above or backlog.slots):
             return None  # as in `Admission`: who is next is not refused for a forecast
-        wait_s = self.wait_s(model, arrival.request_class)
+        wait_s = self.wait_s(model, arrival.request_class, arrival.tenant, arrival.slots)
         return Reason.DEADLINE if wait_s is not None and now + wait_s > arrival.deadline else None
 
     def refusal(self, model: str, arrival: Arrival, reason: Reason) -> Refuse:
         """The refusal, with the wait that the figures predict."""
-        wait_s = self.wait_s(model, arrival.request_class)
+        wait_s = self.wait_s(model, arrival.request_class, arrival.tenant, arrival.slots)
         retry_s = DEFAULT_RETRY_AFTER_S if wait_s is None else min(wait_s, MAX_RETRY_AFTER_S)
         return Refuse(arrival.request_id, reason, retry_s)
+
+    def _backlog(self, model: str, request_class: RequestClass, found: Queued) -> Backlog:
+        """That of the figures with who was handed in since."""
+        if not self._unheard:
+            return found.backlog
+        wanted = {level: self._unheard[model, level].slots for level in RequestClass if (model, level) in self._unheard}
+        above = sum(slots for level, slots in wanted.items() if level > request_class)
+        slots = found.backlog.slots + wanted.get(request_class, 0)
+        return found.backlog._replace(above=found.backlog.above + above, slots=slots)

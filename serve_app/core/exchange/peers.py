@@ -5,6 +5,7 @@ Invariant: an action said to an incarnation is heard by that one alone, and by n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,8 +37,8 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._woken: set[str] = set()
         self.word = Word(0, frozenset(), recovering)
-        self._figures: tuple[Figures, ...] = ()
-        self._figures_version = 0
+        self._figures: dict[str, Figures] = {}  # by model, those looked at last behind the others
+        self.figures_version = 0
 
     def __contains__(self, router: str) -> bool:
         return router in self._peers
@@ -89,8 +90,9 @@ class Peers:
     def reply(self, peer: Peer) -> Reply:
         """What a router is to hear now."""
         seq, actions = peer.sending.batch()
-        figures = None if peer.figures_told == self._figures_version else self._figures
-        peer.word_told, peer.figures_told = self.word.version, self._figures_version
+        new = itertools.takewhile(lambda one: one.version > peer.figures_told, reversed(self._figures.values()))
+        figures = tuple(new)
+        peer.word_told, peer.figures_told = self.word.version, self.figures_version
         more = peer.sending.unsent > 0
         last = peer.receiving.last
         return Reply(self._epoch, peer.incarnation, last, seq, actions, self.word, figures, more=more)
@@ -116,15 +118,18 @@ class Peers:
         for peer in self._peers.values():
             peer.waits_since = None
 
-    def figures(self, figures: tuple[Figures, ...]) -> None:
-        """How the lines are; told to whoever speaks next."""
-        self._figures = figures
-        self._figures_version += 1
+    def figures(self, found: Figures) -> None:
+        """How a line is, in a new version; told to whoever speaks next."""
+        self._figures.pop(found.model, None)
+        self._figures[found.model] = found
+        self.figures_version = found.version
 
     def change(self, contended: frozenset[str], recovering: bool) -> None:
         """What all routers go by; told to all of them at once, if it is new."""
         if (contended, recovering) != (self.word.contended, self.word.recovering):
             self.word = Word(self.word.version + 1, contended, recovering)
+            for model in [name for name in self._figures if name not in contended]:
+                del self._figures[model]
             self._woken.update(self._peers)
 
     def take_woken(self) -> list[str]:

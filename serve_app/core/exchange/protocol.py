@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.core.exchange.words import Action, Event
+from serve_app.core.waiting.forecast import Backlog
 
 BATCH = 256  # items of a message: about 1 ms of the actor's time, so that nobody's word waits for another's for long
+LANES = 32  # tenants of a class in the figures; these are told with every answer to an arrival
 WINDOW = 4096  # items that may be on their way: bounds what the receiver keeps of what came early
 
 LINE = " line"  # after a router's name, its name in this protocol: it has leases of its own there
@@ -33,22 +35,34 @@ LINE = " line"  # after a router's name, its name in this protocol: it has lease
 T = TypeVar("T")
 
 
+class Queued(NamedTuple):
+    """One class of a line in which somebody waits.
+
+    Args:
+        waiting: requests that claimed it.
+        full: whether an arrival would be refused for want of room.
+        backlog: what stands before an arrival.
+        lanes: the slots that each tenant waits for; None: more than `LANES` tenants wait.
+    """
+
+    waiting: int
+    full: bool
+    backlog: Backlog
+    lanes: Mapping[str, int] | None
+
+
 class Figures(NamedTuple):
     """The line of a model in which somebody waits.
 
     Args:
+        version: rises with each look at any line, in an epoch.
         model: whose.
-        waiting: requests, by class from the lowest.
-        wait_s: what an arrival of each class has ahead of it; None: not measured.
-        full: for each class, whether an arrival would be refused for want of room.
-        drain_per_s: slots that come free; None: not measured.
+        classes: from the lowest.
     """
 
+    version: int
     model: str
-    waiting: tuple[int, ...]
-    wait_s: tuple[float | None, ...]
-    full: tuple[bool, ...]
-    drain_per_s: float | None
+    classes: tuple[Queued, ...]
 
 
 class Word(NamedTuple):
@@ -99,7 +113,7 @@ class Reply(NamedTuple):
         seq: the number of the first action.
         actions: in order.
         word: None only of a stale reply.
-        figures: of the contended models; None: as told before.
+        figures: of contended models, where they are others than were told before.
         stale: the router is to begin another incarnation, in this epoch.
         more: there are actions that did not fit.
     """
@@ -110,7 +124,7 @@ class Reply(NamedTuple):
     seq: int
     actions: tuple[Action, ...]
     word: Word | None
-    figures: tuple[Figures, ...] | None = None
+    figures: tuple[Figures, ...] = ()
     stale: bool = False
     more: bool = False
 
@@ -129,9 +143,14 @@ class Sending(Generic[T]):
         return len(self._items)
 
     @property
+    def last(self) -> int:
+        """The number of the last item put in."""
+        return self.taken + len(self._items)
+
+    @property
     def unsent(self) -> int:
         """Items that no batch has had since they were put in or `again` was called."""
-        return self.taken + len(self._items) - self._sent
+        return self.last - self._sent
 
     def put(self, item: T) -> None:
         self._items.append(item)
@@ -139,7 +158,7 @@ class Sending(Generic[T]):
     def acked(self, number: int) -> None:
         """The other side has taken all up to this number; an older word, or one of what was never sent, changes
         nothing."""
-        if number > self.taken + len(self._items):
+        if number > self.last:
             return
         while self.taken < number:
             self._items.popleft()
@@ -152,7 +171,7 @@ class Sending(Generic[T]):
 
     def batch(self) -> tuple[int, tuple[T, ...]]:
         """The next items and the number of the first; none when there are none, or too many on their way."""
-        first, last = self._sent + 1, min(self._sent + BATCH, self.taken + len(self._items), self.taken + WINDOW)
+        first, last = self._sent + 1, min(self._sent + BATCH, self.last, self.taken + WINDOW)
         self._sent = max(self._sent, last)
         start = first - 1 - self.taken
         return first, tuple(itertools.islice(self._items, start, last - self.taken))

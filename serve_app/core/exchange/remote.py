@@ -26,7 +26,7 @@ from serve_app.core.admission import Policy
 from serve_app.core.exchange.credit import Accounts
 from serve_app.core.exchange.holding import Holding
 from serve_app.core.exchange.link import Link
-from serve_app.core.exchange.outlook import Outlook
+from serve_app.core.exchange.outlook import UNTOLD, Outlook
 from serve_app.core.exchange.pending import Pending, Waiting
 from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.exchange.words import Action as Said
@@ -54,7 +54,6 @@ from serve_app.core.waiting.events import Action, Arrival, Grant, QueueStatus, R
 from serve_app.types import RequestClass
 
 LATE_S = 0.5  # past the end of a wait: the actor's own refusal comes before that
-LONGEST_WAIT_S = 60.0  # of a model whose bounds nobody has told
 
 
 class RemoteLine:
@@ -74,7 +73,7 @@ class RemoteLine:
         self._running = Holding(self._accounts, self._link)
         self._numbers = itertools.count(1)
         self._closing: dict[str, tuple[str, bool, bool] | None] = {}  # engines let go of, and what they became since
-        self._outlook = Outlook(self._link)
+        self._outlook = Outlook(self._link, self._policies)
         self._good_until = -math.inf
         self.alone = True  # the actor does not answer, or does not know yet what all routers have
         self.granted_here = 0  # counters
@@ -129,7 +128,7 @@ class RemoteLine:
             if granted is not None:
                 self._balance(now)
                 return [granted]
-        reason = None if self.alone else self._outlook.hopeless(model, arrival, now, self._pending.by_class(model))
+        reason = None if self.alone else self._outlook.hopeless(model, arrival, now)
         if reason is not None:
             return [self._outlook.refusal(model, arrival, reason)]
         self._wait(waiting, now)
@@ -217,7 +216,8 @@ class RemoteLine:
             return waiting.status
         level = waiting.arrival.request_class
         ahead = sum(count for _, count in self.ahead(waiting.model, level))  # it is among them
-        return QueueStatus(request_id, level, max(1, ahead), self._outlook.wait_s(waiting.model, level))
+        start_s = self._outlook.wait_s(waiting.model, level, waiting.arrival.tenant, waiting.arrival.slots)
+        return QueueStatus(request_id, level, max(1, ahead), start_s)
 
     # The exchange
 
@@ -271,7 +271,7 @@ class RemoteLine:
         actions = [action for said in link.heard(reply) for action in self._take(said, now)]
         if link.booked:
             self._good_until = max(self._good_until, sent_at + FENCE_S)
-        self._outlook.heard(sent_at)
+        self._outlook.heard(sent_at, reply.ack)
         self.alone = not link.booked or link.recovering
         if self.alone:
             return actions + self._serve_all_alone(now)
@@ -284,6 +284,7 @@ class RemoteLine:
         """Say everything anew."""
         self._pending.forget_tickets()
         self._running.forget_tickets()
+        self._outlook.begin()
         self._closing.clear()
         self._told_holds = ()
         self.alone = True
@@ -370,8 +371,7 @@ class RemoteLine:
         return [action for model in self._pending.models() for action in self._serve_alone(model, now)]
 
     def _wait(self, waiting: Waiting, now: float) -> None:
-        policy = self._policies.get(waiting.model)
-        due = waiting.arrived_s + (LONGEST_WAIT_S if policy is None else policy.max_wait_s)
+        due = waiting.arrived_s + self._policies.get(waiting.model, UNTOLD).max_wait_s
         deadline = waiting.arrival.deadline
         self._pending.add(waiting, (due if deadline is None else min(due, deadline)) + LATE_S)
         if not self.alone:
@@ -383,7 +383,8 @@ class RemoteLine:
         left_s = None if deadline is None else deadline - now
         arrival = replace(waiting.arrival, request_id=ticket, deadline=left_s)
         self._pending.hand_in(waiting, ticket)
-        self._link.put(Arrive(waiting.model, arrival, now - waiting.arrived_s))
+        number = self._link.put(Arrive(waiting.model, arrival, now - waiting.arrived_s))
+        self._outlook.handed_in(number, waiting.model, arrival)
 
     def _withdraw(self, request_id: str) -> Waiting | None:
         """Somebody waits no more, by our own doing."""

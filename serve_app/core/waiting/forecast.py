@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from serve_app.core.waiting.capacity import Capacity
 from serve_app.core.waiting.drain import DrainRate
@@ -20,6 +21,38 @@ from serve_app.core.waiting.events import QueueStatus
 from serve_app.core.waiting.level import Level, Waiting
 from serve_app.core.waiting.line import Line
 from serve_app.types import RequestClass
+
+
+class Backlog(NamedTuple):
+    """What stands before a newcomer of a class, in slots, and how fast that drains.
+
+    Args:
+        above: that the classes above want.
+        slots: that its own class wants.
+        weight: of the tenants who wait in its class.
+        free: that could be granted to its class now.
+        slots_per_s: that come free for its class while all are busy; None: not measured.
+    """
+
+    above: int
+    slots: int
+    weight: float
+    free: float
+    slots_per_s: float | None
+
+    def newcomer_s(self, slots: int, own: int, weight: float) -> float | None:
+        """The wait in seconds of a request of so many slots whose tenant, of this weight, has `own` slots waiting."""
+        others = self.weight - weight if own else self.weight
+        passing = _passing(self.slots - own, (own + slots) * others / weight)
+        return self.wait_s(self.above + own + passing + slots)
+
+    def last_s(self, slots: int) -> float | None:
+        """The same behind everybody of the class."""
+        return self.wait_s(self.above + self.slots + slots)
+
+    def wait_s(self, work: float) -> float | None:
+        """Seconds until so many slots have come free."""
+        return None if self.slots_per_s is None else max(0.0, work - self.free) / self.slots_per_s
 
 
 class Forecast:
@@ -36,19 +69,23 @@ class Forecast:
 
     def newcomer_s(self, level: RequestClass, slots: int, tenant: str | None, weight: float) -> float | None:
         """The wait of a request that comes now; without a tenant, behind everybody of its class."""
-        stage = self._line.stages[level]
-        work: float = self._above(level)
-        if tenant is None:
-            work += stage.slots
-        else:
-            lane = stage.lanes.get(tenant)
-            waits = lane is not None and bool(lane.waiting)
-            own = lane.slots if lane is not None else 0
-            others = stage.weight - weight if waits else stage.weight
-            work += own + _passing(stage.slots - own, (own + slots) * others / weight)
-        if not work and slots <= self._capacity.most_free and self._capacity.free > self._kept(level):
+        stage, backlog = self._line.stages[level], self.backlog(level)
+        nobody = not (backlog.above or backlog.slots)
+        if nobody and slots <= self._capacity.most_free and self._capacity.free > self._kept(level):
             return 0.0
-        return self._wait_s(level, work + slots)
+        if tenant is None:
+            return backlog.last_s(slots)
+        lane = stage.lanes.get(tenant)
+        return backlog.newcomer_s(slots, 0 if lane is None else lane.slots, weight)
+
+    def backlog(self, level: RequestClass) -> Backlog:
+        """What stands before a newcomer of a class."""
+        stage, slots, kept = self._line.stages[level], self._usable(), self._kept(level)
+        free: float = max(0, self._capacity.free - kept)
+        if slots < self._capacity.slots:
+            free = min(free, max(0.0, slots - self._capacity.used))
+        rate = self._drain.left_slots_per_s(level, max(1.0, slots - kept) if kept else slots)
+        return Backlog(self._above(level), stage.slots, stage.weight, free, rate)
 
     def is_next(self, waiting: Waiting) -> bool:
         """Whether nobody else waits at its level or above, so that it takes whatever comes free."""
@@ -59,7 +96,7 @@ class Forecast:
         level = self._line.stages[waiting.level]
         lane = level.lanes[waiting.arrival.tenant]
         passing = _passing(level.slots - lane.slots, lane.slots * (level.weight - lane.weight) / lane.weight)
-        return self._wait_s(waiting.level, self._above(waiting.level) + lane.slots + passing)
+        return self.backlog(waiting.level).wait_s(self._above(waiting.level) + lane.slots + passing)
 
     def status(self, waiting: Waiting) -> QueueStatus:
         """Where a request stands among those who wait."""
@@ -69,22 +106,14 @@ class Forecast:
         others = level.size - len(lane.waiting)
         ahead = self._count_above(waiting.level) + own - 1
         ahead += int(_passing(others, own * (level.weight - lane.weight) / lane.weight))
-        start_s = self._wait_s(waiting.level, ahead * self._mean_slots(level, waiting.level) + waiting.slots)
+        work = ahead * self._mean_slots(level, waiting.level) + waiting.slots
+        start_s = self.backlog(waiting.level).wait_s(work)
         return QueueStatus(waiting.request_id, waiting.level, ahead + 1, start_s)
 
     def slots_per_s(self, level: RequestClass | None = None) -> float | None:
         """Slots that come free while all are busy; of a level, what the classes above leave to it."""
         slots = self._usable()
         return self._drain.slots_per_s(slots) if level is None else self._drain.left_slots_per_s(level, slots)
-
-    def _wait_s(self, level: RequestClass, work: float) -> float | None:
-        slots = self._usable()
-        kept = self._kept(level)
-        free: float = max(0, self._capacity.free - kept)
-        if slots < self._capacity.slots:
-            free = min(free, max(0.0, slots - self._capacity.used))
-        rate = self._drain.left_slots_per_s(level, max(1.0, slots - kept) if kept else slots)
-        return None if rate is None else max(0.0, work - free) / rate
 
     def _usable(self) -> float:
         capacity = self._capacity

@@ -263,8 +263,13 @@ class Level:
         self.weight = sum(lane.weight for lane in self.active())
 
     def active(self) -> Iterator[Lane]:
-        """The tenants who wait. O(tenants)."""
-        return (lane for lane in self.lanes.values() if lane.waiting)
+        """The tenants who wait. O(of them)."""
+        return (self.lanes[tenant] for heap in self._order for tenant in heap)
+
+    @property
+    def tenants(self) -> int:
+        """How many tenants wait."""
+        return sum(len(heap) for heap in self._order)
 
     def _floor(self) -> float:
         """What a returning tenant's counter is lifted to."""
