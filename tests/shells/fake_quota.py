@@ -308,6 +308,15 @@ class Caller:
         )
         return sum(map(len, kept)) + line.running + len(line._running._counts) + len(pending._counts)
 
+    async def hold_all(self, slots: int) -> list[str]:
+        """Take every slot of the engine; the names of what holds them."""
+        names = [f"holder {number}" for number in range(slots)]
+        for name in names:
+            await asyncio.wait_for(self.granted(name), SOON_S)
+        await until(lambda: not self.shared._remote._link.contended, SOON_S, "the line is calm")
+        self.order.clear()
+        return names
+
 
 async def spoken(*callers: Caller) -> None:
     """Until all routers are known to the actor and have heard so."""
