@@ -198,9 +198,15 @@ class SharedLine:
                 await asyncio.sleep(RETRY_S)
 
     async def _report(self) -> None:
+        """A beat when it is time, and sooner where sums have waited for a message that would have taken them."""
+        beat_at = time.monotonic()
         while True:
-            await asyncio.sleep(max(REPORT_S, REPORT_EACH_S * self._remote.running))
-            if self._remote.has_sums or time.monotonic() >= self._said_at + BEAT_S:
+            report_s = max(REPORT_S, REPORT_EACH_S * self._remote.running)
+            wait_s = self._said_at + report_s - time.monotonic()
+            await asyncio.sleep(wait_s if wait_s > 0.0 else report_s)
+            now = time.monotonic()
+            if now >= beat_at + BEAT_S or (self._remote.has_sums and now >= self._said_at + report_s):
+                beat_at = now
                 self._send(beat=True)
 
     # Time
