@@ -237,7 +237,8 @@ class Edge:
         async def relay(stream: Stream, frames: list[Frame], granted: Granted) -> None:
             if comments is not None:
                 await comments.end()
-            self._metrics.waited(record.model, wanted.request_class, granted.waited_s)
+            tokens = 0 if record.cost is None else record.cost.tokens
+            self._metrics.granted(record.model, wanted.request_class, granted.waited_s, tokens)
             record.stream = stream
             if operation.generates:
                 record.first_token_s = time.monotonic() - record.started

@@ -37,6 +37,12 @@ class RouterMetrics:
             registry=self.registry,
             buckets=LATENCY_BUCKETS_S,
         )
+        self._granted = Counter(
+            "serve_app_granted_tokens",
+            "Estimated tokens of the requests that the line has granted.",
+            ("model", "priority"),
+            registry=self.registry,
+        )
         self._ttft = Histogram(
             "serve_app_time_to_first_token_seconds",
             "Seconds from arrival to the first frame of a generation.",
@@ -118,8 +124,10 @@ class RouterMetrics:
         """Count a request's end."""
         self._requests.labels(model, tenant, request_class.label, outcome.value).inc()
 
-    def waited(self, model: str, request_class: RequestClass, seconds: float) -> None:
-        self._wait.labels(model, request_class.label).observe(seconds)
+    def granted(self, model: str, request_class: RequestClass, waited_s: float, tokens: int) -> None:
+        """Count a request that was granted after so many seconds, with its estimated tokens."""
+        self._wait.labels(model, request_class.label).observe(waited_s)
+        self._granted.labels(model, request_class.label).inc(tokens)
 
     def first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
         self._ttft.labels(model, request_class.label).observe(seconds)

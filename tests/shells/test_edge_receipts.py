@@ -57,6 +57,7 @@ def test_a_finished_request_tells_its_place_its_times_and_its_tokens() -> None:
         estimated = client.figures("serve_app_estimated_tokens_total", "part")
         used = client.figures("serve_app_used_tokens_total", "part")
         assert (estimated, used) == ({("prompt",): 4, ("output",): 7}, {("prompt",): 3, ("output",): 7})
+        assert client.figures("serve_app_granted_tokens_total", "model", "priority") == {(found.model, "high"): 11}
 
     check(scenario)
 
