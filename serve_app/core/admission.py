@@ -210,6 +210,11 @@ class Admission:
         return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
 
     @property
+    def contended(self) -> bool:
+        """Whether every arrival has to be decided here: somebody waits, or somebody may not."""
+        return bool(self._line) or self._policy.turns_away
+
+    @property
     def granted(self) -> int:
         """Requests on replicas that take new ones, too. O(replicas)."""
         return self._capacity.requests

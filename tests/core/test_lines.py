@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from serve_app.core.admission import ClassBound, Policy
 from serve_app.core.exchange.lines import CALM_S
 from serve_app.core.exchange.standing import ASIDE_AFTER_S
 from serve_app.types import RequestClass
@@ -210,3 +213,46 @@ def test_routers_that_have_ejected_different_engines_leave_one_to_those_who_reac
     world.settle(2)
     assert [(req.state, req.engine) for req in reqs] == [("runs", "e")] * 2
     world.accounted()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(max_queued=0, max_wait_s=60.0),
+        Policy(max_queued=1000, max_wait_s=60.0, classes={LOW: ClassBound(max_queued=0)}),
+    ],
+    ids=["line", "class"],
+)
+def test_where_nobody_may_wait_every_slot_is_everybody_s(policy: Policy) -> None:
+    world = World({"e": (2, 1000)}, 2, policy)
+    world.settle(4)
+    reqs = []
+    for _ in range(2):
+        reqs.append(world.arrive("r0", LOW))
+        world.settle(1)
+    assert [req.state for req in reqs] == ["runs", "runs"], "none of it is in another router's hands"
+    late = world.arrive("r1", LOW)
+    world.settle(1)
+    assert late.state == "refused"
+    world.finish("r0", f"q{reqs[0].number}")
+    world.settle(1)
+    again = world.arrive("r1", LOW)
+    world.settle(1)
+    assert again.state == "runs"
+    world.accounted()
+
+
+def test_a_line_in_which_nobody_may_wait_any_more_takes_its_credit_back() -> None:
+    world = connected(slots=2, routers=2)
+    for name in ("r0", "r1"):
+        world.routers[name].line.serve(MODEL, Policy(max_queued=0, max_wait_s=60.0))
+    world.settle(2)
+    reqs = [world.arrive("r0", LOW), world.arrive("r0", LOW)]
+    world.settle(1)
+    assert [req.state for req in reqs] == ["runs", "runs"]
+    for name in ("r0", "r1"):
+        world.routers[name].line.serve(MODEL, world.policy)
+    for req in reqs:
+        world.finish("r0", f"q{req.number}")
+    world.settle(6)
+    assert world.arrive("r1", LOW).here, "and lends again when some may wait"

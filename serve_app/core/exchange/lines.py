@@ -2,7 +2,8 @@
 
 Rules
 - While somebody waits for a model it is contended: no credit is given, every router gives back what it does not use,
-  and every arrival is in this line (`core.exchange.places`). It stays so for `CALM_S` after the last one was served.
+  and every arrival is in this line (`core.exchange.places`). It stays so for `CALM_S` after the last one was served,
+  and always where some may not wait (`max_queued: 0`): one router's credit would have another refuse with idle slots.
 - After a crash of the actor nothing is decided before all routers have spoken; then those who wait come in together,
   the oldest first.
 - While a request that runs is owed tokens no router keeps credit on its engine, either (`core.exchange.growth`).
@@ -301,7 +302,7 @@ class Lines:
         lines = self._places.lines
         contended = {name for name in self._peers.word.contended if name in lines}
         for model in self._places.touched | contended:
-            if model in lines and lines[model].admission.waiting:
+            if model in lines and lines[model].admission.contended:
                 self._calm_at.pop(model, None)
                 contended.add(model)
             elif model in contended and now >= self._calm_at.setdefault(model, now + CALM_S):

@@ -103,7 +103,7 @@ class Places:
         spare_slots = max(1, self._ledger.limit(slots_of(engine)) // parts)
         spare_tokens = max(1, self._ledger.limit(engine) // parts)
         more_slots = more_tokens = 0
-        calm = calm and not self.growth.owes(engine) and not line.admission.waiting
+        calm = calm and not self.growth.owes(engine) and not line.admission.contended
         if calm and line.open(engine):
             free_slots, free_tokens = self.accounts.free(engine)
             more_slots = max(0, min(spare_slots - had[0], -(-free_slots // 2)))

@@ -94,6 +94,16 @@ class Policy:
         if sum(tenant.share for tenant in self.tenants.values()) > 1.0 + 1e-9:
             raise ValueError("the tenants' shares are more than 1 in sum")
 
+    @property
+    def turns_away(self) -> bool:
+        """Whether some requests may not wait at all, not even for a place that another router has to give back."""
+        return 0 in (
+            self.max_queued,
+            self.max_queued_tokens,
+            *(bound.max_queued for bound in self.classes.values()),
+            *(bound.max_queued_tokens for bound in self.classes.values()),
+        )
+
     def weight(self, tenant: str) -> float:
         known = self.tenants.get(tenant)
         return DEFAULT_WEIGHT if known is None else known.weight
