@@ -328,7 +328,7 @@ class World:
             for engine in self.reports:
                 credit, held = line._accounts.credit(engine), line._accounts.held(engine)
                 account = lines._accounts.held(name, engine)
-                if engine in lines._places.owed_by(name):
+                if name in lines._places.owing(engine):
                     continue
                 for mine, used, booked in zip(credit, held, account, strict=True):
                     assert mine <= 0 or mine + used <= booked, f"{name} goes by more of {engine} than it has"

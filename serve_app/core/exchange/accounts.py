@@ -14,6 +14,8 @@ from serve_app.core.exchange.words import Amount
 from serve_app.core.memory.leases import Hold, Kind, slots_of
 from serve_app.core.memory.ledger import Ledger
 
+CREDIT_PARTS = 2  # of an engine: one is divided among the routers as credit, the rest is for who asks
+
 
 class Accounts:
     """Accounts by router and engine. O(log n) each, `leave` and `drop` per account that ends."""
@@ -51,6 +53,18 @@ class Accounts:
         if slots_of(engine) not in self._ledger:
             return 0, 0
         return self._ledger.free(slots_of(engine)), self._ledger.free(engine)
+
+    def spare(self, engine: str, routers: int) -> tuple[int, int]:
+        """The credit of each of so many routers on an engine while nobody waits."""
+        parts = CREDIT_PARTS * max(1, routers)
+        return max(1, self._ledger.limit(slots_of(engine)) // parts), max(1, self._ledger.limit(engine) // parts)
+
+    def lend(self, router: str, engine: str, spare: tuple[int, int], had: tuple[int, int]) -> tuple[int, int]:
+        """Bring a router's credit, of which it has this, up to `spare`, by half of what is free at most; returns what
+        that was."""
+        slots, tokens = (max(0, min(s - h, -(-f // 2))) for s, h, f in zip(spare, had, self.free(engine), strict=True))
+        self.charge(router, engine, slots, tokens)
+        return slots, tokens
 
     def charge(self, router: str, engine: str, slots: int, tokens: int, *, growth: bool = False) -> None:
         """Let an account grow, in both or not at all. `growth`: what is kept for that may be used.

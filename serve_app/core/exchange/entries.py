@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from serve_app.core.admission import Admission, Policy
+from serve_app.core.admission import Admission
 from serve_app.core.exchange.standing import Standing
 from serve_app.core.waiting.events import Arrival
-
-UNTOLD = Policy(max_queued=1000, max_wait_s=60.0)  # of a model whose bounds no router has told
 
 
 @dataclass(slots=True)

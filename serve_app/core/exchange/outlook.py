@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from serve_app.core.admission import DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S, Policy
 from serve_app.core.exchange.link import Link
 from serve_app.core.exchange.protocol import LANES, Queued
+from serve_app.core.exchange.words import UNTOLD
 from serve_app.core.waiting.events import Arrival, Reason, Refuse
 from serve_app.core.waiting.forecast import Backlog
 from serve_app.types import RequestClass
 
 FIGURES_GOOD_S = 0.5  # a line of a second's work moves by half; the actor answers within milliseconds anyway
-UNTOLD = Policy(max_queued=0, max_wait_s=60.0)  # of a model whose bounds nobody has told: a long wait, equal weights
 
 
 @dataclass(slots=True)

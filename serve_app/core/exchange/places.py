@@ -21,16 +21,14 @@ from dataclasses import replace
 
 from serve_app.core.admission import Admission, Policy
 from serve_app.core.exchange.accounts import Accounts
-from serve_app.core.exchange.entries import UNTOLD, Engine, Line, Request
+from serve_app.core.exchange.entries import Engine, Line, Request
 from serve_app.core.exchange.growth import Grower, Growth
+from serve_app.core.exchange.words import UNTOLD, Credit, Enough, Grow, Grown, Lent, Stands, Usage
 from serve_app.core.exchange.words import Action as Said
-from serve_app.core.exchange.words import Credit, Enough, Grow, Grown, Lent, Stands, Usage
 from serve_app.core.memory.leases import slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.waiting.events import Action, Arrival, Refuse
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
-
-CREDIT_PARTS = 2  # of an engine: one is divided among the routers as credit, the rest is for who asks
 
 
 class Places:
@@ -99,18 +97,12 @@ class Places:
             self._say(router, Lent(engine, 0, 0, 0, 0))
             return
         line = self.lines[model]
-        parts = CREDIT_PARTS * max(1, len(line.routers))
-        spare_slots = max(1, self._ledger.limit(slots_of(engine)) // parts)
-        spare_tokens = max(1, self._ledger.limit(engine) // parts)
-        more_slots = more_tokens = 0
+        spare, more = self.accounts.spare(engine, len(line.routers)), (0, 0)
         calm = calm and not self.growth.owes(engine) and not line.admission.contended
         if calm and line.open(engine):
-            free_slots, free_tokens = self.accounts.free(engine)
-            more_slots = max(0, min(spare_slots - had[0], -(-free_slots // 2)))
-            more_tokens = max(0, min(spare_tokens - had[1], -(-free_tokens // 2)))
-            self.accounts.charge(router, engine, more_slots, more_tokens)
+            more = self.accounts.lend(router, engine, spare, had)
             self.sync(engine, now)
-        self._say(router, Lent(engine, more_slots, more_tokens, spare_slots, spare_tokens))
+        self._say(router, Lent(engine, *more, *spare))
 
     def grow(self, router: str, event: Grow, now: float) -> None:
         """A running request outgrows its estimate: it is given what is kept for that, or owed it."""
@@ -313,11 +305,6 @@ class Places:
         for line in self.lines.values():
             found.update({name: line.admission.free_on(name) for name in line.engines})
         return found
-
-    def owed_by(self, router: str) -> set[str]:
-        """Engines of which a router has to say anew what runs there. O(engines)."""
-        found = (name for line in self.lines.values() for name, one in line.engines.items() if router in one.owed)
-        return set(found)
 
     # Inside
 

@@ -26,11 +26,11 @@ from serve_app.core.admission import Policy
 from serve_app.core.exchange.credit import Accounts
 from serve_app.core.exchange.holding import Holding
 from serve_app.core.exchange.link import Link
-from serve_app.core.exchange.outlook import UNTOLD, Outlook
+from serve_app.core.exchange.outlook import Outlook
 from serve_app.core.exchange.pending import Pending, Waiting
 from serve_app.core.exchange.protocol import Exchange, Reply
-from serve_app.core.exchange.words import Action as Said
 from serve_app.core.exchange.words import (
+    UNTOLD,
     Amount,
     Arrive,
     Booked,
@@ -49,6 +49,7 @@ from serve_app.core.exchange.words import (
     Rules,
     Stands,
 )
+from serve_app.core.exchange.words import Action as Said
 from serve_app.core.memory.budgets import FENCE_S
 from serve_app.core.waiting.events import Action, Arrival, Grant, QueueStatus, Reason, Refuse
 from serve_app.types import RequestClass

@@ -15,6 +15,8 @@ from serve_app.core.admission import Policy
 from serve_app.core.waiting.events import Arrival, Grant, Preempt, QueueStatus, Refuse
 from serve_app.types import RequestClass
 
+UNTOLD = Policy(max_queued=1000, max_wait_s=60.0)  # of a model of which nobody has said its `Rules`
+
 
 class Amount(NamedTuple):
     """Slots and KV tokens of one engine."""
