@@ -18,6 +18,9 @@ arrival; `abandoned_token_share`, the part of the engine's output tokens at 4x m
 the engine's own counter; `low_granted_share_4x`, the part of the granted tokens that `low` had; `attainment`, the share
 of all offered requests within both levels (a refusal is a miss).
 
+`ours` is measured in rounds, each with all multiples, and what is told of a multiple is of all its rounds together:
+what the speed of the machine does in the meantime it does to all of them.
+
 Prints conditions, progress and tables, and as its last line one JSON object. With `--raw` each window is kept in a file
 and not measured again where the folder has it: a run can be interrupted, and go on.
 """
@@ -85,12 +88,12 @@ class Kept:
     def keep_levels(self, levels: Levels) -> None:
         self._write(LEVELS_FILE, astuple(levels))
 
-    def window(self, arm: str, multiple: float) -> Window | None:
-        found = self._read(f"{arm}-{multiple:g}.json")
+    def window(self, arm: str, multiple: float, part: int) -> Window | None:
+        found = self._read(_file(arm, multiple, part))
         return None if found is None else Window.of(found)
 
     def keep(self, raw: dict[str, Any]) -> Window:
-        self._write(f"{raw['arm']}-{raw['multiple']:g}.json", raw)
+        self._write(_file(raw["arm"], raw["multiple"], raw["round"]), raw)
         return Window.of(raw)
 
     def _read(self, name: str) -> Any:
@@ -102,6 +105,10 @@ class Kept:
         draft = self._folder / f".{name}"
         draft.write_text(json.dumps(value))
         draft.rename(self._folder / name)
+
+
+def _file(arm: str, multiple: float, part: int) -> str:
+    return f"{arm}-{multiple:g}.json" if not part else f"{arm}-{multiple:g}-{part}.json"
 
 
 def _without_arms(value: Any) -> Any:
@@ -133,19 +140,19 @@ def run(theatre: Theatre, plan: Plan, kept: Kept, console: Console) -> tuple[lis
     Raises:
         BenchmarkError: a server did not start, or the levels are not known and vLLM's arm is not among those to run.
     """
-    levels, windows = kept.levels, []
+    levels, windows = kept.levels, dict[tuple[str, float], list[Window]]()
     if levels is None:
         levels = find_levels(theatre, plan)
         kept.keep_levels(levels)
     console.print_json(data=levels.as_json())
     for arm in plan.arms:
-        for multiple, span_s in plan.windows(arm):
-            window = kept.window(arm, multiple)
+        for multiple, span_s, part in plan.windows(arm):
+            window = kept.window(arm, multiple, part)
             if window is None:
-                window = kept.keep(theatre.window(arm, multiple, span_s, levels))
-            windows.append(window)
+                window = kept.keep(theatre.window(arm, multiple, span_s, part, levels))
+            windows.setdefault((arm, multiple), []).append(window)
             console.print("  " + progress_line(window), markup=False)
-    return windows, levels
+    return [Window.pooled(parts) for parts in windows.values()], levels
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

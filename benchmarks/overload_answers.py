@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,16 +94,44 @@ class Window:
     levels: Levels
     everybody: Answers
     inside: Answers
+    finished: Answers
     decisions: Sequence[Decision]
     raw: Mapping[str, Any]
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Window:
+        """As it was measured. What finished is what did so while the window was open, whenever it was asked for: a line
+        that still grows, or is drained after the load, would make a rate by arrivals exceed the engine's own."""
         everybody = [Answer.of(row) for row in raw["rows"]]
         inside = [one for one in everybody if one.inside(raw["warmup_s"], raw["window_s"])]
+        begin_s, end_s = raw["warmup_s"], raw["warmup_s"] + raw["window_s"]
+        done = (one for one in everybody if one.outcome is Ended.FINISHED)
+        finished = [one for one in done if begin_s <= one.at_s + one.ended_s < end_s]
         decisions = [Decision(*one) for one in raw["decisions"]]
         levels = Levels(*raw["levels"])
-        return cls(raw["arm"], raw["multiple"], raw["window_s"], levels, everybody, inside, decisions, raw)
+        return cls(raw["arm"], raw["multiple"], raw["window_s"], levels, everybody, inside, finished, decisions, raw)
+
+    @classmethod
+    def pooled(cls, parts: Sequence[Window]) -> Window:
+        """Several windows of one arm and multiple as one, as long as all of them together."""
+        first, raws = parts[0], [part.raw for part in parts]
+        raw = {
+            **first.raw,
+            **{name: sum(one[name] for one in raws) for name in ("cpu_s", "foreign_s", "failed")},
+            **{name: _sums(one[name] for one in raws) for name in ("cpu_s_by_role", "engine", "left")},
+            "rss_mb": raws[-1]["rss_mb"],
+            "failed_samples": [sample for one in raws for sample in one["failed_samples"]],
+        }
+
+        def every(name: str) -> list[Any]:
+            return [
+                replace(one, number=len(parts) * one.number + number)
+                for number, part in enumerate(parts)
+                for one in getattr(part, name)
+            ]
+
+        lists = (every(name) for name in ("everybody", "inside", "finished", "decisions"))
+        return cls(first.arm, first.multiple, sum(part.window_s for part in parts), first.levels, *lists, raw)
 
     def of_group(self, group: str) -> Answers:
         return [one for one in self.inside if one.group == group]
@@ -111,14 +139,6 @@ class Window:
     def firsts_ms(self, group: str) -> list[float]:
         """TTFT of all requests of a group in the window; infinite for those that got none."""
         return [np.inf if one.first_s is None else one.first_s * 1e3 for one in self.of_group(group)]
-
-    @property
-    def finished(self) -> list[Answer]:
-        """What finished while the window was open, whenever it was asked for: a line that still grows, or is drained
-        after the load, would make a rate by arrivals exceed the engine's own."""
-        begin_s, end_s = self.raw["warmup_s"], self.raw["warmup_s"] + self.window_s
-        done = (one for one in self.everybody if one.outcome is Ended.FINISHED)
-        return [one for one in done if begin_s <= one.at_s + one.ended_s < end_s]
 
     @property
     def goodput(self) -> float:
@@ -217,6 +237,14 @@ class Window:
             "p99_offered": None if worst is None or not np.isfinite(worst) else shorten(worst),
             "offered": len(all_ms),
         }
+
+
+def _sums(some: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Mappings added up, name by name."""
+    found: Counter[str] = Counter()
+    for one in some:
+        found.update(one)
+    return dict(found)
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:

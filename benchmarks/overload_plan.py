@@ -31,6 +31,7 @@ DEADLINE_SHARE = 0.5  # of the TTFT level: to be granted by; the rest is for the
 PATIENCE_FACTORS: Mapping[str, float] = {HIGH: 10.0, NORMAL: 4.0, LOW: 4.0}
 MAX_NUM_SEQS = 8  # few enough for the other core to be at half; a full batch of them misses the ITL level
 DEPTH = 3  # times the built-in model's layers: with 1 the other core is at 0.72 under 4x, with 2 at 0.46 to 0.57
+ROUNDS = 3  # the machine at hand changes its speed by a fifth within a quarter of an hour
 MAX_MODEL_LEN = 4096  # one request in two thousand of the scaled trace is longer
 CLOSED_FACTOR = 2  # clients for each slot when capacity is measured: a slot that comes free has somebody waiting
 UNLOADED, CAPACITY = "unloaded", "capacity"
@@ -38,11 +39,13 @@ UNLOADED, CAPACITY = "unloaded", "capacity"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured. Spans in seconds; `window_s` has those of `ours` by multiple, the other arms have `other_s`."""
+    """What is measured. Spans in seconds; `window_s` has those of `ours` by multiple, the other arms have `other_s`.
+    `ours` is measured in `rounds` parts, each with all multiples: a machine that changes its speed does so for all."""
 
     arms: tuple[str, ...]
     multiples: tuple[float, ...]
     window_s: Mapping[float, float]
+    rounds: int
     other_s: float
     control_s: float
     closed_s: float
@@ -53,15 +56,18 @@ class Plan:
     seed: int
     folder: str
 
-    def windows(self, arm: str) -> list[tuple[float, float]]:
-        """Multiple and length of each window of an arm."""
+    def windows(self, arm: str) -> list[tuple[float, float, int]]:
+        """Multiple, length and round of each window of an arm, in order."""
         if arm == CONTROL:
-            return [(PEAK, self.control_s)]
-        return [(m, self.window_s[m] if arm == OURS else self.other_s) for m in self.multiples]
+            return [(PEAK, self.control_s, 0)]
+        if arm != OURS:
+            return [(multiple, self.other_s, 0) for multiple in self.multiples]
+        rounds = range(self.rounds)
+        return [(multiple, self.window_s[multiple] / self.rounds, one) for one in rounds for multiple in self.multiples]
 
-    def seed_of(self, multiple: float) -> int:
-        """The same requests for every arm at one multiple, others at another."""
-        return self.seed * 1_000 + round(100 * multiple)
+    def seed_of(self, multiple: float, part: int = 0) -> int:
+        """The same requests for every arm at one multiple, others at another, and in another round."""
+        return self.seed * 1_000 + round(100 * multiple) + part
 
     def as_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -139,13 +145,14 @@ def plan_of(options: argparse.Namespace) -> Plan:
         multiples, windows = QUICK_MULTIPLES, {0.5: 25.0, 1.0: 12.0, PEAK: 25.0}
         sizes = {"other_s": 8.0, "control_s": 12.0, "closed_s": 8.0, "warmup_s": 4.0, "tail_s": 2.0}
     else:
-        multiples, windows = MULTIPLES, {0.5: 210.0, 1.0: 80.0, 2.0: 120.0, 3.0: 120.0, PEAK: 120.0}
+        multiples, windows = MULTIPLES, {0.5: 180.0, 1.0: 60.0, 2.0: 90.0, 3.0: 90.0, PEAK: 120.0}
         sizes = {"other_s": 40.0, "control_s": 60.0, "closed_s": 30.0, "warmup_s": 8.0, "tail_s": 6.0}
     sizes |= {name: options.scale * sizes[name] for name in ("other_s", "control_s", "closed_s")}
     return Plan(
         arms=options.arms,
         multiples=multiples,
         window_s={multiple: options.scale * span_s for multiple, span_s in windows.items()},
+        rounds=1 if options.quick else ROUNDS,
         max_num_seqs=options.max_num_seqs,
         depth=options.depth,
         seed=options.seed,

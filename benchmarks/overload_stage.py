@@ -190,10 +190,10 @@ class Theatre:
             raise BenchmarkError(f"{name}, {window}: {result['failed']} failed: {result['failed_samples']}")
         return result | {"warmup_s": spec.warmup_s, "cpu_s_by_role": cpu_s, "foreign_s": foreign_s}
 
-    def window(self, name: str, multiple: float, span_s: float, levels: Levels) -> dict[str, Any]:
+    def window(self, name: str, multiple: float, span_s: float, part: int, levels: Levels) -> dict[str, Any]:
         """One window of open load, and everything that is known of it afterwards."""
         server = self.get(name)
-        before, seed = server.figures(), self.plan.seed_of(multiple)
+        before, seed = server.figures(), self.plan.seed_of(multiple, part)
         rate = multiple * levels.capacity_rps
         spec = self._spec(server, name, f"{name}-{multiple:g}", levels, seed, span_s, rate=rate)
         result, cpu_s, foreign_s = drive(server.arm, spec, "benchmarks.openloop")
@@ -203,6 +203,7 @@ class Theatre:
         return result | {
             "arm": name,
             "multiple": multiple,
+            "round": part,
             "rate": rate,
             "warmup_s": spec.warmup_s,
             "seed": seed,

@@ -298,7 +298,36 @@ def test_every_arm_gets_the_same_requests_at_a_multiple() -> None:
     plan = plan_of(parse_arguments(["--quick"], "text"))
     seeds = {plan.seed_of(multiple) for multiple in plan.multiples}
     assert len(seeds) == len(plan.multiples)
-    assert plan.windows(CONTROL) == [(PEAK, plan.control_s)]
+    assert plan.windows(CONTROL) == [(PEAK, plan.control_s, 0)]
+
+
+def test_a_full_run_measures_every_multiple_in_each_of_its_rounds_with_requests_of_its_own() -> None:
+    plan = plan_of(parse_arguments([], "text"))
+    windows = plan.windows("ours")
+    assert [multiple for multiple, _, _ in windows] == [*plan.multiples] * plan.rounds
+    assert {m: sum(span_s for one, span_s, _ in windows if one == m) for m in plan.multiples} == pytest.approx(
+        dict(plan.window_s)
+    )
+    assert len({plan.seed_of(multiple, part) for multiple, _, part in windows}) == len(windows)
+    assert {part for _, _, part in plan.windows("vllm")} == {0}
+
+
+def test_windows_of_several_rounds_are_judged_as_one() -> None:
+    decision = [0, "ok", None, True, 0.01, 0.5, 300, None]
+    refusal = [1, "refused", "queue_full", False, 0.0, 0.004, 300, None]
+    first = window([row(0), row(1, LOW, at_s=1.0)], decisions=[decision])
+    second = window([row(0, output=300), row(1, LOW, outcome="refused", first_s=None)], decisions=[decision, refusal])
+    both = Window.pooled([first, second])
+    assert both.window_s == 20.0
+    assert both.goodput == pytest.approx((first.goodput + second.goodput) / 2)
+    assert both.throughput == pytest.approx((first.throughput + second.throughput) / 2)
+    assert len(both.inside) == 3
+    assert len({one.number for one in both.everybody}) == 4
+    assert both.granted_share() == {HIGH: 1.0, NORMAL: 0.0, LOW: 0.0}
+    assert both.refusals()["router_ms"]["n"] == 1
+    assert both.cpu() == first.cpu()
+    assert both.abandoned()["token_share"] == pytest.approx(1 - 500 / 2000)
+    assert Window.pooled([first]).figures() == first.figures()
 
 
 def test_unknown_arms_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
