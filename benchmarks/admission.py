@@ -195,7 +195,7 @@ def show(console: Console, cases: dict[str, dict[str, Any]]) -> None:
 
 def decisions(console: Console, events: int, seed: int) -> dict[str, Any]:
     """All cases, and the worst of their figures."""
-    gc.freeze()  # as a process that hosts a line does once it has started: what is there now is never garbage
+    gc.freeze()  # what is there now, imports above all, is no part of the line
     cases: dict[str, dict[str, Any]] = {}
     for case in CASES:
         cases[case.name] = measure(case, events, seed)
