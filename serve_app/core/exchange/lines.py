@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from serve_app.core.exchange.peers import Peers
 from serve_app.core.exchange.places import Places
-from serve_app.core.exchange.protocol import LANES, Exchange, Figures, Queued, Reply
+from serve_app.core.exchange.protocol import LANES, Exchange, Queued, Reply
 from serve_app.core.exchange.words import (
     Amount,
     Arrive,
@@ -316,16 +316,12 @@ class Lines:
         if now >= self._figures_at + FIGURES_S:
             self._figures_at, arrived = now, contended
         for model in arrived & contended:
-            self._peers.figures(self._figures(model))
+            self._peers.figures(model, self._queued(model))
 
-    def _figures(self, model: str) -> Figures:
+    def _queued(self, model: str) -> tuple[Queued, ...]:
         line = self._places.lines[model].admission
         claimed = dict(line.ahead(min(RequestClass)))
-        return Figures(
-            self._peers.figures_version + 1,
-            model,
-            tuple(
-                Queued(claimed.get(level, 0), line.full(level), line.backlog(level), line.lanes(level, LANES))
-                for level in RequestClass
-            ),
+        return tuple(
+            Queued(claimed.get(level, 0), line.full(level), line.backlog(level), line.lanes(level, LANES))
+            for level in RequestClass
         )

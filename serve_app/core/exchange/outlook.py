@@ -108,8 +108,10 @@ class Outlook:
         found = figures.classes[arrival.request_class]
         if found.full:
             return Reason.QUEUE_FULL
+        if arrival.deadline is None:
+            return None
         backlog = self._backlog(model, arrival.request_class, found)
-        if arrival.deadline is None or not (backlog.above or backlog.slots):
+        if not (backlog.above or backlog.slots):
             return None  # as in `Admission`: who is next is not refused for a forecast
         wait_s = self.wait_s(model, arrival.request_class, arrival.tenant, arrival.slots)
         return Reason.DEADLINE if wait_s is not None and now + wait_s > arrival.deadline else None

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from serve_app.core.exchange.protocol import Exchange, Figures, Receiving, Reply, Sending, Word
+from serve_app.core.exchange.protocol import Exchange, Figures, Queued, Receiving, Reply, Sending, Word
 from serve_app.core.exchange.words import Action, Event
 
 DEAF_S = 1.0  # a router acknowledges within a round trip, since it watches; this is a machine that is very busy
@@ -38,7 +38,7 @@ class Peers:
         self._woken: set[str] = set()
         self.word = Word(0, frozenset(), recovering)
         self._figures: dict[str, Figures] = {}  # by model, those looked at last behind the others
-        self.figures_version = 0
+        self._figures_version = 0
 
     def __contains__(self, router: str) -> bool:
         return router in self._peers
@@ -92,7 +92,7 @@ class Peers:
         seq, actions = peer.sending.batch()
         new = itertools.takewhile(lambda one: one.version > peer.figures_told, reversed(self._figures.values()))
         figures = tuple(new)
-        peer.word_told, peer.figures_told = self.word.version, self.figures_version
+        peer.word_told, peer.figures_told = self.word.version, self._figures_version
         more = peer.sending.unsent > 0
         last = peer.receiving.last
         return Reply(self._epoch, peer.incarnation, last, seq, actions, self.word, figures, more=more)
@@ -118,11 +118,11 @@ class Peers:
         for peer in self._peers.values():
             peer.waits_since = None
 
-    def figures(self, found: Figures) -> None:
-        """How a line is, in a new version; told to whoever speaks next."""
-        self._figures.pop(found.model, None)
-        self._figures[found.model] = found
-        self.figures_version = found.version
+    def figures(self, model: str, classes: tuple[Queued, ...]) -> None:
+        """How the line of a model is now; told to whoever speaks next."""
+        self._figures_version += 1
+        self._figures.pop(model, None)
+        self._figures[model] = Figures(self._figures_version, model, classes)
 
     def change(self, contended: frozenset[str], recovering: bool) -> None:
         """What all routers go by; told to all of them at once, if it is new."""

@@ -43,8 +43,11 @@ class Backlog(NamedTuple):
     def newcomer_s(self, slots: int, own: int, weight: float) -> float | None:
         """The wait in seconds of a request of so many slots whose tenant, of this weight, has `own` slots waiting."""
         others = self.weight - weight if own else self.weight
-        passing = _passing(self.slots - own, (own + slots) * others / weight)
-        return self.wait_s(self.above + own + passing + slots)
+        return self.tenant_s(own + slots, weight, self.slots - own, others)
+
+    def tenant_s(self, own: int, weight: float, others: int, others_weight: float) -> float | None:
+        """The wait until a tenant has had so many slots, beside others of the class who want theirs."""
+        return self.wait_s(self.above + own + _passing(others, own * others_weight / weight))
 
     def last_s(self, slots: int) -> float | None:
         """The same behind everybody of the class."""
@@ -95,8 +98,8 @@ class Forecast:
         """The wait of a request that has just come, and so is the last of its tenant."""
         level = self._line.stages[waiting.level]
         lane = level.lanes[waiting.arrival.tenant]
-        passing = _passing(level.slots - lane.slots, lane.slots * (level.weight - lane.weight) / lane.weight)
-        return self.backlog(waiting.level).wait_s(self._above(waiting.level) + lane.slots + passing)
+        backlog = self.backlog(waiting.level)
+        return backlog.tenant_s(lane.slots, lane.weight, level.slots - lane.slots, level.weight - lane.weight)
 
     def status(self, waiting: Waiting) -> QueueStatus:
         """Where a request stands among those who wait."""
