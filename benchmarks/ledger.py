@@ -26,6 +26,7 @@ from typing import Any
 import ray
 from rich.console import Console
 from rich.table import Table
+from serve_app.core.memory.shares import PoolReport
 
 from benchmarks import openb
 from benchmarks.conditions import commit, processor, versions
@@ -34,7 +35,6 @@ from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device, Hold, Kind
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.quota import RouterReport
-from serve_app.core.memory.shares import PoolReport
 from serve_app.quota_actor import quota_actor
 from serve_app.settings import QuotaSettings
 

@@ -32,12 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from serve_app.desk import Desk
 
 from benchmarks.lines import write_json
 from benchmarks.near_engines import NearEngines
 from benchmarks.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
-from serve_app.desk import Desk
 from serve_app.dispatch import ModelLine
 from serve_app.http.edge import Edge
 from serve_app.http.keys import KeyRing

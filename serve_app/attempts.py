@@ -1,8 +1,7 @@
 """How one request gets to a replica, and to another one when that is lost.
 
-Three ways lead there: through the line; in an open session beside it; and aside, for work that takes no slot. They
-differ in the place that they get and in what a loss means. What is done in a place is the same: hand in, wait for the
-first frames, relay.
+Two ways lead there: through the line, and aside, for work that takes no slot. They differ in the place that they get and
+in what a loss means. What is done in a place is the same: hand in, wait for the first frames, relay.
 
 Invariant: a request of which its client has seen nothing survives the loss of its replica; one of which it has seen
 something is not tried again. What a place holds is given back once, however the request ends.
@@ -25,13 +24,10 @@ from serve_app.aim import Aim, Key, Why
 from serve_app.budget import Budget
 from serve_app.channel import Stream
 from serve_app.core.admission import Arrival
-from serve_app.core.memory.sessions import Session
-from serve_app.desk import Desk
 from serve_app.engine.protocol import EngineInfo, Frame, Submit, Usage
-from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
+from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.local_line import Decider
 from serve_app.replica_set import ReplicaSet
-from serve_app.session_places import Draw, SessionPlaces, ahead
 from serve_app.trail import Trail
 from serve_app.waiters import Granted
 
@@ -84,7 +80,6 @@ class Attempts:
             prompt (None: not counted); again changes nothing.
         info: what the engines have told of themselves; None: nothing yet.
         line: that of the model; running requests tell it of what they produce and need.
-        desk: where requests of sessions get their KV tokens; None: they need none.
     """
 
     def __init__(
@@ -94,22 +89,14 @@ class Attempts:
         give_back: Callable[[str, int | None, int | None], None],
         info: Callable[[], EngineInfo | None],
         line: Decider,
-        desk: Desk | None,
     ) -> None:
         self._replicas = replicas
         self._slot = slot
         self._give_back = give_back
         self._info = info
         self._line = line
-        self._desk = desk
-        self._sessions = SessionPlaces()
         self.pausing = 0  # requests between two attempts, in no line meanwhile
         self.placed: Counter[tuple[str, str]] = Counter()  # grants, by what the request's key is and how it was placed
-
-    @property
-    def in_sessions(self) -> int:
-        """Requests that run beside the line."""
-        return self._sessions.taken
 
     async def in_line(
         self,
@@ -148,7 +135,11 @@ class Attempts:
             affinity = None if aim is None else aim.replica_id
             budget = Budget(asked, self._info(), trail.most_tokens, trail.sequences)
             arrival = dataclasses.replace(
-                asked, affinity=affinity, accepted=avoid is not None, cost_tokens=budget.tokens
+                asked,
+                affinity=affinity,
+                accepted=avoid is not None,
+                cost_tokens=budget.tokens,
+                session=asked.session if avoid is None and affinity == asked.affinity else None,
             )
             async with self._slot(arrival) as granted:
                 try:
@@ -164,42 +155,6 @@ class Attempts:
                 with self._pausing():
                     await asyncio.sleep(pause_s)
                 pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
-
-    async def in_session(self, arrival: Arrival, make: Make, relay: Relay, session: Session, trail: Trail) -> bool:
-        """On its session's replica, beside the line; False: it has to go the way of all others, since the replica is
-        gone or was lost before its first frame, the session's place is taken, or it needs more tokens than are free."""
-        session_id, request_id = session.session_id, arrival.request_id
-        if (trail.sequences or arrival.slots) > 1 or not self._replicas.usable(session.pool):
-            return False
-        if not self._sessions.enter(session_id, request_id):
-            return False
-        draw = None if self._desk is None else Draw(self._desk, request_id, session)
-
-        def give_back(used: Usage | None = None) -> None:
-            trail.release(time.monotonic())
-            self._leave_session(session_id, request_id, draw)
-
-        def lost(error: EngineFailed) -> bool:
-            trail.lost(time.monotonic())
-            trail.beside = False
-            logger.warning("request %s leaves session %s: %s", request_id, session_id, error.message)
-            return True
-
-        trail.beside = True
-        began, on_tokens = time.monotonic(), None
-        try:
-            if draw is not None:
-                budget = Budget(arrival, self._info(), trail.most_tokens, trail.sequences)
-                try:
-                    await draw.take(budget.tokens)
-                except Overloaded:
-                    return False
-                trail.hold(budget, time.monotonic())
-                on_tokens = functools.partial(budget.produced, draw)
-            place = Place(Granted(session.pool, time.monotonic() - began, Why.SESSION), give_back, on_tokens)
-            return await self._attempt(place, lambda number: ahead(make(number)), relay, lost, trail)
-        finally:
-            give_back()
 
     async def aside(
         self, make: Make, relay: Relay, max_wait_s: float, any_replica: Callable[[], Awaitable[str]], trail: Trail
@@ -276,10 +231,3 @@ class Attempts:
         """The engine has made so many tokens more for a request that came through the line."""
         budget.produced(self._line, tokens)
         self._line.progress(request_id, tokens)
-
-    def _leave_session(self, session_id: str, request_id: str, draw: Draw | None) -> None:
-        """Give place and tokens back; again changes nothing."""
-        self._sessions.leave(session_id, request_id)
-        if draw is not None:
-            draw.release()
-        self._replicas.forget_gone()

@@ -17,9 +17,7 @@ from serve_app.aim import Key
 from serve_app.asking import Asking
 from serve_app.attempts import Attempts, Make, Relay
 from serve_app.core.admission import Action, Arrival, ClassBound, Policy, QueueStatus, TenantPolicy
-from serve_app.core.memory.sessions import Session
 from serve_app.core.waiting.events import ReplicaUse
-from serve_app.desk import Desk
 from serve_app.doorbell import Doorbell
 from serve_app.engine.protocol import EngineInfo, EngineLoad
 from serve_app.errors import NotFound, Unavailable
@@ -69,7 +67,6 @@ class ModelLine:
         routers: how many router replicas share the engines until the engines say so themselves.
         shared: the line of all routers; None: this router has one of its own (no quota actor, in tests and programs
             of one router).
-        desk: where requests of sessions get their KV tokens; None: they need none (no quota actor).
     """
 
     def __init__(
@@ -80,13 +77,11 @@ class ModelLine:
         router_id: str,
         routers: int,
         shared: SharedLine | None = None,
-        desk: Desk | None = None,
     ) -> None:
         self.model = model
         self._admission = admission
         self._handle = handle
-        self._desk = desk
-        self._shared = shared is not None
+        self._shared = shared
         policy = _policy(admission)
         self.line: Decider = (
             LocalLine(policy, self._perform) if shared is None else shared.of(model.name, policy, self._perform)
@@ -97,9 +92,7 @@ class ModelLine:
         )
         self._replicas.probe_slots = model.long_weight
         self._asking = Asking(model.name, handle, self._any_replica, lambda info: self.line.start_told(info.start_s))
-        self._attempts = Attempts(
-            self._replicas, self.slot, self._give_back, lambda: self._asking.known, self.line, desk
-        )
+        self._attempts = Attempts(self._replicas, self.slot, self._give_back, lambda: self._asking.known, self.line)
         self._bell = Doorbell(model.name, handle.ring)
         self._start_s: float | None = None  # what the last start took that was looked at
         self._empty: asyncio.Event | None = None  # set once the last request of a line that closes has ended
@@ -155,13 +148,13 @@ class ModelLine:
 
     @property
     def granted(self) -> int:
-        """Requests on replicas, those of sessions included."""
-        return self.line.granted + self._attempts.in_sessions
+        """Requests on replicas."""
+        return self.line.granted
 
     @property
     def blocked(self) -> int:
         """Replicas of the model that wait for memory."""
-        return 0 if self._desk is None else self._desk.blocked.get(self.model.name, 0)
+        return 0 if self._shared is None else self._shared.blocked.get(self.model.name, 0)
 
     @property
     def ready(self) -> bool:
@@ -175,7 +168,7 @@ class ModelLine:
     @property
     def largest(self) -> int:
         """The most slots that one request can have."""
-        whole = self._asking.known if self._shared else None
+        whole = None if self._shared is None else self._asking.known
         return self._replicas.largest if whole is None else whole.slots
 
     @property
@@ -220,11 +213,10 @@ class ModelLine:
         arrival: Arrival,
         make: Make,
         relay: Relay,
-        session: Session | None = None,
         key: Key | None = None,
         trail: Trail | None = None,
     ) -> None:
-        """Wait, hand in, and give the stream with its first frames to `relay`; in an open session without the wait.
+        """Wait, hand in, and give the stream with its first frames to `relay`.
 
         It goes where requests of its key go, if there is room.
 
@@ -234,9 +226,8 @@ class ModelLine:
         wait_s = self._admission.max_wait_s
         trail = Trail() if trail is None else trail
         with self._counted():
-            if session is None or not await self._attempts.in_session(arrival, make, relay, session, trail):
-                trail.ahead = self.line.ahead(arrival.request_class)
-                await self._attempts.in_line(arrival, key, make, relay, wait_s, self._check_open, trail)
+            trail.ahead = self.line.ahead(arrival.request_class)
+            await self._attempts.in_line(arrival, key, make, relay, wait_s, self._check_open, trail)
 
     async def serve_aside(self, make: Make, relay: Relay, trail: Trail | None = None) -> None:
         """The same for work that takes no slot (tokenizing): any running replica, at once; without one, the next."""
@@ -295,8 +286,6 @@ class ModelLine:
             self._asking.refresh()
 
     def _forgotten(self, replica_id: str) -> None:
-        if self._desk is not None:
-            self._desk.drop(replica_id)
         self.line.replica_gone(replica_id)
 
     def _look_at_start(self) -> None:

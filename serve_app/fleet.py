@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.desk import Desk
 from serve_app.dispatch import ModelLine
 from serve_app.serve_adapter import Handle, in_fresh_context
 from serve_app.settings import ModelSettings, Settings
@@ -29,15 +28,13 @@ class Fleet:
     Args:
         connect: makes the handle of a model's engine deployment.
         router_id: this router's name.
-        shared, desk: see `ModelLine`.
+        shared: see `ModelLine`.
     """
 
-    def __init__(
-        self, connect: Connect, router_id: str, shared: SharedLine | None = None, desk: Desk | None = None
-    ) -> None:
+    def __init__(self, connect: Connect, router_id: str, shared: SharedLine | None = None) -> None:
         self._connect = connect
         self._router_id = router_id
-        self._shared, self._desk = shared, desk
+        self._shared = shared
         self._made = 0
         self._lines: dict[str, ModelLine] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself refers to tasks weakly
@@ -62,13 +59,7 @@ class Fleet:
             self._made += 1
             name_there = f"{self._router_id}.{self._made}"
             line = ModelLine(
-                model,
-                self._connect(model),
-                settings.admission,
-                name_there,
-                settings.router.replicas,
-                self._shared,
-                self._desk,
+                model, self._connect(model), settings.admission, name_there, settings.router.replicas, self._shared
             )
             self._lines[name] = line
             self._run(line.start(), f"starting-{name}")

@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from serve_app.cluster_store import Shelf
+from serve_app.core.exchange.peers import DEAF_S
 from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.memory.grants import EngineReply, EngineReport
 from serve_app.core.memory.leases import Device
-from serve_app.core.memory.quota import Quota, RouterReply, RouterReport
+from serve_app.core.memory.quota import Quota
 from serve_app.core.memory.roster import Changes, Entry, Key, Value
 from serve_app.core.memory.sessions import Session, SessionAsk
 from serve_app.core.memory.starts import StartsAsk, StartsReply
-from serve_app.errors import InsufficientMemory, ServeAppError, Unavailable
+from serve_app.errors import ServeAppError, Unavailable
 from serve_app.inventory import Inventory, InventorySettings
 from serve_app.quota_figures import figures
 
@@ -35,7 +36,7 @@ EPOCH = "epoch"
 NODE = "node:"  # before a node's id, its devices: it may not answer when they have to be known
 TICK_S = 0.5  # a dead owner's leases are back within 5 s: four of silence, and this
 LOOK_S = 1.0  # between looks at the nodes; a look is one call per node that has a device
-WATCH_S = 0.5  # how long a router that wants more is kept waiting for it; then it says again what it wants
+WATCH_S = 0.5  # how long a router that watches is kept waiting for news
 
 T = TypeVar("T")
 
@@ -59,10 +60,10 @@ class GpuMemoryQuota:
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(inventory, before)
         self._defrag_above = defrag_above
-        self._changed: dict[str, asyncio.Event] = {}  # of routers that wait for more
         self._news: dict[str, asyncio.Event] = {}  # of routers that watch
         self._due: asyncio.TimerHandle | None = None  # the next look at the lines
-        self._asking: dict[str, asyncio.Future[Session]] = {}
+        self._asking: dict[str, asyncio.Future[Session]] = {}  # who waits for a session
+        self._acknowledged = asyncio.Event()  # set whenever a router has spoken
         self._alarmed: set[tuple[str, str]] = set()  # by engine and device
         self._checked: dict[str, asyncio.Task[None]] = {}  # engines whose processes are being looked for
         self._storing = asyncio.Lock()
@@ -86,29 +87,10 @@ class GpuMemoryQuota:
         found = (use.device for use in self._core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
-    async def router(self, told: RouterReport) -> RouterReply:
-        """What a router may use; held back for up to `WATCH_S` while it wants more than there is."""
-        await self._known.wait()
-        reply, others = await self._do(lambda now: self._core.on_router(told, now))
-        self._wake(others)
-        if reply.stale or not _short(told, reply):
-            return reply
-        changed = self._changed.setdefault(told.router, asyncio.Event())
-        changed.clear()
-        try:
-            async with asyncio.timeout(WATCH_S):
-                await changed.wait()
-        except TimeoutError:
-            return reply
-        return self._core.router_targets(told.router)
-
     async def exchange(self, told: Exchange) -> Reply:
         """A router's word on requests, and what is decided at once; see `core.exchange.protocol`."""
         await self._known.wait()
-        reply = await self._do(lambda now: self._core.on_exchange(told, now))
-        if self._asking:  # for a session, and it may have brought what that waits for
-            self._tick()
-        return reply
+        return await self._do(lambda now: self._core.on_exchange(told, now))
 
     async def watch(self, told: Exchange) -> Reply:
         """What is decided later: held back until there is something, or for `WATCH_S`."""
@@ -126,6 +108,9 @@ class GpuMemoryQuota:
 
     def _lines_moved(self) -> None:
         """Wake whom the lines have something to say to, and look at them again when something comes due there."""
+        self._acknowledged.set()
+        for name, outcome in self._core.lines.openings.take_outcomes().items():
+            self._opened(name, outcome)
         for router in self._core.lines.take_woken():
             news = self._news.get(router)
             if news is not None:
@@ -145,21 +130,44 @@ class GpuMemoryQuota:
 
     async def open_session(self, ask: SessionAsk) -> Session:
         """Reserve KV tokens; waits until `ask.wait_until`, which is seconds from now here, as is `expires_at` in every
-        session that is told: clocks of two machines have nothing to do with each other.
+        session that is told: clocks of two machines have nothing to do with each other. Every router that is not deaf
+        knows of the session when this returns.
 
         Raises:
-            BadRequest, InsufficientMemory, LeaseConflict, Overloaded, Unavailable: see `core.memory.sessions`.
+            BadRequest, InsufficientMemory, LeaseConflict, Overloaded, Unavailable: see `core.exchange.openings`.
         """
         await self._known.wait()
-        wait_s = ask.wait_until
-        now = time.monotonic()
-        ask = dataclasses.replace(ask, wait_until=None if wait_s is None else now + wait_s)
-        session = await self._do(lambda now: self._core.on_session(ask, now))
-        self._wake(list(self._changed))
-        if session is not None:
-            return _from_now(session)
-        future = self._asking.setdefault(ask.session_id, asyncio.get_running_loop().create_future())
-        return _from_now(await asyncio.shield(future))
+        wait_s, name = ask.wait_until, ask.session_id
+        ask = dataclasses.replace(ask, wait_until=None if wait_s is None else time.monotonic() + wait_s)
+        try:
+            session = await self._do(lambda now: self._core.on_session(ask, now))
+        except ServeAppError as error:
+            self._opened(name, error)  # whoever has asked for the same one waits no more
+            raise
+        if session is None:
+            future = self._asking.setdefault(name, asyncio.get_running_loop().create_future())
+            session = await asyncio.shield(future)
+            await self._store()
+        else:
+            self._opened(name, session)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEAF_S):
+                heard = self._core.lines.heard()
+                while not heard():
+                    self._acknowledged.clear()
+                    await self._acknowledged.wait()
+        return _from_now(session)
+
+    def _opened(self, name: str, outcome: Session | ServeAppError) -> None:
+        """Tell who waits for a session what has become of that."""
+        waiter = self._asking.pop(name, None)
+        if waiter is None or waiter.done():
+            return
+        if isinstance(outcome, Session):
+            waiter.set_result(outcome)
+        else:
+            waiter.set_exception(outcome)
+            waiter.exception()  # its caller may have gone
 
     async def renew_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
@@ -174,11 +182,8 @@ class GpuMemoryQuota:
     async def close_session(self, session_id: str) -> None:
         """Raises LeaseNotFound."""
         await self._known.wait()
-        await self._do(lambda now: self._core.on_close(session_id))
-        waiter = self._asking.pop(session_id, None)
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(Unavailable("the session was closed while it waited", code="session_closed"))
-        self._tick()
+        await self._do(lambda now: self._core.on_close(session_id, now))
+        self._opened(session_id, Unavailable("the session was closed while it waited", code="session_closed"))
 
     async def defrag(self, begin: bool) -> dict[str, Any] | None:
         """The plan that makes room for the first engine that waits, None where nothing helps; `begin`: do it."""
@@ -223,21 +228,10 @@ class GpuMemoryQuota:
         above = self._defrag_above
         if above is not None and not relocation.active and relocation.fragmentation() > above:
             relocation.begin()
-        opened, late = self._core.on_tick(time.monotonic())
-        for session in opened:
-            waiter = self._asking.pop(session.session_id, None)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(session)
-        for ask in late:
-            waiter = self._asking.pop(ask.session_id, None)
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(InsufficientMemory(f"{self._core.sessions.shortage(ask)}; its wait is over"))
-        for router in [name for name in self._changed if not self._core.ledger.knows(name)]:
-            del self._changed[router]
+        self._core.on_tick(time.monotonic())
         for router in [name for name in self._news if not self._core.ledger.knows(name)]:
             del self._news[router]
         self._lines_moved()
-        self._wake(list(self._changed))
         self._warn()
 
     def _warn(self) -> None:
@@ -250,12 +244,6 @@ class GpuMemoryQuota:
                 *(one.owner, one.model, one.measured_bytes, one.device, one.granted_bytes),
             )
         self._alarmed = set(alarms)
-
-    def _wake(self, routers: list[str]) -> None:
-        for router in routers:
-            event = self._changed.get(router)
-            if event is not None:
-                event.set()
 
     async def _every(self, period_s: float, act: Callable[[], None]) -> None:
         while True:
@@ -343,9 +331,3 @@ def _known(stored: dict[str, Any]) -> Iterator[tuple[Key, Value]]:
             yield (Entry(kind), rest), value
         except ValueError:
             logger.error("the roster has an entry of an unknown kind: %s", name)
-
-
-def _short(told: RouterReport, reply: RouterReply) -> bool:
-    """Whether the router wants more than it was told it may use."""
-    targets = {target.pool: target.target for target in reply.targets}
-    return any(pool.want and targets.get(pool.pool, pool.limit) < pool.used + pool.want for pool in told.pools)

@@ -11,7 +11,6 @@ from ray.exceptions import ActorDiedError, RayError
 
 from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.memory.grants import EngineReply, EngineReport
-from serve_app.core.memory.quota import RouterReply, RouterReport
 from serve_app.core.memory.starts import StartsAsk, StartsReply
 from serve_app.inventory import InventorySettings
 from serve_app.quota import GpuMemoryQuota
@@ -36,14 +35,6 @@ class QuotaActor:
     def renew(self) -> None:
         """Find it again, or start it. Raises what Ray does while it is away."""
         self.handle = quota_actor(self._settings)
-
-    async def router(self, told: RouterReport) -> RouterReply:
-        """See `GpuMemoryQuota.router`."""
-        try:
-            return await self.handle.router.remote(told)  # type: ignore[no-any-return]
-        except ActorDiedError:
-            await asyncio.to_thread(self.renew)
-            raise
 
     async def exchange(self, told: Exchange) -> Reply:
         """See `GpuMemoryQuota.exchange`."""

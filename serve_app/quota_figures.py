@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.core.exchange.lines import LineView
-from serve_app.core.exchange.protocol import LINE
 from serve_app.core.memory.leases import Kind, Lease
 from serve_app.core.memory.quota import Quota
 from serve_app.core.placing.fragmentation import fragmentation
@@ -88,10 +87,11 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
             for one in core.sessions.all(now)
         ],
         "sessions_waiting": [
-            {"session": one.session_id, "model": one.model, "tokens": one.tokens} for one in core.sessions.waiting()
+            {"session": one.session_id, "model": one.model, "tokens": one.tokens}
+            for one in core.lines.openings.waiting()
         ],
         "lines": [_line(model, view) for model, view in core.lines.views(now).items()],
-        "overdrawn_tokens": core.shares.overdrawn_tokens,
+        "overdrawn_tokens": core.lines.overdrawn_tokens,
     }
 
 
@@ -100,10 +100,10 @@ def _line(model: str, view: LineView) -> dict[str, Any]:
     found = view.snapshot
     return {
         "model": model,
-        "routers": [router.removesuffix(LINE) for router in view.routers],
+        "routers": [router for router in view.routers],
         "replicas": list(view.engines),
         "contended": view.contended,
-        "routers_aside": [router.removesuffix(LINE) for router in view.aside],
+        "routers_aside": [router for router in view.aside],
         "oldest_wait_s": round(found.oldest_wait_s, 2),
         "lifted": found.lifted,
         "drain_slots_per_s": found.drain_slots_per_s,
@@ -144,9 +144,9 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
     for child in core.ledger.on(lease.lease_id):
         held[child.kind] = held.get(child.kind, 0) + child.amount
         if child.kind is Kind.SHARE:
-            router = child.owner.removesuffix(LINE)
+            router = child.owner
             shares[router] = shares.get(router, 0) + child.amount
-    slots, in_line = core.lines.used(lease.lease_id)
+    slots, used = core.lines.used(lease.lease_id)
     return {
         "replica": lease.lease_id,
         "model": None if told is None else told.model,
@@ -158,7 +158,7 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
         "kv_tokens_routers": held[Kind.SHARE],
         "kv_tokens_by_router": shares,
         "kv_tokens_sessions": held[Kind.SESSION],
-        "kv_tokens_used": core.shares.used(lease.lease_id) + in_line,
+        "kv_tokens_used": used,
         "slots": None if told is None else told.slots,
         "slots_used": slots,
         "kv_tokens_free": core.ledger.free(lease.lease_id),

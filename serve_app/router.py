@@ -11,7 +11,6 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.cluster_store import cluster_secret
 from serve_app.core.receipts import Receipts
-from serve_app.desk import Desk
 from serve_app.fleet import Fleet
 from serve_app.http.admin_routes import AdminRoutes
 from serve_app.http.edge import Edge
@@ -57,12 +56,10 @@ class RouterReplica:
         self._metrics = RouterMetrics()
         quota = QuotaActor(settings.quota)
         name = replica.replica_id.unique_id
-        self._desk = Desk(name, quota.router, AWAY)
-        in_fresh_context(self._desk.start(), "desk")
         self._shared = SharedLine(name, quota.exchange, quota.watch, AWAY)
         in_fresh_context(self._shared.start(), "line")
-        self._fleet = Fleet(connect, name, self._shared, self._desk)
-        book = SessionBook(quota.call, lambda: self._desk.opened, AWAY)
+        self._fleet = Fleet(connect, name, self._shared)
+        book = SessionBook(quota.call, self._shared.sessions, AWAY)
         keys = KeyRing(settings.auth)
         receipts = Receipts()
         self._receipts = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))

@@ -18,9 +18,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from serve_app.core.admission import Action, Arrival, Policy, QueueStatus
-from serve_app.core.exchange.protocol import LINE, Exchange, Reply
+from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.exchange.remote import RemoteLine
-from serve_app.core.memory.budgets import FENCE_S
+from serve_app.core.exchange.words import SessionOpened
+from serve_app.core.memory.grants import FENCE_S
 from serve_app.core.waiting.events import Grant, Reason, Refuse
 from serve_app.core.waiting.startup import StartUp
 from serve_app.local_line import Perform
@@ -50,7 +51,7 @@ class SharedLine:
 
     def __init__(self, router_id: str, speak: Speak, watch: Speak, away: tuple[type[BaseException], ...]) -> None:
         self._speak, self._watch, self._away = speak, watch, away
-        self._remote = RemoteLine(router_id + LINE)
+        self._remote = RemoteLine(router_id)
         self._ends: dict[str, ModelEnd] = {}
         self._asked: dict[str, ModelEnd] = {}  # by request that waits
         self._calls: set[asyncio.Task[None]] = set()
@@ -94,6 +95,16 @@ class SharedLine:
     def granted(self) -> tuple[int, int]:
         """Requests that this router has granted from its credit, and that the shared line has. Counters."""
         return self._remote.granted_here, self._remote.granted_there
+
+    @property
+    def sessions(self) -> Mapping[str, SessionOpened]:
+        """The open sessions by name, as the actor has told them; always the present ones."""
+        return self._remote.sessions
+
+    @property
+    def blocked(self) -> Mapping[str, int]:
+        """Engines that wait for memory, by model."""
+        return self._remote.blocked
 
     # For the ends
 

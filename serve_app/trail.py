@@ -19,7 +19,6 @@ class Trail:
     Args:
         most_tokens: what it can come to use, prompt and all answers, by the client's bound; None: there is none.
         sequences: how many it runs at once; 0: as many as it takes slots.
-        beside: whether it runs beside the line, in its session's place, where its length weighs nothing.
         ahead: who waited before it when it came, by class.
         replica_id: where it was handed in last; `route` is how that was found, None: the line's own choice.
         losses: replicas that were lost under it.
@@ -28,7 +27,6 @@ class Trail:
 
     most_tokens: int | None = None
     sequences: int = 0
-    beside: bool = False
     ahead: tuple[tuple[RequestClass, int], ...] = ()
     replica_id: str | None = None
     route: Route | None = None

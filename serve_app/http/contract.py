@@ -135,7 +135,7 @@ def split(
     _bound_output(operation, clean, bounds.max_output_tokens, max_model_len)
     known = dict(headers)
     contract = Contract(
-        request_class=_class_of(body, identity),
+        request_class=class_of(body, identity),
         session_id=_label(known, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
         deadline_s=_deadline(known),
         idempotency_key=_label(known, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
@@ -183,7 +183,8 @@ def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, 
         clean[names[0]] = min(longest, COMPLETION_DEFAULT_TOKENS) if silent else longest
 
 
-def _class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:
+def class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:
+    """The class that a body asks for by `priority` or `service_tier`. Raises as `split`."""
     tier = body.get("service_tier")
     number = body.get("priority")
     if tier is None and number is None:

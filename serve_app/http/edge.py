@@ -253,7 +253,7 @@ class Edge:
             return
         session = None
         if self._book is not None and wanted.session_id is not None and operation.generates:
-            session = await self._book.find(identity.tenant, wanted.session_id, line.model.name)
+            session = self._book.find(identity.tenant, wanted.session_id, line.model.name)
         cost = record.cost = self._costs.of(operation, body, identity.tenant, record.model)
         slots = record.slots = slots_of(operation, sequences, cost, line.model.lengths, line.largest)
         record.trail.most_tokens, record.trail.sequences = cost.most_tokens, min(sequences, slots)
@@ -265,12 +265,13 @@ class Edge:
             cost_tokens=cost.tokens,
             prompt_tokens=cost.prompt_tokens,
             deadline=None if wanted.deadline_s is None else record.started + wanted.deadline_s,
-            affinity=None if session is None else session.pool,
+            affinity=None if session is None else session.engine,
+            session=None if session is None or sequences > 1 else session.lease,
         )
         block = line.kv_block_tokens
         key = measure.key(operation, body, identity.tenant, wanted.session_id, cost.prompt_tokens, block)
         async with comments or contextlib.nullcontext():
-            await line.serve(arrival, make, relay, session, key, record.trail)
+            await line.serve(arrival, make, relay, key, record.trail)
 
     def _salt(self, tenant: str) -> str:
         salt = self._salts.get(tenant)

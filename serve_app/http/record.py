@@ -132,7 +132,7 @@ class Record:
             route=trail.route,
             losses=trail.losses,
             sequences=trail.sequences,
-            slots=trail.sequences if trail.beside else self.slots,
+            slots=self.slots,
             estimated_prompt=0 if cost is None else cost.prompt_tokens,
             estimated_output=0 if cost is None else cost.output_tokens,
             source=Source.PRIOR if cost is None else cost.source,

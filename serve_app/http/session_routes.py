@@ -1,6 +1,6 @@
 """Agent sessions over HTTP: opened, looked at, renewed, closed.
 
-    POST   /v1/sessions              {"model", "session_id", "vram_gb" or "kv_tokens", "ttl_s", "wait_s"} -> 201
+    POST   /v1/sessions              {"model", "session_id", "vram_gb" or "kv_tokens", "ttl_s", "wait_s", "priority"} -> 201
     GET    /v1/sessions/{id}         as it is; does not renew it
     POST   /v1/sessions/{id}/renew   puts off its end by its ttl_s
     DELETE /v1/sessions/{id}         gives its memory back
@@ -18,11 +18,13 @@ from typing import Any
 
 import msgspec
 
-from serve_app.core.memory.sessions import TOO_LARGE, Session, SessionAsk, bytes_of, name_of, own_id, tokens_in
+from serve_app.core.exchange.openings import TOO_LARGE
+from serve_app.core.memory.sessions import Session, SessionAsk, bytes_of, name_of, own_id, tokens_in
 from serve_app.core.placing.placement import bucketed
 from serve_app.dispatch import ModelLine
 from serve_app.engine.protocol import EngineInfo
 from serve_app.errors import BadRequest, Overloaded, Unavailable
+from serve_app.http.contract import class_of
 from serve_app.http.routes import Route, SessionCall
 from serve_app.session_book import SessionBook
 from serve_app.settings import ModelSettings, SessionSettings
@@ -43,7 +45,7 @@ SESSION_HEADER, SESSION_HEADER_NAME = b"x-session-id", "X-Session-Id"
 
 _JSON: Headers = [(b"content-type", b"application/json")]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")  # what fits into a path, a header and a table alike
-_FIELDS = ("model", "session_id", "vram_gb", "kv_tokens", "ttl_s", "wait_s")
+_FIELDS = ("model", "session_id", "vram_gb", "kv_tokens", "ttl_s", "wait_s", "priority", "service_tier")
 
 
 class SessionRoutes:
@@ -62,12 +64,12 @@ class SessionRoutes:
         """The whole answer.
 
         Raises:
-            BadRequest: a wrong field; `param` names it. Otherwise as `SessionBook`.
+            BadRequest: a wrong field; `param` names it. Forbidden: a class above the key's. Otherwise as `SessionBook`.
         """
         tenant, session_id = identity.tenant, route.argument
         match route.target:
             case SessionCall.OPEN:
-                return _told(201, await self._open(tenant, headers, body, settings))
+                return _told(201, await self._open(identity, headers, body, settings))
             case SessionCall.LOOK:
                 return _told(200, await self._book.look(tenant, session_id))
             case SessionCall.RENEW:
@@ -77,7 +79,9 @@ class SessionRoutes:
                 gone = {"id": session_id, "object": "session", "deleted": True}
                 return 200, _JSON, msgspec.json.encode(gone)
 
-    async def _open(self, tenant: str, headers: Headers, body: Mapping[str, Any], settings: SessionSettings) -> Session:
+    async def _open(
+        self, identity: Identity, headers: Headers, body: Mapping[str, Any], settings: SessionSettings
+    ) -> Session:
         unknown = [name for name in body if name not in _FIELDS]
         if unknown:
             raise BadRequest(
@@ -90,6 +94,7 @@ class SessionRoutes:
         size = _number(body, field, 0, MAX_VRAM_GB if field == "vram_gb" else MAX_KV_TOKENS, whole=field == "kv_tokens")
         ttl_s = _number(body, "ttl_s", MIN_TTL_S, MAX_TTL_S, DEFAULT_TTL_S)
         wait_s = _number(body, "wait_s", 0.0, MAX_WAIT_S, 0.0)
+        request_class = class_of(body, identity)
         if not model.session_places:
             raise BadRequest(f"{model.name} takes no sessions: its session_slots are 0", param="model")
         if not settings.per_tenant:
@@ -100,7 +105,7 @@ class SessionRoutes:
             raise Unavailable(f"no engine of {model.name} has told the size of its KV cache", retry_after_s=start_s)
         tokens, granted = granted_of(field, size, model, info)
         ask = SessionAsk(
-            name_of(tenant, session_id),
+            name_of(identity.tenant, session_id),
             model.name,
             tokens,
             ttl_s,
@@ -108,6 +113,7 @@ class SessionRoutes:
             granted_bytes=granted,
             per_engine=model.session_places,
             per_tenant=settings.per_tenant,
+            request_class=request_class,
         )
         try:
             return await self._book.open(ask, wait_s)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from serve_app.core.admission import Policy
 from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.exchange.remote import RemoteLine
-from serve_app.core.memory.budgets import FENCE_S
-from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.grants import FENCE_S, EngineReport, Rank
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import Quota
 from serve_app.core.memory.roster import Key, Value

@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.exchange.peers import DEAF_S
 from serve_app.core.exchange.protocol import Reply
 from serve_app.core.exchange.words import Ask, Credit, Done, Lent, Usage
-from serve_app.core.memory.budgets import FENCE_S
+from serve_app.core.memory.grants import FENCE_S
 from serve_app.types import RequestClass
 from tests.core.exchange_world import MODEL, Message, World
 

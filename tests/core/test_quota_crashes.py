@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from serve_app.core.memory.shares import PoolReport
 
 from serve_app.core.memory.grants import OWNER_TTL_S, EngineReply, EngineReport, Rank
 from serve_app.core.memory.leases import Device, Hold, Phase
 from serve_app.core.memory.quota import RECOVERY_S, SILENT_S, Quota, RouterReport
 from serve_app.core.memory.roster import Entry, Key, Value
 from serve_app.core.memory.sessions import SessionAsk
-from serve_app.core.memory.shares import PoolReport
 
 TICK_S = 0.5
 TOKENS = 1600

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from serve_app.core.memory.budgets import Budgets
+
 from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import RECOVERING, Key, Quota, RouterReport, Value

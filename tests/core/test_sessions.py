@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from serve_app.core.memory.shares import PoolReport, Shares
 
 from serve_app.core.memory.grants import EngineReport, Grants, Rank
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.sessions import SessionAsk, Sessions
-from serve_app.core.memory.shares import PoolReport, Shares
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, LeaseNotFound, Unavailable
 
 TOKENS, LIMIT = 1000, 900  # a tenth is kept for growth

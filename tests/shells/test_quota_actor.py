@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from serve_app.core.memory.shares import PoolReport
 
 from serve_app import quota as quotas
 from serve_app.core.memory.grants import EngineReply, EngineReport, Rank
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import RouterReply, RouterReport
 from serve_app.core.memory.sessions import SessionAsk
-from serve_app.core.memory.shares import PoolReport
 from serve_app.core.memory.starts import Place, Start, StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, Unavailable
 from serve_app.inventory import InventorySettings

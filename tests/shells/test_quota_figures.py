@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from serve_app.core.memory.shares import PoolReport
 
 from serve_app.core.admission import Policy
 from serve_app.core.exchange.protocol import Exchange
@@ -17,7 +18,6 @@ from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import Quota, RouterReport
 from serve_app.core.memory.sessions import SessionAsk
-from serve_app.core.memory.shares import PoolReport
 from serve_app.core.memory.starts import Start, StartsAsk
 from serve_app.core.waiting.events import Arrival
 from serve_app.local import blocked

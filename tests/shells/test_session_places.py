@@ -6,15 +6,15 @@ import asyncio
 import time
 
 import pytest
-
-from serve_app import session_places
 from serve_app.core.memory.budgets import Budgets
-from serve_app.core.memory.sessions import Session
 from serve_app.core.memory.shares import PoolTarget
 from serve_app.desk import Desk
+from serve_app.session_places import LEAD, Draw, SessionPlaces, ahead
+
+from serve_app import session_places
+from serve_app.core.memory.sessions import Session
 from serve_app.engine.protocol import Frame, Submit
 from serve_app.errors import Overloaded
-from serve_app.session_places import LEAD, Draw, SessionPlaces, ahead
 from serve_app.trail import Trail
 from serve_app.types import Operation, RequestClass
 from tests.shells.fake_engines import FakeCluster, model, run, until

@@ -14,8 +14,7 @@ import pytest
 from serve_app import shared_line
 from serve_app.core.exchange import remote
 from serve_app.core.memory import quota
-from serve_app.core.memory.budgets import FENCE_S
-from serve_app.core.memory.grants import OWNER_TTL_S
+from serve_app.core.memory.grants import FENCE_S, OWNER_TTL_S
 from serve_app.shared_line import BEAT_S
 from serve_app.types import RequestClass
 from tests.shells.fake_engines import until

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from serve_app.core.admission import Admission
 from serve_app.core.exchange.standing import Standing
+from serve_app.core.exchange.words import Drawn
 from serve_app.core.waiting.events import Arrival
 
 
@@ -17,7 +18,7 @@ class Engine:
     owed: set[str] = field(default_factory=set)  # routers that have to say anew what runs there
     slots: int = 0  # held by this line's grants
     tokens: int = 0
-    told: tuple[int, int, int, int] | None = None  # slots and tokens it has, and those in other hands
+    told: tuple[int, int, int, int, int] | None = None  # slots and tokens it has, those in other hands, and of sessions
 
     def open_to(self, routers: set[str]) -> bool:
         """Whether whoever is granted a place here can go there."""
@@ -45,11 +46,23 @@ class Line:
 
 @dataclass(slots=True)
 class Request:
-    """A request in a line, beside it, or in a place."""
+    """A request in a line, beside it, or in a place.
+
+    `slots` and `tokens`: what it holds of its engine, in its router's account; `drawn`: and of its session.
+    """
 
     router: str
     model: str
     arrival: Arrival  # its deadline in this clock
     arrived_s: float
     engine: str = ""  # empty: it waits
-    grown: int = 0  # tokens beyond its cost
+    slots: int = 0
+    tokens: int = 0
+    drawn: Drawn | None = None
+    whole: Arrival | None = None  # as it came, where it waits for less
+    produced: int = 0  # tokens of output, as far as they were told
+
+    @property
+    def beside(self) -> bool:
+        """Whether it runs in its session's own slot, of which the line does not know."""
+        return self.drawn is not None and self.drawn.slots > 0

@@ -2,9 +2,9 @@
 
 A request that the router granted by itself has no ticket: what it held becomes credit when it ends, and its use is told
 in sums. One that the actor granted has one: what it held goes back with its end. A request that outlives the actor, or
-the incarnation in which it was granted, counts as the first kind.
+the incarnation in which it was granted, counts as the first kind; what it has drawn of a session goes back all the same.
 
-Invariant: what is held of an engine is the sum of its requests.
+Invariant: what is held of an engine, or of a session, is the sum of its requests.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from dataclasses import dataclass
 from serve_app.core.exchange.credit import Accounts
 from serve_app.core.exchange.link import Link
 from serve_app.core.exchange.pending import Waiting
-from serve_app.core.exchange.words import Done, Enough, Grow, Grown
+from serve_app.core.exchange.words import Amount, Done, Drawn, Enough, GiveBack, Grow, Grown
 from serve_app.core.waiting.events import Arrival
 
 
 @dataclass(slots=True)
 class Running:
-    """A request that runs. `ticket`: the actor's name for it; empty: it has none, or none any more."""
+    """A request that runs. `slots` and `tokens`: what it holds of its engine, and `drawn` of its session. `ticket`: the
+    actor's name for it; empty: it has none, or none any more."""
 
     model: str
     engine: str
     arrival: Arrival
+    slots: int
     tokens: int
     ticket: str
+    drawn: Drawn | None = None
     produced: int = 0  # output tokens so far
     reported: int = 0  # of these, told in sums
     owed: int = 0  # KV tokens that were asked for and have not come
@@ -59,14 +62,15 @@ class Holding:
         if engine is not None:
             self._accounts.take(engine, arrival.slots, arrival.cost)
             self.touched.add(engine)
-            self._begin(Running(waiting.model, engine, arrival, arrival.cost, ""))
+            self._begin(Running(waiting.model, engine, arrival, arrival.slots, arrival.cost, ""))
         return engine
 
     def begin_there(self, waiting: Waiting, engine: str) -> None:
         """The actor has granted a request; the account grows with what it holds."""
-        arrival = waiting.arrival
-        self._accounts.hold(engine, arrival.slots, arrival.cost)
-        self._begin(Running(waiting.model, engine, arrival, arrival.cost, waiting.ticket))
+        arrival, drawn = waiting.arrival, waiting.drawn
+        slots, tokens = (arrival.slots, arrival.cost) if drawn is None else drawn.rest(arrival)
+        self._accounts.hold(engine, slots, tokens)
+        self._begin(Running(waiting.model, engine, arrival, slots, tokens, waiting.ticket, drawn))
 
     def end(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> Running | None:
         """A request has ended after so many tokens (None: not known, its estimate counts); None: it did not run."""
@@ -79,10 +83,12 @@ class Holding:
         if output_tokens is None:
             output_tokens = max(0, run.arrival.cost_tokens - run.arrival.prompt_tokens)
         if run.ticket:
-            self._accounts.hold(run.engine, -run.arrival.slots, -run.tokens)
+            self._accounts.hold(run.engine, -run.slots, -run.tokens)
             self._link.done(Done(run.ticket, prompt_tokens, output_tokens))
         else:
-            self._accounts.put_back(run.engine, run.arrival.slots, run.tokens)
+            if run.drawn is not None:
+                self._link.put(GiveBack(run.drawn.lease, run.drawn.slots, run.drawn.tokens))
+            self._accounts.put_back(run.engine, run.slots, run.tokens)
             self.touched.add(run.engine)
             self._link.used(run.model, run.arrival, 1, prompt_tokens, max(0, output_tokens - run.reported))
             if run.owed:
@@ -128,13 +134,27 @@ class Holding:
     def grown(self, said: Grown) -> None:
         """The actor has given a request more."""
         run = self._running.get(said.request_id)
-        if run is not None and (run.engine, run.ticket) == (said.engine, said.ticket):
+        if run is not None and run.drawn is not None and (run.drawn.lease, run.ticket) == (said.engine, said.ticket):
+            run.drawn = run.drawn._replace(tokens=run.drawn.tokens + said.tokens)
+            run.owed -= said.tokens
+        elif run is not None and (run.engine, run.ticket) == (said.engine, said.ticket):
             self._accounts.hold(said.engine, 0, said.tokens)
             run.tokens += said.tokens
             run.owed -= said.tokens
-        elif not said.ticket:  # else its end, which was said later, has given that back, too
+        elif (
+            not said.ticket and said.engine in self._accounts
+        ):  # else its end, which was said later, has given that back, too
             self._accounts.add(said.engine, 0, said.tokens)
             self.touched.add(said.engine)
+
+    def drawn(self) -> tuple[Amount, ...]:
+        """What is held of sessions. O(requests)."""
+        found: dict[str, tuple[int, int]] = {}
+        for run in self._running.values():
+            if run.drawn is not None:
+                slots, tokens = found.get(run.drawn.lease, (0, 0))
+                found[run.drawn.lease] = slots + run.drawn.slots, tokens + run.drawn.tokens
+        return tuple(Amount(lease, *amounts) for lease, amounts in found.items())
 
     def drop(self, engine: str) -> None:
         """An engine is gone, and what ran there is forgotten. O(requests)."""

@@ -7,6 +7,8 @@ Rules
 - After a crash of the actor nothing is decided before all routers have spoken; then those who wait come in together,
   the oldest first.
 - While a request that runs is owed tokens no router keeps credit on its engine, either (`core.exchange.growth`).
+- All routers hear which sessions are open, in order with all else that they hear, so each knows by itself whether an id
+  is one (`core.exchange.openings` opens them).
 - A router that is gone takes its waiting requests with it; its account ends in the ledger. One that hears nothing for
   a second is granted nothing more, long before it counts as gone: places it is given meanwhile are nobody's.
 
@@ -17,12 +19,14 @@ no request passes one of a higher class later than one exchange after that one c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
+from serve_app.core.exchange.openings import Openings
 from serve_app.core.exchange.peers import Peers
 from serve_app.core.exchange.places import Places
 from serve_app.core.exchange.protocol import LANES, Exchange, Queued, Reply
+from serve_app.core.exchange.words import Action as Said
 from serve_app.core.exchange.words import (
     Amount,
     Arrive,
@@ -42,10 +46,13 @@ from serve_app.core.exchange.words import (
     Progress,
     Reach,
     Rules,
+    SessionEnded,
+    SessionOpened,
     Usage,
 )
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.waiting.events import Arrival, Snapshot
+from serve_app.core.memory.sessions import KEEPER, Reserved, Session, SessionAsk, Sessions
+from serve_app.core.waiting.events import Arrival, Grant, Refuse, Snapshot
 from serve_app.types import RequestClass
 
 CALM_S = 0.25  # a line that empties and fills again takes credit away and gives it back no oftener than that
@@ -71,16 +78,27 @@ class Lines:
     Args:
         epoch: of the actor.
         ledger: with the engines and their slots.
+        sessions: those that are open.
+        engines_of: the engines of a model that run.
         recovering: there was an actor before, and it is not known yet what routers hold.
     """
 
-    def __init__(self, epoch: int, ledger: Ledger, *, recovering: bool) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        ledger: Ledger,
+        sessions: Sessions,
+        engines_of: Callable[[str], list[str]],
+        *,
+        recovering: bool,
+    ) -> None:
         self._peers = Peers(epoch, recovering)
-        self._places = Places(ledger, self._peers.say)
+        self._sessions = sessions
+        self._places = Places(ledger, sessions, self._say)
+        self.openings = Openings(ledger, sessions, self._places, engines_of)
         self._accounts = self._places.accounts
         self._early: dict[str, tuple[str, str, Arrival, float]] = {}  # by ticket: router, model, and since when
         self._gather_until = math.inf if recovering else -math.inf
-        self._held_back: frozenset[str] = frozenset()  # engines for which a session waits
         self._calm_at: dict[str, float] = {}  # contended models in which nobody waits any more
         self._figures_at = -math.inf
 
@@ -136,12 +154,14 @@ class Lines:
         return self._places.requests()
 
     def used(self, engine: str) -> tuple[int, int]:
-        """See `Accounts.used`."""
-        return self._accounts.used(engine)
+        """Slots of the line's and KV tokens that requests hold, by the last word of each router. O(routers)."""
+        slots, tokens = self._accounts.used(engine)
+        return slots, tokens + sum(self._accounts.used(lease)[1] for lease in self._sessions.on(engine))
 
-    def idle(self, engine: str) -> int:
-        """See `Accounts.idle`."""
-        return self._accounts.idle(engine)
+    @property
+    def overdrawn_tokens(self) -> int:
+        """See `Accounts`."""
+        return self._accounts.overdrawn
 
     def views(self, now: float) -> dict[str, LineView]:
         """Every line as it is now, by model."""
@@ -174,17 +194,40 @@ class Lines:
             self._places.sync(engine, now)
         self._after(now)
 
-    def hold_back(self, engines: frozenset[str], now: float) -> None:
-        """Sessions wait for KV tokens of these engines; no router keeps credit there."""
-        if engines != self._held_back:
-            self._held_back = engines
+    def open_session(self, ask: SessionAsk, now: float) -> Session | None:
+        """See `Openings.ask`."""
+        try:
+            return self.openings.ask(ask, now)
+        finally:
             self._after(now)
+
+    def close_session(self, session_id: str, now: float) -> None:
+        """Nobody wants a session, or waits for it, any more. Raises LeaseNotFound."""
+        if self.openings.withdraw(session_id, now) is None:
+            one = self._sessions.get(session_id)
+            self._sessions.close(session_id)
+            self._places.sync("" if one is None else one.engine, now)
+        self._after(now)
+
+    def session_ended(self, lease: str, engine: str, now: float) -> None:
+        """The ledger has ended the lease of a session, of which nothing runs."""
+        self._sessions.forget(lease)
+        self._places.sync(engine, now)
+        self._after(now)
+
+    def blocked(self, models: tuple[tuple[str, int], ...]) -> None:
+        """How many engines of each model wait for memory, for those of which any does."""
+        self._peers.change(blocked=models)
+
+    def heard(self) -> Callable[[], bool]:
+        """Tells whether all that has been said until now was taken by every router that is still the same."""
+        return self._peers.heard()
 
     def freeze(self, recovering: bool, now: float) -> None:
         """Whether it is not known yet what all routers hold."""
         if recovering != self._peers.word.recovering:
             self._gather_until = math.inf if recovering else now + HAND_IN_S
-            self._peers.change(self._peers.word.contended, recovering)
+            self._peers.change(recovering=recovering)
 
     def on_tick(self, now: float) -> None:
         """Time has passed."""
@@ -193,6 +236,8 @@ class Lines:
             self._forget([router], now)
             self._peers.leave(router)  # if it lives it says all anew with its next word
         self._places.on_tick(now)
+        if not self._peers.word.recovering:
+            self.openings.on_tick(now)
         self._after(now)
 
     def excuse(self) -> None:
@@ -288,17 +333,25 @@ class Lines:
                 short.append(Amount(engine, slots - some_slots, tokens - some_tokens))
             self._places.sync(engine, now)
         self._places.square(router, now)
-        self._peers.say(router, Booked(tuple(short)))
+        self._peers.say(router, Booked(tuple(short), tuple(map(_opened, self._sessions.open()))))
+
+    def _say(self, router: str, action: Said) -> None:
+        """A router is to hear this, or whoever opens sessions is."""
+        if router == KEEPER:
+            assert isinstance(action, Grant | Refuse)
+            self.openings.decided(action)
+        else:
+            self._peers.say(router, action)
 
     def _calm(self, engine: str) -> bool:
         """Whether credit may be given on an engine, as far as it is not for its line to say."""
         word = self._peers.word
         names = {engine, self._places.model_of(engine)}
-        return not word.recovering and not names & word.contended and engine not in self._held_back
+        return not word.recovering and not names & word.contended
 
     def _after(self, now: float, arrived: Set[str] = frozenset()) -> None:
         """What the routers go by, after whatever has happened; `arrived`: models that were asked for."""
-        self._places.once_more(now)
+        self._settle(now)
         lines = self._places.lines
         contended = {name for name in self._peers.word.contended if name in lines}
         for model in self._places.touched | contended:
@@ -310,13 +363,24 @@ class Lines:
         self._places.touched.clear()
         for model in self._calm_at.keys() - contended:
             del self._calm_at[model]
-        self._peers.change(
-            frozenset(contended | self._held_back | self._places.growth.engines), self._peers.word.recovering
-        )
+        self._peers.change(contended=frozenset(contended | self._places.growth.engines))
         if now >= self._figures_at + FIGURES_S:
             self._figures_at, arrived = now, contended
         for model in arrived & contended:
             self._peers.figures(model, self._queued(model))
+
+    def _settle(self, now: float) -> None:
+        """What is to be done over, until nothing is: grants of what was not there any more, and sessions."""
+        again = True
+        while again:
+            again = self._places.once_more(now)
+            for engine in () if self._peers.word.recovering else self._sessions.take_ended():
+                self._places.sync(engine, now)
+                again = True
+            again = self.openings.settle(now) or again
+        for one in self._sessions.take_news():
+            news = SessionEnded(one.ask.session_id, one.lease) if one.closed else _opened(one)
+            self._peers.say_all(news)
 
     def _queued(self, model: str) -> tuple[Queued, ...]:
         line = self._places.lines[model].admission
@@ -325,3 +389,7 @@ class Lines:
             Queued(claimed.get(level, 0), line.full(level), line.backlog(level), line.lanes(level, LANES))
             for level in RequestClass
         )
+
+
+def _opened(one: Reserved) -> SessionOpened:
+    return SessionOpened(one.ask.session_id, one.lease, one.ask.model, one.engine)

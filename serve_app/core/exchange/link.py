@@ -8,7 +8,7 @@ Invariant: what is heard of another epoch or incarnation than the present one ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from serve_app.core.exchange.protocol import Exchange, Figures, Receiving, Reply, Sending
 from serve_app.core.exchange.words import Action, Booked, Done, Event, Progress, Usage
@@ -45,6 +45,7 @@ class Link:
         self.booked = False  # the actor has said what the accounts are
         self.recovering = True
         self.contended: frozenset[str] = frozenset()
+        self.blocked: Mapping[str, int] = {}  # engines that wait for memory, by model
         self.figures: dict[str, Figures] = {}
         for event in events:
             self._sending.put(event)
@@ -124,6 +125,7 @@ class Link:
         word = reply.word
         if word is not None and word.version > self._version:
             self._version, self.contended, self.recovering = word.version, word.contended, word.recovering
+            self.blocked = dict(word.blocked)
             self.figures = {name: one for name, one in self.figures.items() if name in word.contended}
         for figures in reply.figures:
             known = self.figures.get(figures.model)

@@ -6,7 +6,7 @@ Invariant: an action said to an incarnation is heard by that one alone, and by n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from serve_app.core.exchange.protocol import Exchange, Figures, Queued, Receiving, Reply, Sending, Word
@@ -79,6 +79,16 @@ class Peers:
             peer.sending.put(action)
             self._woken.add(router)
 
+    def say_all(self, action: Action) -> None:
+        """All routers are to hear this."""
+        for router in self._peers:
+            self.say(router, action)
+
+    def heard(self) -> Callable[[], bool]:
+        """Tells whether all that has been said until now was taken by every router that is still the same."""
+        marks = [(peer, peer.sending.last) for peer in self._peers.values()]
+        return lambda: all(self._peers.get(peer.name) is not peer or peer.sending.taken >= last for peer, last in marks)
+
     def take(self, peer: Peer, told: Exchange) -> Sequence[Event]:
         """The events of a message that count now."""
         peer.sending.acked(told.ack)
@@ -124,11 +134,23 @@ class Peers:
         self._figures.pop(model, None)
         self._figures[model] = Figures(self._figures_version, model, classes)
 
-    def change(self, contended: frozenset[str], recovering: bool) -> None:
-        """What all routers go by; told to all of them at once, if it is new."""
-        if (contended, recovering) != (self.word.contended, self.word.recovering):
-            self.word = Word(self.word.version + 1, contended, recovering)
-            for model in [name for name in self._figures if name not in contended]:
+    def change(
+        self,
+        contended: frozenset[str] | None = None,
+        recovering: bool | None = None,
+        blocked: tuple[tuple[str, int], ...] | None = None,
+    ) -> None:
+        """What all routers go by, save what is None; told to all of them at once, if it is new."""
+        last = self.word
+        word = Word(
+            last.version,
+            last.contended if contended is None else contended,
+            last.recovering if recovering is None else recovering,
+            last.blocked if blocked is None else blocked,
+        )
+        if word != last:
+            self.word = word._replace(version=last.version + 1)
+            for model in [name for name in self._figures if name not in word.contended]:
                 del self._figures[model]
             self._woken.update(self._peers)
 

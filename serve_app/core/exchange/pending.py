@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from serve_app.core.exchange.words import Drawn
 from serve_app.core.heap import KeyedHeap
 from serve_app.core.waiting.events import Arrival, QueueStatus
 from serve_app.types import RequestClass
@@ -22,13 +23,14 @@ Queues = dict[RequestClass, "OrderedDict[str, Waiting]"]
 @dataclass(slots=True)
 class Waiting:
     """A request that waits. `ticket`: the actor's name for it; empty: it was not handed in. `status`: where it stands,
-    by the actor's last answer; None: there was none."""
+    by the actor's last answer; None: there was none. `drawn`: what it has of its session, in the actor's books."""
 
     model: str
     arrival: Arrival
     arrived_s: float
     ticket: str = ""
     status: QueueStatus | None = None
+    drawn: Drawn | None = None
 
     @property
     def request_id(self) -> str:
@@ -59,6 +61,12 @@ class Pending:
         waiting = self._tickets.get(ticket)
         if waiting is not None:
             waiting.status = replace(status, request_id=waiting.request_id)
+
+    def drew(self, drawn: Drawn) -> None:
+        """The actor has drawn on a session for a ticket, or, with no tokens, on none any more."""
+        waiting = self._tickets.get(drawn.ticket)
+        if waiting is not None:
+            waiting.drawn = drawn if drawn.slots or drawn.tokens else None
 
     def count(self, model: str) -> int:
         """How many wait for a model."""
@@ -123,7 +131,7 @@ class Pending:
         """The actor's line is no more, or another one."""
         self._tickets.clear()
         for request_id, waiting in self._all.items():
-            waiting.ticket, waiting.status = "", None
+            waiting.ticket, waiting.status, waiting.drawn = "", None, None
             self._new[request_id] = waiting
 
     def late(self, now: float) -> Waiting | None:

@@ -7,6 +7,9 @@ Rules
   does not (`core.exchange.standing`) wait beside the line, and come in again with it.
 - While nobody waits, half of an engine is divided among the routers as credit; the rest is for who asks.
 - An engine that was taken for gone and is there is used again once whoever had something there has said what.
+- A request of a session draws on that when it comes: its tokens, and its one slot where these and what is free are
+  enough. Then it begins, and its use is charged to its tenant like any other's. Else it waits in the line for the rest,
+  on the session's engine alone. If the session goes with its engine, it is a request like any other.
 
 Invariant: what a line may grant on an engine is free there in the ledger.
 Invariant: a ticket is known from its arrival to its end, and nothing of it after that.
@@ -23,11 +26,12 @@ from serve_app.core.admission import Admission, Policy
 from serve_app.core.exchange.accounts import Accounts
 from serve_app.core.exchange.entries import Engine, Line, Request
 from serve_app.core.exchange.growth import Grower, Growth
-from serve_app.core.exchange.words import UNTOLD, Credit, Enough, Grow, Grown, Lent, Stands, Usage
+from serve_app.core.exchange.words import UNTOLD, Credit, Drawn, Enough, Grow, Grown, Lent, Stands, Usage
 from serve_app.core.exchange.words import Action as Said
 from serve_app.core.memory.leases import slots_of
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.waiting.events import Action, Arrival, Refuse
+from serve_app.core.memory.sessions import Sessions
+from serve_app.core.waiting.events import Action, Arrival, Grant, Refuse
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 
@@ -36,11 +40,12 @@ class Places:
 
     Args:
         ledger: with the engines and their slots.
+        sessions: those that are open.
         say: tells a router something.
     """
 
-    def __init__(self, ledger: Ledger, say: Callable[[str, Said], None]) -> None:
-        self._ledger, self._say = ledger, say
+    def __init__(self, ledger: Ledger, sessions: Sessions, say: Callable[[str, Said], None]) -> None:
+        self._ledger, self._sessions, self._say = ledger, sessions, say
         self.accounts = Accounts(ledger)
         self.growth = Growth()
         self.lines: dict[str, Line] = {}
@@ -54,28 +59,33 @@ class Places:
 
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """A request asks for a place; its deadline is of this clock."""
-        self._requests[arrival.request_id] = Request(router, model, arrival, arrived_s)
+        request = self._requests[arrival.request_id] = Request(router, model, arrival, arrived_s)
         self._tickets.setdefault(router, {})[arrival.request_id] = None
         line = self.line(model)
-        if router not in line.standing.aside:
-            self._act(model, line.admission.on_arrive(arrival, now, now - arrived_s))
+        if arrival.session is not None:
+            self._draw(request, now)
+        if router not in line.standing.aside and not request.beside:
+            self._act(model, line.admission.on_arrive(request.arrival, now, now - arrived_s))
 
     def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """A request has ended; what it held is its engine's again. An unknown ticket changes nothing."""
-        model = self._end(ticket, now)
-        if model is not None:
-            self._act(model, self.lines[model].admission.on_done(ticket, now, prompt_tokens, output_tokens))
+        request = self._end(ticket, now)
+        if request is not None:
+            self._charge_use(request, max(0, output_tokens - request.produced))
+            admission = self.lines[request.model].admission
+            self._act(request.model, admission.on_done(ticket, now, prompt_tokens, output_tokens))
 
     def cancel(self, ticket: str, now: float) -> None:
         """A request is of no use any more, waiting or running. An unknown ticket changes nothing."""
-        model = self._end(ticket, now)
-        if model is not None:
-            self._act(model, self.lines[model].admission.on_cancel(ticket, now), ended=ticket)
+        request = self._end(ticket, now)
+        if request is not None:
+            self._act(request.model, self.lines[request.model].admission.on_cancel(ticket, now), ended=ticket)
 
     def progress(self, ticket: str, output_tokens: int, now: float) -> None:
         """A request has put out so many tokens more."""
         request = self._requests.get(ticket)
         if request is not None:
+            self._charge_use(request, output_tokens)
             self._act(request.model, self.lines[request.model].admission.on_progress(ticket, output_tokens, now))
 
     def look(self, router: str, ticket: str, now: float) -> None:
@@ -105,12 +115,21 @@ class Places:
         self._say(router, Lent(engine, *more, *spare))
 
     def grow(self, router: str, event: Grow, now: float) -> None:
-        """A running request outgrows its estimate: it is given what is kept for that, or owed it."""
-        request = self._requests.get(event.ticket)
+        """A running request outgrows its estimate: it is given what its session has, and what is kept for that, or owed
+        it."""
+        request, tokens = self._requests.get(event.ticket), event.tokens
         if event.ticket and (request is None or request.engine != event.engine):
             return
-        self.growth.owe(event.engine, Grower(router, event.request_id, event.ticket), event.tokens)
-        self.sync(event.engine, now)
+        if request is not None and (drawn := request.drawn) is not None:
+            more = min(tokens, self.accounts.free(drawn.lease)[1])
+            if more:
+                self.accounts.charge(router, drawn.lease, 0, more)
+                request.drawn = drawn._replace(tokens=drawn.tokens + more)
+                self._say(router, Grown(event.request_id, event.ticket, drawn.lease, more))
+                tokens -= more
+        if tokens:
+            self.growth.owe(event.engine, Grower(router, event.request_id, event.ticket), tokens)
+            self.sync(event.engine, now)
 
     def enough(self, router: str, event: Enough, now: float) -> None:
         """A request without a ticket has ended."""
@@ -124,12 +143,12 @@ class Places:
             return False
         request = self._requests.get(who.ticket)
         if request is not None:
-            request.grown += tokens
+            request.tokens += tokens
         self._say(who.router, Grown(who.request_id, who.ticket, engine, tokens))
         return True
 
-    def once_more(self, now: float) -> None:
-        """What was granted where there was nothing any more waits again, as old as it is."""
+    def once_more(self, now: float) -> bool:
+        """What was granted where there was nothing any more waits again, as old as it is; whether there was any."""
         again, self._again = self._again, []
         for ticket in again:
             request = self._requests.pop(ticket, None)
@@ -141,6 +160,7 @@ class Places:
             self._act(request.model, line.admission.on_cancel(ticket, now), ended=ticket)
             self._requests[ticket] = request
             self._come_in_again(ticket, now)
+        return bool(again)
 
     def requests(self) -> dict[str, tuple[Arrival, str]]:
         """Every ticket with its arrival and its engine, none while it waits. O(n)."""
@@ -207,7 +227,9 @@ class Places:
         for ticket in [one for one in self._tickets.get(router, ()) if self._requests[one].engine == engine]:
             self.cancel(ticket, now)
         self.growth.left(engine, router)
-        self.accounts.give_back(router, engine, *self.accounts.held(router, engine))
+        self._undraw([router], self._sessions.on(engine), now)
+        for pool in (engine, *self._sessions.on(engine)):
+            self.accounts.give_back(router, pool, *self.accounts.held(router, pool))
         model = self._model_of.get(engine)
         if model is not None:
             self._unreach(router, self.lines[model].engines[engine])
@@ -231,18 +253,25 @@ class Places:
         self.growth.drop(engine)
         for router, (slots, tokens) in had.items():
             self._say(router, Credit(engine, -slots, -tokens))
+        leases = self._sessions.on(engine)
+        for lease in leases:
+            had |= dict.fromkeys(self.accounts.drop(lease), (0, 0))
+            self._sessions.forget(lease)
+        for router in had:
             tickets = self._tickets.get(router, {})
             for ticket in [one for one in tickets if self._requests[one].engine == engine]:
                 tickets.pop(ticket, None)
                 del self._requests[ticket]
         model = self._model_of.get(engine)
         if model is None:
+            self._undraw(had, leases, now)
             return
         one = self.lines[model].engines[engine]
         one.slots, one.tokens, one.told = 0, 0, None
         one.owed |= had.keys()
         one.reached = {router: usable for router, usable in one.reached.items() if usable or router in had}
         self._act(model, self.lines[model].admission.on_replica_gone(engine, now))
+        self._undraw(had, leases, now)
         self._look(model, now)
         self.tidy(model)
 
@@ -265,8 +294,8 @@ class Places:
         if told == one.told:
             return
         one.told = told
-        slots, tokens, *lent = told
-        self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent[0], lent[1])))
+        slots, tokens, lent_slots, lent_tokens, _ = told
+        self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent_slots, lent_tokens)))
 
     def tidy(self, model: str) -> None:
         """Forget engines that nobody reaches, and a line without routers."""
@@ -287,6 +316,10 @@ class Places:
             if line.standing.next_due() <= now:
                 self._look(model, now)
             self.touched.add(model)
+
+    def waiting(self, model: str) -> bool:
+        """Whether somebody waits for a model."""
+        return model in self.lines and self.lines[model].admission.waiting > 0
 
     def model_of(self, engine: str) -> str:
         """The model that an engine serves, by its routers' word; empty: nobody has said."""
@@ -337,17 +370,69 @@ class Places:
             arrival = replace(request.arrival, accepted=True)
             self._act(request.model, line.admission.on_arrive(arrival, now, now - request.arrived_s))
 
-    def _end(self, ticket: str, now: float) -> str | None:
+    def _draw(self, request: Request, now: float) -> None:
+        """A request of a session has come: it begins in that, or is to wait in the line for what is missing."""
+        arrival, router = request.arrival, request.router
+        one = self._sessions.of(arrival.session or "")
+        if one is None or one.ask.model != request.model or one.engine in arrival.avoid:
+            return
+        self._sessions.touch(one.lease, now)
+        slots, tokens = self.accounts.free(one.lease)
+        if not tokens:
+            return
+        drawn = Drawn(arrival.request_id, one.lease, min(1, slots), min(tokens, arrival.cost))
+        missing = arrival.cost - drawn.tokens
+        if missing and (self.waiting(request.model) or self.accounts.free(one.engine)[1] < missing):
+            drawn = drawn._replace(slots=0)  # who waits for such tokens comes first
+        self.accounts.charge(router, one.lease, drawn.slots, drawn.tokens)
+        request.drawn = drawn
+        self._say(router, drawn)
+        if not drawn.slots:
+            request.whole = arrival
+            request.arrival = replace(arrival, cost_tokens=drawn.rest(arrival)[1], only=one.engine)
+            return
+        request.engine, (request.slots, request.tokens) = one.engine, drawn.rest(arrival)
+        self.accounts.charge(router, one.engine, request.slots, request.tokens)
+        self.sync(one.engine, now)
+        self.used(Usage(request.model, arrival.request_class, arrival.tenant, 1, arrival.prompt_tokens, 0))
+        self._say(router, Grant(arrival.request_id, one.engine, now - request.arrived_s))
+
+    def _undraw(self, routers: Iterable[str], leases: Sequence[str], now: float) -> None:
+        """Requests that wait for these sessions' engine wait for any from now on."""
+        tickets = [ticket for router in routers for ticket in self._tickets.get(router, ())]
+        for ticket in tickets:
+            request = self._requests.get(ticket)
+            if request is None or (drawn := request.drawn) is None or drawn.lease not in leases:
+                continue
+            if request.engine or request.whole is None:
+                continue
+            admission = self.lines[request.model].admission
+            self._act(request.model, admission.on_cancel(ticket, now), ended=ticket)
+            self.accounts.give_back(request.router, drawn.lease, drawn.slots, drawn.tokens)
+            request.arrival, request.drawn = replace(request.whole, session=None), None
+            self._say(request.router, drawn._replace(tokens=0))
+            self._come_in_again(ticket, now)
+
+    def _charge_use(self, request: Request, output_tokens: int) -> None:
+        """What a request has put out beside the line is charged to its tenant all the same."""
+        request.produced += output_tokens
+        if request.beside and output_tokens:
+            arrival = request.arrival
+            self.used(Usage(request.model, arrival.request_class, arrival.tenant, 0, 0, output_tokens))
+
+    def _end(self, ticket: str, now: float) -> Request | None:
         request = self._requests.pop(ticket, None)
         if request is None:
             return None
         self._tickets.get(request.router, {}).pop(ticket, None)
         self.growth.ended(ticket)
+        if request.drawn is not None:
+            self.accounts.give_back(request.router, request.drawn.lease, request.drawn.slots, request.drawn.tokens)
+            self._sessions.touch(request.drawn.lease, now)
         if request.engine:
-            held = request.arrival.cost + request.grown
-            self.accounts.give_back(request.router, request.engine, request.arrival.slots, held)
+            self.accounts.give_back(request.router, request.engine, request.slots, request.tokens)
             self._release(request, now)
-        return request.model
+        return request
 
     def _act(self, model: str, actions: Iterable[Action], ended: str = "") -> None:
         """Do what a line has decided; of `ended`, which is of no use any more, what came due in the same moment is
@@ -358,8 +443,7 @@ class Places:
                 continue
             request = self._requests[action.request_id]
             if isinstance(action, Refuse):
-                del self._requests[action.request_id]
-                self._tickets.get(request.router, {}).pop(action.request_id, None)
+                self._end(action.request_id, -math.inf)
             else:
                 try:
                     self._charge(request, action.replica_id)
@@ -371,7 +455,7 @@ class Places:
     def _charge(self, request: Request, engine: str) -> None:
         arrival = request.arrival
         self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
-        request.engine = engine
+        request.engine, request.slots, request.tokens = engine, arrival.slots, arrival.cost
         one = self.lines[request.model].engines[engine]
         one.slots += arrival.slots
         one.tokens += arrival.cost
@@ -380,18 +464,20 @@ class Places:
         """A request is none of the line's any more; `Admission` is told next."""
         one = self.lines[request.model].engines.get(request.engine)
         if one is not None:
-            one.slots = max(0, one.slots - request.arrival.slots)
-            one.tokens = max(0, one.tokens - request.arrival.cost)
+            if not request.beside:
+                one.slots = max(0, one.slots - request.arrival.slots)
+                one.tokens = max(0, one.tokens - request.arrival.cost)
             self.sync(request.engine, now)
 
-    def _told(self, engine: str, one: Engine, routers: set[str]) -> tuple[int, int, int, int]:
+    def _told(self, engine: str, one: Engine, routers: set[str]) -> tuple[int, int, int, int, int]:
         if not one.open_to(routers) or slots_of(engine) not in self._ledger:
-            return 0, 0, 0, 0
+            return 0, 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)
         if self.growth.owes(engine):
             free_tokens = 0  # nobody begins
-        return slots, tokens, max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
+        lent = max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
+        return slots, tokens, *lent, self._sessions.reserved(engine)
 
     def _unreach(self, router: str, engine: Engine) -> None:
         engine.owed.discard(router)

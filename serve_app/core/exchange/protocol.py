@@ -30,8 +30,6 @@ BATCH = 256  # items of a message: about 1 ms of the actor's time, so that nobod
 LANES = 32  # tenants of a class in the figures; these are told with every answer to an arrival
 WINDOW = 4096  # items that may be on their way: bounds what the receiver keeps of what came early
 
-LINE = " line"  # after a router's name, its name in this protocol: it has leases of its own there
-
 T = TypeVar("T")
 
 
@@ -70,13 +68,15 @@ class Word(NamedTuple):
 
     Args:
         version: rises with every change, in an epoch.
-        contended: models in whose line somebody waits, and engines for which a session waits: no credit there.
+        contended: models in whose line somebody waits, and engines on which somebody is owed tokens: no credit there.
         recovering: it is not known yet what all routers hold; nothing is granted.
+        blocked: how many engines of each model wait for memory, for those of which any does.
     """
 
     version: int
     contended: frozenset[str]
     recovering: bool
+    blocked: tuple[tuple[str, int], ...] = ()
 
 
 class Exchange(NamedTuple):

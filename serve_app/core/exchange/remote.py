@@ -6,6 +6,8 @@ The same style as `core.admission`: events in, `Grant` and `Refuse` out, by the 
 Rules
 - A request is granted here if its model is not contended by the actor's last word, none of this router's own waits,
   and some engine's credit has room; else it is handed in, and the actor's order counts.
+- A request of a session is handed in whenever the actor is there: its place is granted where all routers' are. Which
+  sessions are open the actor tells; while it is away its last word counts, and such a request is one like any other.
 - The actor is away from the first call that fails until its next answer. Meanwhile the router grants to who waits by
   class, then by age, from the credit it has. Who was handed in is withdrawn then, so nobody is granted twice.
 - Nothing begins later than `FENCE_S` after the last word that was answered was sent: the credit may be another's.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from serve_app.core.admission import Policy
@@ -38,6 +41,7 @@ from serve_app.core.exchange.words import (
     Closed,
     Credit,
     Done,
+    Drawn,
     Event,
     Grown,
     Held,
@@ -47,10 +51,12 @@ from serve_app.core.exchange.words import (
     Look,
     Reach,
     Rules,
+    SessionEnded,
+    SessionOpened,
     Stands,
 )
 from serve_app.core.exchange.words import Action as Said
-from serve_app.core.memory.budgets import FENCE_S
+from serve_app.core.memory.grants import FENCE_S
 from serve_app.core.waiting.events import Action, Arrival, Grant, QueueStatus, Reason, Refuse
 from serve_app.types import RequestClass
 
@@ -80,6 +86,7 @@ class RemoteLine:
         self.granted_here = 0  # counters
         self.granted_there = 0
         self._told_holds: tuple[Amount, ...] = ()
+        self.sessions: dict[str, SessionOpened] = {}  # those that are open, by name
         self._begin(0, 0.0)
 
     # What there is
@@ -124,6 +131,9 @@ class RemoteLine:
         if arrival.deadline is not None and arrival.deadline <= now:
             return [self._outlook.refusal(model, arrival, Reason.DEADLINE)]
         waiting = Waiting(model, arrival, now)
+        if arrival.session is not None and not self.alone:
+            self._wait(waiting, now)
+            return []
         if not self._pending.count(model) and (self.alone or model not in self._link.contended):
             granted = self._grant_here(waiting, now)
             if granted is not None:
@@ -228,6 +238,11 @@ class RemoteLine:
         return self._link.epoch
 
     @property
+    def blocked(self) -> Mapping[str, int]:
+        """Engines that wait for memory, by model."""
+        return self._link.blocked
+
+    @property
     def booked(self) -> bool:
         """Whether the actor has said what the accounts are, since this router last said everything."""
         return self._link.booked
@@ -243,7 +258,7 @@ class RemoteLine:
         if self._link.too_far_behind:
             self._begin(self._link.epoch, now)
         self._balance(now, every=beat)
-        if beat and (holds := self._accounts.holds()) != self._told_holds:
+        if beat and (holds := self._accounts.holds() + self._running.drawn()) != self._told_holds:
             self._told_holds = holds
             self._link.put(Held(holds))
         return self._link.next_exchange(beat=beat)
@@ -289,7 +304,7 @@ class RemoteLine:
         self._closing.clear()
         self._told_holds = ()
         self.alone = True
-        events: list[Event] = [Hello(self._accounts.restate())]
+        events: list[Event] = [Hello(self._accounts.restate() + self._running.drawn())]
         events += [Rules(model, policy) for model, policy in self._policies.items()]
         events += [Reach(model, engine, usable) for engine, model, usable in self._accounts.engines()]
         events += self._running.owed()
@@ -312,9 +327,18 @@ class RemoteLine:
                 self._running.touched.add(engine)
             case Stands(status):
                 self._pending.stands(status.request_id, status)
-            case Grown() if said.engine in self._accounts:
+            case Grown():
                 self._running.grown(said)
-            case Booked(short):
+            case Drawn():
+                self._pending.drew(said)
+            case SessionOpened(name):
+                self.sessions[name] = said
+            case SessionEnded(name, lease):
+                if name in self.sessions and self.sessions[name].lease == lease:
+                    del self.sessions[name]
+            case Booked(short, sessions):
+                self.sessions.clear()
+                self.sessions.update((one.name, one) for one in sessions)
                 for engine, slots, tokens in short:
                     if engine in self._accounts:
                         self._accounts.add(engine, -slots, -tokens)
@@ -333,7 +357,8 @@ class RemoteLine:
             if engine not in self._accounts and engine not in self._closing:
                 self._link.put(Reach(waiting.model, engine, False))  # else the actor has heard so, or is about to
             self._link.done(Done(ticket, 0, 0))
-            self._wait(Waiting(waiting.model, replace(arrival, accepted=True), waiting.arrived_s), now)
+            again = replace(arrival, accepted=True, session=None)
+            self._wait(Waiting(waiting.model, again, waiting.arrived_s), now)
             return []
         self._running.begin_there(waiting, engine)
         self._took(waiting.model, engine)

@@ -4,7 +4,9 @@ Spans only, no moments: each side has a clock of its own. Tuples: there are tens
 
 An account is what a router may use of one engine, slots and KV tokens: what its requests hold there and what it has
 besides, its credit. The ledger holds the account's sum; every change of it is one event or one action of the ordered
-stream (`core.exchange.protocol`), so both ends count the same however the messages travel.
+stream (`core.exchange.protocol`), so both ends count the same however the messages travel. A session is a pool of its
+own beside its engine (`core.memory.sessions`), by the name of its lease: there a router holds what requests draw, and has
+no credit.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ UNTOLD = Policy(max_queued=1000, max_wait_s=60.0)  # of a model of which nobody 
 
 
 class Amount(NamedTuple):
-    """Slots and KV tokens of one engine."""
+    """Slots and KV tokens of one engine, or of one session."""
 
     engine: str
     slots: int
@@ -104,7 +106,7 @@ class Usage(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """Credit of this account is the actor's again."""
+    """Credit of this account, or what a request without a ticket had drawn of a session, is the actor's again."""
 
     engine: str
     slots: int
@@ -152,10 +154,42 @@ class Look(NamedTuple):
 # Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are the line's own, by ticket
 
 
+class SessionOpened(NamedTuple):
+    """A session is open: its name (`core.memory.sessions.name_of`), its lease, its model and its engine."""
+
+    name: str
+    lease: str
+    model: str
+    engine: str
+
+
+class SessionEnded(NamedTuple):
+    """It is not any more; a later one of the same name has another lease."""
+
+    name: str
+    lease: str
+
+
 class Booked(NamedTuple):
-    """The answer to `Hello`: what is missing in the ledger of what the router said it has."""
+    """The answer to `Hello`: what is missing in the ledger of what the router said it has, and the open sessions."""
 
     short: tuple[Amount, ...]
+    sessions: tuple[SessionOpened, ...]
+
+
+class Drawn(NamedTuple):
+    """A request that was handed in has this of its session. With the slot it runs at once, beside the line; without, it
+    waits in the line for what is missing."""
+
+    ticket: str
+    lease: str
+    slots: int
+    tokens: int
+
+    def rest(self, arrival: Arrival) -> tuple[int, int]:
+        """Slots and tokens that the request needs of its engine beside that."""
+        missing = arrival.cost - self.tokens
+        return (0, missing) if self.slots else (arrival.slots, max(1, missing))
 
 
 class Closed(NamedTuple):
@@ -184,7 +218,8 @@ class Lent(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """The request has so many tokens more. If it has ended, they are credit; under a ticket they came back with it."""
+    """The request has so many tokens more, of its engine or its session. If it has ended, they are credit; under a ticket
+    they came back with it."""
 
     request_id: str
     ticket: str
@@ -215,4 +250,6 @@ Event = (
     | Held
     | Look
 )
-Action = Grant | Refuse | Booked | Closed | Credit | Lent | Grown | Stands | Preempt
+Action = (
+    Grant | Refuse | Booked | Closed | Credit | Lent | Grown | Stands | SessionOpened | SessionEnded | Drawn | Preempt
+)

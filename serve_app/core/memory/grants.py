@@ -1,6 +1,7 @@
 """Engines under grant: who gets device memory, who waits for it, and whose turn it is to load.
 
-An engine says again and again what it is and what it has, and is told what it may have (`core.memory.shares` says why).
+An engine says again and again what it is and what it has, and is told what it may have. So a message that is lost,
+repeated or late needs no repair: the next one says everything again.
 
 Rules
 - An engine asks for bytes on devices of its nodes: as much as it wants, or as little as it can do with. Whoever asked
@@ -29,6 +30,7 @@ from serve_app.core.placing.placement_policies import Policy
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 OWNER_TTL_S = 4.0  # a dead owner's leases are back within 5 s: its silence, and a look every half second
+FENCE_S = OWNER_TTL_S - 0.5  # half a second for a router's word on its way to the actor and for clocks that run unlike
 Process = tuple[int, int]  # id, and start in clock ticks since boot: ids are used again
 LOADING_TTL_S = 9.0  # loading holds Python's lock for seconds; 10 s with the look
 

@@ -16,8 +16,8 @@ class Kind(enum.StrEnum):
 
     ENGINE = "engine"  # on devices, in bytes: weights and KV pool of one engine, a hold per rank
     BERTH = "berth"  # on a device, in bytes: kept for an engine that has not started (`core.memory.berths`)
-    SLOTS = "slots"  # on an engine, of which it takes nothing; itself a pool, of sequences in the engine's batch
-    SHARE = "share"  # on an engine or a session, in KV tokens, or on slots: what one router may hand out by itself
+    SLOTS = "slots"  # on an engine or a session, of which it takes nothing; itself a pool, of sequences in the batch
+    SHARE = "share"  # on an engine or a session, in KV tokens, or on slots: the account of one router
     SESSION = "session"  # on an engine, in KV tokens: what an agent's requests draw from
     REQUEST = "request"  # on a share, a session or an engine, in KV tokens: the budget of one request
 
@@ -31,7 +31,7 @@ class Phase(enum.StrEnum):
 
 
 def slots_of(engine: str) -> str:
-    """The name of an engine's pool of slots."""
+    """The name of the pool of slots of an engine, or of a session."""
     return f"{engine}/slots"
 
 
@@ -39,7 +39,7 @@ def slots_of(engine: str) -> str:
 LIES_ON: dict[Kind, frozenset[Kind] | None] = {
     Kind.ENGINE: None,
     Kind.BERTH: None,
-    Kind.SLOTS: frozenset({Kind.ENGINE}),
+    Kind.SLOTS: frozenset({Kind.ENGINE, Kind.SESSION}),
     Kind.SHARE: frozenset({Kind.ENGINE, Kind.SESSION, Kind.SLOTS}),  # a session is a pool of all routers, too
     Kind.SESSION: frozenset({Kind.ENGINE}),
     Kind.REQUEST: frozenset({Kind.ENGINE, Kind.SHARE, Kind.SESSION}),

@@ -1,7 +1,7 @@
 """The one truth about GPU memory: a tree of leases.
 
     device (bytes) <- engine (a hold per rank) <- share of a router (KV tokens) <- request
-                                               <- session (KV tokens)           <- request, or share <- request
+                                               <- session (KV tokens)           <- share of a router
                                                <- slots (sequences)             <- share of a router
                    <- berth, of an engine that has not started
 
@@ -182,10 +182,11 @@ class Ledger:
         return lease.view()
 
     def open_slots(self, engine: str, slots: int) -> str:
-        """An engine that runs has this many slots in its batch, a pool that ends with it; returns the pool's name.
+        """An engine that runs has this many slots in its batch for its queue, or for one session (which is named then);
+        a pool that ends with it. Returns the pool's name.
 
         Raises:
-            LeaseNotFound, LeaseConflict: there is no such engine, or it does not run.
+            LeaseNotFound, LeaseConflict: there is no such engine or session, or the engine does not run.
             ValueError: negative slots.
         """
         if slots < 0:
@@ -364,9 +365,9 @@ class Ledger:
         lease = self._leases.get(lease_id)
         return 0 if lease is None else sum(amount for _, amount in lease.holds)
 
-    def kind(self, lease_id: str) -> Kind:
-        """Of a lease. Raises LeaseNotFound."""
-        return self._known(lease_id).kind
+    def held(self, name: str) -> int:
+        """What lies on a device or a lease. Raises LeaseNotFound."""
+        return self._node(name).held
 
     def limit(self, name: str) -> int:
         """What could be reserved if nothing lay on it. Raises LeaseNotFound."""

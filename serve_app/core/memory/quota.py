@@ -17,7 +17,6 @@ Invariant: what the parties may use together, by the last answer each has seen, 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from serve_app.core.exchange.lines import Lines
 from serve_app.core.exchange.protocol import Exchange, Reply
@@ -25,9 +24,8 @@ from serve_app.core.memory.berths import BERTH_TTL_S, Berth
 from serve_app.core.memory.grants import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Grants
 from serve_app.core.memory.leases import Device, Kind, Lease, Phase
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.roster import Changes, EngineEntry, Entry, Key, Roster, SessionEntry, Value
-from serve_app.core.memory.sessions import Session, SessionAsk, Sessions
-from serve_app.core.memory.shares import PoolReport, PoolTarget, Shares
+from serve_app.core.memory.roster import Changes, EngineEntry, Entry, Key, Roster, Value
+from serve_app.core.memory.sessions import Reserved, Session, SessionAsk, Sessions
 from serve_app.core.memory.starts import Starts, StartsAsk, StartsReply
 from serve_app.core.placing.relocation import Relocation
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, Unavailable
@@ -36,32 +34,6 @@ RECOVERING = "quota_recovering"  # the code of what has to wait until then
 RECOVERY_S = LOADING_TTL_S  # whoever has said nothing by then is not there any more
 SILENT_S = 2.0  # two beats: an engine that says nothing for so long is looked for on its machine
 STALL_S = 1.5  # three of the shell's ticks: who has not looked for so long cannot say who was silent
-
-
-@dataclass(frozen=True, slots=True)
-class RouterReport:
-    """All that a router says: every pool it knows. `seq` rises with every report, `epoch` is the last one heard of."""
-
-    router: str
-    epoch: int
-    seq: int
-    pools: tuple[PoolReport, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RouterReply:
-    """What a router may use, of the pools where that is not what it said it knows. `stale`: the epoch is new to it, and
-    it has to say again what it has.
-
-    `blocked`: how many engines of each model wait for memory, for those of which any does. `opened`: how many sessions
-    were opened in this epoch; an id that was none of them may be one once that has changed.
-    """
-
-    epoch: int
-    targets: tuple[PoolTarget, ...]
-    stale: bool = False
-    blocked: tuple[tuple[str, int], ...] = ()
-    opened: int = 0
 
 
 class Quota:
@@ -77,18 +49,15 @@ class Quota:
         self.epoch = epoch
         self.ledger = Ledger()
         self.grants = Grants(self.ledger)
-        self.shares = Shares(self.ledger)
         self.relocation = Relocation(self.ledger, self.grants)
-        self.lines = Lines(epoch, self.ledger, recovering=bool(roster))
+        self.sessions = Sessions(self.ledger, epoch, now)
+        self.lines = Lines(epoch, self.ledger, self.sessions, self.grants.of, recovering=bool(roster))
         self.starts = Starts(self.ledger, self.grants)
-        self.sessions = Sessions(self.ledger, self.grants, self.shares, now, self.lines.idle)
-        self._seq: dict[str, int] = {}
         self._roster = Roster(roster)
         self._missing = {name for kind, name in roster if kind in (Entry.ENGINE, Entry.ROUTER)}
         self._recovers_until = now + RECOVERY_S
         self._restored = not roster
         self._ticked_at = now
-        self._blocked: tuple[tuple[str, int], ...] = ()
 
     # What there is
 
@@ -152,7 +121,6 @@ class Quota:
         """The memory of an engine that has left was seen free."""
         if owner in self.ledger and self.ledger.lease(owner).phase is Phase.ENDING:
             self.ledger.memory_gone(owner)
-            self.shares.drop(owner)  # routers that have not noticed may have spoken of it since it ended
         self._roster.forget((Entry.ENGINE, owner))
 
     def silent(self, now: float) -> list[EngineReport]:
@@ -183,35 +151,8 @@ class Quota:
 
     # Routers
 
-    def on_router(self, told: RouterReport, now: float) -> tuple[RouterReply, list[str]]:
-        """A router's word; returns what it may use, and the other routers that should know (`core.memory.shares`)."""
-        router = told.router
-        if told.epoch != self.epoch or not self._restored:
-            return RouterReply(self.epoch, (), stale=True), []
-        self.ledger.join(router, OWNER_TTL_S, now)
-        if told.seq <= self._seq.get(router, -1):
-            return self.router_targets(router), []
-        self._seq[router] = told.seq
-        self._roster.put((Entry.ROUTER, router), None)
-        others: set[str] = set()
-        targets = []
-        for pool in told.pools:
-            try:
-                target, changed = self.shares.report(router, pool, frozen=self.recovering)
-            except (LeaseNotFound, LeaseConflict):  # an engine that is not there (any more)
-                target, changed = PoolTarget(pool.pool, pool.version + bool(pool.limit), 0), []
-            if target.version > pool.version:  # what the router knows already is not said again
-                targets.append(target)
-            others.update(changed)
-            if pool.used or pool.want:
-                self.sessions.touch(pool.pool, now)
-        self.lines.sync((pool.pool for pool in told.pools), now)
-        self._heard(router)
-        return self._reply(targets), sorted(others - {router})
-
     def on_exchange(self, told: Exchange, now: float) -> Reply:
-        """A router's message about requests (`core.exchange.lines`); `told.router` is a name of its own for this, which
-        `on_router` never hears."""
+        """A router's message (`core.exchange.lines`)."""
         if not self._restored or self.lines.stale(told):
             return self.lines.stale_reply(told)
         self.ledger.join(told.router, OWNER_TTL_S, now)
@@ -227,43 +168,23 @@ class Quota:
         self.ledger.beat(told.router, now)
         return self.lines.on_watch(told, now, at_last=at_last)
 
-    def router_targets(self, router: str) -> RouterReply:
-        """What a router may use now, for one that waits for more."""
-        return self._reply(self.shares.targets(router))
-
-    def _reply(self, targets: list[PoolTarget]) -> RouterReply:
-        return RouterReply(self.epoch, tuple(targets), blocked=self._blocked, opened=self.sessions.opened)
-
     # Sessions
 
     def on_session(self, ask: SessionAsk, now: float) -> Session | None:
-        """Somebody asks for a session; None: it waits. Raises as `Sessions.ask`, and Unavailable while it is not known
+        """Somebody asks for a session; None: it waits. Raises as `Openings.ask`, and Unavailable while it is not known
         what the routers hold: that may be the very tokens."""
-        if self.recovering and not self.sessions.is_open(ask.session_id):
+        if self.recovering and self.sessions.get(ask.session_id) is None:
             left_s = max(0.0, self._recovers_until - now)
             raise Unavailable("the ledger is being rebuilt", code=RECOVERING, retry_after_s=left_s)
-        try:
-            session = self.sessions.ask(ask, now)
-        finally:
-            self._sessions_changed(ask.model, now)
-        if session is not None:
-            entry = SessionEntry(self.sessions.asked(ask.session_id), session.pool)
-            self._roster.put((Entry.SESSION, ask.session_id), entry)
-        return session
-
-    def _sessions_changed(self, model: str, now: float) -> None:
-        """Sessions of this model may have taken tokens of its engines, or wait for them."""
-        self.lines.hold_back(self.shares.closed, now)
-        self.lines.sync(self.grants.of(model), now)
+        return self.lines.open_session(ask, now)
 
     def on_renew(self, session_id: str, now: float) -> Session:
         """Raises LeaseNotFound."""
         return self.sessions.renew(session_id, now)
 
-    def on_close(self, session_id: str) -> None:
+    def on_close(self, session_id: str, now: float) -> None:
         """Raises LeaseNotFound."""
-        self.sessions.close(session_id)
-        self._roster.forget((Entry.SESSION, session_id))
+        self.lines.close_session(session_id, now)
 
     def on_look(self, session_id: str, now: float) -> Session:
         """A session as it is, without renewing it. Raises LeaseNotFound."""
@@ -271,8 +192,8 @@ class Quota:
 
     # Time
 
-    def on_tick(self, now: float) -> tuple[list[Session], list[SessionAsk]]:
-        """Time has passed; returns the sessions that opened and those that waited for too long."""
+    def on_tick(self, now: float) -> None:
+        """Time has passed."""
         stood_s, self._ticked_at = now - self._ticked_at, now
         if stood_s > STALL_S:  # what was said meanwhile has yet to be read
             self.ledger.excuse(stood_s)
@@ -281,8 +202,9 @@ class Quota:
         if self._restored and now >= self._recovers_until:
             self._missing.clear()
         waiting = Counter(one.model for one in self.grants.blocked(now))
-        self._blocked = tuple(sorted(waiting.items()))
+        self.lines.blocked(tuple(sorted(waiting.items())))
         self.grants.berths.keep_restarts(set(self.grants.owners()), now)
+        self.sessions.keep(now)
         self._ended(self.ledger.expire(now), now)
         for owner in self.grants.owners():
             if not self.ledger.knows(owner):
@@ -294,21 +216,13 @@ class Quota:
         if gone:
             self.lines.leave(gone, now)
         for name in gone:
-            self.shares.leave(name)
-            self._seq.pop(name, None)
             self._roster.forget((Entry.ROUTER, name))
         self.lines.freeze(self.recovering, now)
         if self.recovering:
-            return [], []
+            return
         self.relocation.step(now)
-        opened, late = self.sessions.settle(now)
-        self.lines.hold_back(self.shares.closed, now)
         self.lines.sync(self.grants.owners(), now)
         self.lines.on_tick(now)
-        for session in opened:
-            entry = SessionEntry(self.sessions.asked(session.session_id), session.pool)
-            self._roster.put((Entry.SESSION, session.session_id), entry)
-        return opened, late
 
     # The roster
 
@@ -319,6 +233,11 @@ class Quota:
                 self._roster.forget((Entry.BERTH, name))
             else:
                 self._roster.put((Entry.BERTH, name), berth)
+        for name, session in self.sessions.take_changes().items():
+            if session is None:
+                self._roster.forget((Entry.SESSION, name))
+            else:
+                self._roster.put((Entry.SESSION, name), session)
         return self._roster.take_changes()
 
     def not_stored(self, changes: Changes) -> None:
@@ -367,9 +286,9 @@ class Quota:
                 except (LeaseNotFound, LeaseConflict, InsufficientMemory):
                     self._roster.forget((kind, name))  # gone with its device, or an engine has it by now
         for (kind, name), value in self._roster:
-            if kind is Entry.SESSION and isinstance(value, SessionEntry):
+            if kind is Entry.SESSION and isinstance(value, Reserved):
                 try:
-                    self.sessions.restore(value.ask, value.pool, now)
+                    self.sessions.restore(value, now)
                 except (LeaseNotFound, LeaseConflict, InsufficientMemory):
                     self._roster.forget((kind, name))
 
@@ -378,10 +297,8 @@ class Quota:
 
     def _ended(self, ended: list[Lease], now: float) -> None:
         """Leases have ended by themselves; whoever kept count of them is told."""
-        self.sessions.forget(ended)
-        for lease in ended:
+        for lease in reversed(ended):  # an engine before what lay on it
             if lease.kind is Kind.ENGINE:
-                self.shares.drop(lease.lease_id)
                 self.lines.drop_engine(lease.lease_id, now)
                 self.grants.lost(lease.lease_id)
                 if lease.lease_id not in self.ledger:  # gone with its node
@@ -389,4 +306,4 @@ class Quota:
             elif lease.kind is Kind.BERTH:
                 self.grants.berths.forget(lease.lease_id)
             elif lease.kind is Kind.SESSION:
-                self._roster.forget((Entry.SESSION, lease.lease_id))
+                self.lines.session_ended(lease.lease_id, lease.holds[0].on, now)

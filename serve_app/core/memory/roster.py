@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from serve_app.core.memory.berths import Berth
 from serve_app.core.memory.grants import EngineReport
-from serve_app.core.memory.sessions import SessionAsk
+from serve_app.core.memory.sessions import Reserved
 
 
 class Entry(enum.StrEnum):
@@ -30,15 +30,7 @@ class EngineEntry:
     told: EngineReport
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEntry:
-    """A session on the roster."""
-
-    ask: SessionAsk
-    pool: str
-
-
-Value = EngineEntry | SessionEntry | Berth | None  # a router's entry has nothing but its key
+Value = EngineEntry | Reserved | Berth | None  # a router's entry has nothing but its key
 Key = tuple[Entry, str]
 Changes = dict[Key, tuple[bool, Value]]  # what has to be stored (True) or forgotten (False)
 

@@ -1,34 +1,28 @@
 """Agent sessions: KV tokens of one engine, reserved until somebody lets go of them or falls silent.
 
 Rules
-- A session is on one engine, that of its model with most tokens free among those that take another; its requests draw
-  from it before they draw from anybody's share.
-- An engine takes as many sessions as it has places beside its line, so a request of a session waits for no other.
-- One that does not fit now waits, in the order in which sessions were asked for, or is refused with the figures; one
-  that could never fit is refused at once. What routers keep for requests to come is no reason to refuse anybody: it is
-  called back, and one that does not want to wait does so for that (`RECALL_S`).
-- While a session waits, no router's share in that pool grows, and what routers do not use comes back
-  (`core.memory.shares`).
+- A session is a lease on its engine, and a pool for its requests: its tokens, and one slot of its own beside those of
+  the queue (`core.exchange.places` draws from it). An engine takes as many sessions as it has such slots.
+- Requests renew a session when they come and when they end; one that has a request running is not silent.
+- A session that is closed while a request of it runs is unknown at once, and keeps what that holds until its end.
 
 Invariant: a session that is open has its tokens; they are nobody else's while it waits for a tool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 
-from serve_app.core.memory.grants import Grants
-from serve_app.core.memory.leases import Hold, Kind, Lease
+from serve_app.core.memory.leases import Hold, Kind
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.shares import Shares
-from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, LeaseNotFound, Overloaded, Unavailable
+from serve_app.errors import LeaseNotFound
+from serve_app.types import RequestClass
 
 KEEPER = "sessions"  # the owner of all of them: a session outlives the router that opened it
 FOREVER_S = 1e12  # the keeper's time to live; a session has its own
 ANY_NUMBER = 2**31
-RECALL_S = 1.0  # a router gives credit back within a round trip, or it is silent and its time to live has to end first
-TOO_LARGE = "session_too_large"  # the code of a session that could never fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +39,7 @@ class SessionAsk:
         granted_bytes: of all ranks' KV cache, which those tokens are.
         per_engine: sessions that one engine takes at most.
         per_tenant: sessions its tenant may have, open or waiting, this one included.
+        request_class: as which it waits in the queue.
     """
 
     session_id: str
@@ -56,15 +51,30 @@ class SessionAsk:
     granted_bytes: int = 0
     per_engine: int = ANY_NUMBER
     per_tenant: int = ANY_NUMBER
+    request_class: RequestClass = RequestClass.NORMAL
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or not self.ttl_s > 0:
             raise ValueError(f"session {self.session_id!r}: {self.tokens} tokens for {self.ttl_s} s")
 
+    @property
+    def tenant(self) -> str:
+        return self.session_id.rpartition(" ")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A session as the roster has it: what was asked for, its lease and engine. `closed`: requests of it still run."""
+
+    ask: SessionAsk
+    lease: str
+    engine: str
+    closed: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open session."""
+    """An open session, as its callers see it. `pool`: its engine."""
 
     session_id: str
     model: str
@@ -101,200 +111,149 @@ def bytes_of(tokens: int, pool_bytes: int, pool_tokens: int, block_tokens: int) 
 
 
 class Sessions:
-    """Who has a session, and who waits for one.
+    """The sessions that there are. O(1) per method save where it is said.
 
     Args:
-        idle: the KV tokens of an engine that routers have as credit, which nobody uses; by their last word.
+        epoch: of the quota actor; no lease of an earlier one has a name of this one's.
     """
 
-    def __init__(
-        self, ledger: Ledger, grants: Grants, shares: Shares, now: float, idle: Callable[[str], int] = lambda pool: 0
-    ) -> None:
-        self._ledger, self._grants, self._shares, self._idle = ledger, grants, shares, idle
-        self._open: dict[str, SessionAsk] = {}
-        self._waiting: dict[str, SessionAsk] = {}  # in the order they came
-        self.opened = 0  # counter: whoever has looked for a session before and found none has to look again
+    def __init__(self, ledger: Ledger, epoch: int, now: float) -> None:
+        self._ledger = ledger
+        self._names = (f"#{epoch}.{number}" for number in itertools.count(1))
+        self._open: dict[str, Reserved] = {}
+        self._leases: dict[str, Reserved] = {}  # of closed ones, too
+        self._reserved: Counter[str] = Counter()  # tokens of open sessions, by engine
+        self._changes: dict[str, Reserved | None] = {}
+        self._news: list[Reserved] = []
+        self.version = 0  # rises whenever an engine has more or less room for sessions
         ledger.join(KEEPER, FOREVER_S, now)
 
-    def ask(self, ask: SessionAsk, now: float) -> Session | None:
-        """Open a session; None: it waits, and `settle` will tell. The same again is the same session, renewed.
+    def reserve(self, ask: SessionAsk, engine: str, now: float) -> Session:
+        """Open a session on an engine. Raises as `Ledger.reserve`."""
+        one = Reserved(replace(ask, wait_until=None), f"{ask.session_id}{next(self._names)}", engine)
+        self.restore(one, now)
+        self._changes[one.lease] = one
+        return self.look(ask.session_id, now)
 
-        Raises:
-            LeaseConflict: it is open, and asks for something else now.
-            BadRequest: it is larger than what any engine has to give.
-            InsufficientMemory: it does not fit now and will not wait.
-            Overloaded: its tenant has as many as it may.
-            Unavailable: no engine of this model runs.
-        """
-        known = self._open.get(ask.session_id)
-        if known is not None:
-            if (known.model, known.tokens) != (ask.model, ask.tokens):
-                raise LeaseConflict(
-                    f"session {own_id(ask.session_id)!r} is open with {known.tokens} KV tokens of {known.model}; "
-                    f"close it to have {ask.tokens} of {ask.model}"
-                )
-            return self.renew(ask.session_id, now)
-        pools = self._grants.of(ask.model)
-        if not pools:
-            raise Unavailable(f"no engine of {ask.model!r} runs")
-        largest = max(self._ledger.limit(pool) for pool in pools)
-        if ask.tokens > largest:
-            raise BadRequest(
-                f"session {own_id(ask.session_id)!r}: {ask.tokens} KV tokens asked, no engine of {ask.model} has more "
-                f"than {largest} to give",
-                code=TOO_LARGE,
-            )
-        self._check_tenant(ask)
-        self._waiting[ask.session_id] = ask
-        self._place(now)
-        if ask.session_id in self._open:
-            return self.look(ask.session_id, now)
-        if ask.wait_until is None and self._fits_after_recall(ask, pools):
-            ask = self._waiting[ask.session_id] = replace(ask, wait_until=now + RECALL_S)
-        if ask.wait_until is not None and ask.wait_until > now:
-            return None
-        del self._waiting[ask.session_id]
-        self._reopen(ask.model)
-        raise InsufficientMemory(self.shortage(ask))
-
-    def _fits_after_recall(self, ask: SessionAsk, pools: list[str]) -> bool:
-        """Whether there is enough where routers give back what nobody uses."""
-        open_to = (pool for pool in pools if self._on(pool) < ask.per_engine)
-        return any(self._ledger.free(pool) + self._idle(pool) >= ask.tokens for pool in open_to)
-
-    def settle(self, now: float) -> tuple[list[Session], list[SessionAsk]]:
-        """Open what fits by now; returns the sessions that opened and those whose wait is over."""
-        before = set(self._open)
-        self._place(now)
-        late = [ask for ask in self._waiting.values() if ask.wait_until is None or ask.wait_until <= now]
-        for ask in late:
-            del self._waiting[ask.session_id]
-            self._reopen(ask.model)
-        return [self.look(name, now) for name in self._open if name not in before], late
+    def restore(self, one: Reserved, now: float) -> None:
+        """A session from the roster. Raises as `Ledger.reserve`."""
+        hold = Hold(one.engine, one.ask.tokens)
+        self._ledger.reserve(one.lease, Kind.SESSION, KEEPER, [hold], expires_at=now + one.ask.ttl_s)
+        self._ledger.open_slots(one.lease, 1)
+        self._leases[one.lease] = one
+        self.version += 1
+        if not one.closed:
+            self._open[one.ask.session_id] = one
+            self._reserved[one.engine] += one.ask.tokens
+            self._news.append(one)
 
     def renew(self, session_id: str, now: float) -> Session:
         """Somebody still wants it. Raises LeaseNotFound."""
-        ask = self._known(session_id)
-        self._ledger.renew(session_id, now + ask.ttl_s)
+        self.touch(self._known(session_id).lease, now)
         return self.look(session_id, now)
 
-    def close(self, session_id: str) -> list[Lease]:
-        """Nobody wants it any more; returns the leases that ended. Raises LeaseNotFound."""
-        if self._waiting.pop(session_id, None) is not None:
-            return []
-        self._known(session_id)
-        del self._open[session_id]
-        self._shares.drop(session_id)
-        return self._ledger.end(session_id)
+    def touch(self, lease: str, now: float) -> None:
+        """A request of a session comes or has ended; one that is no session (any more) changes nothing."""
+        one = self._leases.get(lease)
+        if one is not None:
+            self._ledger.renew(lease, now + one.ask.ttl_s)
 
-    def forget(self, ended: list[Lease]) -> None:
-        """Leases ended, by silence or with their engine; drop the sessions among them."""
-        for lease in ended:
-            if lease.kind is Kind.SESSION:
-                self._open.pop(lease.lease_id, None)
-                self._shares.drop(lease.lease_id)
+    def keep(self, now: float) -> None:
+        """Sessions of which a request runs are not silent. O(sessions)."""
+        for lease in self._leases:
+            if self._ledger.held(lease):
+                self.touch(lease, now)
 
-    def touch(self, session_id: str, now: float) -> None:
-        """A request of it runs or waits for its tokens; one that is no session (any more) changes nothing."""
-        ask = self._open.get(session_id)
-        if ask is not None:
-            self._ledger.renew(session_id, now + ask.ttl_s)
+    def close(self, session_id: str) -> None:
+        """Nobody wants it any more. Raises LeaseNotFound."""
+        one = self._known(session_id)
+        self._shut(one)
+        held = self._ledger.held(one.lease)
+        if held:
+            self._ledger.resize(one.lease, [held])
+            self._changes[one.lease] = self._leases[one.lease] = replace(one, closed=True)
+        else:
+            self._ledger.end(one.lease)
+            self.forget(one.lease)
 
-    def is_open(self, session_id: str) -> bool:
-        return session_id in self._open
+    def take_ended(self) -> list[str]:
+        """End closed sessions of which nothing runs any more; returns their engines. O(sessions)."""
+        ended = [one for one in self._leases.values() if one.closed and not self._ledger.held(one.lease)]
+        for one in ended:
+            self._ledger.end(one.lease)
+            self.forget(one.lease)
+        return [one.engine for one in ended]
 
-    def asked(self, session_id: str) -> SessionAsk:
-        """What an open session was asked for with, as it is stored. Raises LeaseNotFound."""
-        return replace(self._known(session_id), wait_until=None)
+    def forget(self, lease: str) -> None:
+        """A lease has ended, by silence or with its engine; one that is no session's changes nothing."""
+        one = self._leases.pop(lease, None)
+        if one is not None:
+            self._changes[lease] = None
+            self.version += 1
+            if not one.closed and self._open.get(one.ask.session_id) is one:
+                self._shut(one)
 
-    def shortage(self, ask: SessionAsk) -> str:
-        """Why a session does not fit now, with the figures."""
-        pools = self._grants.of(ask.model)
-        free = max((self._ledger.free(pool) for pool in pools), default=0)
-        text = f"session {own_id(ask.session_id)!r}: {ask.tokens} KV tokens asked, {free} free"
-        fullest = min((self._on(pool) for pool in pools), default=0)
-        places = f"; {fullest} sessions are open there, {ask.per_engine} at most" if fullest >= ask.per_engine else ""
-        return f"{text} on the best engine of {ask.model}{places}"
+    def _shut(self, one: Reserved) -> None:
+        del self._open[one.ask.session_id]
+        self._reserved[one.engine] -= one.ask.tokens
+        self.version += 1
+        self._news.append(replace(one, closed=True))
 
-    def restore(self, ask: SessionAsk, pool: str, now: float) -> None:
-        """A session from the roster. Raises as `Ledger.reserve`."""
-        self._reserve(ask, pool, now)
+    # Looking
+
+    def get(self, session_id: str) -> Reserved | None:
+        """An open session; None: there is none of this name."""
+        return self._open.get(session_id)
+
+    def of(self, lease: str) -> Reserved | None:
+        """The open session that has this lease."""
+        one = self._leases.get(lease)
+        return None if one is None or one.closed else one
+
+    def on(self, engine: str) -> list[str]:
+        """The leases of sessions on an engine, of closed ones, too. O(sessions)."""
+        return [lease for lease, one in self._leases.items() if one.engine == engine]
+
+    def reserved(self, engine: str) -> int:
+        """KV tokens that open sessions have on an engine."""
+        return self._reserved[engine]
+
+    def having(self, tenant: str) -> int:
+        """Open sessions of a tenant. O(sessions)."""
+        return sum(one.ask.tenant == tenant for one in self._open.values())
+
+    def open(self) -> list[Reserved]:
+        """Those open, oldest first."""
+        return list(self._open.values())
 
     def look(self, session_id: str, now: float) -> Session:
         """Raises LeaseNotFound."""
-        ask = self._known(session_id)
-        lease = self._ledger.lease(session_id)
-        expires_at = lease.expires_at if lease.expires_at is not None else now + ask.ttl_s
-        return Session(
-            session_id,
-            ask.model,
-            lease.holds[0].on,
-            lease.holds[0].amount,
-            ask.ttl_s,
-            expires_at,
-            ask.given,
-            ask.granted_bytes,
-        )
+        one = self._known(session_id)
+        ask, expires_at = one.ask, self._ledger.lease(one.lease).expires_at
+        ends_at = now + ask.ttl_s if expires_at is None else expires_at
+        return Session(session_id, ask.model, one.engine, ask.tokens, ask.ttl_s, ends_at, ask.given, ask.granted_bytes)
 
     def all(self, now: float) -> list[Session]:
         """Those open, oldest first."""
         return [self.look(name, now) for name in self._open]
 
-    def waiting(self) -> list[SessionAsk]:
-        """Those that wait, the first first."""
-        return list(self._waiting.values())
+    def take_changes(self) -> dict[str, Reserved | None]:
+        """What the roster has to know since this was last asked, by lease; None: it has ended."""
+        changes, self._changes = self._changes, {}
+        return changes
 
-    def _known(self, session_id: str) -> SessionAsk:
-        ask = self._open.get(session_id)
-        if ask is None:
+    def take_news(self) -> list[Reserved]:
+        """Sessions that were opened and, `closed`, those that have ended since this was last asked."""
+        news, self._news = self._news, []
+        return news
+
+    def _known(self, session_id: str) -> Reserved:
+        one = self._open.get(session_id)
+        if one is None:
             raise LeaseNotFound(
                 f"there is no session {own_id(session_id)!r}: it was never opened, was closed, has been silent for too "
                 "long, or its engine has ended",
                 param="session_id",
                 code="session_not_found",
             )
-        return ask
-
-    def _check_tenant(self, ask: SessionAsk) -> None:
-        if ask.session_id in self._waiting:
-            return
-        tenant = ask.session_id.rpartition(" ")[0]
-        having = sum(name.rpartition(" ")[0] == tenant for name in (*self._open, *self._waiting))
-        if having >= ask.per_tenant:
-            raise Overloaded(
-                f"this key's tenant has {having} sessions, open or waiting, of {ask.per_tenant} it may have; close one",
-                code="too_many_sessions",
-            )
-
-    def _on(self, pool: str) -> int:
-        """Sessions on an engine."""
-        return sum(lease.kind is Kind.SESSION for lease in self._ledger.on(pool))
-
-    def _place(self, now: float) -> None:
-        """Open what fits; the first of a model that does not holds back those behind it."""
-        short: set[str] = set()
-        for ask in list(self._waiting.values()):
-            pools = self._grants.of(ask.model)
-            if ask.model in short or not pools:
-                continue
-            open_to_it = [one for one in pools if self._on(one) < ask.per_engine]
-            pool = max(open_to_it, key=self._ledger.free, default=None)
-            if pool is not None and self._ledger.free(pool) >= ask.tokens:
-                del self._waiting[ask.session_id]
-                self._reserve(ask, pool, now)
-                self._reopen(ask.model)
-            else:
-                short.add(ask.model)
-                for one in open_to_it:
-                    self._shares.recall(one)
-
-    def _reserve(self, ask: SessionAsk, pool: str, now: float) -> None:
-        hold = Hold(pool, ask.tokens)
-        self._ledger.reserve(ask.session_id, Kind.SESSION, KEEPER, [hold], expires_at=now + ask.ttl_s)
-        self._open[ask.session_id] = ask
-        self.opened += 1
-
-    def _reopen(self, model: str) -> None:
-        if not any(ask.model == model for ask in self._waiting.values()):
-            for pool in self._grants.of(model):
-                self._shares.reopen(pool)
+        return one

@@ -18,6 +18,11 @@ TENANTS_SHOWN = 50  # by name in a snapshot: each is a label of several metrics
 OTHER_TENANTS = "(other)"  # no tenant's name has brackets
 
 
+Where = tuple[
+    str | None, frozenset[str]
+]  # a placement constraint: the one replica that is allowed, and those that are not
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A request that asks for a place on a replica.
@@ -32,6 +37,9 @@ class Arrival:
         deadline: moment after which a grant is of no use; None: only the longest wait bounds it.
         affinity: the replica it would rather have; never waited for.
         accepted: it was granted before and lost its replica; a full line or a forecast does not refuse it any more.
+        only: the one replica it may run on (that of its session); None: any.
+        avoid: replicas it may not run on (its router cannot reach them).
+        session: the KV lease of the open session whose tokens it draws first (`core.exchange.draws`); None: of none.
 
     Raises:
         ValueError: slots below 1, negative tokens, or a deadline that is not a number.
@@ -46,6 +54,9 @@ class Arrival:
     affinity: str | None = None
     accepted: bool = False
     prompt_tokens: int = 0
+    only: str | None = None
+    avoid: frozenset[str] = frozenset()
+    session: str | None = None
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -61,6 +72,11 @@ class Arrival:
     def cost(self) -> int:
         """The tokens it takes from a replica; at least one, since no request is free."""
         return self.cost_tokens or 1
+
+    @property
+    def where(self) -> Where | None:
+        """Its placement constraint; None: it may run on any replica."""
+        return None if self.only is None and not self.avoid else (self.only, self.avoid)
 
 
 class Reason(enum.StrEnum):
