@@ -1,7 +1,7 @@
 """How one request gets to a replica, and to another one when that is lost.
 
-Two ways lead there: through the line, and aside, for work that takes no slot. They differ in the place that they get and
-in what a loss means. What is done in a place is the same: hand in, wait for the first frames, relay.
+Two ways lead there: through the line, and aside, for work that takes no slot. They differ in the place that they get
+and in what a loss means. What is done in a place is the same: hand in, wait for the first frames, relay.
 
 Invariant: a request of which its client has seen nothing survives the loss of its replica; one of which it has seen
 something is not tried again. What a place holds is given back once, however the request ends.

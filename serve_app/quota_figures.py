@@ -100,10 +100,10 @@ def _line(model: str, view: LineView) -> dict[str, Any]:
     found = view.snapshot
     return {
         "model": model,
-        "routers": [router for router in view.routers],
+        "routers": list(view.routers),
         "replicas": list(view.engines),
         "contended": view.contended,
-        "routers_aside": [router for router in view.aside],
+        "routers_aside": list(view.aside),
         "oldest_wait_s": round(found.oldest_wait_s, 2),
         "lifted": found.lifted,
         "drain_slots_per_s": found.drain_slots_per_s,

@@ -1,6 +1,6 @@
 """Agent sessions over HTTP: opened, looked at, renewed, closed.
 
-    POST   /v1/sessions              {"model", "session_id", "vram_gb" or "kv_tokens", "ttl_s", "wait_s", "priority"} -> 201
+    POST   /v1/sessions              {"model", "session_id", "vram_gb" or "kv_tokens", "ttl_s", "wait_s"} -> 201
     GET    /v1/sessions/{id}         as it is; does not renew it
     POST   /v1/sessions/{id}/renew   puts off its end by its ttl_s
     DELETE /v1/sessions/{id}         gives its memory back

@@ -5,8 +5,8 @@ Spans only, no moments: each side has a clock of its own. Tuples: there are tens
 An account is what a router may use of one engine, slots and KV tokens: what its requests hold there and what it has
 besides, its credit. The ledger holds the account's sum; every change of it is one event or one action of the ordered
 stream (`core.exchange.protocol`), so both ends count the same however the messages travel. A session is a pool of its
-own beside its engine (`core.memory.sessions`), by the name of its lease: there a router holds what requests draw, and has
-no credit.
+own beside its engine (`core.memory.sessions`), by the name of its lease: there a router holds what requests draw, and
+has no credit.
 """
 
 from __future__ import annotations
@@ -218,8 +218,8 @@ class Lent(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """The request has so many tokens more, of its engine or its session. If it has ended, they are credit; under a ticket
-    they came back with it."""
+    """The request has so many tokens more, of its engine or its session. If it has ended, they are credit; under a
+    ticket they came back with it."""
 
     request_id: str
     ticket: str
