@@ -41,6 +41,7 @@ STEP_S, TOKENS = 0.05, 64  # an answer takes about 3 s: 30 a second in all
 POOL_TOKENS = 40_000  # of each engine
 REST_S = 10.0
 WARM = 40  # requests before the first look: connections, channels and caches are there then
+BACK_S = 60.0  # more for descriptors: idle connections between HAProxy and routers end by a timeout
 FULL_S = 10.0  # for as many requests as there are slots to run at once
 SPARE_FDS = 4  # of a process: a connection of HAProxy or Ray that is kept for the next call
 SPARE_THREADS = 40  # a pool of Python's executor or gRPC's, which grows to its bound and stays
@@ -126,6 +127,16 @@ def running_of(stage: Stage) -> dict[str, float]:
     return found
 
 
+async def until_back(stage: Stage, before: Books) -> float | None:
+    """Seconds after the load until the descriptors of all processes are back; None: not within `BACK_S`."""
+    began = time.monotonic()
+    while (spent_s := time.monotonic() - began) < BACK_S:
+        if not (await asyncio.to_thread(Books, stage)).since(before)["leaked_fds"]:
+            return round(REST_S + spent_s, 1)
+        await asyncio.sleep(2.0)
+    return None
+
+
 async def full_at_once(stage: Stage, crowd: Crowd) -> int:
     """The most requests that ever run at once when as many are asked as there are slots."""
     asked = [asyncio.create_task(crowd.plain(2 * TOKENS)) for _ in range(ENGINES * SLOTS)]
@@ -151,6 +162,7 @@ async def attack(stage: Stage, keys: list[str], options: argparse.Namespace, con
     console.print(f"  load and last answers: {time.monotonic() - began:.0f} s; {crowd.counts}", highlight=False)
     await asyncio.sleep(REST_S)
     left = (await asyncio.to_thread(Books, stage)).since(before)
+    left["fds_back_s"] = await until_back(stage, before) if left["leaked_fds"] else REST_S
     console.print(f"  left: {left}", highlight=False)
     counts = crowd.counts
     crowd.counts = Counts()
