@@ -2,7 +2,7 @@
 
 A request that the router granted by itself has no ticket: what it held becomes credit when it ends, its use is told
 in sums. One that the actor granted has one: what it held goes back with its end. A request that outlives the actor, or
-the incarnation in which it was granted, counts as the first kind; what it has drawn of a session goes back all the same.
+the incarnation in which it was granted, counts as the first kind; what it has drawn of a session goes back as well.
 
 Invariant: what is held of an engine, or of a session, is the sum of its requests.
 """

@@ -294,8 +294,8 @@ class Places:
         if told == one.told:
             return
         one.told = told
-        slots, tokens, lent_slots, lent_tokens, _ = told
-        self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent_slots, lent_tokens)))
+        slots, tokens, lent_slots, lent_tokens, reserved = told
+        self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent_slots, lent_tokens), reserved))
 
     def tidy(self, model: str) -> None:
         """Forget engines that nobody reaches, and a line without routers."""

@@ -39,7 +39,7 @@ class Arrival:
         accepted: it was granted before and lost its replica; a full line or a forecast does not refuse it any more.
         only: the one replica it may run on (that of its session); None: any.
         avoid: replicas it may not run on (its router cannot reach them).
-        session: the KV lease of the open session whose tokens it draws first (`core.exchange.draws`); None: of none.
+        session: the KV lease of the open session whose tokens it draws first (`core.exchange.places`); None: of none.
 
     Raises:
         ValueError: slots below 1, negative tokens, or a deadline that is not a number.
@@ -88,6 +88,7 @@ class Reason(enum.StrEnum):
     TIMEOUT = "timeout"  # it waited the longest wait
     NO_REPLICA = "no_replica"  # no replica has had a slot for too long
     TOO_LARGE = "too_large"  # more slots or KV tokens than any replica has
+    SESSIONS = "sessions"  # it waited the longest wait, and no replica had enough KV tokens beside its sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,7 @@ _MESSAGES = {
     Reason.DEADLINE: "The request cannot start before its deadline.",
     Reason.TIMEOUT: "The request waited as long as is allowed and found no free slot.",
     Reason.NO_REPLICA: "No replica of this model can serve at the moment; Retry-After says when one is expected.",
+    Reason.SESSIONS: "Sessions hold the KV tokens that the request would need; it waited as long as is allowed.",
     Reason.TOO_LARGE: "The request asks for more sequences or tokens at once than a replica of this model can hold.",
 }
 
