@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass, field, replace
 
@@ -11,8 +12,11 @@ from serve_app.core.exchange.remote import RemoteLine
 from serve_app.core.memory.grants import FENCE_S, EngineReport, Rank
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import Quota
+from serve_app.core.memory.leases import Kind
 from serve_app.core.memory.roster import Key, Value
+from serve_app.core.memory.sessions import SessionAsk
 from serve_app.core.waiting.events import Action, Arrival, Grant
+from serve_app.errors import ServeAppError
 from serve_app.types import RequestClass
 
 MODEL = "m"
@@ -32,6 +36,8 @@ class Req:
     engine: str = ""
     granted_s: float = -1.0
     here: bool = False  # granted from credit
+    lease: str = ""  # of the session it has drawn on
+    drawn: tuple[int, int] = (0, 0)  # slots and tokens of that
 
 
 @dataclass
@@ -155,12 +161,15 @@ class World:
         tokens: int = 10,
         deadline_s: float | None = None,
         tenant: str | None = None,
+        session: str | None = None,
     ) -> Req:
         number = next(self.ids)
         router, request_id = self.routers[name], f"q{number}"
         req = router.requests[request_id] = Req(number, request_class, slots, tokens, self.now)
         deadline = None if deadline_s is None else self.now + deadline_s
-        arrival = Arrival(request_id, request_class, tenant or f"t{number % 3}", slots, tokens, deadline)
+        arrival = Arrival(
+            request_id, request_class, tenant or f"t{number % 3}", slots, tokens, deadline, session=session
+        )
         here = router.line.granted_here
         self.perform(router, router.line.on_arrive(MODEL, arrival, self.now))
         req.here = router.line.granted_here > here
@@ -202,6 +211,9 @@ class World:
                 continue
             req.state, req.engine, req.granted_s = "runs", action.replica_id, self.now
             router.running[action.request_id] = req
+            run = router.line._running._running.get(action.request_id)
+            if run is not None and run.drawn is not None:
+                req.lease, req.drawn = run.drawn.lease, run.drawn[2:]
             if router.name not in self.excused:
                 self.check_room(action.replica_id)
 
@@ -212,8 +224,31 @@ class World:
         if engine not in self.reports:
             return
         slots, tokens = self.size[engine]
-        assert sum(req.slots for req in runs) <= slots, f"more sequences on {engine} than it has"
-        assert sum(req.tokens for req in runs) <= tokens, f"more tokens on {engine} than it has"
+        sessions = [one for one in self.quota.sessions.all(self.now) if one.pool == engine]
+        leases = {one.session_id: self.quota.sessions.get(one.session_id) for one in sessions}
+        there = {one.lease for one in leases.values() if one is not None}
+        used = sum(req.tokens - (req.drawn[1] if req.lease in there else 0) for req in runs)
+        assert sum(req.slots for req in runs if not req.drawn[0]) <= slots, f"more sequences on {engine} than it has"
+        assert used + sum(one.tokens for one in sessions) <= tokens, f"more tokens on {engine} than it has"
+        for one in leases.values():
+            drawn = [req.drawn for req in runs if one is not None and req.lease == one.lease]
+            assert sum(slots for slots, _ in drawn) <= 1, "two requests have the one slot of a session"
+            assert one is None or sum(tokens for _, tokens in drawn) <= one.ask.tokens, "a session is overdrawn"
+
+    # Sessions
+
+    def open_session(self, name: str, tokens: int, wait_s: float | None = None, ttl_s: float = 60.0) -> None:
+        """Somebody asks for a session; whatever comes of it."""
+        wait_until = None if wait_s is None else self.now + wait_s
+        ask = SessionAsk(f"t0 {name}", MODEL, tokens, ttl_s, wait_until, per_engine=2)
+        with contextlib.suppress(ServeAppError):
+            self.quota.on_session(ask, self.now)
+        self.store()
+
+    def close_session(self, name: str) -> None:
+        with contextlib.suppress(ServeAppError):
+            self.quota.on_close(f"t0 {name}", self.now)
+        self.store()
 
     # The network
 
@@ -340,6 +375,7 @@ class World:
             for engine in self.reports:
                 self.perform(self.routers[name], self.routers[name].line.reach(MODEL, engine, True, self.now))
         self.wait(0.6)
+        self.quota.lines.openings.take_outcomes()
         for _ in range(200):
             self.settle(2)
             for name, router in self.routers.items():
@@ -347,7 +383,20 @@ class World:
                     self.finish(name, request_id)
             if not any(req.state == "waits" for one in self.routers.values() for req in one.requests.values()):
                 break
+        for session in self.quota.sessions.all(self.now):
+            self.quota.on_renew(session.session_id, self.now)
         self.settle(4)
+        opened = {one.lease for one in self.quota.sessions.open()}
+        for router in self.routers.values():
+            assert {one.lease for one in router.line.sessions.values()} == opened, "a router knows other sessions"
+        for session in self.quota.sessions.all(self.now):
+            assert self.quota.ledger.held(self.quota.sessions.get(session.session_id).lease) == 0  # type: ignore[union-attr]
+            self.quota.on_close(session.session_id, self.now)
+        for ask in self.quota.lines.openings.waiting():
+            self.quota.on_close(ask.session_id, self.now)
+        self.settle(4)
+        assert list(self.quota.ledger.leases(Kind.SESSION)) == []
+        assert not any(router.line.sessions for router in self.routers.values())
         states = {req.state for one in self.routers.values() for req in one.requests.values()}
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()
@@ -363,6 +412,7 @@ class World:
                 total = (credit[0] + held[0], credit[1] + held[1])
                 assert total == lines._accounts.held(name, engine), f"{name} on {engine}: {credit} {held}"
                 runs = [req for req in router.running.values() if req.engine == engine]
-                assert held == (sum(req.slots for req in runs), sum(req.tokens for req in runs))
+                outside = [(0 if req.drawn[0] else req.slots, req.tokens - req.drawn[1]) for req in runs]
+                assert held == (sum(slots for slots, _ in outside), sum(tokens for _, tokens in outside))
         for lease in self.quota.ledger.leases():
             assert 0 <= lease.held <= max(lease.capacity, 0) or not lease.held

@@ -30,6 +30,9 @@ WEIGHTS = {
     "replace": 1,
     "notice": 3,
     "silence": 0.5,
+    "open_session": 3,
+    "close_session": 1,
+    "draw_on": 8,
 }
 LEVELS = list(RequestClass)
 FOUND_BEFORE = (5855, 50926)  # a wait that was over in the very moment of its cancel
@@ -43,6 +46,7 @@ class History:
         self.world = World({"e1": (4, 120), "e2": (3, 120)}, routers)
         self.world.settle(4)
         self.engines = 2
+        self.drawn = 0
 
     def run(self) -> World:
         for _ in range(STEPS):
@@ -119,6 +123,24 @@ class History:
 
     def notice(self, name: str) -> None:
         self.world.notice(name)
+
+    def open_session(self, name: str) -> None:
+        draw = self.draw
+        wait_s, ttl_s = draw.choice([None, None, 0.5, 6.0]), draw.choice([3.0, 60.0])
+        self.world.open_session(draw.choice("abc"), draw.randint(1, 100), wait_s, ttl_s)
+
+    def close_session(self, name: str) -> None:
+        self.world.close_session(self.draw.choice("abc"))
+
+    def draw_on(self, name: str) -> None:
+        """A request of a session of which its router has heard."""
+        known = list(self.world.routers[name].line.sessions.values())
+        if known:
+            lease = self.draw.choice(known).lease
+            req = self.world.arrive(
+                name, self.draw.choice(LEVELS), tokens=self.draw.randint(1, 60), session=lease, tenant="t0"
+            )
+            self.drawn += req.state != "refused"
 
     def silence(self, name: str) -> None:
         self.world.wait(10.0, engines_speak=False)

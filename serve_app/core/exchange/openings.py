@@ -84,7 +84,9 @@ class Openings:
         able = self._able(ask)
         best = max(able, key=self._ledger.free, default=None)
         if best is not None and self._ledger.free(best) >= ask.tokens and not self._places.waiting(ask.model):
-            return self._sessions.reserve(ask, best, now)
+            session = self._sessions.reserve(ask, best, now)
+            self._places.sync(best, now)
+            return session
         if ask.wait_until is None or ask.wait_until <= now:
             free = (self._ledger.free(one) + self._places.accounts.idle(one) for one in able)
             if ask.wait_until is not None or not any(one >= ask.tokens for one in free):
@@ -210,7 +212,7 @@ class Openings:
             return  # withdrawn; what it was granted went back with that
         if isinstance(action, Refuse):
             del self._waiting[session_id]
-            late = action.reason in (Reason.DEADLINE, Reason.TIMEOUT)
+            late = action.reason in (Reason.DEADLINE, Reason.TIMEOUT, Reason.SESSIONS)
             self._outcomes[session_id] = self._too_late(waiting.ask) if late else refusal_error(action)
             return
         assert isinstance(action, Grant)
