@@ -130,9 +130,9 @@ class Accounts:
                 del self._held[router]
 
     def _put(self, pool: str, router: str, before: int, after: int, *, growth: bool) -> None:
-        if before == after:
-            return
         lease = _lease(pool, router)
+        if before == after or (after < before and lease not in self._ledger):  # its router was silent for too long
+            return
         if not after:
             self._ledger.end(lease)
         elif before:

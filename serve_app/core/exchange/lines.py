@@ -370,14 +370,11 @@ class Lines:
             self._peers.figures(model, self._queued(model))
 
     def _settle(self, now: float) -> None:
-        """What is to be done over, until nothing is: grants of what was not there any more, and sessions."""
-        again = True
-        while again:
-            again = self._places.once_more(now)
-            for engine in () if self._peers.word.recovering else self._sessions.take_ended():
-                self._places.sync(engine, now)
-                again = True
-            again = self.openings.settle(now) or again
+        """What is to be done over, and what has become of sessions."""
+        self._places.once_more(now)
+        for engine in () if self._peers.word.recovering else self._sessions.take_ended():
+            self._places.sync(engine, now)
+        self.openings.settle(now)
         for one in self._sessions.take_news():
             news = SessionEnded(one.ask.session_id, one.lease) if one.closed else _opened(one)
             self._peers.say_all(news)

@@ -112,10 +112,8 @@ class Openings:
         """What the queue has decided of an opening; `settle` carries it out."""
         self._said.append(action)
 
-    def settle(self, now: float) -> bool:
-        """Carry out what was decided, and look again at who waits if there is other room now; whether there was
-        anything."""
-        did = bool(self._said) or self._seen != self._sessions.version
+    def settle(self, now: float) -> None:
+        """Carry out what was decided, and look again at who waits if there is other room now."""
         while self._said or self._seen != self._sessions.version:
             said, self._said = self._said, []
             for action in said:
@@ -123,7 +121,6 @@ class Openings:
             if self._seen != self._sessions.version:
                 self._seen = self._sessions.version
                 self._review(now)
-        return did
 
     def on_tick(self, now: float) -> None:
         """Time has passed: who waits aside for too long is told, and engines may have come or gone."""

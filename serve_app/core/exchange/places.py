@@ -147,8 +147,8 @@ class Places:
         self._say(who.router, Grown(who.request_id, who.ticket, engine, tokens))
         return True
 
-    def once_more(self, now: float) -> bool:
-        """What was granted where there was nothing any more waits again, as old as it is; whether there was any."""
+    def once_more(self, now: float) -> None:
+        """What was granted where there was nothing any more waits again, as old as it is."""
         again, self._again = self._again, []
         for ticket in again:
             request = self._requests.pop(ticket, None)
@@ -160,7 +160,6 @@ class Places:
             self._act(request.model, line.admission.on_cancel(ticket, now), ended=ticket)
             self._requests[ticket] = request
             self._come_in_again(ticket, now)
-        return bool(again)
 
     def requests(self) -> dict[str, tuple[Arrival, str]]:
         """Every ticket with its arrival and its engine, none while it waits. O(n)."""

@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from serve_app.core.memory.leases import Hold, Kind
+from serve_app.core.memory.leases import Hold, Kind, slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import LeaseNotFound
 from serve_app.types import RequestClass
@@ -161,16 +161,15 @@ class Sessions:
     def keep(self, now: float) -> None:
         """Sessions of which a request runs are not silent. O(sessions)."""
         for lease in self._leases:
-            if self._ledger.held(lease):
+            if self._in_use(lease):
                 self.touch(lease, now)
 
     def close(self, session_id: str) -> None:
         """Nobody wants it any more. Raises LeaseNotFound."""
         one = self._known(session_id)
         self._shut(one)
-        held = self._ledger.held(one.lease)
-        if held:
-            self._ledger.resize(one.lease, [held])
+        if self._in_use(one.lease):
+            self._ledger.resize(one.lease, [max(1, self._ledger.held(one.lease))])
             self._changes[one.lease] = self._leases[one.lease] = replace(one, closed=True)
         else:
             self._ledger.end(one.lease)
@@ -178,7 +177,7 @@ class Sessions:
 
     def take_ended(self) -> list[str]:
         """End closed sessions of which nothing runs any more; returns their engines. O(sessions)."""
-        ended = [one for one in self._leases.values() if one.closed and not self._ledger.held(one.lease)]
+        ended = [one for one in self._leases.values() if one.closed and not self._in_use(one.lease)]
         for one in ended:
             self._ledger.end(one.lease)
             self.forget(one.lease)
@@ -192,6 +191,9 @@ class Sessions:
             self.version += 1
             if not one.closed and self._open.get(one.ask.session_id) is one:
                 self._shut(one)
+
+    def _in_use(self, lease: str) -> bool:
+        return self._ledger.held(lease) > 0 or self._ledger.held(slots_of(lease)) > 0
 
     def _shut(self, one: Reserved) -> None:
         del self._open[one.ask.session_id]
