@@ -10,9 +10,8 @@ from serve_app.core.admission import Policy
 from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.exchange.remote import RemoteLine
 from serve_app.core.memory.grants import FENCE_S, EngineReport, Rank
-from serve_app.core.memory.leases import Device
+from serve_app.core.memory.leases import Device, Kind
 from serve_app.core.memory.quota import Quota
-from serve_app.core.memory.leases import Kind
 from serve_app.core.memory.roster import Key, Value
 from serve_app.core.memory.sessions import SessionAsk
 from serve_app.core.waiting.events import Action, Arrival, Grant

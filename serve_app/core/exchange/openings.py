@@ -179,7 +179,7 @@ class Openings:
             return
         waiting.ticket = f"{KEEPER}:{next(self._numbers)}"
         self._tickets[waiting.ticket] = ask.session_id
-        avoid = frozenset(self._engines_of(ask.model)).difference(waiting.able)
+        avoid = frozenset((*self._engines_of(ask.model), *self._places.engines(ask.model))).difference(waiting.able)
         arrival = Arrival(
             waiting.ticket,
             ask.request_class,

@@ -32,11 +32,11 @@ class Peer:
 class Peers:
     """Routers that speak to this actor, and the word that all of them hear. O(1) per message and item."""
 
-    def __init__(self, epoch: int, recovering: bool) -> None:
+    def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._peers: dict[str, Peer] = {}
         self._woken: set[str] = set()
-        self.word = Word(0, frozenset(), recovering)
+        self.word = Word(0, frozenset(), frozenset())
         self._figures: dict[str, Figures] = {}  # by model, those looked at last behind the others
         self._figures_version = 0
 
@@ -134,23 +134,17 @@ class Peers:
         self._figures.pop(model, None)
         self._figures[model] = Figures(self._figures_version, model, classes)
 
-    def change(
-        self,
-        contended: frozenset[str] | None = None,
-        recovering: bool | None = None,
-        blocked: tuple[tuple[str, int], ...] | None = None,
-    ) -> None:
-        """What all routers go by, save what is None; told to all of them at once, if it is new."""
-        last = self.word
-        word = Word(
-            last.version,
-            last.contended if contended is None else contended,
-            last.recovering if recovering is None else recovering,
-            last.blocked if blocked is None else blocked,
-        )
-        if word != last:
-            self.word = word._replace(version=last.version + 1)
-            for model in [name for name in self._figures if name not in word.contended]:
+    def blocked(self, models: tuple[tuple[str, int], ...]) -> None:
+        """What routers hear of engines that wait for memory; told to all of them at once, if it is new."""
+        if models != self.word.blocked:
+            self.word = self.word._replace(version=self.word.version + 1, blocked=models)
+            self._woken.update(self._peers)
+
+    def change(self, contended: frozenset[str], recovering: frozenset[str]) -> None:
+        """What all routers go by; told to all of them at once, if it is new."""
+        if (contended, recovering) != (self.word.contended, self.word.recovering):
+            self.word = Word(self.word.version + 1, contended, recovering, self.word.blocked)
+            for model in [name for name in self._figures if name not in contended]:
                 del self._figures[model]
             self._woken.update(self._peers)
 

@@ -6,7 +6,8 @@ Rules
 - An engine is in a line while every router of the model that counts says that it can reach it. Requests of one that
   does not (`core.exchange.standing`) wait beside the line, and come in again with it.
 - While nobody waits, half of an engine is divided among the routers as credit; the rest is for who asks.
-- An engine that was taken for gone and is there is used again once whoever had something there has said what.
+- An engine that was taken for gone and is there is used again once whoever had something there has said what; so is one
+  that is closed, where that is not known since the actor's own death.
 - A request of a session draws on that when it comes: its tokens, and its one slot where these and what is free are
   enough. Then it begins, and its use is charged to its tenant like any other's. Else it waits in the line for the rest,
   on the session's engine alone. If the session goes with its engine, it is a request like any other.
@@ -49,6 +50,7 @@ class Places:
         self.accounts = Accounts(ledger)
         self.growth = Growth()
         self.lines: dict[str, Line] = {}
+        self.closed: frozenset[str] = frozenset()  # engines where it is not known what routers hold
         self.touched: set[str] = set()  # models in which something was decided
         self._model_of: dict[str, str] = {}  # engines, by their routers' word
         self._requests: dict[str, Request] = {}
@@ -108,7 +110,7 @@ class Places:
             return
         line = self.lines[model]
         spare, more = self.accounts.spare(engine, len(line.routers)), (0, 0)
-        calm = calm and not self.growth.owes(engine) and not line.admission.contended
+        calm = calm and engine not in self.closed and not self.growth.owes(engine) and not line.admission.contended
         if calm and line.open(engine):
             more = self.accounts.lend(router, engine, spare, had)
             self.sync(engine, now)
@@ -282,7 +284,7 @@ class Places:
 
     def sync(self, engine: str, now: float) -> None:
         """What is free of an engine may have changed: those who run and are owed some come first."""
-        if self.growth.owes(engine):
+        if self.growth.owes(engine) and engine not in self.closed:
             self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens))
         model = self._model_of.get(engine)
         if model is None:
@@ -295,6 +297,25 @@ class Places:
         one.told = told
         slots, tokens, lent_slots, lent_tokens, reserved = told
         self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent_slots, lent_tokens), reserved))
+
+    def close(self, engines: frozenset[str], now: float) -> None:
+        """It is not known what routers hold on these engines, and on no others."""
+        changed, self.closed = self.closed ^ engines, engines
+        for engine in sorted(changed):
+            self.sync(engine, now)
+
+    def recovering(self) -> frozenset[str]:
+        """Models whose lines can grant nothing, since of what they have all is closed. O(engines)."""
+        found = set()
+        for model, line in self.lines.items():
+            there = {
+                name
+                for name, one in line.engines.items()
+                if one.open_to(line.counted) and slots_of(name) in self._ledger
+            }
+            if self.closed & line.engines.keys() and there <= self.closed:
+                found.add(model)
+        return frozenset(found)
 
     def tidy(self, model: str) -> None:
         """Forget engines that nobody reaches, and a line without routers."""
@@ -319,6 +340,10 @@ class Places:
     def waiting(self, model: str) -> bool:
         """Whether somebody waits for a model."""
         return model in self.lines and self.lines[model].admission.waiting > 0
+
+    def engines(self, model: str) -> list[str]:
+        """The engines in a model's line."""
+        return list(self.lines[model].engines) if model in self.lines else []
 
     def model_of(self, engine: str) -> str:
         """The model that an engine serves, by its routers' word; empty: nobody has said."""
@@ -373,7 +398,7 @@ class Places:
         """A request of a session has come: it begins in that, or is to wait in the line for what is missing."""
         arrival, router = request.arrival, request.router
         one = self._sessions.of(arrival.session or "")
-        if one is None or one.ask.model != request.model or one.engine in arrival.avoid:
+        if one is None or one.ask.model != request.model or one.engine in arrival.avoid | self.closed:
             return
         self._sessions.touch(one.lease, now)
         slots, tokens = self.accounts.free(one.lease)
@@ -469,7 +494,7 @@ class Places:
             self.sync(request.engine, now)
 
     def _told(self, engine: str, one: Engine, routers: set[str]) -> tuple[int, int, int, int, int]:
-        if not one.open_to(routers) or slots_of(engine) not in self._ledger:
+        if not one.open_to(routers) or engine in self.closed or slots_of(engine) not in self._ledger:
             return 0, 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)

@@ -69,13 +69,13 @@ class Word(NamedTuple):
     Args:
         version: rises with every change, in an epoch.
         contended: models in whose line somebody waits, and engines on which somebody is owed tokens: no credit there.
-        recovering: it is not known yet what all routers hold; nothing is granted.
+        recovering: models of which the line grants nothing yet: what routers hold on their engines is not known.
         blocked: how many engines of each model wait for memory, for those of which any does.
     """
 
     version: int
     contended: frozenset[str]
-    recovering: bool
+    recovering: frozenset[str]
     blocked: tuple[tuple[str, int], ...] = ()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from serve_app.core.memory.leases import Hold, Kind, slots_of
@@ -122,6 +123,7 @@ class Sessions:
         self._names = (f"#{epoch}.{number}" for number in itertools.count(1))
         self._open: dict[str, Reserved] = {}
         self._leases: dict[str, Reserved] = {}  # of closed ones, too
+        self._closed: set[str] = set()  # leases of those
         self._reserved: Counter[str] = Counter()  # tokens of open sessions, by engine
         self._changes: dict[str, Reserved | None] = {}
         self._news: list[Reserved] = []
@@ -142,7 +144,9 @@ class Sessions:
         self._ledger.open_slots(one.lease, 1)
         self._leases[one.lease] = one
         self.version += 1
-        if not one.closed:
+        if one.closed:
+            self._closed.add(one.lease)
+        else:
             self._open[one.ask.session_id] = one
             self._reserved[one.engine] += one.ask.tokens
             self._news.append(one)
@@ -158,10 +162,10 @@ class Sessions:
         if one is not None:
             self._ledger.renew(lease, now + one.ask.ttl_s)
 
-    def keep(self, now: float) -> None:
-        """Sessions of which a request runs are not silent. O(sessions)."""
-        for lease in self._leases:
-            if self._in_use(lease):
+    def keep(self, now: float, unknown: Container[str] = ()) -> None:
+        """Sessions of which a request runs are not silent, nor are those where that is not known. O(sessions)."""
+        for lease, one in self._leases.items():
+            if one.engine in unknown or self._in_use(lease):
                 self.touch(lease, now)
 
     def close(self, session_id: str) -> None:
@@ -171,13 +175,15 @@ class Sessions:
         if self._in_use(one.lease):
             self._ledger.resize(one.lease, [max(1, self._ledger.held(one.lease))])
             self._changes[one.lease] = self._leases[one.lease] = replace(one, closed=True)
+            self._closed.add(one.lease)
         else:
             self._ledger.end(one.lease)
             self.forget(one.lease)
 
-    def take_ended(self) -> list[str]:
-        """End closed sessions of which nothing runs any more; returns their engines. O(sessions)."""
-        ended = [one for one in self._leases.values() if one.closed and not self._in_use(one.lease)]
+    def take_ended(self, unknown: Container[str] = ()) -> list[str]:
+        """End closed sessions of which nothing runs any more, where that is known; returns their engines. O(closed)."""
+        ended = [self._leases[lease] for lease in self._closed if not self._in_use(lease)]
+        ended = [one for one in ended if one.engine not in unknown]
         for one in ended:
             self._ledger.end(one.lease)
             self.forget(one.lease)
@@ -187,6 +193,7 @@ class Sessions:
         """A lease has ended, by silence or with its engine; one that is no session's changes nothing."""
         one = self._leases.pop(lease, None)
         if one is not None:
+            self._closed.discard(lease)
             self._changes[lease] = None
             self.version += 1
             if not one.closed and self._open.get(one.ask.session_id) is one:
@@ -211,6 +218,11 @@ class Sessions:
         """The open session that has this lease."""
         one = self._leases.get(lease)
         return None if one is None or one.closed else one
+
+    def engine_of(self, lease: str) -> str | None:
+        """The engine that a session's lease lies on; None: it is no session's."""
+        one = self._leases.get(lease)
+        return None if one is None else one.engine
 
     def on(self, engine: str) -> list[str]:
         """The leases of sessions on an engine, of closed ones, too. O(sessions)."""
