@@ -18,7 +18,6 @@ from serve_app import quota
 from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device
-from serve_app.core.memory.quota import RouterReply, RouterReport
 from serve_app.inventory import InventorySettings
 from serve_app.quota import GpuMemoryQuota
 
@@ -57,9 +56,6 @@ class NearQuota:
     def __init__(self, actor: GpuMemoryQuota) -> None:
         self._actor = actor
         self._engines: dict[str, EngineReport] = {}
-
-    async def router(self, told: RouterReport) -> RouterReply:
-        return await self._actor.router(told)
 
     async def exchange(self, told: Exchange) -> Reply:
         return await self._actor.exchange(told)

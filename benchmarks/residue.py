@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from serve_app.desk import Desk
 
 from benchmarks.lines import write_json
 from benchmarks.near_engines import NearEngines
@@ -129,11 +128,9 @@ class Router:
     async def run(self, limit_s: float = LIMIT_S) -> None:
         """All requests to their ends, or as many as come to it in time."""
         async with near_quota() as quota:
-            desk = Desk("router", quota.router, (TimeoutError,))
             shared = SharedLine("router", quota.exchange, quota.watch, (TimeoutError,))
-            line = ModelLine(self._model, self.engines, self._settings.admission, "router", 1, shared, desk)
+            line = ModelLine(self._model, self.engines, self._settings.admission, "router", 1, shared)
             self._lines[MODEL] = line
-            await desk.start()
             await shared.start()
             names = [await self._engine(quota) for _ in range(REPLICAS)]
             await line.start()
@@ -145,7 +142,6 @@ class Router:
             finally:
                 await line.close()
                 await shared.stop()
-                await desk.stop()
                 await self.engines.end()
 
     async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:

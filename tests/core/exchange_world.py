@@ -375,6 +375,15 @@ class World:
                 self.perform(self.routers[name], self.routers[name].line.reach(MODEL, engine, True, self.now))
         self.wait(0.6)
         self.quota.lines.openings.take_outcomes()
+        self.settle(4)
+        for session in self.quota.sessions.all(self.now):
+            self.quota.on_renew(session.session_id, self.now)
+        self.settle(2)
+        opened = {one.lease for one in self.quota.sessions.open()}
+        for router in self.routers.values():
+            assert {one.lease for one in router.line.sessions.values()} == opened, "a router knows other sessions"
+        for one in [*self.quota.lines.openings.waiting(), *(one.ask for one in self.quota.sessions.open())]:
+            self.quota.on_close(one.session_id, self.now)
         for _ in range(200):
             self.settle(2)
             for name, router in self.routers.items():
@@ -382,17 +391,6 @@ class World:
                     self.finish(name, request_id)
             if not any(req.state == "waits" for one in self.routers.values() for req in one.requests.values()):
                 break
-        for session in self.quota.sessions.all(self.now):
-            self.quota.on_renew(session.session_id, self.now)
-        self.settle(4)
-        opened = {one.lease for one in self.quota.sessions.open()}
-        for router in self.routers.values():
-            assert {one.lease for one in router.line.sessions.values()} == opened, "a router knows other sessions"
-        for session in self.quota.sessions.all(self.now):
-            assert self.quota.ledger.held(self.quota.sessions.get(session.session_id).lease) == 0  # type: ignore[union-attr]
-            self.quota.on_close(session.session_id, self.now)
-        for ask in self.quota.lines.openings.waiting():
-            self.quota.on_close(ask.session_id, self.now)
         self.settle(4)
         assert list(self.quota.ledger.leases(Kind.SESSION)) == []
         assert not any(router.line.sessions for router in self.routers.values())

@@ -128,7 +128,7 @@ def test_what_is_handed_in_after_a_crash_comes_in_by_age_whoever_is_heard_first(
     assert (old.state, young.state) == ("runs", "waits")
 
 
-def test_no_credit_is_given_while_somebody_waits_or_a_session_does() -> None:
+def test_no_credit_is_given_while_somebody_waits() -> None:
     world = connected(slots=4)
     running = full(world)
     world.arrive("r0", LOW)
@@ -146,9 +146,6 @@ def test_no_credit_is_given_while_somebody_waits_or_a_session_does() -> None:
         world.finish("r0", request_id)
     world.settle(8)
     assert line._accounts.credit("e")[0] > 0
-    world.quota.shares.recall("e")
-    world.settle(6)
-    assert line._accounts.credit("e") == (0, 0)
     world.accounted()
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from serve_app.core.memory.shares import PoolReport
 
+from serve_app.core.admission import Policy
+from serve_app.core.exchange.credit import ASK_AGAIN_S
+from serve_app.core.exchange.protocol import Exchange, Reply
+from serve_app.core.exchange.remote import RemoteLine
+from serve_app.core.exchange.words import Hello
 from serve_app.core.memory.grants import OWNER_TTL_S, EngineReply, EngineReport, Rank
 from serve_app.core.memory.leases import Device, Hold, Phase
-from serve_app.core.memory.quota import RECOVERY_S, SILENT_S, Quota, RouterReport
+from serve_app.core.memory.quota import RECOVERY_S, SILENT_S, Quota
 from serve_app.core.memory.roster import Entry, Key, Value
 from serve_app.core.memory.sessions import SessionAsk
 
 TICK_S = 0.5
 TOKENS = 1600
+POLICY = Policy(max_queued=10, max_wait_s=60.0)
 DEVICES = [Device("n", 0, 100, 0), Device("n", 1, 100, 0)]
 
 
@@ -24,7 +29,7 @@ class Shell:
     def __init__(self) -> None:
         self.now = 100.0
         self.stored: dict[Key, Value] = {}
-        self.versions: dict[str, PoolReport] = {}
+        self.lines: dict[str, RemoteLine] = {}
         self.seq = 0
         self.quota = Quota(1, {}, self.now)
         self.quota.on_devices(DEVICES, self.now)
@@ -47,28 +52,28 @@ class Shell:
         return reply
 
     def runs(self, name: str, size: int = 60, device: int = 0) -> EngineReport:
-        told = EngineReport(name, "m", (Rank("n", device),), size, size, processes=(("n", ((1, 1),)),))
+        told = EngineReport(name, "m", (Rank("n", device),), size, size, processes=(("n", ((1, 1),)),), slots=4)
         told = replace(told, holds=self.engine(told).holds, kv_tokens=TOKENS, kv_bytes=10)
         self.engine(told)
         return told
 
-    def router(self, name: str, pool: str = "e", want: int = 1, epoch: int | None = None):  # type: ignore[no-untyped-def]
-        self.seq += 1
-        last = self.versions.get(name, PoolReport(pool, 0, 0, 0, want))
-        pools = (last._replace(want=want),)
-        reply, _ = self.quota.on_router(
-            RouterReport(name, self.quota.epoch if epoch is None else epoch, self.seq, pools), self.now
-        )
-        self.store()
-        for target in reply.targets:
-            if target.version > last.version:
-                self.versions[name] = PoolReport(pool, target.version, target.target, 0, want)
+    def router(self, name: str, pool: str = "e") -> Reply:
+        """A router says all it has to say, of an engine that it can reach."""
+        line = self.lines.setdefault(name, RemoteLine(name))
+        line.serve("m", POLICY)
+        line.reach("m", pool, True, self.now)
+        for _ in range(4):
+            self.now += ASK_AGAIN_S
+            told = line.next_exchange(self.now, beat=True)
+            assert told is not None
+            reply = self.quota.on_exchange(told, self.now)
+            self.store()
+            line.on_reply(reply, self.now, self.now)
         return reply
 
-    def limit(self, name: str) -> int:
-        """What a router goes by."""
-        told = self.versions.get(name)
-        return 0 if told is None else told.limit
+    def limit(self, name: str, pool: str = "e") -> int:
+        """What a router could grant by itself."""
+        return self.lines[name]._accounts.credit(pool)[1]
 
     def wait(self, span_s: float, *alive: EngineReport) -> None:
         """Time with ticks in it, in which these speak."""
@@ -84,7 +89,7 @@ class Shell:
 def test_a_standstill_of_the_actor_is_nobodys_silence() -> None:
     shell = Shell()
     told = shell.runs("e")
-    shell.router("r", want=100)
+    shell.router("r")
     shell.quota.on_session(SessionAsk("s", "m", 10, 5.0), shell.now)
     shell.now += 20.0  # nobody could be heard
     shell.quota.on_tick(shell.now)
@@ -157,15 +162,15 @@ def test_an_engine_that_died_with_the_actor_is_looked_for_at_once() -> None:
 def test_nothing_new_is_granted_after_a_crash_before_all_have_spoken() -> None:
     shell = Shell()
     told = shell.runs("e")
-    shell.router("r", want=1000)
+    shell.router("r")
     shell.crash()
     shell.engine(told)
     assert shell.quota.recovering
-    shell.router("new", want=10)
+    shell.router("new")
     assert shell.limit("new") == 0
-    shell.router("r", want=0)
+    shell.router("r")
     assert not shell.quota.recovering
-    shell.router("new", want=10)
+    shell.router("new")
     assert shell.limit("new") >= 10
 
 
@@ -173,7 +178,7 @@ def test_device_memory_is_granted_after_a_crash_before_anybody_has_spoken() -> N
     """What is granted was stored, so nobody can hold what the new actor does not know."""
     shell = Shell()
     shell.runs("e", size=60)
-    shell.router("r", want=1000)
+    shell.router("r")
     shell.crash()
     assert shell.engine(EngineReport("new", "m", (Rank("n", 0),), 50, 50)).holds == ()
     reply = shell.engine(EngineReport("small", "m", (Rank("n", 1),), 50, 50))
@@ -183,7 +188,7 @@ def test_device_memory_is_granted_after_a_crash_before_anybody_has_spoken() -> N
 def test_whoever_has_said_nothing_after_a_crash_is_not_waited_for_for_ever() -> None:
     shell = Shell()
     shell.runs("e")
-    shell.router("r", want=1000)
+    shell.router("r")
     shell.crash()
     shell.wait(RECOVERY_S + TICK_S)
     assert not shell.quota.recovering
@@ -195,15 +200,15 @@ def test_the_time_to_speak_begins_when_somebody_can_be_heard() -> None:
     """The nodes may need long to tell their devices; routers cannot say anything before that."""
     shell = Shell()
     told = shell.runs("e")
-    shell.router("r", want=1400)
+    shell.router("r")
     shell.crash(devices_known=False)
     shell.wait(2 * RECOVERY_S)
     shell.quota.on_devices(DEVICES, shell.now)
     shell.engine(told)
     shell.wait(TICK_S, told)
-    shell.router("new", want=1000)
+    shell.router("new")
     assert shell.limit("new") == 0
-    shell.router("r", want=0)
+    shell.router("r")
     granted = shell.quota.ledger.lease("e").held
     assert granted <= TOKENS
 
@@ -234,15 +239,15 @@ def test_two_engines_do_not_load_together_because_the_actor_died_between_them() 
 def test_routers_that_speak_of_an_engine_that_has_gone_leave_nothing_behind() -> None:
     shell = Shell()
     shell.runs("e")
-    shell.router("r", want=100)
+    shell.router("r")
     for _ in range(20):
         shell.wait(TICK_S)
-        shell.router("r", want=100)
+        shell.router("r")
     assert list(shell.quota.ending()) == ["e"]
     shell.quota.on_memory_gone("e")
-    shell.router("r", want=100)
+    shell.router("r")
     assert shell.limit("r") == 0
-    assert shell.quota.shares._pools == {}
+    assert shell.quota.lines._accounts._held == {}
 
 
 def test_words_under_an_older_epoch_change_nothing() -> None:
@@ -250,8 +255,8 @@ def test_words_under_an_older_epoch_change_nothing() -> None:
     told = shell.runs("e")
     shell.crash()
     shell.engine(told)
-    reply = shell.router("r", want=100, epoch=1)
-    assert (reply.stale, reply.epoch, reply.targets) == (True, 2, ())
+    reply = shell.quota.on_exchange(Exchange("r", 1, 1, 1, (Hello(()),), 0, 0), shell.now)
+    assert (reply.stale, reply.epoch, reply.actions) == (True, 2, ())
     assert not shell.quota.ledger.knows("r")
 
 
@@ -261,10 +266,10 @@ def test_who_waits_for_memory_is_told_to_the_routers_and_not_for_longer_than_it_
     blocked = EngineReport("b", "big", (Rank("n", 0),), 90, 90)
     shell.engine(blocked)
     shell.wait(TICK_S, told, blocked)
-    assert shell.router("r").blocked == (("big", 1),)
+    assert shell.router("r").word.blocked == (("big", 1),)
     shell.engine(replace(blocked, gone=True))
     shell.wait(TICK_S, told)
-    assert shell.router("r").blocked == ()
+    assert shell.router("r").word.blocked == ()
 
 
 def test_what_could_not_be_stored_is_stored_the_next_time() -> None:
@@ -285,7 +290,7 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
     stays = shell.runs("stays", size=10, device=1)
     for number in range(200):
         told = shell.runs(f"e{number}")
-        shell.router(f"r{number}", f"e{number}", want=10)
+        shell.router(f"r{number}", f"e{number}")
         if not shell.quota.recovering:  # nothing is opened then
             shell.quota.on_session(SessionAsk(f"s{number}", "m", 10, 5.0), shell.now)
         shell.engine(replace(told, gone=True))
@@ -296,7 +301,8 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
     quota = shell.quota
     assert list(shell.stored) == [(Entry.ENGINE, "stays")]
     assert quota.grants.owners() == ["stays"]
-    kept = [quota._seq, quota.shares._pools, quota.shares._closed, quota.sessions._open, quota.sessions._waiting]
+    sessions, openings = quota.sessions, quota.lines.openings
+    kept = [quota.lines._accounts._held, sessions._open, sessions._leases, sessions._closed, openings._waiting]
     assert [len(one) for one in kept] == [0] * len(kept)
     assert sorted(quota.ledger.owners()) == ["sessions", "stays"]
-    assert len(quota.ledger) == 1
+    assert len(quota.ledger) == 2, "an engine and its slots"

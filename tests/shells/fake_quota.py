@@ -140,7 +140,7 @@ class FakeQuota:
 
     async def _called(self, told: Exchange, method: Callable[[Exchange], Any]) -> Reply:
         epoch, told = self._epoch, pickle.loads(pickle.dumps(told))
-        if told.router.removesuffix(" line") in self.cut:
+        if told.router in self.cut:
             await asyncio.Event().wait()
         await self.network.carry()
         for _ in range(1 + self.network.twice()):
@@ -178,7 +178,7 @@ class FakeQuota:
 
     def _instead(self, told: Exchange, reply: Reply) -> Reply:
         """The answer, or the one that is left when a question that its router has given up took the first news."""
-        router = told.router.removesuffix(" line")
+        router = told.router
         if router not in self.given_up or not reply.actions:
             return reply
         self.given_up.discard(router)
@@ -236,7 +236,7 @@ class FakeQuota:
 
     def held(self, router: str, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens of a router's account in the ledger."""
-        return self.core.lines._accounts.held(f"{router} line", engine)
+        return self.core.lines._accounts.held(router, engine)
 
     def free(self, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens of an engine that nobody has."""

@@ -91,12 +91,11 @@ class Router:
         *,
         over: Callable[[FakeHandle], Any] = lambda below: below,
         shared: SharedLine | None = None,
-        desk: Any = None,
         **admission: Any,
     ) -> None:
         self.handle = cluster.handle()
         self.line = ModelLine(
-            cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers, shared, desk
+            cluster.settings, over(self.handle), AdmissionSettings(**admission), name, routers, shared
         )
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}

@@ -232,31 +232,10 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
     run(scenario, waits={(asking, "ASK_TIMEOUT_S"): 0.1})
 
 
-class Plenty:
-    """A desk that has tokens for everybody."""
-
-    blocked: dict[str, int] = {}
-
-    async def acquire(self, request_id: str, pool: str, tokens: int, wait_s: float) -> None:
-        pass
-
-    def grow(self, request_id: str, tokens: int) -> bool:
-        return True
-
-    def release(self, request_id: str) -> int:
-        return 0
-
-    def open(self, pool: str) -> None:
-        pass
-
-    def drop(self, pool: str) -> None:
-        pass
-
-
 def test_the_line_is_told_what_a_request_has_really_made() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1")
-        router = await Router(cluster, desk=Plenty()).start()
+        router = await Router(cluster).start()
         await router.ask(7, cost_tokens=300)
         assert router.view.done_tokens == 2 + 7  # the prompt's, which its estimate had as none
         stopped = router.asking(LONG, cost_tokens=300)

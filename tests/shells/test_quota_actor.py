@@ -13,14 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from serve_app.core.memory.shares import PoolReport
 
 from serve_app import quota as quotas
 from serve_app.cluster_store import Unreadable
 from serve_app.core.exchange.remote import RemoteLine
 from serve_app.core.memory.grants import EngineReply, EngineReport, Rank
 from serve_app.core.memory.leases import Device, Hold
-from serve_app.core.memory.quota import RouterReply, RouterReport
 from serve_app.core.memory.sessions import SessionAsk
 from serve_app.core.memory.starts import Place, Start, StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, Unavailable
@@ -122,21 +120,6 @@ async def running(actor: GpuMemoryQuota) -> EngineReport:
     return told
 
 
-class Router:
-    def __init__(self, actor: GpuMemoryQuota, name: str) -> None:
-        self.actor, self.name = actor, name
-        self.epoch = self.seq = self.version = self.limit = 0
-
-    async def say(self, want: int = 1, used: int = 0) -> RouterReply:
-        self.seq += 1
-        pool = PoolReport("e", self.version, max(self.limit, used), used, want)
-        reply = await self.actor.router(RouterReport(self.name, self.epoch, self.seq, (pool,)))
-        self.epoch = reply.epoch
-        for target in reply.targets:
-            self.version, self.limit = target.version, target.target
-        return reply
-
-
 async def exchanged(actor: GpuMemoryQuota, line: RemoteLine) -> None:
     """A router's beats until the actor has booked what it has."""
     for _ in range(3):
@@ -144,12 +127,6 @@ async def exchanged(actor: GpuMemoryQuota, line: RemoteLine) -> None:
         assert told is not None
         line.on_reply(await actor.exchange(told), time.monotonic(), time.monotonic())
     assert not line.alone
-
-
-async def joined(actor: GpuMemoryQuota, name: str) -> Router:
-    router = Router(actor, name)
-    assert (await router.say()).stale
-    return router
 
 
 def test_nothing_is_answered_before_the_devices_are_known(world: World) -> None:
@@ -299,63 +276,12 @@ def test_a_dead_engines_memory_is_free_soon_after_its_processes_are_gone(
     with_actor(scenario)
 
 
-def test_a_router_that_wants_more_is_held_back_until_another_gives_it_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("TICK_S", "WATCH_S"):  # so that it is the other's word that lets it go
-        monkeypatch.setattr(quotas, name, SOON_S)
-
-    async def scenario(actor: GpuMemoryQuota) -> None:
-        await running(actor)
-        greedy, modest = await joined(actor, "greedy"), await joined(actor, "modest")
-        await greedy.say(want=1400)
-        asked = asyncio.create_task(modest.say(want=100))
-        await asyncio.sleep(0.05)
-        assert not asked.done()
-        await greedy.say()
-        await greedy.say()
-        await asked
-        assert (await modest.say(want=100)).targets[0].target >= 100
-
-    with_actor(scenario)
-
-
-def test_a_router_is_not_held_back_for_longer_than_its_watch(world: World) -> None:
-    async def scenario(actor: GpuMemoryQuota) -> None:
-        await running(actor)
-        greedy, modest = await joined(actor, "greedy"), await joined(actor, "modest")
-        await greedy.say(want=5000)
-        async with asyncio.timeout(5 * quotas.WATCH_S):
-            assert (await modest.say(want=100)).targets[0].target == 0
-
-    with_actor(scenario)
-
-
-def test_routers_that_left_are_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.core.memory.quota.OWNER_TTL_S", 0.2)
-
-    async def scenario(actor: GpuMemoryQuota) -> None:
-        told = await running(actor)
-        for number in range(20):
-            router = await joined(actor, f"r{number}")
-            await router.say(want=5000)
-        assert actor._changed
-        until = asyncio.get_running_loop().time() + 1.0
-        while asyncio.get_running_loop().time() < until:
-            await actor.engine(told)
-            await asyncio.sleep(0.05)  # bound: one second
-        assert actor._changed == {}
-        assert set(world.stored) == {*ALWAYS, "engine:e"}
-
-    with_actor(scenario)
-
-
 def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
         session = await actor.open_session(SessionAsk("s", "m", 1000, 60.0))
         assert session.tokens == 1000
-        assert "session:s" in world.stored
+        assert "session:s#1.1" in world.stored
         with pytest.raises(InsufficientMemory, match=r"1000 KV tokens asked, .* its wait is over"):
             await actor.open_session(SessionAsk("late", "m", 1000, 60.0, 0.1))
         closed = asyncio.create_task(actor.open_session(SessionAsk("closed", "m", 1000, 60.0, 5.0)))

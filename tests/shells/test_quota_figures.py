@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from serve_app.core.memory.shares import PoolReport
 
 from serve_app.core.admission import Policy
 from serve_app.core.exchange.protocol import Exchange
-from serve_app.core.exchange.words import Arrive, Event, Hello, Reach, Rules
+from serve_app.core.exchange.words import Arrive, Ask, Event, Hello, Reach, Rules
 from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device
-from serve_app.core.memory.quota import Quota, RouterReport
+from serve_app.core.memory.quota import Quota
 from serve_app.core.memory.sessions import SessionAsk
 from serve_app.core.memory.starts import Start, StartsAsk
 from serve_app.core.waiting.events import Arrival
@@ -26,6 +25,7 @@ from serve_app.terminal.quota import show
 from serve_app.types import RequestClass
 
 GB = 10**9
+POLICY = Policy(max_queued=10, max_wait_s=60.0)
 
 
 @pytest.fixture
@@ -35,9 +35,11 @@ def core() -> Quota:
     quota.on_devices([Device("n", 0, 80 * GB), Device("n", 1, 10 * GB)], 0.0)
     told = EngineReport("e", "m", (Rank("n", 0),), 60 * GB, 60 * GB)
     holds = quota.on_engine(told, 0.0).holds
-    quota.on_engine(replace(told, holds=holds, kv_tokens=1600, kv_bytes=1, measured_bytes=(61 * GB,)), 0.0)
+    runs = replace(told, holds=holds, kv_tokens=1600, kv_bytes=1, measured_bytes=(61 * GB,), slots=2)
+    quota.on_engine(runs, 0.0)
     quota.on_engine(EngineReport("w", "big", (Rank("n", 0),), 30 * GB, 20 * GB), 0.0)
-    quota.on_router(RouterReport("r", 3, 1, (PoolReport("e", 0, 0, 0, 100),)), 0.0)
+    events = (Hello(()), Rules("m", POLICY), Reach("m", "e", True), Ask("e", 0, 0))
+    quota.on_exchange(Exchange("r", 1, 3, 1, events, 0, 0), 0.0)
     quota.on_session(SessionAsk("s", "m", 50, 60.0, None, "0.25 GB"), 0.0)
     return quota
 
@@ -55,8 +57,8 @@ def test_devices_add_up_and_it_is_all_json(core: Quota) -> None:
 def test_an_engine_shows_its_tokens_and_whose_they_are(core: Quota) -> None:
     (engine,) = figures(core, 2.0)["engines"]
     assert engine["devices"] == {"n/0": 60 * GB}
-    assert engine["kv_tokens_by_router"] == {"r": 190}
-    assert (engine["kv_tokens_routers"], engine["kv_tokens_sessions"], engine["kv_tokens_free"]) == (190, 50, 1200)
+    assert engine["kv_tokens_by_router"] == {"r": 720}
+    assert (engine["kv_tokens_routers"], engine["kv_tokens_sessions"], engine["kv_tokens_free"]) == (720, 50, 670)
     assert engine["state"] == "committed"
 
 
@@ -139,18 +141,15 @@ def test_what_is_kept_for_starts_is_in_the_figures() -> None:
 
 def with_line(core: Quota) -> Quota:
     """Two slots; of two tenants one has both, and waits with two more; a batch waits behind it."""
-    told = core.grants.told("e")
-    assert told is not None
-    core.on_engine(replace(told, slots=2), 1.0)
     arrivals = [
         Arrival(f"r:{number}", level, tenant, 1, 100)
         for number, (level, tenant) in enumerate(
             [(RequestClass.HIGH, "a")] * 4 + [(RequestClass.LOW, "b")],
         )
     ]
-    events: tuple[Event, ...] = (Hello(()), Rules("m", Policy(max_queued=10, max_wait_s=60.0)), Reach("m", "e", True))
+    events: tuple[Event, ...] = (Hello(()), Rules("m", POLICY), Reach("m", "e", True))
     events += tuple(Arrive("m", one, 0.0) for one in arrivals)
-    core.on_exchange(Exchange("r line", 1, core.epoch, 1, events, 0, 0), 1.5)
+    core.on_exchange(Exchange("r", 2, core.epoch, 1, events, 0, 0), 1.5)
     return core
 
 

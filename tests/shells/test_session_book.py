@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app import session_book
+from serve_app.core.exchange.words import SessionOpened
 from serve_app.core.memory.sessions import Session, SessionAsk, name_of
 from serve_app.errors import InsufficientMemory, LeaseNotFound, NotFound, Unavailable
 from serve_app.session_book import SessionBook
@@ -62,7 +63,7 @@ class Actor:
 
 
 def book_of(actor: Actor) -> SessionBook:
-    return SessionBook(actor.call, lambda: actor.opened, (Away,))
+    return SessionBook(actor.call, {}, (Away,))
 
 
 def run(scenario: Awaitable[None]) -> None:
@@ -73,75 +74,28 @@ def run(scenario: Awaitable[None]) -> None:
     asyncio.run(bounded())
 
 
-def test_a_session_opened_elsewhere_is_found_and_asked_about_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_an_id_is_a_session_costs_no_question() -> None:
     async def scenario() -> None:
         actor = Actor()
-        book, session = book_of(actor), actor.add("t", "x")
-        for _ in range(5):
-            assert await book.find("t", "x", MODEL) == session
-        assert actor.calls == ["renew_session"]
-        monkeypatch.setattr(session_book, "GOOD_S", 0.0)
-        await book.renew("t", "x")
-        await book.find("t", "x", MODEL)
-        assert actor.calls == ["renew_session"] * 3  # it is renewed by being used
+        known: dict[str, SessionOpened] = {}
+        book = SessionBook(actor.call, known, (Away,))
+        assert [book.find("t", f"random-{number}", MODEL) for number in range(1000)] == [None] * 1000
+        known["t x"] = there = SessionOpened("t x", "t x#1.1", MODEL, "r1")
+        assert book.find("t", "x", MODEL) == there
+        assert book.find("u", "x", MODEL) is None
+        assert book.find("t", "x", "other") is None
+        assert actor.calls == []
 
     run(scenario())
 
 
-def test_an_id_that_names_no_session_is_asked_about_again_only_when_one_was_opened() -> None:
-    async def scenario() -> None:
-        actor = Actor()
-        book = book_of(actor)
-        for _ in range(5):
-            assert await book.find("t", "plain", MODEL) is None
-        assert len(actor.calls) == 1
-        session = actor.add("t", "plain")
-        assert await book.find("t", "plain", MODEL) == session
-        assert len(actor.calls) == 2
-
-    run(scenario())
-
-
-def test_no_tenant_finds_another_ones_session_nor_one_of_another_model() -> None:
+def test_no_tenant_can_touch_another_ones_session() -> None:
     async def scenario() -> None:
         actor = Actor()
         book, _ = book_of(actor), actor.add("t", "x")
-        assert await book.find("u", "x", MODEL) is None
-        assert await book.find("t", "x", "other") is None
         for call in (book.look, book.renew, book.close):
             with pytest.raises(NotFound):
                 await call("u", "x")
-
-    run(scenario())
-
-
-def test_a_closed_session_is_no_more_after_the_time_an_answer_is_good_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(session_book, "GOOD_S", 0.0)
-        actor = Actor()
-        book, _ = book_of(actor), actor.add("t", "x")
-        await book.find("t", "x", MODEL)
-        await book_of(actor).close("t", "x")  # through another router
-        assert await book.find("t", "x", MODEL) is None
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("how", ["away", "hangs"])
-def test_while_the_actor_is_away_what_was_known_stands_and_nobody_waits_twice(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(session_book, "GOOD_S", 0.0)
-        monkeypatch.setattr(session_book, "FIND_S", 0.05)
-        actor = Actor()
-        book, session = book_of(actor), actor.add("t", "x")
-        await book.find("t", "x", MODEL)
-        setattr(actor, how, True)
-        for _ in range(5):
-            assert await book.find("t", "x", MODEL) == session
-            assert await book.find("t", "unknown", MODEL) is None
-        assert len(actor.calls) == 2
 
     run(scenario())
 

@@ -289,7 +289,7 @@ def test_a_router_keeps_nothing_of_what_has_ended(requests: int) -> None:
                 assert one.shared._calls == set() or len(one.shared._calls) <= 1
                 assert len(one.shared._remote._link._sending) <= 2
                 assert one.shared._remote._closing == {}
-            assert actor.core.lines._places._tickets.get("c0 line", {}) == {}
+            assert actor.core.lines._places._tickets.get("c0", {}) == {}
 
     run(scenario)
 

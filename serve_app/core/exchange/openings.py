@@ -81,19 +81,15 @@ class Openings:
             return self._sessions.renew(ask.session_id, now)
         engines = self._check(ask)
         before = self.withdraw(ask.session_id, now)
-        able = self._able(ask)
-        best = max(able, key=self._ledger.free, default=None)
-        if best is not None and self._ledger.free(best) >= ask.tokens and not self._places.waiting(ask.model):
-            session = self._sessions.reserve(ask, best, now)
-            self._places.sync(best, now)
-            return session
-        if ask.wait_until is None or ask.wait_until <= now:
-            free = (self._ledger.free(one) + self._places.accounts.idle(one) for one in able)
-            if ask.wait_until is not None or not any(one >= ask.tokens for one in free):
-                raise InsufficientMemory(self._shortage(ask, engines))
-            ask = replace(ask, wait_until=now + RECALL_S)
         waiting = self._waiting[ask.session_id] = _Waiting(ask, now if before is None else before)
-        self._offer(waiting, now)
+        if not self._open_at_once(waiting, now):
+            if ask.wait_until is None or ask.wait_until <= now:
+                free = (self._ledger.free(one) + self._places.accounts.idle(one) for one in self._able(ask))
+                if ask.wait_until is not None or not any(one >= ask.tokens for one in free):
+                    del self._waiting[ask.session_id]
+                    raise InsufficientMemory(self._shortage(ask, engines))
+                waiting.ask = replace(ask, wait_until=now + RECALL_S)
+            self._offer(waiting, now)
         self.settle(now)
         outcome = self._outcomes.pop(ask.session_id, None)
         if isinstance(outcome, ServeAppError):
@@ -171,11 +167,22 @@ class Openings:
             and len(sessions.on(engine)) < ask.per_engine
         )
 
+    def _open_at_once(self, waiting: _Waiting, now: float) -> bool:
+        """Open a session where its tokens are free and nobody waits for the model; whether that could be done."""
+        ask = waiting.ask
+        best = max(self._able(ask), key=self._ledger.free, default=None)
+        if best is None or self._ledger.free(best) < ask.tokens or self._places.waiting(ask.model):
+            return False
+        del self._waiting[ask.session_id]
+        self._outcomes[ask.session_id] = self._sessions.reserve(ask, best, now)
+        self._places.sync(best, now)
+        return True
+
     def _offer(self, waiting: _Waiting, now: float, *, again: bool = False) -> None:
         """Let an opening wait in the queue for the engines that can have it, or aside if none can."""
         ask = waiting.ask
         waiting.able, waiting.ticket = self._able(ask), ""
-        if not waiting.able:
+        if not waiting.able or self._open_at_once(waiting, now):
             return
         waiting.ticket = f"{KEEPER}:{next(self._numbers)}"
         self._tickets[waiting.ticket] = ask.session_id
