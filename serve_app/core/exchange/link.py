@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from serve_app.core.exchange.protocol import Exchange, Figures, Receiving, Reply, Sending
-from serve_app.core.exchange.words import Action, Booked, Done, Event, Progress, Usage
+from serve_app.core.exchange.words import Action, Amount, Booked, Done, Event, Held, Progress, Usage
 from serve_app.core.waiting.events import Arrival
 from serve_app.types import RequestClass
 
@@ -31,6 +31,7 @@ class Link:
         self._incarnation = incarnation
         self.epoch = 0
         self._usage: dict[tuple[str, RequestClass, str], list[int]] = {}
+        self.accounts: dict[str, Amount] = {}  # ours in the ledger, by the actor's last word
         self.begin(0, ())
 
     def begin(self, epoch: int, events: Iterable[Event]) -> None:
@@ -42,6 +43,7 @@ class Link:
         self._progress: dict[str, int] = {}  # tickets are of an incarnation, usage is not
         self._again = self._more = False
         self._version = -1
+        self._held = 0  # the number of the last `Held`
         self.booked = False  # the actor has said what the accounts are
         self.recovering = True
         self.contended: frozenset[str] = frozenset()
@@ -67,6 +69,11 @@ class Link:
         """Something to say; its number, which the actor acknowledges (see `Reply.ack`)."""
         self._sending.put(event)
         return self._sending.last
+
+    def held(self, holds: tuple[Amount, ...], accounts: tuple[Amount, ...]) -> None:
+        """What the router goes by; nothing is said while the last word of it is not acknowledged."""
+        if self.booked and not self.recovering and self._held <= self._sending.taken:
+            self._held = self.put(Held(holds, accounts, self._receiving.last))
 
     def done(self, event: Done) -> None:
         """A handed-in request has ended; its last word has all its tokens."""
@@ -125,6 +132,8 @@ class Link:
         if word is not None and word.version > self._version:
             self._version, self.contended, self.recovering = word.version, word.contended, word.recovering
             self.figures = {name: one for name, one in self.figures.items() if name in word.contended}
+        if reply.booked is not None:
+            self.accounts = {one.engine: one for one in reply.booked}
         for figures in reply.figures:
             known = self.figures.get(figures.model)
             if known is None or known.version < figures.version:

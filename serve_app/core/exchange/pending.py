@@ -54,6 +54,10 @@ class Pending:
         """Who waits under this id."""
         return self._all.get(request_id)
 
+    def places(self) -> dict[str, Waiting]:
+        """Everybody who waits, by id."""
+        return dict(self._all)
+
     def stands(self, ticket: str, status: QueueStatus) -> None:
         """The actor says where a ticket stands; one that is of no use any more changes nothing."""
         waiting = self._tickets.get(ticket)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from serve_app.core.admission import Policy
@@ -40,7 +41,6 @@ from serve_app.core.exchange.words import (
     Done,
     Event,
     Grown,
-    Held,
     Hello,
     Left,
     Lent,
@@ -79,7 +79,7 @@ class RemoteLine:
         self.alone = True  # the actor does not answer, or does not know yet what all routers have
         self.granted_here = 0  # counters
         self.granted_there = 0
-        self._told_holds: tuple[Amount, ...] = ()
+        self._odd: dict[str, object] = {}  # requests that were not the same on both sides at the last look
         self._begin(0, 0.0)
 
     # What there is
@@ -243,10 +243,31 @@ class RemoteLine:
         if self._link.too_far_behind:
             self._begin(self._link.epoch, now)
         self._balance(now, every=beat)
-        if beat and (holds := self._accounts.holds()) != self._told_holds:
-            self._told_holds = holds
-            self._link.put(Held(holds))
         return self._link.next_exchange(beat=beat)
+
+    def reconcile(self, alive: Mapping[str, bool], now: float) -> tuple[list[Action], list[str], list[str]]:
+        """At a beat: have this line, the process it is in and the actor agree about who waits and what is held.
+
+        Args:
+            alive: the requests that live in this process, and whether each of them holds a place.
+
+        Returns:
+            What follows; requests that are known on one side only, or as something else there, at two beats in a row,
+            and so were ended here; and engines whose sums were not those of their requests. O(requests).
+        """
+        known: dict[str, object] = {**self._pending.places(), **self._running.places()}
+        ours = {request_id: request_id in self._running for request_id in known}
+        odd = {one: known.get(one) for one in known.keys() | alive.keys() if ours.get(one) is not alive.get(one)}
+        lost = [one for one, what in odd.items() if one in self._odd and self._odd[one] is what]
+        self._odd = odd
+        actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
+        wrong = self._running.recount()
+        self._link.held(self._accounts.holds(), self._accounts.wholes())
+        return actions, lost, wrong
+
+    def account(self, engine: str) -> tuple[int, Amount]:
+        """Slots that requests hold on an engine, and this router's account there by the actor's last word."""
+        return self._accounts.held(engine)[0], self._link.accounts.get(engine, Amount(engine, 0, 0))
 
     def watch(self) -> Exchange:
         """The standing question for what is decided later."""
@@ -287,7 +308,6 @@ class RemoteLine:
         self._running.forget_tickets()
         self._outlook.begin()
         self._closing.clear()
-        self._told_holds = ()
         self.alone = True
         events: list[Event] = [Hello(self._accounts.restate())]
         events += [Rules(model, policy) for model, policy in self._policies.items()]
