@@ -241,8 +241,9 @@ class Edge:
             self._metrics.granted(record.model, wanted.request_class, granted.waited_s, tokens)
             record.stream = stream
             if operation.generates:
-                record.first_token_s = time.monotonic() - record.started
-                self._metrics.first_token(record.model, wanted.request_class, record.first_token_s)
+                first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started
+                if first:  # and not lost, to run again
+                    self._metrics.first_token(record.model, wanted.request_class, record.first_token_s)
             record.usage = used = (await exchange.relay(stream, frames)).usage
             if used is not None:
                 self._metrics.tokens(record.model, identity.tenant, used.prompt_tokens, used.completion_tokens)

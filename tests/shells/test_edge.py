@@ -10,6 +10,7 @@ import pytest
 
 from serve_app import asking, channel
 from serve_app.core import outliers
+from serve_app.engine.protocol import Piece
 from serve_app.errors import BadRequest, EngineFailed
 from serve_app.http import edge
 from serve_app.settings import AdmissionSettings
@@ -219,6 +220,43 @@ def test_a_replica_lost_before_the_first_frame_is_not_seen_by_the_client(stream:
         assert [reply.text for reply in replies] == [said(f"p {n}", 5) for n in range(6)]
         assert len(client.submits()) == 9
         assert client.outcomes == {Outcome.OK: 6}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "one"}])
+def test_an_answer_that_is_not_streamed_runs_elsewhere_whenever_its_engine_is_lost(
+    headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", "r2")
+        halves: list[str] = []
+
+        def in_parts(name: str) -> Any:
+            """The first replica that is asked leaves with a part of the answer on its way."""
+            made = cluster[name].engine._backend.run
+
+            async def run_(submit: Any) -> Any:
+                async for piece in made(submit):
+                    if halves:
+                        yield piece
+                        continue
+                    halves.append(name)
+                    yield Piece(piece.body[:9], 200, "json", piece.groups)
+                    asyncio.get_running_loop().call_later(0.02, cluster.kill, name)  # for the part to arrive
+                    await asyncio.Event().wait()
+
+            return run_
+
+        for name in ("r1", "r2"):
+            monkeypatch.setattr(cluster[name].engine._backend, "run", in_parts(name))
+        reply = await client.post(ask("p", 30, stream=False), headers=headers)
+        assert (reply.status, reply.text) == (200, said("p", 30))
+        assert len(client.submits()) == 2
+        assert client.outcomes == {Outcome.OK: 1}
+        assert client.figures("serve_app_completion_tokens_total", "tenant") == {("people",): 30}
+        assert client.figures("serve_app_time_to_first_token_seconds_count") == {(): 1}
+        assert client.at_rest()
 
     run(scenario)
 
