@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from serve_app.core.admission import Action, Arrival, Policy, QueueStatus
-from serve_app.core.exchange.protocol import LINE, Exchange, Reply
+from serve_app.core.exchange.protocol import BATCH, LINE, Exchange, Reply
 from serve_app.core.exchange.remote import RemoteLine
 from serve_app.core.memory.budgets import FENCE_S
 from serve_app.core.waiting.events import Grant, Reason, Refuse, ReplicaUse
@@ -226,7 +226,7 @@ class SharedLine:
         """A beat when it is time, and sooner where sums have waited for a message that would have taken them."""
         beat_at = time.monotonic()
         while True:
-            report_s = max(REPORT_S, REPORT_EACH_S * self._remote.running)
+            report_s = max(REPORT_S, REPORT_EACH_S * min(BATCH, self._remote.running))
             wait_s = self._said_at + report_s - time.monotonic()
             await asyncio.sleep(wait_s if wait_s > 0.0 else report_s)
             now = time.monotonic()

@@ -11,6 +11,8 @@ Rules
 - Nothing begins later than `FENCE_S` after the last word that was answered was sent: the credit may be another's.
 - A new epoch, or an incarnation the actor does not know: the router says what it has and hands in again who waits, with
   the time already waited.
+- Requests are handed in as what was said before is acknowledged, higher classes first. While the actor is away no more
+  wait here than the model's own bounds allow.
 - The actor's last figures refuse who cannot be served in time, or finds the line full, without a question.
 
 Invariant: every arrival ends as exactly one of granted, refused, cancelled while waiting, or still waits.
@@ -129,7 +131,7 @@ class RemoteLine:
             if granted is not None:
                 self._balance(now)
                 return [granted]
-        reason = None if self.alone else self._outlook.hopeless(model, arrival, now)
+        reason = self._crowded(waiting) if self.alone else self._outlook.hopeless(model, arrival, now)
         if reason is not None:
             return [self._outlook.refusal(model, arrival, reason)]
         self._wait(waiting, now)
@@ -211,7 +213,8 @@ class RemoteLine:
         waiting = self._pending.get(request_id)
         if waiting is None:
             return None
-        if waiting.ticket:
+        if waiting.ticket and not waiting.looks and self._link.room:
+            waiting.looks = True
             self._link.put(Look(waiting.ticket))
         if waiting.status is not None:
             return waiting.status
@@ -297,7 +300,7 @@ class RemoteLine:
         self.alone = not link.booked or link.recovering
         if self.alone:
             return actions + self._serve_all_alone(now)
-        for waiting in self._pending.not_handed_in():
+        for waiting in self._pending.not_handed_in(link.room):
             self._hand_in(waiting, now)
         self._balance(now, every=link.contended != contended)
         return actions
@@ -391,11 +394,18 @@ class RemoteLine:
     def _serve_all_alone(self, now: float) -> list[Action]:
         return [action for model in self._pending.models() for action in self._serve_alone(model, now)]
 
+    def _crowded(self, waiting: Waiting) -> Reason | None:
+        """Why nobody more may wait here while the actor is away; None: somebody may."""
+        model, arrival = waiting.model, waiting.arrival
+        if arrival.accepted or not self._pending.full(model, self._policies.get(model, UNTOLD), arrival.request_class):
+            return None
+        return Reason.QUEUE_FULL
+
     def _wait(self, waiting: Waiting, now: float) -> None:
         due = waiting.arrived_s + self._policies.get(waiting.model, UNTOLD).max_wait_s
         deadline = waiting.arrival.deadline
         self._pending.add(waiting, (due if deadline is None else min(due, deadline)) + LATE_S)
-        if not self.alone:
+        if not self.alone and self._link.room:
             self._hand_in(waiting, now)
 
     def _hand_in(self, waiting: Waiting, now: float) -> None:
