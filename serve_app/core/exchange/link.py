@@ -46,7 +46,7 @@ class Link:
         self._version = -1
         self._held = 0  # the number of the last `Held`
         self.booked = False  # the actor has said what the accounts are
-        self.recovering = True
+        self.recovering: frozenset[str] = frozenset()
         self.contended: frozenset[str] = frozenset()
         self.figures: dict[str, Figures] = {}
         for event in events:
@@ -78,7 +78,7 @@ class Link:
 
     def held(self, holds: tuple[Amount, ...], accounts: tuple[Amount, ...]) -> None:
         """What the router goes by; nothing is said while the last word of it is not acknowledged."""
-        if self.booked and not self.recovering and self._held <= self._sending.taken:
+        if self.booked and self._held <= self._sending.taken:
             self._held = self.put(Held(holds, accounts, self._receiving.last))
 
     def done(self, event: Done) -> None:

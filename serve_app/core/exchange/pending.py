@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from serve_app.core.admission import ClassBound, Policy
@@ -122,11 +123,13 @@ class Pending:
         self._tickets[ticket] = waiting
         self._new.pop(waiting.request_id, None)
 
-    def not_handed_in(self, most: int) -> list[Waiting]:
-        """So many of those who are not in the actor's line: higher classes first, then whoever came first. O(n)."""
+    def not_handed_in(self, most: int, but: Callable[[str], bool]) -> list[Waiting]:
+        """So many of those who are not in the actor's line, save of some models: higher classes first, then whoever
+        came first. O(n)."""
         if not most or not self._new:
             return []
-        return heapq.nsmallest(most, self._new.values(), lambda one: (-one.arrival.request_class, one.arrived_s))
+        found = (one for one in self._new.values() if not but(one.model))
+        return heapq.nsmallest(most, found, lambda one: (-one.arrival.request_class, one.arrived_s))
 
     def full(self, model: str, policy: Policy, level: RequestClass) -> bool:
         """Whether those of a class, or all, are as many as may wait."""
