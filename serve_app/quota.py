@@ -135,6 +135,8 @@ class GpuMemoryQuota:
         self._acknowledged.set()
         for name, outcome in self._core.lines.openings.take_outcomes().items():
             self._opened(name, outcome)
+        for note in self._core.lines.take_notes():
+            logger.error("%s", note)
         for router in self._core.lines.take_woken():
             news = self._news.get(router)
             if news is not None:
@@ -149,8 +151,10 @@ class GpuMemoryQuota:
 
     def _lines_due(self) -> None:
         self._due = None
-        self._core.lines.on_tick(time.monotonic())
-        self._lines_moved()
+        try:
+            self._core.lines.on_tick(time.monotonic())
+        finally:
+            self._lines_moved()
 
     async def open_session(self, ask: SessionAsk) -> Session:
         """Reserve KV tokens; waits until `ask.wait_until`, which is seconds from now here, as is `expires_at` in every

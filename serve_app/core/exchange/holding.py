@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from serve_app.core.exchange.credit import Accounts
 from serve_app.core.exchange.link import Link
 from serve_app.core.exchange.pending import Waiting
-from serve_app.core.exchange.words import Amount, Done, Drawn, Enough, GiveBack, Grow, Grown
+from serve_app.core.exchange.words import Done, Drawn, Enough, GiveBack, Grow, Grown
 from serve_app.core.waiting.events import Arrival
 
 
@@ -147,14 +147,26 @@ class Holding:
             self._accounts.add(said.engine, 0, said.tokens)
             self.touched.add(said.engine)
 
-    def drawn(self) -> tuple[Amount, ...]:
+    def drawn(self) -> list[Drawn]:
         """What is held of sessions. O(requests)."""
-        found: dict[str, tuple[int, int]] = {}
+        return [run.drawn for run in self._running.values() if run.drawn is not None]
+
+    def places(self) -> dict[str, Running]:
+        """Every request that runs, by its id."""
+        return dict(self._running)
+
+    def recount(self) -> list[str]:
+        """Have each engine's account hold what its requests do; returns engines where that was another amount.
+        O(requests + engines)."""
+        held = {engine: [0, 0] for engine in self._accounts.names()}
         for run in self._running.values():
-            if run.drawn is not None:
-                slots, tokens = found.get(run.drawn.lease, (0, 0))
-                found[run.drawn.lease] = slots + run.drawn.slots, tokens + run.drawn.tokens
-        return tuple(Amount(lease, *amounts) for lease, amounts in found.items())
+            held[run.engine][0] += run.slots
+            held[run.engine][1] += run.tokens
+        wrong = [engine for engine, sums in held.items() if tuple(sums) != self._accounts.held(engine)]
+        for engine in wrong:
+            slots, tokens = self._accounts.held(engine)
+            self._accounts.hold(engine, held[engine][0] - slots, held[engine][1] - tokens)
+        return wrong
 
     def drop(self, engine: str) -> None:
         """An engine is gone, and what ran there is forgotten. O(requests)."""

@@ -104,6 +104,15 @@ class Openings:
         self._take_back(waiting, now)
         return waiting.since
 
+    def begin_anew(self, places: Places) -> None:
+        """The queues are others, and know of nobody; who waits comes in again with the next review."""
+        self._places = places
+        places.accounts.leave(KEEPER)
+        self._tickets.clear()
+        self._said.clear()
+        for waiting in self._waiting.values():
+            waiting.able, waiting.ticket = (), ""
+
     def decided(self, action: Action) -> None:
         """What the queue has decided of an opening; `settle` carries it out."""
         self._said.append(action)

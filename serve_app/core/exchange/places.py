@@ -43,11 +43,14 @@ class Places:
         ledger: with the engines and their slots.
         sessions: those that are open.
         say: tells a router something.
+        accounts: what routers have of it.
     """
 
-    def __init__(self, ledger: Ledger, sessions: Sessions, say: Callable[[str, Said], None]) -> None:
+    def __init__(
+        self, ledger: Ledger, sessions: Sessions, say: Callable[[str, Said], None], accounts: Accounts
+    ) -> None:
         self._ledger, self._sessions, self._say = ledger, sessions, say
-        self.accounts = Accounts(ledger)
+        self.accounts = accounts
         self.growth = Growth()
         self.lines: dict[str, Line] = {}
         self.closed: frozenset[str] = frozenset()  # engines where it is not known what routers hold
@@ -105,7 +108,11 @@ class Places:
     def lend(self, router: str, engine: str, had: tuple[int, int], calm: bool, now: float) -> None:
         """A router has this credit on an engine and asks for more; `calm`: nobody waits for the engine or its model."""
         model = self._model_of.get(engine)
-        if model is None or slots_of(engine) not in self._ledger:
+        if (
+            model is None
+            or slots_of(engine) not in self._ledger
+            or router not in self.lines[model].engines[engine].reached
+        ):
             self._say(router, Lent(engine, 0, 0, 0, 0))
             return
         line = self.lines[model]
@@ -467,6 +474,8 @@ class Places:
                 continue
             request = self._requests[action.request_id]
             if isinstance(action, Refuse):
+                if request.drawn is not None:
+                    self._say(request.router, request.drawn._replace(slots=0, tokens=0))
                 self._end(action.request_id, -math.inf)
             else:
                 try:
