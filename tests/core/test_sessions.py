@@ -1,134 +1,400 @@
-"""Sessions: reserved tokens that wait, are refused with figures, end by silence, and are nobody else's meanwhile."""
+"""Sessions in the queue's own books: how they are opened, drawn on and ended, and what they cost everybody else."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
-from serve_app.core.memory.shares import PoolReport, Shares
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serve_app.core.memory.grants import EngineReport, Grants, Rank
+from serve_app.core.admission import Policy
+from serve_app.core.exchange.openings import RECALL_S
+from serve_app.core.exchange.protocol import Exchange
+from serve_app.core.exchange.words import GiveBack, Hello, Reach, Rules
+from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device
-from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.sessions import SessionAsk, Sessions
-from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, LeaseNotFound, Unavailable
+from serve_app.core.memory.quota import RECOVERING, Quota
+from serve_app.core.memory.roster import Entry
+from serve_app.core.memory.sessions import Session, SessionAsk, bytes_of, name_of, own_id, tokens_in
+from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, LeaseNotFound, Overloaded, Unavailable
+from serve_app.types import RequestClass
+from tests.core.exchange_world import MODEL, World
 
+LOW, NORMAL, HIGH, CRITICAL = RequestClass
 TOKENS, LIMIT = 1000, 900  # a tenth is kept for growth
 
 
-class Place:
-    """Two engines of one model, and a router."""
+def world(engines: int = 1, routers: int = 1, slots: int = 4) -> World:
+    """Engines with routers that know of them and of each other."""
+    found = World({f"e{number}": (slots, TOKENS) for number in range(engines)}, routers)
+    found.settle(6)
+    return found
 
-    def __init__(self, engines: int = 1) -> None:
-        self.ledger = Ledger()
-        self.grants = Grants(self.ledger)
-        self.shares = Shares(self.ledger)
-        self.sessions = Sessions(self.ledger, self.grants, self.shares, 0.0)
-        for index in range(engines):
-            self.ledger.add_device(Device("n", index, 100, 0))
-            told = EngineReport(f"e{index}", "m", (Rank("n", index),), 100, 100)
-            holds = self.grants.report(told, 0.0).holds
-            self.grants.report(replace(told, holds=holds, kv_tokens=TOKENS, kv_bytes=1), 0.0)
-            self.ledger.join(f"e{index}", 1e9, 0.0)
-        self.ledger.join("router", 1e9, 0.0)
 
-    def ask(self, name: str, tokens: int, wait_until: float | None = None, now: float = 0.0, ttl_s: float = 10.0):  # type: ignore[no-untyped-def]
-        return self.sessions.ask(SessionAsk(name, "m", tokens, ttl_s, wait_until, "given"), now)
+def ask(name: str, tokens: int, **more: object) -> SessionAsk:
+    return SessionAsk(name_of("t0", name), MODEL, tokens, **({"ttl_s": 60.0} | more))  # type: ignore[arg-type]
+
+
+def opened(there: World, name: str, tokens: int, **more: object) -> Session:
+    """A session of which all routers have heard."""
+    session = there.quota.on_session(ask(name, tokens, **more), there.now)
+    there.settle(3)
+    if session is None:
+        session = there.quota.lines.openings.take_outcomes()[name_of("t0", name)]  # type: ignore[assignment]
+    assert isinstance(session, Session)
+    return session
+
+
+def lease(there: World, name: str) -> str:
+    return there.routers["r0"].line.sessions[name_of("t0", name)].lease
+
+
+# Opening
 
 
 def test_a_session_has_its_tokens_and_they_are_nobody_elses() -> None:
-    place = Place()
-    session = place.ask("s", 600)
-    assert (session.pool, session.tokens, session.expires_at, session.given) == ("e0", 600, 10.0, "given")
-    assert place.ledger.free("e0") == LIMIT - 600
-    with pytest.raises(InsufficientMemory, match="400 KV tokens asked, 300 free"):
-        place.ask("t", 400)
-    assert [one.session_id for one in place.sessions.all(0.0)] == ["s"]
-    assert place.sessions.waiting() == []
+    there = world()
+    session = opened(there, "s", 600)
+    assert (session.pool, session.tokens, session.session_id) == ("e0", 600, "t0 s")
+    with pytest.raises(InsufficientMemory, match="400 KV tokens asked"):
+        there.quota.on_session(ask("t", 400), there.now)
+    assert there.quota.lines.openings.waiting() == []
 
 
 def test_it_is_on_the_engine_with_most_tokens_free() -> None:
-    place = Place(engines=2)
-    assert place.ask("s", 600).pool != place.ask("t", 500).pool
+    there = world(engines=2)
+    assert opened(there, "s", 600).pool != opened(there, "t", 500).pool
 
 
-def test_one_that_could_never_fit_is_refused_at_once_even_if_it_would_wait() -> None:
-    with pytest.raises(BadRequest) as refused:
-        Place().ask("s", LIMIT + 1, wait_until=100.0)
+def test_one_that_could_never_fit_is_refused_at_once_by_name_even_if_it_would_wait() -> None:
+    there = world()
+    with pytest.raises(BadRequest, match=str(LIMIT)) as refused:
+        there.quota.on_session(ask("s", LIMIT + 1, wait_until=there.now + 100.0), there.now)
     assert refused.value.code == "session_too_large"
-    assert str(LIMIT) in refused.value.message
+    assert "t0" not in refused.value.message
+    with pytest.raises(Unavailable, match="no engine of 'other'"):
+        there.quota.on_session(replace(ask("s", 1), model="other"), there.now)
 
 
-def test_one_of_a_model_without_an_engine_is_refused() -> None:
-    with pytest.raises(Unavailable, match="no engine of 'm'"):
-        Place(engines=0).ask("s", 1)
+def test_credit_that_routers_keep_comes_back_for_a_session_that_would_not_wait() -> None:
+    there = world(routers=2)
+    assert there.quota.ledger.free("e0") < LIMIT, "routers have credit"
+    assert there.quota.on_session(ask("s", LIMIT), there.now) is None
+    there.settle(4)
+    assert there.quota.sessions.get("t0 s") is not None
 
 
-def test_one_that_waits_opens_when_there_is_room_in_the_order_of_asking() -> None:
-    place = Place()
-    place.ask("s", 600)
-    assert place.ask("large", 500, wait_until=9.0) is None
-    assert place.ask("small", 100, wait_until=9.0) is None, "it would fit, and waits behind who asked first"
-    place.sessions.close("s")
-    opened, late = place.sessions.settle(1.0)
-    assert ([one.session_id for one in opened], late) == (["large", "small"], [])
+def test_one_that_would_not_wait_is_refused_after_the_recall_where_the_tokens_are_in_use() -> None:
+    there = world()
+    for _ in range(2):
+        there.arrive("r0", LOW, tokens=300)
+    there.settle(2)
+    with pytest.raises(InsufficientMemory):
+        there.quota.on_session(ask("s", 500), there.now)
+    there.arrive("r0", LOW, tokens=50)
+    assert there.quota.on_session(ask("s", 300, wait_until=there.now + RECALL_S), there.now) is None
+    there.settle(20)
+    (outcome,) = there.quota.lines.openings.take_outcomes().values()
+    assert isinstance(outcome, InsufficientMemory)
 
 
-def test_one_that_waited_for_too_long_is_told_and_holds_back_nobody() -> None:
-    place = Place()
-    place.ask("s", 600)
-    place.ask("large", 500, wait_until=5.0)
-    place.ask("small", 100, wait_until=9.0)
-    opened, late = place.sessions.settle(5.0)
-    assert (opened, [one.session_id for one in late]) == ([], ["large"])
-    opened, _ = place.sessions.settle(5.5)
-    assert [one.session_id for one in opened] == ["small"]
+def test_one_that_only_a_sessions_end_can_serve_waits_and_costs_nobody_anything() -> None:
+    there = world()
+    opened(there, "s", 600)
+    there.settle(12)
+    credit = there.routers["r0"].line._accounts.credit("e0")
+    word = there.quota.lines._peers.word
+    assert there.quota.on_session(ask("large", 500, wait_until=there.now + 30.0), there.now) is None
+    there.settle(6)
+    assert there.quota.lines._peers.word == word, "nobody is told that somebody waits"
+    assert there.routers["r0"].line._accounts.credit("e0") == credit
+    assert there.arrive("r0", LOW).here
+    there.quota.on_close("t0 s", there.now)
+    there.settle(4)
+    assert there.quota.sessions.get("t0 large") is not None
 
 
-def test_while_one_waits_routers_keep_what_they_use_and_no_more() -> None:
-    place = Place()
-    target, _ = place.shares.report("router", PoolReport("e0", 0, 0, 0, 800))
-    place.shares.report("router", PoolReport("e0", target.version, target.target, 100, 0))
-    assert place.ask("s", 700, wait_until=9.0) is None
-    (recalled,) = place.shares.targets("router")
-    assert recalled.target == 100
-    place.shares.report("router", PoolReport("e0", recalled.version, 100, 100, 0))
-    opened, _ = place.sessions.settle(1.0)
-    assert [one.session_id for one in opened] == ["s"]
-    target, _ = place.shares.report("router", PoolReport("e0", recalled.version, 100, 100, 50))
-    assert target.target > 100, "nobody waits any more"
+def test_an_opening_waits_as_its_class_and_its_tenant() -> None:
+    there = world(slots=1)
+    running = there.arrive("r0", NORMAL, tokens=700)
+    there.settle(2)
+    assert there.quota.on_session(ask("s", 500, wait_until=there.now + 30.0, request_class=LOW), there.now) is None
+    higher = there.arrive("r0", HIGH, tokens=600)
+    there.settle(2)
+    there.finish("r0", f"q{running.number}")
+    there.settle(4)
+    assert higher.state == "runs"
+    assert there.quota.sessions.get("t0 s") is None
+    there.finish("r0", f"q{higher.number}")
+    there.settle(4)
+    assert there.quota.sessions.get("t0 s") is not None
+    there.quota.on_close("t0 s", there.now)
+    there.bring_to_rest()
 
 
-def test_one_that_is_renewed_lives_and_a_silent_one_ends() -> None:
-    place = Place()
-    place.ask("s", 100)
-    place.ask("t", 100)
-    assert place.sessions.renew("s", 8.0).expires_at == 18.0
-    place.sessions.forget(place.ledger.expire(10.0))
-    assert [one.session_id for one in place.sessions.all(10.0)] == ["s"]
-    with pytest.raises(LeaseNotFound, match="'t'"):
-        place.sessions.renew("t", 10.0)
-    with pytest.raises(LeaseNotFound, match="'t'"):
-        place.sessions.close("t")
+def test_an_engine_takes_no_more_sessions_than_it_has_places_beside_its_line() -> None:
+    there = world()
+    for number in range(2):
+        opened(there, f"s{number}", 10, per_engine=2)
+    with pytest.raises(InsufficientMemory, match="2 sessions are open there, 2 at most"):
+        there.quota.on_session(ask("s2", 10, per_engine=2), there.now)
+    assert there.quota.on_session(ask("s2", 10, per_engine=2, wait_until=there.now + 10.0), there.now) is None
+    there.quota.on_close("t0 s0", there.now)
+    assert there.quota.sessions.get("t0 s2") is not None
+
+
+def test_a_tenant_has_no_more_sessions_than_it_may_and_keeps_nobody_else_from_his() -> None:
+    there = world()
+    for number in range(2):
+        opened(there, f"s{number}", 10, per_tenant=2)
+    with pytest.raises(Overloaded) as refused:
+        there.quota.on_session(ask("s2", 10, per_tenant=2), there.now)
+    assert refused.value.code == "too_many_sessions"
+    other = replace(ask("s2", 10, per_tenant=2), session_id=name_of("another t0", "s2"))
+    assert there.quota.on_session(other, there.now) is not None
+    assert opened(there, "s1", 10, per_tenant=2).tokens == 10  # the same again
 
 
 def test_the_same_ask_again_is_the_same_session_and_another_is_a_conflict() -> None:
-    place = Place()
-    place.ask("s", 100)
-    assert place.ask("s", 100, now=5.0).expires_at == 15.0
-    assert place.ledger.free("e0") == LIMIT - 100
+    there = world()
+    first = opened(there, "s", 100)
+    assert opened(there, "s", 100).expires_at > first.expires_at
+    assert len(there.quota.sessions.open()) == 1
     with pytest.raises(LeaseConflict, match="open with 100 KV tokens"):
-        place.ask("s", 200)
+        there.quota.on_session(ask("s", 200), there.now)
 
 
-def test_a_session_ends_with_its_engine() -> None:
-    place = Place()
-    place.ask("s", 100)
-    place.sessions.forget(place.grants.forget("e0", memory_gone=True))
-    assert place.sessions.all(0.0) == []
+def test_nothing_is_reserved_until_all_routers_have_said_what_they_hold() -> None:
+    there = world()
+    before = opened(there, "s", 100, given="0.1 GB", granted_bytes=77)
+    there.crash()
+    for name in there.reports:
+        there.engine_speaks(name)
+    with pytest.raises(Unavailable) as early:
+        there.quota.on_session(ask("t", 100), there.now)
+    assert early.value.code == RECOVERING
+    assert replace(there.quota.on_look("t0 s", there.now), expires_at=before.expires_at) == before
+    there.settle(6)
+    assert there.quota.on_session(ask("t", 100), there.now) is not None
 
 
 @pytest.mark.parametrize(("tokens", "ttl_s"), [(0, 1.0), (1, 0.0)])
 def test_an_ask_that_makes_no_sense_is_refused(tokens: int, ttl_s: float) -> None:
-    with pytest.raises(ValueError, match="session 's'"):
-        SessionAsk("s", "m", tokens, ttl_s)
+    with pytest.raises(ValueError, match="session 't0 s'"):
+        ask("s", tokens, ttl_s=ttl_s)
+
+
+# Drawing
+
+
+def test_a_sessions_request_runs_while_the_line_is_full_and_holds_no_slot_of_it() -> None:
+    there = world(slots=1)
+    opened(there, "s", 100)
+    there.arrive("r0", CRITICAL, tokens=20)
+    waits = there.arrive("r0", CRITICAL, tokens=20)
+    there.settle(2)
+    step = there.arrive("r0", LOW, tokens=60, session=lease(there, "s"))
+    there.settle(1)
+    assert (step.state, waits.state) == ("runs", "waits")
+    assert step.drawn == (1, 60)
+    there.bring_to_rest()
+
+
+def test_twenty_routers_cannot_run_twenty_sequences_of_one_session() -> None:
+    there = world(routers=20, slots=1)
+    opened(there, "s", 100)
+    holder = there.arrive("r0", NORMAL, tokens=10)
+    there.settle(2)
+    steps = [there.arrive(name, NORMAL, tokens=5, session=lease(there, "s")) for name in there.routers]
+    there.settle(2)
+    assert sum(step.state == "runs" for step in steps) == 1
+    assert holder.state == "runs"
+    there.bring_to_rest()
+
+
+def test_what_a_session_does_not_cover_comes_from_its_engine_at_once_or_by_the_line() -> None:
+    there = world(engines=2)
+    session = opened(there, "s", 100)
+    more = there.arrive("r0", NORMAL, tokens=160, session=lease(there, "s"))
+    there.settle(1)
+    assert (more.state, more.engine, more.drawn) == ("runs", session.pool, (1, 100))
+    there.finish("r0", f"q{more.number}")
+    there.settle(2)
+    there.accounted()
+    assert there.quota.ledger.free(lease(there, "s")) == 100
+
+
+def test_a_running_request_that_outgrows_its_estimate_takes_from_its_session_first() -> None:
+    there = world()
+    opened(there, "s", 100)
+    step = there.arrive("r0", NORMAL, tokens=60, session=lease(there, "s"))
+    there.settle(1)
+    there.routers["r0"].line.grow(f"q{step.number}", 70)
+    there.settle(2)
+    run = there.routers["r0"].line._running._running[f"q{step.number}"]
+    assert run.drawn is not None
+    assert (run.drawn.tokens, run.tokens, run.owed) == (100, 30, 0)
+    there.finish("r0", f"q{step.number}")
+    there.settle(2)
+    there.accounted()
+
+
+def test_the_use_of_a_session_is_charged_to_its_tenant() -> None:
+    there = world(slots=1)
+    opened(there, "s", 400)
+    holder = there.arrive("r0", NORMAL, tokens=10, tenant="another")
+    there.settle(2)
+    before = there.arrive("r0", NORMAL, tokens=10, tenant="t1")
+    step = there.arrive("r0", NORMAL, tokens=300, session=lease(there, "s"), tenant="t0")
+    there.settle(1)
+    there.routers["r0"].line.on_progress(f"q{step.number}", 250)
+    there.settle(1)
+    first = there.arrive("r0", NORMAL, tokens=10, tenant="t0")
+    second = there.arrive("r0", NORMAL, tokens=10, tenant="t1")
+    there.settle(1)
+    for one in (holder, before):
+        there.finish("r0", f"q{one.number}")
+        there.settle(2)
+    assert (first.state, second.state) == ("waits", "runs"), "t0 has had more"
+    there.bring_to_rest()
+
+
+def test_an_id_that_is_no_session_is_known_as_none_without_a_message() -> None:
+    there = world(routers=2)
+    opened(there, "s", 10)
+    for router in there.routers.values():
+        assert list(router.line.sessions) == ["t0 s"]
+    there.quota.on_close("t0 s", there.now)
+    there.settle(2)
+    assert not any(router.line.sessions for router in there.routers.values())
+
+
+def test_an_opener_is_answered_when_the_routers_have_heard() -> None:
+    there = world(routers=2)
+    there.quota.on_session(ask("s", 10), there.now)
+    heard = there.quota.lines.heard()
+    there.settle_one("r0")
+    assert not heard()
+    there.settle(2)
+    assert heard()
+
+
+# Ending
+
+
+def test_use_renews_a_session_and_silence_ends_it() -> None:
+    there = world()
+    opened(there, "s", 100, ttl_s=3.0)
+    for _ in range(4):
+        step = there.arrive("r0", NORMAL, tokens=10, session=lease(there, "s"))
+        there.settle(8)
+        there.finish("r0", f"q{step.number}")
+    assert there.quota.sessions.get("t0 s") is not None
+    long = there.arrive("r0", NORMAL, tokens=10, session=lease(there, "s"))
+    there.settle(40)
+    assert there.quota.sessions.get("t0 s") is not None, "a request of it runs"
+    there.finish("r0", f"q{long.number}")
+    there.settle(40)
+    with pytest.raises(LeaseNotFound) as gone:
+        there.quota.on_renew("t0 s", there.now)
+    assert (gone.value.code, "t0" in gone.value.message) == ("session_not_found", False)
+
+
+def test_a_closed_session_keeps_what_its_requests_hold_until_they_end() -> None:
+    there = world()
+    opened(there, "s", 600)
+    step = there.arrive("r0", NORMAL, tokens=200, session=lease(there, "s"))
+    there.settle(1)
+    before = lease(there, "s")
+    there.quota.on_close("t0 s", there.now)
+    with pytest.raises(LeaseNotFound):
+        there.quota.on_look("t0 s", there.now)
+    assert there.quota.ledger.lease(before).amount == 200
+    assert opened(there, "s", 300).tokens == 300
+    there.finish("r0", f"q{step.number}")
+    there.settle(2)
+    assert before not in there.quota.ledger
+    there.bring_to_rest()
+
+
+def test_a_session_ends_with_its_engine_and_its_waiting_requests_go_on_as_any_other() -> None:
+    there = world(engines=2, slots=1)
+    pool = opened(there, "s", 100).pool
+    held = [there.arrive("r0", NORMAL, tokens=10) for _ in range(2)]
+    there.settle(2)
+    first, second = (there.arrive("r0", NORMAL, tokens=60, session=lease(there, "s")) for _ in range(2))
+    there.settle(1)
+    assert (first.state, second.state) == ("runs", "waits")
+    there.end_engine(pool)
+    there.notice("r0")
+    for one in held:
+        if one.engine != pool and one.engine:
+            there.finish("r0", f"q{one.number}")
+    there.settle(6)
+    assert second.state == "runs"
+    assert second.engine != pool
+    assert there.routers["r0"].line.sessions == {}
+    assert not any(kind is Entry.SESSION for kind, _ in there.stored)
+
+
+# What it costs
+
+
+def exchanges(waits: bool) -> float:
+    """Microseconds of an exchange with 20 routers and 200 engines."""
+    quota = Quota(1, {}, 0.0)
+    quota.on_devices([Device("n", number, 100, 0) for number in range(200)], 0.0)
+    for number in range(200):
+        told = EngineReport(f"e{number}", MODEL, (Rank("n", number),), 100, 100, slots=4, measures=False)
+        holds = quota.on_engine(told, 0.0).holds
+        quota.on_engine(replace(told, holds=holds, kv_tokens=TOKENS, kv_bytes=1), 0.0)
+    reaches = [Reach(MODEL, f"e{number}", True) for number in range(200)]
+    for router in range(20):
+        begin = (Hello(()), Rules(MODEL, Policy(max_queued=10, max_wait_s=60.0)), *reaches)
+        quota.on_exchange(Exchange(f"r{router}", 1, 1, 1, begin, 0, 0), 0.0)
+    for number in range(200):
+        quota.on_session(ask(f"s{number}", LIMIT), 0.0)
+    if waits:
+        assert quota.on_session(ask("waits", 10, wait_until=60.0), 0.0) is None
+    best = 1e9
+    for seq in range(1, 21):
+        began = time.perf_counter()
+        for router in range(20):
+            word = (GiveBack("e0", 0, 0),)
+            quota.on_exchange(Exchange(f"r{router}", 1, 1, len(reaches) + 2 + seq, word, 0, 0), 0.001 * seq)
+        best = min(best, time.perf_counter() - began)
+    return 1e6 * best / 20
+
+
+def test_a_session_that_waits_makes_no_exchange_dearer() -> None:
+    assert exchanges(waits=True) < 3 * exchanges(waits=False) + 100
+
+
+# Names and sizes
+
+
+@given(
+    tenants=st.lists(st.text(min_size=1), min_size=2, max_size=2),
+    ids=st.lists(st.from_regex(r"[!-~]+", fullmatch=True), min_size=2, max_size=2),
+)
+def test_no_two_tenants_ids_are_the_same_session(tenants: list[str], ids: list[str]) -> None:
+    first, second = (name_of(tenant, own) for tenant, own in zip(tenants, ids, strict=True))
+    assert (first == second) == (tenants[0] == tenants[1] and ids[0] == ids[1])
+    assert [own_id(first), own_id(second)] == ids
+
+
+@given(
+    size=st.integers(0, 10**12),
+    block=st.integers(1, 64),
+    blocks=st.integers(1, 10**6),
+    block_bytes=st.integers(1, 10**7),
+)
+def test_tokens_of_bytes_are_whole_blocks_that_fit(size: int, block: int, blocks: int, block_bytes: int) -> None:
+    pool = (blocks * block_bytes, blocks * block, block)
+    tokens = tokens_in(size, *pool)
+    assert tokens % block == 0
+    assert tokens // block == size // block_bytes
+    assert bytes_of(tokens, *pool) <= size
+    assert tokens_in(bytes_of(tokens, *pool), *pool) == tokens
