@@ -158,6 +158,8 @@ class GpuMemoryQuota:
 
     def _lines_moved(self) -> None:
         """Wake whom the lines have something to say to, and look at them again when something comes due there."""
+        for note in self._core.lines.take_notes():
+            logger.error("%s", note)
         for router in self._core.lines.take_woken():
             news = self._news.get(router)
             if news is not None:
@@ -172,8 +174,10 @@ class GpuMemoryQuota:
 
     def _lines_due(self) -> None:
         self._due = None
-        self._core.lines.on_tick(time.monotonic())
-        self._lines_moved()
+        try:
+            self._core.lines.on_tick(time.monotonic())
+        finally:
+            self._lines_moved()
 
     async def open_session(self, ask: SessionAsk) -> Session:
         """Reserve KV tokens; waits until `ask.wait_until`, which is seconds from now here, as is `expires_at` in every

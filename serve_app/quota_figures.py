@@ -6,7 +6,7 @@ from typing import Any
 
 from serve_app.core.exchange.lines import LineView
 from serve_app.core.exchange.protocol import LINE
-from serve_app.core.memory.leases import Kind, Lease
+from serve_app.core.memory.leases import Kind, Lease, slots_of
 from serve_app.core.memory.quota import Quota
 
 FRAGMENTED = 0.3  # the usual bound above which making room pays
@@ -141,6 +141,8 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
     told = core.grants.told(lease.lease_id)
     held = dict.fromkeys((Kind.SHARE, Kind.SESSION), 0)
     shares: dict[str, int] = {}
+    pool = slots_of(lease.lease_id)
+    booked = core.ledger.limit(pool) - core.ledger.free(pool) if pool in core.ledger else 0
     for child in core.ledger.on(lease.lease_id):
         held[child.kind] = held.get(child.kind, 0) + child.amount
         if child.kind is Kind.SHARE:
@@ -160,6 +162,7 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
         "kv_tokens_sessions": held[Kind.SESSION],
         "kv_tokens_used": core.shares.used(lease.lease_id) + in_line,
         "slots": None if told is None else told.slots,
+        "slots_booked": booked,
         "slots_used": slots,
         "kv_tokens_free": core.ledger.free(lease.lease_id),
     }
