@@ -17,6 +17,7 @@ from serve_app.core.exchange.link import Link
 from serve_app.core.exchange.pending import Waiting
 from serve_app.core.exchange.words import Done, Drawn, Enough, GiveBack, Grow, Grown
 from serve_app.core.waiting.events import Arrival
+from serve_app.types import RequestClass
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Running:
     arrival: Arrival
     slots: int
     tokens: int
+    estimate: int  # tokens with which it began
     ticket: str
     drawn: Drawn | None = None
     produced: int = 0  # output tokens so far
@@ -62,7 +64,7 @@ class Holding:
         if engine is not None:
             self._accounts.take(engine, arrival.slots, arrival.cost)
             self.touched.add(engine)
-            self._begin(Running(waiting.model, engine, arrival, arrival.slots, arrival.cost, ""))
+            self._begin(Running(waiting.model, engine, arrival, arrival.slots, arrival.cost, arrival.cost, ""))
         return engine
 
     def begin_there(self, waiting: Waiting, engine: str) -> None:
@@ -70,7 +72,7 @@ class Holding:
         arrival, drawn = waiting.arrival, waiting.drawn
         slots, tokens = (arrival.slots, arrival.cost) if drawn is None else drawn.rest(arrival)
         self._accounts.hold(engine, slots, tokens)
-        self._begin(Running(waiting.model, engine, arrival, slots, tokens, waiting.ticket, drawn))
+        self._begin(Running(waiting.model, engine, arrival, slots, tokens, tokens, waiting.ticket, drawn))
 
     def end(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> Running | None:
         """A request has ended after so many tokens (None: not known, its estimate counts); None: it did not run."""
@@ -123,13 +125,27 @@ class Holding:
             self.touched.add(run.engine)
             return True
         run.owed += tokens
-        self._link.put(Grow(request_id, run.ticket, run.engine, tokens))
+        self._link.put(Grow(request_id, run.ticket, run.engine, tokens, run.arrival.request_class))
         return False
 
     def owed(self) -> list[Grow]:
         """What was asked for and has not come, as it is to be said to an actor that does not know. O(requests)."""
         running = self._running.items()
-        return [Grow(request_id, "", run.engine, run.owed) for request_id, run in running if run.owed]
+        return [
+            Grow(request_id, "", run.engine, run.owed, run.arrival.request_class)
+            for request_id, run in running
+            if run.owed
+        ]
+
+    def reclaim(self, engine: str, above: RequestClass) -> None:
+        """Give back what requests below a class have beyond their estimates; they are owed it. O(requests)."""
+        for request_id, run in self._running.items():
+            more, level = run.tokens - run.estimate, run.arrival.request_class
+            if run.engine == engine and level < above and more > 0:
+                self._accounts.hold(engine, 0, -more)
+                run.tokens -= more
+                run.owed += more
+                self._link.put(Grow(request_id, run.ticket, engine, more, level, back=True))
 
     def grown(self, said: Grown) -> None:
         """The actor has given a request more."""
@@ -141,9 +157,7 @@ class Holding:
             self._accounts.hold(said.engine, 0, said.tokens)
             run.tokens += said.tokens
             run.owed -= said.tokens
-        elif (
-            not said.ticket and said.engine in self._accounts
-        ):  # else its end, which was said later, has given that back, too
+        elif not said.ticket and said.engine in self._accounts:  # else its end, said later, has given that back, too
             self._accounts.add(said.engine, 0, said.tokens)
             self.touched.add(said.engine)
 

@@ -27,13 +27,14 @@ from serve_app.core.admission import Admission, Policy
 from serve_app.core.exchange.accounts import Accounts
 from serve_app.core.exchange.entries import Engine, Line, Request
 from serve_app.core.exchange.growth import Grower, Growth
-from serve_app.core.exchange.words import UNTOLD, Credit, Drawn, Enough, Grow, Grown, Lent, Stands, Usage
+from serve_app.core.exchange.words import UNTOLD, Credit, Drawn, Enough, Grow, Grown, Lent, Reclaim, Stands, Usage
 from serve_app.core.exchange.words import Action as Said
 from serve_app.core.memory.leases import slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.sessions import Sessions
 from serve_app.core.waiting.events import Action, Arrival, Grant, Refuse
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+from serve_app.types import RequestClass
 
 
 class Places:
@@ -129,6 +130,10 @@ class Places:
         request, tokens = self._requests.get(event.ticket), event.tokens
         if event.ticket and (request is None or request.engine != event.engine):
             return
+        if event.back:
+            self.accounts.give_back(router, event.engine, 0, event.tokens)
+            if request is not None:
+                request.tokens = max(0, request.tokens - event.tokens)
         if request is not None and (drawn := request.drawn) is not None:
             more = min(tokens, self.accounts.free(drawn.lease)[1])
             if more:
@@ -137,8 +142,9 @@ class Places:
                 self._say(router, Grown(event.request_id, event.ticket, drawn.lease, more))
                 tokens -= more
         if tokens:
-            self.growth.owe(event.engine, Grower(router, event.request_id, event.ticket), tokens)
-            self.sync(event.engine, now)
+            who = Grower(router, event.request_id, event.ticket, event.request_class)
+            self.growth.owe(event.engine, who, tokens)
+        self.sync(event.engine, now)
 
     def enough(self, router: str, event: Enough, now: float) -> None:
         """A request without a ticket has ended."""
@@ -291,19 +297,44 @@ class Places:
 
     def sync(self, engine: str, now: float) -> None:
         """What is free of an engine may have changed: those who run and are owed some come first."""
-        if self.growth.owes(engine) and engine not in self.closed:
-            self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens))
         model = self._model_of.get(engine)
+        if self.growth.owes(engine) and engine not in self.closed:
+            waits = None if model is None else self.lines[model].waits
+            least = min(RequestClass) if waits is None else waits
+            self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens), least)
         if model is None:
             return
         line = self.lines[model]
         one = line.engines[engine]
+        debt = max(self.growth.levels(engine), default=None)
+        if debt != one.debt:
+            one.debt = debt
+            self._act(model, line.admission.on_kv_debt(engine, debt, now))
         told = self._told(engine, one, line.counted)
         if told == one.told:
             return
         one.told = told
         slots, tokens, lent_slots, lent_tokens, reserved = told
         self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent_slots, lent_tokens), reserved))
+
+    def reclaim(self, now: float) -> None:
+        """Have growth of lower classes given back where somebody waits, and pay what is owed where nobody does any
+        more. O(engines on which somebody is owed something)."""
+        for engine in self.growth.engines:
+            model = self._model_of.get(engine)
+            one = None if model is None else self.lines[model].engines[engine]
+            if model is None or one is None:
+                continue
+            waits = self.lines[model].waits
+            if one.reclaimed is not None and (waits is None or waits < one.reclaimed):
+                one.reclaimed = None
+                self.sync(engine, now)
+                waits = self.lines[model].waits
+            if waits is None or one.reclaimed is not None or min(self.growth.levels(engine), default=waits) >= waits:
+                continue
+            one.reclaimed = waits
+            for router in self.accounts.routers(engine):
+                self._say(router, Reclaim(engine, waits))
 
     def close(self, engines: frozenset[str], now: float) -> None:
         """It is not known what routers hold on these engines, and on no others."""
@@ -507,8 +538,6 @@ class Places:
             return 0, 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)
-        if self.growth.owes(engine):
-            free_tokens = 0  # nobody begins
         lent = max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
         return slots, tokens, *lent, self._sessions.reserved(engine)
 

@@ -51,6 +51,7 @@ from serve_app.core.exchange.words import (
     Lent,
     Look,
     Reach,
+    Reclaim,
     Rules,
     SessionEnded,
     SessionOpened,
@@ -356,6 +357,8 @@ class RemoteLine:
                 self._running.touched.add(engine)
             case Stands(status):
                 self._pending.stands(status.request_id, status)
+            case Reclaim(engine, request_class):
+                self._running.reclaim(engine, request_class)
             case Grown():
                 self._running.grown(said)
             case Drawn():
