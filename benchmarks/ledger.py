@@ -26,15 +26,15 @@ from typing import Any
 import ray
 from rich.console import Console
 from rich.table import Table
-from serve_app.core.memory.shares import PoolReport
 
 from benchmarks import openb
 from benchmarks.conditions import commit, processor, versions
 from benchmarks.lines import write_json
+from serve_app.core.admission import Policy
+from serve_app.core.exchange.remote import RemoteLine
 from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device, Hold, Kind
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.quota import RouterReport
 from serve_app.quota_actor import quota_actor
 from serve_app.settings import QuotaSettings
 
@@ -165,21 +165,16 @@ async def keep_alive(actor: Any, node: str, pools: list[str], ends: float) -> No
 
 async def router(actor: Any, name: str, pools: list[str], ends: float) -> int:
     """One router's words; returns how many events they were."""
-    reply = await actor.router.remote(RouterReport(name, 0, 0, ()))
-    targets = dict.fromkeys(pools, (0, 0))
+    line = RemoteLine(name)
+    line.serve("m", Policy(max_queued=10, max_wait_s=60.0))
+    for pool in pools:
+        line.reach("m", pool, True, time.monotonic())
     events = 0
-    for seq in itertools.count(1):
-        if time.monotonic() >= ends:
-            return events
-        words = []
-        for pool in pools:
-            version, target = targets[pool]
-            used = min(target, 1_000 + seq % 512)
-            words.append(PoolReport(pool, version, max(target, used), used, 0 if target else 1))
-        reply = await actor.router.remote(RouterReport(name, reply.epoch, seq, tuple(words)))
-        for one in reply.targets:
-            targets[one.pool] = (one.version, one.target)
-        events += len(words)
+    while (sent_at := time.monotonic()) < ends:
+        told = line.next_exchange(sent_at, beat=True)
+        assert told is not None
+        events += max(1, len(told.events))
+        line.on_reply(await actor.exchange.remote(told), sent_at, time.monotonic())
     return events
 
 
