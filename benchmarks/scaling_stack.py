@@ -66,8 +66,8 @@ class Stage:
 
 
 @contextmanager
-def stack(config: dict[str, Any]) -> Iterator[Stage]:
-    """A stack of the block's own, ready for requests.
+def stack(config: dict[str, Any], **environment: str) -> Iterator[Stage]:
+    """A stack of the block's own, ready for requests; `environment` goes before what its node has.
 
     Raises:
         BenchmarkError: it does not come up.
@@ -75,7 +75,9 @@ def stack(config: dict[str, Any]) -> Iterator[Stage]:
     key = f"sk-{secrets.token_urlsafe(24)}"
     settings = parse(config | {"auth": {"keys": [{"key": key}]}}).without_secrets()
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
-        cluster = LocalCluster.start("scaling", num_cpus=LOGICAL_CPUS, state_dir=folder, models=[MODEL])
+        cluster = LocalCluster.start(
+            "scaling", num_cpus=LOGICAL_CPUS, state_dir=folder, models=[MODEL], extra_environment=environment
+        )
         driver: RemoteDriver | None = None
         try:
             order = {
