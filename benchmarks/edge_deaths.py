@@ -112,7 +112,10 @@ def main() -> None:
     parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE")
     given = parser.parse_args()
     environment = dict(pair.split("=", 1) for pair in given.environment)
-    with stack(CONFIG, **environment) as stage, hogs(HOGS_PER_CORE * (os.cpu_count() or 1) if given.busy else 0):
+    with (
+        stack(CONFIG, environment=environment) as stage,
+        hogs(HOGS_PER_CORE * (os.cpu_count() or 1) if given.busy else 0),
+    ):
         for victim in given.victim:
             for _ in range(given.kills):
                 print(json.dumps(kill(stage, victim) | {"busy": given.busy}), flush=True)
