@@ -49,12 +49,14 @@ WRAPPER = """#!/bin/sh
 # Serve starts this as HAProxy, for each configuration anew. It mends the configuration, as serve_app/machine/haproxy.py
 # says, and becomes HAProxy, in a session of its own: Ray ends the process group of a manager that died.
 set -e
-if [ "$1" = stand-in ]; then exec {haproxy} -db -dR -f {folder}/{last}; fi
+if [ "$1" = stand-in ]; then exec {haproxy} -db -f {folder}/{last}; fi
 config=
 previous=
 for argument in "$@"; do
     if [ "$previous" = -f ]; then config=$argument; fi
     previous=$argument
+    shift
+    [ "$argument" = -dR ] || set -- "$@" "$argument" # without it, a port is handed over while both listen
 done
 front=$(cat {folder}/{front} 2>/dev/null) || front=
 grep -q {folder} "/proc/$front/cmdline" 2>/dev/null || front=

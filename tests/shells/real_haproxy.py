@@ -166,6 +166,25 @@ class Edge:
         except (OSError, http.client.HTTPException):
             return 0, {}, None
 
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[list[int]]:
+        """The statuses that a client gets during the block, who asks without a pause, on a new connection each time."""
+        over, statuses = threading.Event(), list[int]()
+
+        def ask() -> None:
+            while not over.is_set():
+                statuses.append(self.ask()[0])
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for one in clients:
+            one.start()
+        try:
+            yield statuses
+        finally:
+            over.set()
+            for one in clients:
+                one.join()
+
     def raw(self, sent: bytes, source: str = "127.0.0.1") -> socket.socket:
         """A connection from this address on which these bytes were sent."""
         connection = socket.create_connection(("127.0.0.1", self.port), WITHIN_S, (source, 0))

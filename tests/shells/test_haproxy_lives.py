@@ -21,6 +21,8 @@ from tests.shells.real_haproxy import WITHIN_S, Edge, Router, edge, routers, wit
 requires("linux")
 
 SOON = 1  # of the bounds in time, in seconds: this much is waited for
+# Connections that a process has not accepted yet when it hands the port over are reset; four clients ask at a time.
+RESET = 12
 OPENAI = {"message", "type", "param", "code"}
 
 
@@ -56,13 +58,17 @@ def test_a_new_manager_takes_the_port_over_when_it_knows_a_router_and_not_before
     """The manager has died; its HAProxy lives, in a session of its own."""
     orphan = there.start(*two)
     assert os.getsid(orphan.pid) == orphan.pid
-    empty = there.start(app=False)
-    assert {there.ask()[0] for _ in range(20)} == {200}
-    assert there.front() == orphan.pid
-    knowing = there.start(*two, reload=empty)
-    assert there.front() == knowing.pid
-    orphan.wait(WITHIN_S)
-    assert {there.ask()[0] for _ in range(20)} == {200}
+    with there.asking() as statuses:
+        empty = there.start(app=False)
+        assert there.front() == orphan.pid
+        knowing = there.start(*two, reload=empty)
+        assert there.front() == knowing.pid
+        orphan.wait(WITHIN_S)
+        again = there.start(*two, reload=knowing)
+        knowing.wait(WITHIN_S)
+        assert there.front() == again.pid
+    assert set(statuses) <= {0, 200}
+    assert statuses.count(0) <= RESET
 
 
 def test_a_dead_haproxy_is_stood_in_for_until_serve_has_its_own(there: Edge, two: list[Router]) -> None:
@@ -80,15 +86,16 @@ def test_a_dead_haproxy_is_stood_in_for_until_serve_has_its_own(there: Edge, two
         admin.connect(there.config.socket_path)
     there.stand_in.look()
     assert there.front() == stands
-    empty = there.start(app=False)
-    assert {there.ask()[0] for _ in range(20)} == {200}
-    own = there.start(*two, reload=empty)
-    assert there.front() == own.pid
-    within("the stand-in has ended", lambda: not ends(there, stands))
-    assert {there.ask()[0] for _ in range(20)} == {200}
+    with there.asking() as statuses:
+        empty = there.start(app=False)
+        own = there.start(*two, reload=empty)
+        assert there.front() == own.pid
+        within("the stand-in has ended", lambda: not lives(there, stands))
+    assert set(statuses) <= {0, 200}
+    assert statuses.count(0) <= RESET
 
 
-def ends(there: Edge, pid: int) -> bool:
+def lives(there: Edge, pid: int) -> bool:
     """Whether the process lives; the keeper's look reaps it."""
     there.stand_in.look()
     return Path(f"/proc/{pid}/cmdline").exists()
