@@ -21,8 +21,8 @@ from tests.shells.real_haproxy import WITHIN_S, Edge, Router, edge, routers, wit
 requires("linux")
 
 SOON = 1  # of the bounds in time, in seconds: this much is waited for
-# Connections that a process has not accepted yet when it hands the port over are reset; four clients ask at a time.
-RESET = 12
+# A connection that a process has not accepted yet when it leaves the port may be reset; four clients ask at a time.
+RESET = 4
 OPENAI = {"message", "type", "param", "code"}
 
 
