@@ -373,7 +373,8 @@ class Places:
         for engine in [name for name, one in line.engines.items() if not one.reached and not one.slots]:
             del line.engines[engine], self._model_of[engine]
             self._act(model, line.admission.on_replica_gone(engine, -math.inf))
-        if not line.routers and not line.engines and not line.admission.waiting:
+        left = not line.routers and not line.engines
+        if left and not any(request.model == model for request in self._requests.values()):
             del self.lines[model]
             self.touched.discard(model)
 
@@ -511,7 +512,7 @@ class Places:
                 self._end(action.request_id, -math.inf)
             else:
                 reached = self.lines[model].engines[action.replica_id].reached
-                if not reached.get(request.router):
+                if request.router != KEEPER and not reached.get(request.router):
                     self._again.append(action.request_id)
                     continue
                 try:
