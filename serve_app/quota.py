@@ -226,7 +226,7 @@ class GpuMemoryQuota:
 
     async def figures(self) -> dict[str, Any]:
         """All of it in plain figures, for `serve-app quota` and GET /admin/quota."""
-        return figures(self._core, time.monotonic())
+        return figures(self._core, time.monotonic(), self._defrag_above)
 
     async def _do(self, act: Callable[[float], T], name: str = "", *kinds: Entry) -> T:
         """One event of the core. Before anybody hears the answer, what it depends on is stored: what is on the roster
@@ -272,7 +272,7 @@ class GpuMemoryQuota:
     def _tick(self) -> None:
         relocation = self._core.relocation
         above = self._defrag_above
-        if above is not None and not relocation.active and relocation.fragmentation() > above:
+        if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
             relocation.begin()
         opened, late = self._core.on_tick(time.monotonic())
         for session in opened:

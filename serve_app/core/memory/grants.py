@@ -25,6 +25,7 @@ from serve_app.core.memory.devices import choose, could_use, demands
 from serve_app.core.memory.leases import Hold, Kind, Lease, Phase
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.placing.learned_policy import Learned
+from serve_app.core.placing.placement import Demand
 from serve_app.core.placing.placement_policies import Policy
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
@@ -258,6 +259,16 @@ class Grants:
         """The bytes that the last engine of a model wanted, and at least; None: none that left its device to the ledger
         has spoken."""
         return self._asked.get(model)
+
+    def expected(self) -> dict[str, Demand]:
+        """By model, the least that its next engine is likely to need: what its last one here said."""
+        found = {model: Demand(1, least) for model, (_, least) in self._asked.items()}
+        for engine in self._engines.values():
+            nodes = {rank.node for rank in engine.told.ranks}
+            found[engine.told.model] = Demand(
+                len(engine.told.ranks) // len(nodes), engine.told.least_bytes, groups=len(nodes)
+            )
+        return found
 
     def free_for_new(self) -> dict[str, int]:
         """Bytes by device that nobody who waits could use."""
