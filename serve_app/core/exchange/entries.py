@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.core.admission import Admission
-from serve_app.core.exchange.standing import Standing
 from serve_app.core.waiting.events import Arrival
+from serve_app.types import RequestClass
 
 
 @dataclass(slots=True)
@@ -17,11 +17,13 @@ class Engine:
     owed: set[str] = field(default_factory=set)  # routers that have to say anew what runs there
     slots: int = 0  # held by this line's grants
     tokens: int = 0
+    debt: RequestClass | None = None  # the highest class of those who are owed tokens, as the line was told
+    reclaimed: RequestClass | None = None  # the class for which growth of lower ones was asked back
     told: tuple[int, int, int, int] | None = None  # slots and tokens it has, and those in other hands
 
     def open_to(self, routers: set[str]) -> bool:
-        """Whether whoever is granted a place here can go there."""
-        return bool(routers) and not self.owed and all(self.reached.get(router) for router in routers)
+        """Whether somebody who is granted a place here can go there."""
+        return not self.owed and any(self.reached.get(router) for router in routers)
 
 
 @dataclass(slots=True)
@@ -31,25 +33,34 @@ class Line:
     admission: Admission
     routers: set[str] = field(default_factory=set)
     engines: dict[str, Engine] = field(default_factory=dict)
-    standing: Standing = field(default_factory=Standing)
+    avoids: dict[str, frozenset[str]] = field(default_factory=dict)  # by router, until the reach of one changes
+
+    def avoid(self, router: str) -> frozenset[str]:
+        """Engines that others reach and this router does not. O(engines) after a change, else O(1)."""
+        found = self.avoids.get(router)
+        if found is None:
+            there = (name for name, one in self.engines.items() if not one.reached.get(router) and self.open(name))
+            found = self.avoids[router] = frozenset(there)
+        return found
 
     @property
-    def counted(self) -> set[str]:
-        """The routers that have to reach an engine that is granted."""
-        return self.routers - self.standing.aside
+    def waits(self) -> RequestClass | None:
+        """The highest class of which somebody waits; None: nobody does."""
+        ahead = self.admission.ahead(min(RequestClass))
+        return ahead[0][0] if ahead else None
 
     def open(self, engine: str) -> bool:
-        """Whether whoever is granted a place on this engine can go there."""
-        return self.engines[engine].open_to(self.counted)
+        """Whether somebody who is granted a place on this engine can go there."""
+        return self.engines[engine].open_to(self.routers)
 
 
 @dataclass(slots=True)
 class Request:
-    """A request in a line, beside it, or in a place."""
+    """A request in a line or in a place."""
 
     router: str
     model: str
-    arrival: Arrival  # its deadline in this clock
+    arrival: Arrival  # its deadline in this clock; avoids what its router did not reach when it last came in
     arrived_s: float
     engine: str = ""  # empty: it waits
     grown: int = 0  # tokens beyond its cost
