@@ -6,7 +6,9 @@ at the edges of its measuring window and the result as one JSON line last, as `b
 Open loop: each request goes out at its moment, over an idle connection or a new one, whatever became of the others; its
 times count from that moment, so a generator that is late itself is not hidden. A client whose first token has not come
 within its group's patience closes its connection; one that is refused does not come back. With `clients` set it is a
-closed loop instead: so many at a time, without patience.
+closed loop instead: so many at a time, without patience. With `staying` set it is one whose clients each keep to a
+group, with so many for each; who is refused waits its Retry-After and asks the same again, and its times count from the
+first time.
 
 Invariant: every request that was sent ends as exactly one `Ended`, and none of them holds back another.
 """
@@ -18,6 +20,7 @@ import gc
 import json
 import random
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -34,6 +37,7 @@ from benchmarks.openloop_client import Client, Ended, Flight
 DRAIN_S = 90.0  # after the last arrival: nothing that was granted runs longer than a tenth of it
 IDLE_S = 2.0  # of a connection that is used again; servers close theirs after five
 CLOSED_MOST = 20_000  # requests of a closed loop, made beforehand: more than any machine here serves in one
+RETRY_S = 1.0  # of a client that stays and was told no Retry-After
 MAX_SAMPLES = 5  # of failures: enough to see what went wrong
 
 
@@ -55,6 +59,11 @@ class Spec:
     clients: int
     labels: dict[str, list[list[Any]]]
     patience_s: dict[str, float]
+    staying: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.clients or self.staying)
 
     @property
     def span_s(self) -> float:
@@ -63,7 +72,7 @@ class Spec:
     def offered(self) -> list[Offer]:
         """All requests of the run, in the order in which they are sent."""
         drawn_from = lengths(Path(self.folder), self.longest)
-        if self.clients:
+        if self.closed:
             return list(islice(endless(drawn_from, self.seed), CLOSED_MOST))
         return offers(drawn_from, self.rate, self.span_s, self.seed)
 
@@ -86,6 +95,9 @@ class Run:
     flights: list[Flight] = field(default_factory=list)
     idle: list[Client] = field(default_factory=list)
     connecting: set[asyncio.Task[Any]] = field(default_factory=set)
+    by_group: dict[str, deque[tuple[Offer, bytes]]] = field(default_factory=dict)  # for clients who stay
+    away: dict[int, tuple[Flight, bytes]] = field(default_factory=dict)  # refused, and coming again
+    refusals: int = 0  # of those who stay
 
     def start(self) -> None:
         spec, self.began = self.spec, self.loop.time()
@@ -93,7 +105,9 @@ class Run:
         self.loop.call_later(spec.warmup_s + spec.window_s, self._close_window)
         self.loop.call_later(spec.span_s, self._cut)
         self.loop.call_later(spec.span_s + DRAIN_S, self._give_up)
-        if spec.clients:
+        if spec.closed:
+            for group in [group for group, count in spec.staying.items() for _ in range(count)]:
+                self._next(group)
             for _ in range(spec.clients):
                 self._next()
         else:
@@ -112,17 +126,31 @@ class Run:
         self._send(offer, data, due)
         self._schedule()
 
-    def _next(self) -> None:
-        """Of a closed loop."""
-        if not self.cut:
+    def _next(self, group: str = "") -> None:
+        """Of a closed loop, of this group if any."""
+        if self.cut:
+            return
+        waiting = self.by_group.setdefault(group, deque())
+        while not waiting:
             offer, data = next(self.queue)
-            self._send(offer, data, self.loop.time())
+            self.by_group.setdefault(offer.group if group else group, deque()).append((offer, data))
+        self._send(*waiting.popleft(), self.loop.time())
 
     def _send(self, offer: Offer, data: bytes, due: float) -> None:
-        now = self.loop.time()
-        flight = Flight(offer, due, now)
+        flight = Flight(offer, due, self.loop.time())
         self.flights.append(flight)
         self.flying += 1
+        self._launch(flight, data)
+
+    def _come_again(self, number: int) -> None:
+        """A client that stays, after its Retry-After."""
+        found = self.away.pop(number, None)
+        if found is not None:
+            self._launch(*found)
+
+    def _launch(self, flight: Flight, data: bytes) -> None:
+        now = self.loop.time()
+        flight.data = data
         while self.idle:
             client = self.idle.pop()
             if now - client.idle_since < IDLE_S and not client.transport.is_closing():
@@ -144,17 +172,25 @@ class Run:
         """The first end of a request counts."""
         if flight.ended:
             return
+        if self.spec.staying and outcome is Ended.REFUSED and not self.cut:
+            self.refusals += 1
+            number = flight.offer.number
+            self.away[number] = flight, flight.data
+            self.loop.call_later(flight.retry_s or RETRY_S, self._come_again, number)
+            return
         flight.outcome, flight.code, flight.ended = outcome, code, self.loop.time()
         if flight.timer is not None:
             flight.timer.cancel()
         self.flying -= 1
-        if self.spec.clients:
+        if self.spec.staying:
+            self._next(flight.offer.group)
+        elif self.spec.clients:
             self._next()
         if self.cut and not self.flying and not self.over.done():
             self.over.set_result(None)
 
     def leaves_at(self, flight: Flight) -> float | None:
-        return None if self.spec.clients else flight.due + self.spec.patience_s[flight.offer.group]
+        return None if self.spec.closed else flight.due + self.spec.patience_s[flight.offer.group]
 
     def free(self, client: Client) -> None:
         self.idle.append(client)
@@ -169,7 +205,10 @@ class Run:
 
     def _cut(self) -> None:
         self.cut = True
-        if not self.flying:
+        for flight, _ in list(self.away.values()):
+            self.end(flight, Ended.REFUSED, "still refused at the end")
+        self.away.clear()
+        if not self.flying and not self.over.done():
             self.over.set_result(None)
 
     def _give_up(self) -> None:
@@ -184,7 +223,7 @@ async def drive(spec: Spec) -> dict[str, Any]:
         (o, wire(o, spec.label(o), f"{spec.name}-{o.number}", where, spec.model, text(o, draw))) for o in spec.offered()
     )
     loop = asyncio.get_running_loop()
-    run = Run(spec, made if spec.clients else iter(list(made)), loop, loop.create_future())
+    run = Run(spec, made if spec.closed else iter(list(made)), loop, loop.create_future())
     run.start()
     await run.over
     failed = [flight.code for flight in run.flights if flight.outcome is Ended.FAILED]
@@ -192,6 +231,7 @@ async def drive(spec: Spec) -> dict[str, Any]:
         "window_s": spec.window_s,
         "rows": [flight.row(run.began) for flight in run.flights],
         "cpu_s": run.cpu_s,
+        "refusals": run.refusals,
         "failed": len(failed),
         "failed_samples": failed[:MAX_SAMPLES],
         "errors": 0,  # what failed is a figure of this benchmark, and no end of it

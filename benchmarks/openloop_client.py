@@ -42,6 +42,8 @@ class Flight:
     usage: Usage | None = None
     outcome: Ended = Ended.FAILED
     code: str = ""
+    retry_s: float | None = None  # of its last refusal
+    data: bytes = b""  # as it was sent
     timer: asyncio.TimerHandle | None = None
 
     def row(self, began: float) -> list[Any]:
@@ -95,6 +97,7 @@ class Client(asyncio.Protocol):
 
     def begin(self, flight: Flight, data: bytes) -> None:
         self.flight, self.splitter, self.body, self.waiting = flight, SseSplitter(), b"", data
+        flight.retry_s = None
         leaves_at = self.run.leaves_at(flight)
         if leaves_at is not None:
             flight.timer = self.run.loop.call_at(leaves_at, self._leave, flight)
@@ -121,6 +124,10 @@ class Client(asyncio.Protocol):
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(f"not HTTP: {error.__context__ or error}: {data[:100]!r}")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.flight is not None and name.lower() == b"retry-after" and value.isdigit():
+            self.flight.retry_s = float(value)
 
     def on_body(self, body: bytes) -> None:
         flight = self.flight

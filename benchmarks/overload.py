@@ -8,15 +8,19 @@ else the other. Arms, each with the same requests at the same moments:
     vllm       vLLM's own server with as many slots; it knows no classes and reads no deadline
     ours       this stack: clients name class and deadline (`benchmarks.overload_plan` says which, and their patience)
     control    the same stack at 4x with every request `normal`: the groups must get the same
+    staying    the same stack under a closed loop of four times its slots: nobody leaves, there is no deadline, and who
+               is refused comes again after its Retry-After; first tokens count from the first time
     fifo       this stack with its line replaced by first come, first served: one class, one tenant, no deadline, no
                bound, so nobody is refused and nobody passes another; engine, slots and routers are the same
 
 Figures (see `benchmarks.overload_answers`): `high_ttft_p99_ratio_4x`, p99 of the first token of `high` at 4x over that
-at 0.5x, over all who asked; `goodput_4x_over_peak`, output tokens/s of requests finished within both levels at 4x over
-the best of any load; `refusal_p99_ms`, at the router, from a request's arrival to the decision, of those refused on
-arrival; `abandoned_token_share`, the part of the engine's output tokens at 4x made for requests that did not finish, by
-the engine's own counter; `low_granted_share_4x`, the part of the granted tokens that `low` had; `attainment`, the share
-of all offered requests within both levels (a refusal is a miss).
+at 0.5x, over all who asked, or `too_few` where fewer than 300 asked (of p90s, `high_ttft_p90_ratio_4x`, 30; `high_4x`
+is what can be told of any number); `goodput_4x_over_peak`, output tokens/s of requests finished within both levels at
+4x over the best of any load; `refusal_p99_ms`, at the router, from a request's arrival to the decision, of those
+refused on arrival; `abandoned_token_share`, the part of the engine's output tokens at 4x made for requests that did not
+finish, by the engine's own counter; `low_granted_share_4x`, the part of the granted tokens that `low` had;
+`attainment`, the share of all offered requests within both levels (a refusal is a miss); `staying`, first tokens and
+granted shares of clients who stay.
 
 `ours` is measured in rounds, each with all multiples, and what is told of a multiple is of all its rounds together:
 what the speed of the machine does in the meantime it does to all of them.
@@ -145,6 +149,8 @@ def run(theatre: Theatre, plan: Plan, kept: Kept, console: Console) -> tuple[lis
         levels = find_levels(theatre, plan)
         kept.keep_levels(levels)
     console.print_json(data=levels.as_json())
+    plan = plan.sized(levels)
+    console.print(f"  windows of ours by multiple, seconds: {plan.as_json()['window_s']}", highlight=False)
     for arm in plan.arms:
         for multiple, span_s, part in plan.windows(arm):
             window = kept.window(arm, multiple, part)

@@ -5,23 +5,29 @@ mean gap between tokens within 3 times the unloaded p50, both of vLLM's own serv
 derived from them. Who asks for `normal` or `low` is a program and sends half its TTFT level as deadline (for the start;
 the other half is the prompt's); a person, `high`, sends none. All leave without a word when `PATIENCE_FACTORS` times
 their level have passed without a first token, and none comes back.
+
+Windows are planned for the capacity that is found: where the bar is, as many `high` requests are offered as a p99
+takes, if that can be had in `most_s`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.arms import OURS, VLLM
 from benchmarks.estimate import DATA
-from benchmarks.offered import GROUPS, HIGH, LOW, NORMAL
+from benchmarks.offered import GROUP_SHARES, GROUPS, HIGH, LOW, NORMAL
 
-FIFO, CONTROL = "fifo", "control"
-ARMS = (VLLM, OURS, CONTROL, FIFO)  # in this order: `control` runs on the stack of `ours`, `fifo` on one of its own
+FIFO, CONTROL, STAYING = "fifo", "control", "staying"
+# In this order: `control` and `staying` run on the stack of `ours`, `fifo` on one of its own.
+ARMS = (VLLM, OURS, CONTROL, STAYING, FIFO)
 PEAK = 4.0  # the multiple that the bars are about
+BASE = 0.5  # the multiple whose p99 of the high group is the yardstick
+ENOUGH_P99, ENOUGH_P90 = 300, 30  # requests of a class: three lie beyond either; below, a ratio is that of single ones
 MULTIPLES, QUICK_MULTIPLES = (0.5, 1.0, 2.0, 3.0, PEAK), (0.5, 1.0, PEAK)
 TTFT_FACTORS: Mapping[str, float] = {HIGH: 5.0, NORMAL: 20.0, LOW: 100.0}
 ITL_FACTOR = 3.0
@@ -33,6 +39,7 @@ MAX_NUM_SEQS = 8  # few enough for the other core to be at half; a full batch of
 DEPTH = 3  # times the built-in model's layers: with 1 the other core is at 0.72 under 4x, with 2 at 0.46 to 0.57
 ROUNDS = 3  # the machine at hand changes its speed by a fifth within a quarter of an hour
 MAX_MODEL_LEN = 4096  # one request in two thousand of the scaled trace is longer
+SPARE = 1.1  # of a window: arrivals are drawn, and so is how many come
 CLOSED_FACTOR = 2  # clients for each slot when capacity is measured: a slot that comes free has somebody waiting
 UNLOADED, CAPACITY = "unloaded", "capacity"
 
@@ -55,15 +62,34 @@ class Plan:
     depth: int
     seed: int
     folder: str
+    most_s: float  # of one window of `ours`, however slow the machine is
+    staying_s: float
+
+    def sized(self, levels: Levels) -> Plan:
+        """With windows as long as the `high` group needs for a p99 where the bar is, at the capacity that was found;
+        where that is more than `most_s`, so long."""
+        share = GROUP_SHARES[GROUPS.index(HIGH)]
+
+        def span_s(multiple: float) -> float:
+            wanted = SPARE * ENOUGH_P99 / (share * multiple * levels.capacity_rps)
+            planned = self.window_s[multiple]
+            return max(planned, min(wanted, self.most_s)) if multiple in (BASE, PEAK) else planned
+
+        return replace(self, window_s={multiple: span_s(multiple) for multiple in self.window_s})
 
     def windows(self, arm: str) -> list[tuple[float, float, int]]:
         """Multiple, length and round of each window of an arm, in order."""
-        if arm == CONTROL:
-            return [(PEAK, self.control_s, 0)]
+        if arm in (CONTROL, STAYING):
+            return [(PEAK, self.control_s if arm == CONTROL else self.staying_s, 0)]
         if arm != OURS:
             return [(multiple, self.other_s, 0) for multiple in self.multiples]
         rounds = range(self.rounds)
         return [(multiple, self.window_s[multiple] / self.rounds, one) for one in rounds for multiple in self.multiples]
+
+    def staying(self) -> dict[str, int]:
+        """Clients who stay, by group: as many as fill the slots `PEAK` times, in the groups' shares."""
+        shares = zip(GROUPS, GROUP_SHARES, strict=True)
+        return {group: max(1, round(PEAK * self.max_num_seqs * share)) for group, share in shares}
 
     def seed_of(self, multiple: float, part: int = 0) -> int:
         """The same requests for every arm at one multiple, others at another, and in another round."""
@@ -144,10 +170,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
     if options.quick:
         multiples, windows = QUICK_MULTIPLES, {0.5: 25.0, 1.0: 12.0, PEAK: 25.0}
         sizes = {"other_s": 8.0, "control_s": 12.0, "closed_s": 8.0, "warmup_s": 4.0, "tail_s": 2.0}
+        sizes |= {"most_s": 40.0, "staying_s": 20.0}
     else:
         multiples, windows = MULTIPLES, {0.5: 180.0, 1.0: 60.0, 2.0: 90.0, 3.0: 90.0, PEAK: 120.0}
         sizes = {"other_s": 40.0, "control_s": 60.0, "closed_s": 30.0, "warmup_s": 8.0, "tail_s": 6.0}
-    sizes |= {name: options.scale * sizes[name] for name in ("other_s", "control_s", "closed_s")}
+        sizes |= {"most_s": 900.0, "staying_s": 120.0}
+    sizes |= {name: options.scale * sizes[name] for name in ("other_s", "control_s", "closed_s", "staying_s", "most_s")}
     return Plan(
         arms=options.arms,
         multiples=multiples,

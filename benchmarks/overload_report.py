@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks.arms import OURS, VLLM
 from benchmarks.offered import GROUPS, HIGH, LOW
 from benchmarks.overload_answers import Answer, Answers, Decision, Window, quantile, quantiles, served_share
-from benchmarks.overload_plan import CONTROL, FIFO, PEAK, Levels
+from benchmarks.overload_plan import BASE, CONTROL, ENOUGH_P90, ENOUGH_P99, FIFO, PEAK, STAYING, Levels
 from benchmarks.stats import interval, shorten
 
 BARS = {
@@ -24,8 +24,8 @@ BARS = {
 }
 AT_LEAST = ("goodput_4x_over_peak", "low_granted_share_4x")
 OTHER_CORE_BAR = 0.5
-BASE = 0.5  # the multiple whose p99 of the high group is the yardstick
 RESAMPLES = 1000
+TOO_FEW = "too_few"  # in place of a ratio of quantiles beyond which there is next to nobody
 
 
 def build(windows: Sequence[Window], levels: Levels, conditions: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def build(windows: Sequence[Window], levels: Levels, conditions: Mapping[str, An
     figures = {arm: {f"{m:g}": w.figures() for m, w in ones.items()} for arm, ones in by_arm.items()}
     peak = ours.get(PEAK)
     ratio, spread = high_ratio(ours)
+    staying = by_arm.get(STAYING, {}).get(PEAK)
     refusals = quantiles([one.total_s * 1e3 for one in _at_once(ours.values())])
     control = by_arm.get(CONTROL, {}).get(PEAK)
     return {
@@ -48,6 +49,9 @@ def build(windows: Sequence[Window], levels: Levels, conditions: Mapping[str, An
         "fifo": summary(by_arm.get(FIFO, {}), figures.get(FIFO, {})),
         "vllm": summary(by_arm.get(VLLM, {}), figures.get(VLLM, {})),
         "control": None if control is None else gaps(control, seed=1),
+        "high_ttft_p90_ratio_4x": high_ratio(ours, 0.9)[0],
+        "high_4x": None if peak is None else told_of(peak, HIGH),
+        "staying": None if staying is None else stayed(staying),
         "bars": BARS,
         "high_ttft_p99_ratio_interval": spread,
         "refusal_ms": refusals,
@@ -62,15 +66,35 @@ def _at_once(windows: Sequence[Window] | Any) -> list[Decision]:
     return [one for w in windows for one in w.decisions if one.refused is not None and one.on_arrival]
 
 
-def high_ratio(ours: Mapping[float, Window]) -> tuple[float | None, list[float] | None]:
-    """p99 of the first token of `high` at the peak over that at `BASE`, over all offered; with a bootstrap interval."""
+def told_of(window: Window, group: str) -> dict[str, Any]:
+    """What can be told of a group however few it are: how many asked, how many were answered, and the median."""
+    first_ms = _firsts(window.of_group(group))
+    p50 = quantile(first_ms, 0.5)
+    return {"offered": len(window.of_group(group)), "answered": len(first_ms), "p50_ms": _short(p50)}
+
+
+def stayed(window: Window) -> dict[str, Any]:
+    """The closed loop of clients who stay, by group; `refusals`: of all of them, each followed by another try."""
+    return {
+        "groups": {group: told_of(window, group) | quantiles(_firsts(window.of_group(group))) for group in GROUPS},
+        "refusals": window.raw.get("refusals", 0),
+        "granted_share": window.granted_share(),
+        "tokens_per_s": shorten(window.throughput),
+    }
+
+
+def high_ratio(ours: Mapping[float, Window], q: float = 0.99) -> tuple[float | str | None, list[float] | None]:
+    """p99, or p90, of the first token of `high` at the peak over that at `BASE`, over all offered; with a bootstrap
+    interval. `TOO_FEW`: of either there are fewer than that takes."""
     if PEAK not in ours or BASE not in ours:
         return None, None
     top, base = (np.asarray(ours[m].firsts_ms(HIGH)) for m in (PEAK, BASE))
+    if min(len(top), len(base)) < (ENOUGH_P99 if q > 0.9 else ENOUGH_P90):
+        return TOO_FEW, None
     rng = np.random.default_rng(1)
 
     def ratio(a: Any, b: Any) -> float:
-        over, under = quantile(a, 0.99), quantile(b, 0.99)
+        over, under = quantile(a, q), quantile(b, q)
         return np.inf if over is None or not under or not np.isfinite(over) else over / under
 
     drawn = [ratio(rng.choice(top, len(top)), rng.choice(base, len(base))) for _ in range(RESAMPLES)]
@@ -92,6 +116,8 @@ def summary(windows: Mapping[float, Window], figures: Mapping[str, Any]) -> dict
     top = windows.get(PEAK)
     return {
         "high_ttft_p99_ratio_4x": high_ratio(windows)[0],
+        "high_ttft_p90_ratio_4x": high_ratio(windows, 0.9)[0],
+        "high_4x": None if top is None else told_of(top, HIGH),
         "goodput_4x_over_peak": over_peak(windows),
         "abandoned_token_share": None if top is None else top.abandoned()["token_share"],
         "low_granted_share_4x": None if top is None else (top.granted_share() or {}).get(LOW),
@@ -187,14 +213,21 @@ def print_tables(console: Console, result: Mapping[str, Any]) -> None:
         bars.add_column(column, justify="left" if column == "figure" else "right")
     for name, bar in BARS.items():
         value = result[name]
-        met = value is not None and (value >= bar if name in AT_LEAST else value <= bar)
+        known = isinstance(value, float | int)
+        met = known and (value >= bar if name in AT_LEAST else value <= bar)
+        verdict = "not known" if not known else "met" if met else "MISSED"
         others = [_cell((result[arm] or {}).get(name)) for arm in (FIFO, VLLM)]
         sign = "at least" if name in AT_LEAST else "at most"
-        bars.add_row(name, _cell(value), f"{sign} {bar:g}: {'met' if met else 'MISSED'}", *others)
+        bars.add_row(name, _cell(value), f"{sign} {bar:g}: {verdict}", *others)
+    if result["staying"]:
+        bars.add_section()
+        for group, one in result["staying"]["groups"].items():
+            told = f"p50 {_cell(one['p50'])}, p95 {_cell(one['p95'])} ms, {one['answered']} of {one['offered']}"
+            bars.add_row(f"{group}, clients who stay", told, "", "", "")
     other = result["other_core_at_peak"]
     bars.add_row("other core at its peak", _cell(other), f"under {OTHER_CORE_BAR:g}", "", "")
     console.print(bars)
 
 
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
+def _cell(value: float | str | None) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:g}"

@@ -24,7 +24,7 @@ from benchmarks.arms import HOST, OURS, VLLM, Arm, BenchmarkError, ModelChoice, 
 from benchmarks.offered import GROUPS, TENANTS, Label
 from benchmarks.openloop import Spec
 from benchmarks.overload_answers import Answer, brief
-from benchmarks.overload_plan import CLOSED_FACTOR, CONTROL, FIFO, Levels, Plan, behaviour
+from benchmarks.overload_plan import CLOSED_FACTOR, CONTROL, FIFO, STAYING, Levels, Plan, behaviour
 from benchmarks.procs import ENGINE_CORE, role_of, title_of
 from benchmarks.stage import drive
 
@@ -80,9 +80,11 @@ class Server:
         """What the clients of arm `name` send; without levels (a closed loop) neither class nor deadline."""
 
         def label(group: str, key: str) -> Label:
-            if levels is None or name not in (OURS, CONTROL):
+            if levels is None or name not in (OURS, CONTROL, STAYING):
                 return Label(key)
             like = behaviour(name, group)
+            if name == STAYING:
+                return Label(key, like)
             return Label(key, like, levels.deadline_ms(like))
 
         return {group: [list(astuple(label(group, key))) for key in self.keys] for group in GROUPS}
@@ -160,7 +162,7 @@ class Theatre:
         Raises:
             BenchmarkError: it does not start.
         """
-        label = {CONTROL: OURS, FIFO: f"{OURS}#{FIFO}"}.get(name, name)
+        label = {CONTROL: OURS, STAYING: OURS, FIFO: f"{OURS}#{FIFO}"}.get(name, name)
         if label not in self.up:
             self.close()
             self.up[label] = server = self._start(label, name)
@@ -246,6 +248,7 @@ class Theatre:
             tail_s=0.0 if closed else self.plan.tail_s,
             clients=clients,
             labels=server.labels(name, levels),
+            staying=self.plan.staying() if name == STAYING and levels is not None else {},
             patience_s={} if levels is None else {g: levels.patience_s(behaviour(name, g)) for g in GROUPS},
         )
 

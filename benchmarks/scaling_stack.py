@@ -9,7 +9,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,14 +66,17 @@ class Stage:
 
 
 @contextmanager
-def stack(config: dict[str, Any]) -> Iterator[Stage]:
+def stack(config: dict[str, Any], keys: Sequence[Mapping[str, Any]] = ()) -> Iterator[Stage]:
     """A stack of the block's own, ready for requests.
+
+    Args:
+        keys: further ones beside the stage's own, which is an operator's.
 
     Raises:
         BenchmarkError: it does not come up.
     """
     key = f"sk-{secrets.token_urlsafe(24)}"
-    settings = parse(config | {"auth": {"keys": [{"key": key}]}}).without_secrets()
+    settings = parse(config | {"auth": {"keys": [{"key": key, "admin": True}, *map(dict, keys)]}}).without_secrets()
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         cluster = LocalCluster.start("scaling", num_cpus=LOGICAL_CPUS, state_dir=folder, models=[MODEL])
         driver: RemoteDriver | None = None

@@ -4,8 +4,11 @@ Three ways lead there: through the line; in an open session beside it; and aside
 differ in the place that they get and in what a loss means. What is done in a place is the same: hand in, wait for the
 first frames, relay.
 
-Invariant: a request of which its client has seen nothing survives the loss of its replica; one of which it has seen
-something is not tried again. What a place holds is given back once, however the request ends.
+Invariant: a request of which its client has seen nothing survives the loss of its replica, whenever that comes; one of
+which it has seen something is not tried again. What a place holds is given back once, however the request ends.
+
+An answer that is not streamed is collected before its client sees any of it, so until then it runs again as if new.
+What the lost engine had made is discarded: it counts as the tenant's use of the line, and not as tokens it was sent.
 """
 
 from __future__ import annotations
@@ -58,9 +61,12 @@ class Losses:
         self.give_up_at = give_up_at
         self._died = 0
 
-    def final(self, error: EngineFailed, now: float) -> bool:
-        """Count a loss; whether it is the client's to know. An engine that never had the request says nothing of it."""
-        self._died += not isinstance(error, EngineUnreachable)
+    def final(self, error: EngineFailed, now: float, ran_s: float = 0.0) -> bool:
+        """Count a loss; whether it is the client's to know. An engine that never had the request says nothing of it;
+        the seconds that another had it, frozen perhaps, were no waiting."""
+        if not isinstance(error, EngineUnreachable):
+            self._died += 1
+            self.give_up_at += ran_s
         return self._died >= MAX_LOSSES or now >= self.give_up_at
 
 
@@ -121,7 +127,7 @@ class Attempts:
         check_open: Callable[[], None],
         trail: Trail,
     ) -> None:
-        """Through the line; lost before its first frame, it waits again, no longer than `max_wait_s` in all.
+        """Through the line; lost before its client has seen of it, it waits again, no longer than `max_wait_s` in all.
 
         Where the lost replica stays in use, since no more may be out or it was an accident, it pauses before.
 
@@ -134,8 +140,8 @@ class Attempts:
             trail.release(time.monotonic())
             self._give_back(arrival.request_id, made, read)
 
-        def lost(error: EngineFailed) -> bool:
-            if losses.final(error, time.monotonic()):
+        def lost(error: EngineFailed, ran_s: float) -> bool:
+            if losses.final(error, time.monotonic(), ran_s):
                 return False
             trail.lost(time.monotonic())
             logger.warning("request %s waits again: %s", arrival.request_id, error.message)
@@ -167,7 +173,7 @@ class Attempts:
 
     async def in_session(self, arrival: Arrival, make: Make, relay: Relay, session: Session, trail: Trail) -> bool:
         """On its session's replica, beside the line; False: it has to go the way of all others, since the replica is
-        gone or was lost before its first frame, the session's place is taken, or it needs more tokens than are free."""
+        gone or was lost unseen, the session's place is taken, or it needs more tokens than are free."""
         session_id, request_id = session.session_id, arrival.request_id
         if (trail.sequences or arrival.slots) > 1 or not self._replicas.usable(session.pool):
             return False
@@ -179,7 +185,7 @@ class Attempts:
             trail.release(time.monotonic())
             self._leave_session(session_id, request_id, draw)
 
-        def lost(error: EngineFailed) -> bool:
+        def lost(error: EngineFailed, ran_s: float) -> bool:
             trail.lost(time.monotonic())
             trail.beside = False
             logger.warning("request %s leaves session %s: %s", request_id, session_id, error.message)
@@ -207,8 +213,8 @@ class Attempts:
         """On whichever replica `any_replica` names, at once; lost, on the next one. Raises as `in_line`."""
         losses = Losses(time.monotonic() + max_wait_s)
 
-        def lost(error: EngineFailed) -> bool:
-            return not losses.final(error, time.monotonic())
+        def lost(error: EngineFailed, ran_s: float) -> bool:
+            return not losses.final(error, time.monotonic(), ran_s)
 
         while True:
             place = Place(Granted(await any_replica(), 0.0), lambda used: self._replicas.forget_gone())
@@ -217,12 +223,13 @@ class Attempts:
             await asyncio.sleep(ASIDE_RETRY_S)
 
     async def _attempt(
-        self, place: Place, make: Make, relay: Relay, lost: Callable[[EngineFailed], bool], trail: Trail
+        self, place: Place, make: Make, relay: Relay, lost: Callable[[EngineFailed, float], bool], trail: Trail
     ) -> bool:
-        """Hand a request in and relay what comes; False: it was lost before its first frame.
+        """Hand a request in and relay what comes; False: it was lost before its client has seen anything of it.
 
         Args:
-            lost: told of such a loss; whether the request may be tried again. If not, the client has to know.
+            lost: told of such a loss and of the seconds that it was handed in; whether the request may be tried again.
+                If not, the client has to know.
 
         Raises:
             EngineFailed: the client has to know.
@@ -230,7 +237,7 @@ class Attempts:
         replica_id = trail.replica_id = place.granted.replica_id
         trail.route = place.granted.route
         stream: Stream | None = None
-        relayed, sent = False, self._replicas.sent(replica_id)
+        handed_in, sent = time.monotonic(), self._replicas.sent(replica_id)
 
         def ended() -> None:
             place.give_back(None if stream is None else stream.usage)
@@ -239,12 +246,12 @@ class Attempts:
             async with self._replicas.channel(replica_id).run(make, ended, place.on_tokens) as stream:
                 frames = await stream.next()
                 sent.began(frames[0].status)
-                relayed = True
                 await relay(stream, frames, place.granted)
             return True
         except ServeAppError as error:
             sent.broke(error, lost=stream is not None and stream.lost)
-            if relayed or not isinstance(error, EngineFailed) or not lost(error):
+            seen = stream is not None and stream.seen
+            if seen or not isinstance(error, EngineFailed) or not lost(error, time.monotonic() - handed_in):
                 raise
             return False
         finally:

@@ -31,7 +31,7 @@ HANDOVER_S = 5.0  # Serve sends a call on within ms, a busy router within a seco
 class Stream:
     """The frames of one request, in order, as they arrive."""
 
-    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "lost", "pace", "tokens", "usage")
+    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "lost", "pace", "seen", "tokens", "usage")
 
     def __init__(self) -> None:
         self._frames: list[Frame] = []
@@ -41,6 +41,7 @@ class Stream:
         self.tokens = 0  # that the engine has made
         self.pace = Pace()  # when they came, however late a client reads them
         self.begun = False  # whether the first frame has arrived
+        self.seen = False  # whether the client has been sent anything of it; its reader says so
         self.usage: Usage | None = None  # comes with the last frame
         self.lost = False  # whether it failed because the connection to the replica did
 

@@ -93,7 +93,7 @@ class Admission:
         self._tally.arrived += 1
         if arrival.deadline is not None and arrival.deadline <= self._now:
             return [*actions, self._refuse(arrival, Reason.DEADLINE)]
-        if self._empty_since is None and not self._capacity.possible(arrival.slots, arrival.cost):
+        if self._empty_since is None and self._capacity.too_large(arrival.slots, arrival.cost, arrival.only):
             return [*actions, self._refuse(arrival, Reason.TOO_LARGE)]
         waiting = self._line.add(arrival, self._now - waited_s)
         if self._empty_since is not None:
@@ -147,24 +147,42 @@ class Admission:
         return actions + self._decide()
 
     def on_replica(
-        self, replica_id: str, slots: int, now: float, kv_tokens: int | None = None, lent: tuple[int, int] = (0, 0)
+        self,
+        replica_id: str,
+        slots: int,
+        now: float,
+        kv_tokens: int | None = None,
+        lent: tuple[int, int] = (0, 0),
+        reserved: int = 0,
     ) -> list[Action]:
         """A replica has these slots and KV tokens for us from now on, whatever it runs; 0 slots: it drains.
 
         Args:
             kv_tokens: None: KV tokens are not bounded here.
             lent: slots and KV tokens of these that are in other hands for now.
+            reserved: KV tokens of the lent ones that sessions hold. A request that would fit only if one of them ended
+                does not keep the replica; where no replica can hold it beside its sessions it waits aside.
 
         Raises:
             ValueError: negative slots or tokens; nothing has changed then.
         """
-        if slots < 0 or (kv_tokens is not None and kv_tokens < 0):
-            raise ValueError(f"replica {replica_id!r}: slots is {slots}, kv_tokens {kv_tokens}")
+        if slots < 0 or reserved < 0 or (kv_tokens is not None and kv_tokens < 0):
+            raise ValueError(f"replica {replica_id!r}: slots {slots}, kv_tokens {kv_tokens}, reserved {reserved}")
         refusals = self._end_waits(now)  # of what there was until now
         new = not self._capacity.knows(replica_id)
-        self._running.set_replica(replica_id, slots, kv_tokens, lent)  # before anything is granted of it
+        self._running.set_replica(replica_id, slots, kv_tokens, lent, reserved)  # before anything is granted of it
         self._line.lift(self._now)
         return refusals + self._after_replicas(new)
+
+    def on_kv_debt(self, replica_id: str, level: RequestClass | None, now: float) -> list[Action]:
+        """Running requests of this class at most have outgrown their estimates on a replica by more than was free.
+
+        Requests of that class and below start nothing there until it is said anew; classes above are not held up.
+        None: nothing is owed there any more.
+        """
+        actions = self._advance(now)
+        self._capacity.set_debt(replica_id, level)
+        return actions + self._decide()
 
     def on_usage(self, request_class: RequestClass, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """A tenant was served without this line; it has had that much of its class, all the same."""
@@ -351,9 +369,13 @@ class Admission:
     def _why_not_served(self, waiting: Waiting) -> Reason:
         if self._empty_since is not None:
             return Reason.NO_REPLICA
+        capacity, slots, cost = self._capacity, waiting.slots, waiting.cost
+        if capacity.possible(slots, cost, waiting.where):
+            return Reason.TIMEOUT
         # It fitted when it came and has been kept for a replica of its size; none came back.
-        possible = self._capacity.possible(waiting.slots, waiting.cost)
-        return Reason.TIMEOUT if possible else Reason.TOO_LARGE
+        if capacity.too_large(slots, cost, waiting.arrival.only):
+            return Reason.TOO_LARGE
+        return Reason.SESSIONS if capacity.possible(slots, 0, waiting.where) else Reason.NO_REPLICA
 
     def _refuse(self, arrival: Arrival, reason: Reason) -> Refuse:
         self._tally.refused[reason] += 1

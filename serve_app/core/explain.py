@@ -28,6 +28,7 @@ _REFUSALS = {
     Reason.TIMEOUT: "it waited as long as is allowed",
     Reason.NO_REPLICA: "no replica could serve",
     Reason.TOO_LARGE: "it asked for more sequences or tokens than any replica holds",
+    Reason.SESSIONS: "sessions held the KV tokens that it needed for as long as it might wait",
 }
 _REPLAYED = "Answered with what the first request of its Idempotency-Key was answered; nothing ran."
 _ROUTES = {

@@ -77,16 +77,17 @@ class Exchange:
         """Send frames as they arrive, up to the last, which is returned.
 
         Raises:
-            EngineFailed: the engine broke; what has been sent stays sent.
+            EngineFailed: the engine broke; what has been sent stays sent. Until `stream.seen`, nothing has been.
         """
         first = frames[0]
         if first.media == "json":
             while frames[-1].usage is None:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
+            stream.seen = True
             await (self._as_event if self._streaming else self.whole)(first.status, _JSON_HEADERS, body)
             return frames[-1]
-        self.status, self._headers = first.status, _SSE_HEADERS
+        self.status, self._headers, stream.seen = first.status, _SSE_HEADERS, True
         await self._begin(first.status)
         while True:
             last = frames[-1].usage is not None

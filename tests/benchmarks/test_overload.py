@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from benchmarks.offered import (
     GROUP_SHARES,
@@ -33,8 +34,18 @@ from benchmarks.offered import (
     wire,
 )
 from benchmarks.overload_answers import Decision, Window, brief, quantile, quantiles
-from benchmarks.overload_plan import ARMS, CONTROL, PEAK, Levels, behaviour, parse_arguments, plan_of
-from benchmarks.overload_report import build, gaps, high_ratio, over_peak
+from benchmarks.overload_plan import (
+    ARMS,
+    CONTROL,
+    ENOUGH_P99,
+    PEAK,
+    STAYING,
+    Levels,
+    behaviour,
+    parse_arguments,
+    plan_of,
+)
+from benchmarks.overload_report import build, gaps, high_ratio, over_peak, print_tables
 from benchmarks.overload_stage import HELD, admission_of, keys_of, metrics_of
 from serve_app.settings import parse
 
@@ -244,12 +255,44 @@ def test_all_that_runs_beside_the_engine_is_on_the_other_core() -> None:
 
 
 def test_the_ratio_is_between_the_ends_of_the_load() -> None:
-    base = window([row(n, first_s=0.1) for n in range(100)], 0.5)
-    top = window([row(n, first_s=0.13) for n in range(100)])
+    base = window([row(n, first_s=0.1) for n in range(300)], 0.5)
+    top = window([row(n, first_s=0.13) for n in range(300)])
     assert high_ratio({0.5: base, PEAK: top}) == (1.3, [1.3, 1.3])
-    lost = window([row(n, first_s=None if n < 2 else 0.13, outcome="abandoned") for n in range(100)])
+    lost = window([row(n, first_s=None if n < 6 else 0.13, outcome="abandoned") for n in range(300)])
     assert high_ratio({0.5: base, PEAK: lost}) == (None, None)
     assert high_ratio({PEAK: top}) == (None, None)
+
+
+def test_a_ratio_of_quantiles_needs_requests_beyond_them() -> None:
+    few, some, many = ([row(n, first_s=0.1) for n in range(count)] for count in (29, 299, 300))
+    whole = window(many, 0.5)
+    assert high_ratio({0.5: whole, PEAK: window(some)}) == ("too_few", None)
+    assert high_ratio({0.5: window(some, 0.5), PEAK: window(many)}) == ("too_few", None)
+    assert high_ratio({0.5: whole, PEAK: window(some)}, 0.9)[0] == 1.0
+    assert high_ratio({0.5: whole, PEAK: window(few)}, 0.9)[0] == "too_few"
+    result = build([whole, window(few)], LEVELS, {})
+    assert (result["high_ttft_p99_ratio_4x"], result["high_ttft_p90_ratio_4x"]) == ("too_few", "too_few")
+    assert result["high_4x"] == {"offered": 29, "answered": 29, "p50_ms": 100}
+    print_tables(Console(quiet=True), result)
+
+
+@pytest.mark.parametrize("capacity_rps", [2.6, 30.0, 1000.0])
+def test_windows_are_planned_for_the_capacity_that_was_found(capacity_rps: float) -> None:
+    plan = plan_of(parse_arguments([], "text"))
+    levels = replace(LEVELS, capacity_rps=capacity_rps)
+    found = plan.sized(levels)
+    for multiple in (0.5, PEAK):
+        span_s = found.window_s[multiple]
+        high = 0.1 * multiple * capacity_rps * span_s
+        assert high >= ENOUGH_P99 or span_s == plan.most_s
+        assert span_s >= plan.window_s[multiple]
+    assert found.window_s[2.0] == plan.window_s[2.0]
+
+
+def test_clients_who_stay_fill_the_slots_four_times_in_the_groups_shares() -> None:
+    plan = plan_of(parse_arguments(["--max-num-seqs", "10"], "text"))
+    assert plan.staying() == {HIGH: 4, NORMAL: 16, LOW: 20}
+    assert plan.windows(STAYING) == [(PEAK, plan.staying_s, 0)]
 
 
 def test_goodput_at_the_peak_is_over_the_best_of_any_load() -> None:

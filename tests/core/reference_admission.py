@@ -41,8 +41,11 @@ class Request:
         return self.arrival.tenant
 
     @property
-    def size(self) -> tuple[int, int]:
-        return self.slots, math.floor(math.log2(self.cost))
+    def size(self) -> tuple[int, int, str | None, frozenset[str]]:
+        return self.slots, math.floor(math.log2(self.cost)), self.arrival.only, self.arrival.avoid
+
+    def may_use(self, replica: str) -> bool:
+        return self.arrival.only in (None, replica) and replica not in self.arrival.avoid
 
 
 class Reference:
@@ -52,6 +55,8 @@ class Reference:
         self.requests: dict[str, Request] = {}
         self.slots: dict[str, int] = {}
         self.tokens: dict[str, float] = {}
+        self.reserved: dict[str, int] = {}
+        self.debts: dict[str, int] = {}
         self.last_grant: dict[str, int] = {}
         self.counter = 0
         self.empty_since = -math.inf
@@ -97,13 +102,33 @@ class Reference:
         return max(0.0, self.tokens[replica] - used)
 
     def fits(self, request: Request, replica: str) -> bool:
-        return self.free(replica) >= request.slots and self.free_tokens(replica) >= request.cost
+        room = self.free(replica) >= request.slots and self.free_tokens(replica) >= request.cost
+        return room and request.may_use(replica) and self.debts.get(replica, -1) < request.level
 
-    def holds(self, replica: str, slots: int, cost: int) -> bool:
-        return self.slots[replica] >= slots and self.tokens[replica] >= cost
+    def large_enough(self, request: Request, replica: str, sessions: bool = True) -> bool:
+        tokens = self.tokens[replica] - (self.reserved[replica] if sessions else 0)
+        return self.slots[replica] >= request.slots and tokens >= request.cost
+
+    def holds(self, request: Request, replica: str) -> bool:
+        return request.may_use(replica) and self.large_enough(request, replica)
 
     def possible(self, request: Request) -> bool:
-        return any(self.holds(replica, request.slots, request.cost) for replica in self.slots)
+        return any(self.holds(request, replica) for replica in self.slots)
+
+    def too_large(self, request: Request) -> bool:
+        only = request.arrival.only
+        some = [replica for replica, slots in self.slots.items() if slots and only in (None, replica)]
+        return bool(some or only is None) and not any(self.large_enough(request, one, sessions=False) for one in some)
+
+    def why_not_served(self, request: Request) -> str:
+        if self.empty():
+            return "no_replica"
+        if self.possible(request):
+            return "timeout"
+        if self.too_large(request):
+            return "too_large"
+        there = any(request.may_use(one) and slots >= request.slots for one, slots in self.slots.items())
+        return "sessions" if there else "no_replica"
 
     def empty(self) -> bool:
         return not any(self.slots.values())
@@ -135,8 +160,7 @@ class Reference:
                 self.refuse(request, "deadline")
         for request in sorted(self.waiting(), key=lambda r: r.number):
             if self.wait_ends(request) <= now:
-                why = "no_replica" if self.empty() else "timeout" if self.possible(request) else "too_large"
-                self.refuse(request, why)
+                self.refuse(request, self.why_not_served(request))
         for request in sorted(self.waiting(), key=lambda r: (r.level, r.number)):
             claimed = request.arrival.request_class
             due = claimed < CLASSES - 1 and request.arrived + self.policy.lift_after_s[claimed] <= now
@@ -151,7 +175,7 @@ class Reference:
         self.requests[arrival.request_id] = request
         if arrival.deadline is not None and arrival.deadline <= self.now:
             return self.refuse(request, "deadline")
-        if not self.empty() and not self.possible(request):
+        if not self.empty() and self.too_large(request):
             return self.refuse(request, "too_large")
         self.enter(request, request.level)
         self.decide()
@@ -186,20 +210,28 @@ class Reference:
                 self.charge(request, 2 * (request.produced - request.output))
                 request.output = request.produced
 
-    def replica(self, replica: str, slots: int | None, tokens: int | None = None) -> None:
+    def replica(self, replica: str, slots: int | None, tokens: int | None = None, reserved: int = 0) -> None:
         """Another size; no slots: gone."""
         was_empty = self.empty()
         if slots is None:
             self.slots.pop(replica, None)
             self.last_grant.pop(replica, None)
+            self.debts.pop(replica, None)
             for request in self.running():
                 if request.replica == replica:
                     self.stop(request, request.prompt, request.produced)
         else:
             self.slots[replica] = slots
             self.tokens[replica] = math.inf if tokens is None else tokens
+            self.reserved[replica] = reserved
         if self.empty() and not was_empty:
             self.empty_since = self.now
+        self.decide()
+
+    def kv_debt(self, replica: str, level: int | None) -> None:
+        self.debts.pop(replica, None)
+        if level is not None and replica in self.slots:
+            self.debts[replica] = level
         self.decide()
 
     # Coming and going.
@@ -328,19 +360,19 @@ class Reference:
 
     def kept_for(self, request: Request, opened: set[str]) -> set[str]:
         """The replica it keeps, if any."""
-        some = {replica for replica in opened if self.free(replica) and self.free_tokens(replica)}
+        some = {one for one in opened if request.may_use(one) and self.debts.get(one, -1) < request.level}
         if not some:
             return set()
         short = max(self.free_tokens(replica) for replica in some) < request.cost
         first = self.best(some, tokens_first=short)
-        if self.holds(first, request.slots, request.cost):
+        if self.holds(request, first):
             return {first}
-        able = {replica for replica in some if self.holds(replica, request.slots, request.cost)}
+        able = {replica for replica in some if self.holds(request, replica)}
         return {self.best(able)} if able else set()
 
     def firsts(self, level: int) -> list[Request]:
         """Of each size the first one, in order."""
-        found: dict[tuple[int, int], Request] = {}
+        found: dict[tuple[object, ...], Request] = {}
         for request in self.waiting(level):
             found.setdefault(request.size, request)
         return list(found.values())

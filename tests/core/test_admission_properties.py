@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,9 @@ classes = st.sampled_from(RequestClass)
 tenants = st.sampled_from(TENANTS)
 waits = st.sampled_from([2.0, 4.0, 8.0, 16.0])
 kv_sizes = st.none() | st.integers(0, 60)
+constraints = st.just({}) | st.fixed_dictionaries(
+    {}, optional={"only": st.sampled_from(REPLICAS), "avoid": st.frozensets(st.sampled_from(REPLICAS), max_size=3)}
+)
 # Weights are powers of two, so that sums of tokens over them are exact in whatever order.
 rights = st.dictionaries(
     tenants, st.builds(TenantPolicy, st.sampled_from([0.5, 1.0, 4.0]), st.sampled_from([0.0, 0.1, 0.25])), max_size=3
@@ -63,7 +67,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.admission = Admission(self.policy)
         self.reference = Reference(self.policy)
         for replica, (slots, kv_tokens) in zip(REPLICAS, sizes, strict=False):
-            self.set_size(replica, slots, kv_tokens, 0.0)
+            self.set_size(replica, slots, kv_tokens, 0, 0.0)
 
     # Events.
 
@@ -73,6 +77,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         patience_s=st.none() | st.sampled_from([-1.0, 1.0, 4.0, 9.0]),
         affinity=st.none() | st.sampled_from(REPLICAS),
         tokens=st.tuples(st.integers(0, 40), st.integers(0, 20)),
+        where=constraints,
         span=spans,
     )
     def arrive(
@@ -82,12 +87,15 @@ class AdmissionMachine(RuleBasedStateMachine):
         patience_s: float | None,
         affinity: str | None,
         tokens: tuple[int, int],
+        where: dict[str, Any],
         span: float,
     ) -> None:
         self.now += span
         deadline = None if patience_s is None else self.now + patience_s + OFF_GRID
         prompt, output = tokens
-        arrival = Arrival(f"q{next(self.ids)}", *of, slots, prompt + output, deadline, affinity, prompt_tokens=prompt)
+        arrival = Arrival(
+            f"q{next(self.ids)}", *of, slots, prompt + output, deadline, affinity, prompt_tokens=prompt, **where
+        )
         self.arrived += 1
         self.reference.pass_time(self.now)
         self.compare(self.admission.on_tick(self.now))
@@ -109,14 +117,16 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @rule(
         wanted=st.lists(
-            st.tuples(classes, tenants, st.sampled_from([1, 1, 3]), st.integers(1, 40)), min_size=5, max_size=12
+            st.tuples(classes, tenants, st.sampled_from([1, 1, 3]), st.integers(1, 40), constraints),
+            min_size=5,
+            max_size=12,
         )
     )
-    def rush(self, wanted: list[tuple[RequestClass, str, int, int]]) -> None:
+    def rush(self, wanted: list[tuple[RequestClass, str, int, int, dict[str, Any]]]) -> None:
         """Many at once, so that there is an order to be kept."""
-        for request_class, tenant, slots, tokens in wanted:
+        for request_class, tenant, slots, tokens, where in wanted:
             name = f"q{next(self.ids)}"
-            arrival = Arrival(name, request_class, tenant, slots, tokens, prompt_tokens=tokens // 2)
+            arrival = Arrival(name, request_class, tenant, slots, tokens, prompt_tokens=tokens // 2, **where)
             self.arrived += 1
             self.reference.pass_time(self.now)
             self.reference.arrive(arrival)
@@ -179,12 +189,25 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert self.admission.on_done(f"q{number}", self.now) == []
             assert self.admission.snapshot(self.now) == before
 
-    @rule(replica=st.sampled_from(REPLICAS), slots=st.integers(0, 6), kv_tokens=kv_sizes, span=spans)
-    def set_size(self, replica: str, slots: int, kv_tokens: int | None, span: float) -> None:
+    @rule(
+        replica=st.sampled_from(REPLICAS),
+        slots=st.integers(0, 6),
+        kv_tokens=kv_sizes,
+        reserved=st.sampled_from([0, 0, 20, 70]),
+        span=spans,
+    )
+    def set_size(self, replica: str, slots: int, kv_tokens: int | None, reserved: int, span: float) -> None:
         self.now += span
         self.reference.pass_time(self.now)
-        self.reference.replica(replica, slots, kv_tokens)
-        self.compare(self.admission.on_replica(replica, slots, self.now, kv_tokens))
+        self.reference.replica(replica, slots, kv_tokens, reserved)
+        self.compare(self.admission.on_replica(replica, slots, self.now, kv_tokens, reserved=reserved))
+
+    @rule(replica=st.sampled_from(REPLICAS), level=st.none() | classes, span=spans)
+    def kv_debt(self, replica: str, level: RequestClass | None, span: float) -> None:
+        self.now += span
+        self.reference.pass_time(self.now)
+        self.reference.kv_debt(replica, level)
+        self.compare(self.admission.on_kv_debt(replica, level, self.now))
 
     @rule(
         max_queued=st.integers(0, 8),

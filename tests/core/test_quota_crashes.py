@@ -169,6 +169,17 @@ def test_nothing_new_is_granted_after_a_crash_before_all_have_spoken() -> None:
     assert shell.limit("new") >= 10
 
 
+def test_device_memory_is_granted_after_a_crash_before_anybody_has_spoken() -> None:
+    """What is granted was stored, so nobody can hold what the new actor does not know."""
+    shell = Shell()
+    shell.runs("e", size=60)
+    shell.router("r", want=1000)
+    shell.crash()
+    assert shell.engine(EngineReport("new", "m", (Rank("n", 0),), 50, 50)).holds == ()
+    reply = shell.engine(EngineReport("small", "m", (Rank("n", 1),), 50, 50))
+    assert (reply.holds, reply.may_load) == ((Hold("n/1", 50),), True)
+
+
 def test_whoever_has_said_nothing_after_a_crash_is_not_waited_for_for_ever() -> None:
     shell = Shell()
     shell.runs("e")

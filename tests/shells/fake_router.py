@@ -125,6 +125,7 @@ class Router:
             self.relayed.append(name)
             self.places[name] = granted.replica_id
             self.why[name] = granted.why
+            stream.seen = True
             if then is not None:
                 await then()
             while frames[-1].usage is None:

@@ -75,6 +75,29 @@ def test_a_request_under_which_engines_die_is_not_tried_for_ever() -> None:
     assert died == [False] * (attempts.MAX_LOSSES - 1) + [True]
 
 
+def test_the_time_that_an_engine_had_the_request_was_no_waiting() -> None:
+    losses = attempts.Losses(give_up_at=60.0)
+    assert not losses.final(EngineFailed("died"), 75.0, ran_s=75.0)  # frozen: Serve takes 75 s to find that out
+    assert losses.final(EngineUnreachable("away"), 135.0, ran_s=60.0)
+
+
+def test_a_request_on_a_replica_that_is_frozen_for_longer_than_anyone_waits_runs_elsewhere() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster, max_wait_s=0.1).start()
+        freeze(cluster, "r1")
+        request = router.asking()
+        await until(lambda: cluster["r1"].work == 1, SOON_S, "handed in")
+        await cluster.add("r2")
+        await asyncio.sleep(0.2)  # twice what it may wait
+        cluster.kill("r1")
+        await asyncio.wait_for(request, SOON_S)
+        assert router.submits() == ["r1", "r2"]
+        await router.settled()
+
+    run(scenario, waits={(channel, "HANDOVER_S"): 0.05})  # beyond doubt on the replica when that leaves
+
+
 def test_engines_that_never_had_the_request_only_cost_time() -> None:
     losses = attempts.Losses(give_up_at=100.0)
     assert not any(losses.final(EngineUnreachable("away"), float(now)) for now in range(100))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from serve_app import asking, channel
 from serve_app.core import outliers
+from serve_app.engine.protocol import Piece
 from serve_app.errors import BadRequest, EngineFailed
 from serve_app.http import edge
 from serve_app.settings import AdmissionSettings
-from serve_app.types import Operation, Outcome
+from serve_app.types import Outcome
 from tests.shells.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
 from tests.shells.fake_engines import MODEL, FakeCluster, model, run, turns, until
 from tests.shells.fake_router import LONG, SOON_S, said
@@ -223,6 +225,43 @@ def test_a_replica_lost_before_the_first_frame_is_not_seen_by_the_client(stream:
     run(scenario)
 
 
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "one"}])
+def test_an_answer_that_is_not_streamed_runs_elsewhere_whenever_its_engine_is_lost(
+    headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", "r2")
+        halves: list[str] = []
+
+        def in_parts(name: str) -> Any:
+            """The first replica that is asked leaves with a part of the answer on its way."""
+            made = cluster[name].engine._backend.run
+
+            async def run_(submit: Any) -> Any:
+                async for piece in made(submit):
+                    if halves:
+                        yield piece
+                        continue
+                    halves.append(name)
+                    yield Piece(piece.body[:9], 200, "json", piece.groups)
+                    asyncio.get_running_loop().call_later(0.02, cluster.kill, name)  # for the part to arrive
+                    await asyncio.Event().wait()
+
+            return run_
+
+        for name in ("r1", "r2"):
+            monkeypatch.setattr(cluster[name].engine._backend, "run", in_parts(name))
+        reply = await client.post(ask("p", 30, stream=False), headers=headers)
+        assert (reply.status, reply.text) == (200, said("p", 30))
+        assert len(client.submits()) == 2
+        assert client.outcomes == {Outcome.OK: 1}
+        assert client.figures("serve_app_completion_tokens_total", "tenant") == {("people",): 30}
+        assert client.figures("serve_app_time_to_first_token_seconds_count") == {(): 1}
+        assert client.at_rest()
+
+    run(scenario)
+
+
 def test_a_client_that_does_not_read_stops_nobody_and_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "MAX_BUFFERED_BYTES", 20_000)
 
@@ -285,6 +324,35 @@ def test_a_run_that_did_not_end_well_is_not_repeated_but_run_again() -> None:
         await until(lambda: len(client.submits()) == 3, SOON_S, "the third one runs")
         await _end(third)
         assert client.outcomes == {Outcome.ENGINE_FAILED: 1, Outcome.CANCELLED_RUNNING: 2}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("words", [3, 50_000])
+def test_a_large_body_is_looked_at_beside_the_event_loop(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: dict[str, int] = {}
+
+    def noted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def note(*arguments: Any) -> Any:
+            looked[name] = threading.get_ident()
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, note)
+
+    noted(edge, "decode")
+    noted(edge, "fingerprint")
+    noted(edge.contract, "split")
+    noted(edge.measure, "prompt_bytes")
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reply = await client.post(ask("p", ignored=["word"] * words), headers={"Idempotency-Key": "one"})
+        assert (reply.status, reply.text) == (200, said("p", 5))
+        small = words < 1000
+        assert {ident == threading.get_ident() for ident in looked.values()} == {small}
+        assert len(looked) == 4
 
     run(scenario)
 
@@ -363,8 +431,8 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
 
 
 def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:
-    edge._bound_aside(Operation.TOKENIZE, {"prompt": "x" * 10 * edge.MAX_BYTES_PER_TOKEN}, 10)
-    edge._bound_aside(Operation.TOKENIZE, {"prompt": "x" * 10_000}, None)  # no engine has told its length yet
+    edge._bound_aside(10 * edge.MAX_BYTES_PER_TOKEN, 10)
+    edge._bound_aside(10_000, None)  # no engine has told its length yet
     with pytest.raises(BadRequest) as caught:
-        edge._bound_aside(Operation.TOKENIZE, {"prompt": "x" * (10 * edge.MAX_BYTES_PER_TOKEN + 1)}, 10)
+        edge._bound_aside(10 * edge.MAX_BYTES_PER_TOKEN + 1, 10)
     assert caught.value.param == "prompt"

@@ -24,6 +24,7 @@ class Accounts:
         self._ledger = ledger
         self._held: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
         self._told: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine, what its requests hold of that
+        self.opened: set[tuple[str, str]] = set()  # routers and engines whose account was nothing before
         self.overdrawn = 0  # counter: tokens that routers went by and the ledger had given to others
 
     def held(self, router: str, engine: str) -> tuple[int, int]:
@@ -123,7 +124,10 @@ class Accounts:
 
     def _set(self, router: str, engine: str, slots: int, tokens: int) -> None:
         if slots or tokens:
-            self._held.setdefault(router, {})[engine] = (slots, tokens)
+            accounts = self._held.setdefault(router, {})
+            if engine not in accounts:
+                self.opened.add((router, engine))
+            accounts[engine] = (slots, tokens)
         elif engine in self._held.get(router, {}):
             del self._held[router][engine]
             if not self._held[router]:

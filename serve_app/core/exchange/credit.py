@@ -55,6 +55,10 @@ class Accounts:
         """Every engine with its model and whether it is usable."""
         return [(name, account.model, account.usable) for name, account in self._accounts.items()]
 
+    def model(self, engine: str) -> str:
+        """What it serves. Raises KeyError for an unknown one."""
+        return self._accounts[engine].model
+
     def usable(self, engine: str) -> bool:
         """Whether requests can be handed to it, as far as is known."""
         account = self._accounts.get(engine)

@@ -4,8 +4,9 @@ Rules
 - While somebody waits for a model it is contended: no credit is given, every router gives back what it does not use,
   and every arrival is in this line (`core.exchange.places`). It stays so for `CALM_S` after the last one was served,
   and always where some may not wait (`max_queued: 0`): one router's credit would have another refuse with idle slots.
-- After a crash of the actor nothing is decided before all routers have spoken; then those who wait come in together,
-  the oldest first.
+- After a crash of the actor an engine is closed until every router that may hold something there has spoken. A model
+  whose engines are all closed recovers: its routers grant from their credit, and who waits comes in together after
+  that, the oldest first.
 - While a request that runs is owed tokens no router keeps credit on its engine, either (`core.exchange.growth`).
 - A router that is gone takes its waiting requests with it; its account ends in the ledger. One that hears nothing for
   a second is granted nothing more, long before it counts as gone: places it is given meanwhile are nobody's.
@@ -71,15 +72,15 @@ class Lines:
     Args:
         epoch: of the actor.
         ledger: with the engines and their slots.
-        recovering: there was an actor before, and it is not known yet what routers hold.
     """
 
-    def __init__(self, epoch: int, ledger: Ledger, *, recovering: bool) -> None:
-        self._peers = Peers(epoch, recovering)
+    def __init__(self, epoch: int, ledger: Ledger) -> None:
+        self._peers = Peers(epoch)
         self._places = Places(ledger, self._peers.say)
         self._accounts = self._places.accounts
         self._early: dict[str, tuple[str, str, Arrival, float]] = {}  # by ticket: router, model, and since when
-        self._gather_until = math.inf if recovering else -math.inf
+        self._closed: frozenset[str] = frozenset()
+        self._gather_until: dict[str, float] = {}  # models that have just recovered
         self._held_back: frozenset[str] = frozenset()  # engines for which a session waits
         self._calm_at: dict[str, float] = {}  # contended models in which nobody waits any more
         self._figures_at = -math.inf
@@ -131,6 +132,11 @@ class Lines:
         """Routers whose watch has something to say."""
         return self._peers.take_woken()
 
+    def take_opened(self) -> set[tuple[str, str]]:
+        """Routers and engines between which there is an account that was nothing before."""
+        opened, self._accounts.opened = self._accounts.opened, set()
+        return opened
+
     def requests(self) -> dict[str, tuple[Arrival, str]]:
         """See `Places.requests`."""
         return self._places.requests()
@@ -180,11 +186,10 @@ class Lines:
             self._held_back = engines
             self._after(now)
 
-    def freeze(self, recovering: bool, now: float) -> None:
-        """Whether it is not known yet what all routers hold."""
-        if recovering != self._peers.word.recovering:
-            self._gather_until = math.inf if recovering else now + HAND_IN_S
-            self._peers.change(self._peers.word.contended, recovering)
+    def close(self, engines: frozenset[str]) -> None:
+        """It is not known what routers hold on these engines. Counts from the end of the next event: what a router says
+        is booked before what it leaves is granted."""
+        self._closed = engines
 
     def on_tick(self, now: float) -> None:
         """Time has passed."""
@@ -205,8 +210,7 @@ class Lines:
         dues = [due for line in lines if (due := line.admission.next_due()) is not None]
         dues += [due for line in lines if (due := line.standing.next_due()) < math.inf]
         dues += self._calm_at.values()
-        if self._early and self._gather_until < math.inf:
-            dues.append(self._gather_until)
+        dues += self._gather_until.values()
         return min(dues, default=None)
 
     # Inside
@@ -257,16 +261,17 @@ class Lines:
     def _arrive(self, router: str, model: str, arrival: Arrival, waited_s: float, now: float) -> None:
         if arrival.deadline is not None:
             arrival = replace(arrival, deadline=arrival.deadline + now)
-        if now < self._gather_until:
+        if model in self._peers.word.recovering or now < self._gather_until.get(model, now):
             self._early[arrival.request_id] = (router, model, arrival, now - waited_s)
         else:
             self._places.arrive(router, model, arrival, now - waited_s, now)
 
     def _hand_in(self, now: float) -> None:
         """Who waited while the actor was away comes in, the oldest first."""
-        if self._early and now >= self._gather_until:
-            early, self._early = self._early, {}
-            for router, model, arrival, arrived_s in sorted(early.values(), key=lambda one: one[3]):
+        for ready in [model for model, until in self._gather_until.items() if until <= now]:
+            del self._gather_until[ready]
+            mine = [self._early.pop(ticket) for ticket, (_, model, *_) in list(self._early.items()) if model == ready]
+            for router, model, arrival, arrived_s in sorted(mine, key=lambda one: one[3]):
                 self._places.arrive(router, model, arrival, arrived_s, now)
 
     def _forget(self, routers: Sequence[str], now: float) -> None:
@@ -294,10 +299,16 @@ class Lines:
         """Whether credit may be given on an engine, as far as it is not for its line to say."""
         word = self._peers.word
         names = {engine, self._places.model_of(engine)}
-        return not word.recovering and not names & word.contended and engine not in self._held_back
+        return not names & word.contended and engine not in self._held_back
 
     def _after(self, now: float, arrived: Set[str] = frozenset()) -> None:
         """What the routers go by, after whatever has happened; `arrived`: models that were asked for."""
+        recovering = self._peers.word.recovering
+        if self._closed != self._places.closed:
+            self._places.close(self._closed, now)
+        if self._closed or recovering:
+            before, recovering = recovering, self._places.recovering()
+            self._gather_until.update(dict.fromkeys(before - recovering, now + HAND_IN_S))
         self._places.once_more(now)
         lines = self._places.lines
         contended = {name for name in self._peers.word.contended if name in lines}
@@ -310,9 +321,7 @@ class Lines:
         self._places.touched.clear()
         for model in self._calm_at.keys() - contended:
             del self._calm_at[model]
-        self._peers.change(
-            frozenset(contended | self._held_back | self._places.growth.engines), self._peers.word.recovering
-        )
+        self._peers.change(frozenset(contended | self._held_back | self._places.growth.engines), recovering)
         if now >= self._figures_at + FIGURES_S:
             self._figures_at, arrived = now, contended
         for model in arrived & contended:

@@ -43,7 +43,7 @@ class Link:
         self._again = self._more = False
         self._version = -1
         self.booked = False  # the actor has said what the accounts are
-        self.recovering = True
+        self.recovering: frozenset[str] = frozenset()
         self.contended: frozenset[str] = frozenset()
         self.figures: dict[str, Figures] = {}
         for event in events:

@@ -32,11 +32,11 @@ class Peer:
 class Peers:
     """Routers that speak to this actor, and the word that all of them hear. O(1) per message and item."""
 
-    def __init__(self, epoch: int, recovering: bool) -> None:
+    def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._peers: dict[str, Peer] = {}
         self._woken: set[str] = set()
-        self.word = Word(0, frozenset(), recovering)
+        self.word = Word(0, frozenset(), frozenset())
         self._figures: dict[str, Figures] = {}  # by model, those looked at last behind the others
         self._figures_version = 0
 
@@ -124,7 +124,7 @@ class Peers:
         self._figures.pop(model, None)
         self._figures[model] = Figures(self._figures_version, model, classes)
 
-    def change(self, contended: frozenset[str], recovering: bool) -> None:
+    def change(self, contended: frozenset[str], recovering: frozenset[str]) -> None:
         """What all routers go by; told to all of them at once, if it is new."""
         if (contended, recovering) != (self.word.contended, self.word.recovering):
             self.word = Word(self.word.version + 1, contended, recovering)

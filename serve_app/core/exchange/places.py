@@ -6,7 +6,8 @@ Rules
 - An engine is in a line while every router of the model that counts says that it can reach it. Requests of one that
   does not (`core.exchange.standing`) wait beside the line, and come in again with it.
 - While nobody waits, half of an engine is divided among the routers as credit; the rest is for who asks.
-- An engine that was taken for gone and is there is used again once whoever had something there has said what.
+- An engine that was taken for gone and is there is used again once whoever had something there has said what; so is one
+  that is closed, where that is not known since the actor's own death.
 
 Invariant: what a line may grant on an engine is free there in the ledger.
 Invariant: a ticket is known from its arrival to its end, and nothing of it after that.
@@ -44,6 +45,7 @@ class Places:
         self.accounts = Accounts(ledger)
         self.growth = Growth()
         self.lines: dict[str, Line] = {}
+        self.closed: frozenset[str] = frozenset()  # engines where it is not known what routers hold
         self.touched: set[str] = set()  # models in which something was decided
         self._model_of: dict[str, str] = {}  # engines, by their routers' word
         self._requests: dict[str, Request] = {}
@@ -98,7 +100,7 @@ class Places:
             return
         line = self.lines[model]
         spare, more = self.accounts.spare(engine, len(line.routers)), (0, 0)
-        calm = calm and not self.growth.owes(engine) and not line.admission.contended
+        calm = calm and engine not in self.closed and not self.growth.owes(engine) and not line.admission.contended
         if calm and line.open(engine):
             more = self.accounts.lend(router, engine, spare, had)
             self.sync(engine, now)
@@ -254,7 +256,7 @@ class Places:
 
     def sync(self, engine: str, now: float) -> None:
         """What is free of an engine may have changed: those who run and are owed some come first."""
-        if self.growth.owes(engine):
+        if self.growth.owes(engine) and engine not in self.closed:
             self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens))
         model = self._model_of.get(engine)
         if model is None:
@@ -267,6 +269,25 @@ class Places:
         one.told = told
         slots, tokens, *lent = told
         self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent[0], lent[1])))
+
+    def close(self, engines: frozenset[str], now: float) -> None:
+        """It is not known what routers hold on these engines, and on no others."""
+        changed, self.closed = self.closed ^ engines, engines
+        for engine in sorted(changed):
+            self.sync(engine, now)
+
+    def recovering(self) -> frozenset[str]:
+        """Models whose lines can grant nothing, since of what they have all is closed. O(engines)."""
+        found = set()
+        for model, line in self.lines.items():
+            there = {
+                name
+                for name, one in line.engines.items()
+                if one.open_to(line.counted) and slots_of(name) in self._ledger
+            }
+            if self.closed & line.engines.keys() and there <= self.closed:
+                found.add(model)
+        return frozenset(found)
 
     def tidy(self, model: str) -> None:
         """Forget engines that nobody reaches, and a line without routers."""
@@ -385,7 +406,7 @@ class Places:
             self.sync(request.engine, now)
 
     def _told(self, engine: str, one: Engine, routers: set[str]) -> tuple[int, int, int, int]:
-        if not one.open_to(routers) or slots_of(engine) not in self._ledger:
+        if not one.open_to(routers) or engine in self.closed or slots_of(engine) not in self._ledger:
             return 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)

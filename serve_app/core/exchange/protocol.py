@@ -71,12 +71,12 @@ class Word(NamedTuple):
     Args:
         version: rises with every change, in an epoch.
         contended: models in whose line somebody waits, and engines for which a session waits: no credit there.
-        recovering: it is not known yet what all routers hold; nothing is granted.
+        recovering: models of which the line grants nothing yet: what routers hold on their engines is not known.
     """
 
     version: int
     contended: frozenset[str]
-    recovering: bool
+    recovering: frozenset[str]
 
 
 class Exchange(NamedTuple):

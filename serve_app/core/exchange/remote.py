@@ -76,7 +76,7 @@ class RemoteLine:
         self._closing: dict[str, tuple[str, bool, bool] | None] = {}  # engines let go of, and what they became since
         self._outlook = Outlook(self._link, self._policies)
         self._good_until = -math.inf
-        self.alone = True  # the actor does not answer, or does not know yet what all routers have
+        self.alone = True  # the actor does not answer, or has not booked yet what this router has
         self.granted_here = 0  # counters
         self.granted_there = 0
         self._told_holds: tuple[Amount, ...] = ()
@@ -115,6 +115,11 @@ class RemoteLine:
         self._closing[engine] = None
         self._link.put(Left(engine))
 
+    def decides(self, model: str) -> bool:
+        """Whether this router grants by itself to who waits: the actor is away, or does not know yet what all routers
+        hold of this model's engines."""
+        return self.alone or model in self._link.recovering
+
     # Requests
 
     def on_arrive(self, model: str, arrival: Arrival, now: float) -> list[Action]:
@@ -124,12 +129,12 @@ class RemoteLine:
         if arrival.deadline is not None and arrival.deadline <= now:
             return [self._outlook.refusal(model, arrival, Reason.DEADLINE)]
         waiting = Waiting(model, arrival, now)
-        if not self._pending.count(model) and (self.alone or model not in self._link.contended):
+        if not self._pending.count(model) and (self.decides(model) or model not in self._link.contended):
             granted = self._grant_here(waiting, now)
             if granted is not None:
                 self._balance(now)
                 return [granted]
-        reason = None if self.alone else self._outlook.hopeless(model, arrival, now)
+        reason = None if self.decides(model) else self._outlook.hopeless(model, arrival, now)
         if reason is not None:
             return [self._outlook.refusal(model, arrival, reason)]
         self._wait(waiting, now)
@@ -268,17 +273,19 @@ class RemoteLine:
             return []
         if now >= sent_at + FENCE_S:
             return self.on_lost(now)
-        contended = link.contended
+        before = link.contended, link.recovering
         actions = [action for said in link.heard(reply) for action in self._take(said, now)]
         if link.booked:
             self._good_until = max(self._good_until, sent_at + FENCE_S)
         self._outlook.heard(sent_at, reply.ack)
-        self.alone = not link.booked or link.recovering
+        self.alone = not link.booked
+        actions += self._serve_all_alone(now)
         if self.alone:
-            return actions + self._serve_all_alone(now)
+            return actions
         for waiting in self._pending.not_handed_in():
-            self._hand_in(waiting, now)
-        self._balance(now, every=link.contended != contended)
+            if not self.decides(waiting.model):
+                self._hand_in(waiting, now)
+        self._balance(now, every=(link.contended, link.recovering) != before)
         return actions
 
     def _begin(self, epoch: int, now: float) -> None:
@@ -360,7 +367,7 @@ class RemoteLine:
     def _serve_alone(self, model: str, now: float) -> list[Action]:
         """Grant to who waits, in order, while the actor cannot."""
         actions: list[Action] = []
-        while self.alone and (first := self._pending.first(model)) is not None:
+        while self.decides(model) and (first := self._pending.first(model)) is not None:
             granted = self._grant_here(first, now)
             if granted is None:
                 break
@@ -375,7 +382,7 @@ class RemoteLine:
         due = waiting.arrived_s + self._policies.get(waiting.model, UNTOLD).max_wait_s
         deadline = waiting.arrival.deadline
         self._pending.add(waiting, (due if deadline is None else min(due, deadline)) + LATE_S)
-        if not self.alone:
+        if not self.decides(waiting.model):
             self._hand_in(waiting, now)
 
     def _hand_in(self, waiting: Waiting, now: float) -> None:
@@ -400,6 +407,8 @@ class RemoteLine:
             return
         contended = self._link.contended
         for engine in self._accounts.names() if every else list(self._running.touched):
+            if self._accounts.model(engine) in self._link.recovering:
+                continue
             back = self._accounts.surplus(engine, contended)
             wanted = self._accounts.ask(engine, contended, now) if back is None else None
             for event in (back, wanted):

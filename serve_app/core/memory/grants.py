@@ -17,7 +17,7 @@ Invariant: no engine loads before its memory is reserved on every device it will
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from serve_app.core.memory.berths import Berths
@@ -139,11 +139,14 @@ class Grants:
         self.policy: Policy = Learned(0, 0)
         self.berths = Berths(ledger)
 
-    def report(self, told: EngineReport, now: float, *, frozen: bool = False) -> EngineReply:
+    def report(
+        self, told: EngineReport, now: float, *, frozen: bool = False, unheard: Set[str] = frozenset()
+    ) -> EngineReply:
         """An engine's word; returns what it may have.
 
         Args:
-            frozen: nothing new is to be granted (while it is not known what others hold).
+            frozen: no memory is to be granted (while it is not known what others hold).
+            unheard: engines of which it is not known whether they load: they have not spoken to this actor.
 
         Raises:
             LeaseConflict, InsufficientMemory: what it says it holds is another's by now.
@@ -180,7 +183,7 @@ class Grants:
         if lease.phase is Phase.RESERVED:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin with this very answer
         self._measure(engine, lease)
-        turn, why = self._turn(engine, lease, frozen=frozen)
+        turn, why = self._turn(engine, lease, unheard)
         return EngineReply(lease.holds, may_load=turn, why=why, drain=owner in self._leaving)
 
     def forget(self, owner: str, *, memory_gone: bool) -> list[Lease]:
@@ -297,22 +300,21 @@ class Grants:
             for hold in holds:
                 free[hold.on] -= hold.amount
 
-    def _turn(self, engine: _Engine, lease: Lease, *, frozen: bool) -> tuple[bool, str]:
+    def _turn(self, engine: _Engine, lease: Lease, unheard: Set[str]) -> tuple[bool, str]:
         """Whether it may load, and what it waits for if not."""
         if lease.phase is not Phase.RESERVED:
             return False, ""
         if engine.loads:
             return True, ""
-        if frozen:
-            return False, "the ledger is being rebuilt"
-        first = self._loading_beside(lease) if engine.told.measures else None
+        first = self._loading_beside(lease, unheard) if engine.told.measures else None
         engine.loads = first is None
         return engine.loads, "" if first is None else f"{first.model} loads on the same device"
 
-    def _loading_beside(self, lease: Lease) -> EngineReport | None:
+    def _loading_beside(self, lease: Lease, unheard: Set[str]) -> EngineReport | None:
         mine = {hold.on for hold in lease.holds}
         for owner, other in self._engines.items():
-            if other.loads and other.told.measures and mine & self._devices(owner):
+            loads = other.loads or (owner in unheard and not other.told.kv_tokens)
+            if loads and other.told.measures and mine & self._devices(owner):
                 return other.told
         return None
 

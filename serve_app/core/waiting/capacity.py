@@ -3,6 +3,11 @@
 Invariant: a take never brings a replica above the slots or the KV tokens it has; what was taken is given back once, or
 goes with the replica. A replica may hold more than it has only because it shrank, and then gets nothing until it is
 below.
+
+A request may be constrained to one replica, or from some (`Where`). What sessions hold on a replica (`reserved`) comes
+free only when they end, so it does not count where the question is whether a request can ever run there. A replica in
+KV debt (running requests have outgrown their estimates by more than was free) takes no requests of the debtors' classes
+and below; `turn` says for which class is asked.
 """
 
 from __future__ import annotations
@@ -13,8 +18,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from serve_app.core.waiting.events import ReplicaUse
+from serve_app.core.waiting.events import ReplicaUse, Where
+from serve_app.types import RequestClass
 
+_Size = tuple[int, float, float]  # slots, KV tokens, and those of them that sessions do not hold
+_NONE: frozenset[str] = frozenset()
 Entry = tuple[float, int, int, str]  # minus free tokens, minus free slots, last take, replica: the best comes first
 
 
@@ -22,6 +30,7 @@ Entry = tuple[float, int, int, str]  # minus free tokens, minus free slots, last
 class _Replica:
     slots: int = 0
     kv_tokens: float = math.inf
+    reserved: int = 0  # of these, held by sessions
     used: int = 0
     kv_used: int = 0
     lent: int = 0  # in other hands
@@ -38,6 +47,10 @@ class _Replica:
     def kv_free(self) -> float:
         return max(0.0, self.kv_tokens - self.kv_used - self.kv_lent)
 
+    @property
+    def size(self) -> _Size:
+        return self.slots, self.kv_tokens, max(0.0, self.kv_tokens - self.reserved)
+
 
 class Capacity:
     """Slots and tokens by replica.
@@ -53,8 +66,10 @@ class Capacity:
         self._by_free: dict[int, list[Entry]] = {}  # replicas by their number of free slots
         self._counts: list[int] = []  # the keys of `_by_free`, rising
         self._by_tokens: list[Entry] = []  # all of them
-        self._sizes: Counter[tuple[int, float]] = Counter()  # how many replicas of this size there are
-        self._closed: set[str] = set()
+        self._sizes: Counter[_Size] = Counter()  # how many replicas of this size there are
+        self._debts: dict[str, RequestClass] = {}  # the highest class that is in KV debt, by replica
+        self._kept: set[str] = set()  # closed by `close`
+        self._closed: set[str] = set()  # these, and those in debt for whose turn it is
         self._best: Entry | None = None  # of `_by_tokens`, among those that are open
         self._most_free = 0
         self._looked = False  # whether these two are known
@@ -92,33 +107,55 @@ class Capacity:
             self._look()
         return 0.0 if self._best is None else -self._best[0]
 
-    def possible(self, slots: int, tokens: int) -> bool:
-        """Whether some replica is large enough, were it empty. O(distinct sizes of replicas)."""
-        # A loop, since this is asked for every head: `any` costs thrice as much.
-        for size, kv_tokens in self._sizes:  # noqa: SIM110
-            if size >= slots and kv_tokens >= tokens:
-                return True
-        return False
+    def possible(self, slots: int, tokens: int, where: Where | None = None) -> bool:
+        """Whether some replica is large enough, were nothing on it but its sessions. O(distinct sizes of replicas)."""
+        if where is None:
+            # A loop, since this is asked for every head: `any` costs thrice as much.
+            for size, _, kv_tokens in self._sizes:  # noqa: SIM110
+                if size >= slots and kv_tokens >= tokens:
+                    return True
+            return False
+        only, avoid = where
+        if only is not None:
+            return only not in avoid and only in self._replicas and self._holds(only, slots, tokens)
+        hidden = Counter(self._replicas[one].size for one in avoid if one in self._replicas)
+        return any(
+            size[0] >= slots and size[2] >= tokens and replicas > hidden[size] for size, replicas in self._sizes.items()
+        )
 
-    def fits(self, slots: int, tokens: int) -> bool:
+    def too_large(self, slots: int, tokens: int, only: str | None = None) -> bool:
+        """Whether no replica would be large enough even without sessions; one that has no slots now may be, once it
+        has. O(distinct sizes of replicas)."""
+        if only is not None:
+            one = self._replicas.get(only)
+            return one is not None and one.slots > 0 and (one.slots < slots or one.kv_tokens < tokens)
+        return not any(size >= slots and kv_tokens >= tokens for size, kv_tokens, _ in self._sizes)
+
+    def fits(self, slots: int, tokens: int, where: Where | None = None) -> bool:
         """Whether some open replica has this much free. O(1) for one slot, else O(distinct numbers of free slots)."""
         if tokens > self.most_tokens:
             return False
-        return slots == 1 or self._find(slots, tokens) is not None
+        return (slots == 1 and where is None) or self._find(slots, tokens, where) is not None
 
     def set_replica(
-        self, replica_id: str, slots: int, kv_tokens: int | None = None, lent: tuple[int, int] = (0, 0)
+        self,
+        replica_id: str,
+        slots: int,
+        kv_tokens: int | None = None,
+        lent: tuple[int, int] = (0, 0),
+        reserved: int = 0,
     ) -> None:
-        """Add a replica or change its size, or how much of it is in other hands: slots and tokens. What runs there
-        goes on. ValueError: negative."""
-        if slots < 0 or (kv_tokens is not None and kv_tokens < 0):
-            raise ValueError(f"replica {replica_id!r}: slots is {slots}, kv_tokens {kv_tokens}")
+        """Add a replica or change its size, or how much of it is in other hands (slots and tokens), or how many tokens
+        of these sessions hold. What runs there goes on. ValueError: negative."""
+        if slots < 0 or reserved < 0 or (kv_tokens is not None and kv_tokens < 0):
+            raise ValueError(f"replica {replica_id!r}: slots {slots}, kv_tokens {kv_tokens}, reserved {reserved}")
         replica = self._replicas.setdefault(replica_id, _Replica())
         before = replica.free
-        self._resize((replica.slots, replica.kv_tokens), -1)
+        self._resize(replica.size, -1)
         replica.slots, replica.kv_tokens = slots, math.inf if kv_tokens is None else kv_tokens
         replica.lent, replica.kv_lent = lent
-        self._resize((replica.slots, replica.kv_tokens), 1)
+        replica.reserved = reserved
+        self._resize(replica.size, 1)
         self.free += replica.free - before
         self._index(replica_id, replica)
 
@@ -127,7 +164,8 @@ class Capacity:
         replica = self._replicas.pop(replica_id, None)
         if replica is None:
             return []
-        self._resize((replica.slots, replica.kv_tokens), -1)
+        self._debts.pop(replica_id, None)
+        self._resize(replica.size, -1)
         self.free -= replica.free
         self.used -= replica.used
         self.kv_used -= replica.kv_used
@@ -137,12 +175,29 @@ class Capacity:
             del self._home[request_id]
         return list(replica.running)
 
+    def set_debt(self, replica_id: str, level: RequestClass | None) -> None:
+        """Requests of this class and below start nothing on a replica; None: all may."""
+        if level is None:
+            self._debts.pop(replica_id, None)
+        elif replica_id in self._replicas:
+            self._debts[replica_id] = level
+        self.changes += 1
+
+    def turn(self, level: RequestClass) -> None:
+        """What is asked for and taken from now on is for this class: replicas in debt to it or above are closed.
+        O(replicas in debt)."""
+        if self._debts:
+            self._closed = self._kept | {replica_id for replica_id, debt in self._debts.items() if debt >= level}
+            self._looked = False
+
     def free_on(self, replica_id: str) -> tuple[int, float]:
         """Slots and tokens; none of an unknown replica."""
         replica = self._replicas.get(replica_id)
         return (0, 0.0) if replica is None else (replica.free, replica.kv_free)
 
-    def take(self, request_id: str, slots: int, tokens: int, affinity: str | None = None) -> str:
+    def take(
+        self, request_id: str, slots: int, tokens: int, affinity: str | None = None, where: Where | None = None
+    ) -> str:
         """Occupy a part of one replica: the affinity's where it fits, else where most tokens are free, then most slots.
 
         Returns the replica. O(distinct numbers of free slots) for more than one slot.
@@ -150,7 +205,7 @@ class Capacity:
         Raises:
             ValueError: no open replica has that much, or the request runs already; nothing has changed then.
         """
-        replica_id = self._choose(slots, tokens, affinity)
+        replica_id = self._choose(slots, tokens, affinity, where)
         if replica_id is None or request_id in self._home:
             raise ValueError(f"{request_id!r} cannot take {slots} slots and {tokens} tokens")
         replica = self._replicas[replica_id]
@@ -182,32 +237,39 @@ class Capacity:
         self._index(replica_id, replica)
         return slots
 
-    def close(self, slots: int, tokens: int) -> None:
+    def close(self, slots: int, tokens: int, where: Where | None = None) -> None:
         """Keep one replica with something free out of every take until `reopen`: the one nearest to having this much.
 
-        That is the one with most free tokens where no open one has enough of them, else the one with most free slots.
-        O(log replicas) while that one is large enough to hold it at all, else one pass over all.
+        That is the one with most free tokens where no open one has enough of them, else the one with most free slots;
+        none that a request of this constraint could not run on. O(log replicas) while that one is large enough to hold
+        it at all, else one pass over all.
         """
-        if not self._looked:
-            self._look()
-        top = self._best
+        only, avoid = where or (None, _NONE)
+        if only is not None:
+            entry = self._replicas[only].entry if only in self._replicas else None
+            top = None if entry is None or only in avoid or only in self._closed else entry
+        else:
+            top = self._first(self._by_tokens, avoid)
         if top is None:
             return
-        if -top[0] >= tokens:
-            top = self._first(self._by_free[self.most_free])
-            assert top is not None  # `most_free` has one
+        if only is None and -top[0] >= tokens:
+            firsts = (self._first(self._by_free[count], avoid) for count in reversed(self._counts))
+            top = next(first for first in firsts if first is not None)  # `top` itself is among them
         replica_id = top[-1]
         if not self._holds(replica_id, slots, tokens):
-            able = [e for e in self._by_tokens if e[-1] not in self._closed and self._holds(e[-1], slots, tokens)]
+            others = [] if only is not None else self._by_tokens
+            able = [e for e in others if self._open(e, avoid) and self._holds(e[-1], slots, tokens)]
             if not able:
                 return
             replica_id = min(able, key=lambda entry: (entry[1], entry))[-1]
+        self._kept.add(replica_id)
         self._closed.add(replica_id)
         self._looked = False
 
     def reopen(self) -> None:
         """Let takes reach every replica again."""
         if self._closed:
+            self._kept.clear()
             self._closed.clear()
             self._looked = False
 
@@ -219,22 +281,32 @@ class Capacity:
 
     def _holds(self, replica_id: str, slots: int, tokens: int) -> bool:
         replica = self._replicas[replica_id]
-        return replica.slots >= slots and replica.kv_tokens >= tokens
+        size, _, kv_tokens = replica.size
+        return size >= slots and kv_tokens >= tokens
 
-    def _choose(self, slots: int, tokens: int, affinity: str | None) -> str | None:
-        if affinity is not None and affinity not in self._closed:
-            wanted = self._replicas.get(affinity)
-            if wanted is not None and wanted.free >= slots and wanted.kv_free >= tokens:
-                return affinity
-        return self._find(slots, tokens)
+    def _choose(self, slots: int, tokens: int, affinity: str | None, where: Where | None) -> str | None:
+        if affinity is not None and (where is None or where[0] is None):
+            found = self._find(slots, tokens, (affinity, _NONE if where is None else where[1]))
+            if found is not None:
+                return found
+        return self._find(slots, tokens, where)
 
-    def _find(self, slots: int, tokens: int) -> str | None:
-        if not self._looked:
-            self._look()
-        top = self._best
+    def _find(self, slots: int, tokens: int, where: Where | None) -> str | None:
+        avoid = _NONE
+        if where is None:
+            if not self._looked:
+                self._look()
+            top = self._best
+        else:
+            only, avoid = where
+            if only is not None:
+                one = self._replicas.get(only)
+                fits = one is not None and one.free >= slots and one.kv_free >= tokens
+                return only if fits and only not in avoid and only not in self._closed else None
+            top = self._first(self._by_tokens, avoid)
         if top is not None and -top[1] < slots:
             counts = self._counts[bisect_left(self._counts, slots) :]
-            firsts = [self._first(self._by_free[count]) for count in counts]
+            firsts = [self._first(self._by_free[count], avoid) for count in counts]
             top = min((first for first in firsts if first is not None), default=None)
         return None if top is None or -top[0] < tokens else top[-1]
 
@@ -251,25 +323,28 @@ class Capacity:
                 self._most_free = count
                 return
 
-    def _first(self, entries: list[Entry]) -> Entry | None:
-        """The best of those that are open."""
-        if not self._closed:
+    def _first(self, entries: list[Entry], avoid: frozenset[str] = _NONE) -> Entry | None:
+        """The best of those that are open and not to be avoided."""
+        if not self._closed and not avoid:
             return entries[0] if entries else None
         for entry in entries:
-            if entry[-1] not in self._closed:
+            if entry[-1] not in self._closed and entry[-1] not in avoid:
                 return entry
         return None
 
-    def _resize(self, size: tuple[int, float], by: int) -> None:
+    def _open(self, entry: Entry, avoid: frozenset[str]) -> bool:
+        return entry[-1] not in self._closed and entry[-1] not in avoid
+
+    def _resize(self, size: _Size, by: int) -> None:
         """Count a replica of this size in or out; one without slots has no size."""
-        slots, _ = size
+        slots = size[0]
         if not slots:
             return
         self.slots += by * slots
         self._sizes[size] += by
         if not self._sizes[size]:
             del self._sizes[size]
-        self.kv_tokens = sum(kv_tokens * replicas for (_, kv_tokens), replicas in self._sizes.items())
+        self.kv_tokens = sum(kv_tokens * replicas for (_, kv_tokens, _), replicas in self._sizes.items())
 
     def _index(self, replica_id: str, replica: _Replica) -> None:
         """Find a replica by what is free on it now."""

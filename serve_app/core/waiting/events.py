@@ -18,6 +18,11 @@ TENANTS_SHOWN = 50  # by name in a snapshot: each is a label of several metrics
 OTHER_TENANTS = "(other)"  # no tenant's name has brackets
 
 
+Where = tuple[
+    str | None, frozenset[str]
+]  # a placement constraint: the one replica that is allowed, and those that are not
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A request that asks for a place on a replica.
@@ -32,6 +37,8 @@ class Arrival:
         deadline: moment after which a grant is of no use; None: only the longest wait bounds it.
         affinity: the replica it would rather have; never waited for.
         accepted: it was granted before and lost its replica; a full line or a forecast does not refuse it any more.
+        only: the one replica it may run on (that of its session); None: any.
+        avoid: replicas it may not run on (its router cannot reach them).
 
     Raises:
         ValueError: slots below 1, negative tokens, or a deadline that is not a number.
@@ -46,6 +53,8 @@ class Arrival:
     affinity: str | None = None
     accepted: bool = False
     prompt_tokens: int = 0
+    only: str | None = None
+    avoid: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -62,6 +71,11 @@ class Arrival:
         """The tokens it takes from a replica; at least one, since no request is free."""
         return self.cost_tokens or 1
 
+    @property
+    def where(self) -> Where | None:
+        """Its placement constraint; None: it may run on any replica."""
+        return None if self.only is None and not self.avoid else (self.only, self.avoid)
+
 
 class Reason(enum.StrEnum):
     """Why a request was refused; a label of the metrics and the `code` of the error."""
@@ -72,6 +86,7 @@ class Reason(enum.StrEnum):
     TIMEOUT = "timeout"  # it waited the longest wait
     NO_REPLICA = "no_replica"  # no replica has had a slot for too long
     TOO_LARGE = "too_large"  # more slots or KV tokens than any replica has
+    SESSIONS = "sessions"  # it waited the longest wait, and no replica had enough KV tokens beside its sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +203,7 @@ _MESSAGES = {
     Reason.DEADLINE: "The request cannot start before its deadline.",
     Reason.TIMEOUT: "The request waited as long as is allowed and found no free slot.",
     Reason.NO_REPLICA: "No replica of this model can serve at the moment; Retry-After says when one is expected.",
+    Reason.SESSIONS: "Sessions hold the KV tokens that the request would need; it waited as long as is allowed.",
     Reason.TOO_LARGE: "The request asks for more sequences or tokens at once than a replica of this model can hold.",
 }
 

@@ -6,8 +6,9 @@ next. A tenant that comes back from having nobody waiting is lifted to the lowes
 nobody waits, to that of who waited last): idle time is not saved up. Tenants below their guaranteed share come first.
 Counters start over when nobody of the class waits or runs.
 
-Of requests of one size (slots, and tokens within a factor of two) only the first in fair order, its head, can be next:
-among equals nobody passes. What was looked up, the first of all and heads, is kept until it can be another.
+Of requests of one size (slots, tokens within a factor of two, and the same placement constraint) only the first in fair
+order, its head, can be next: among equals nobody passes. What was looked up, the first of all and heads, is kept until
+it can be another.
 
 Invariant: a request is in every index or in none; a tenant's key in the heaps is never above its true one; while
 `changes` stays the same, so does all that was looked up.
@@ -21,11 +22,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from serve_app.core.heap import Key, KeyedHeap
-from serve_app.core.waiting.events import Arrival
+from serve_app.core.waiting.events import Arrival, Where
 from serve_app.core.waiting.ranks import Ranks
 from serve_app.types import RequestClass
 
-Size = tuple[int, int]  # slots, and the power of two that the tokens are below
+Size = tuple[int, int, Where | None]  # slots, the power of two that the tokens are below, and where it may run
 Head = tuple[Key, "Waiting", "Lane"]  # first the key of its lane with its entry, by which heads are in order
 
 
@@ -41,12 +42,14 @@ class Waiting:
     request_id: str = field(init=False)
     slots: int = field(init=False)
     cost: int = field(init=False)
+    where: Where | None = field(init=False)
     size: Size = field(init=False)
 
     def __post_init__(self) -> None:
         arrival = self.arrival
         self.request_id, self.slots, self.cost = arrival.request_id, arrival.slots, arrival.cost
-        self.size = self.slots, self.cost.bit_length()
+        self.where = arrival.where
+        self.size = self.slots, self.cost.bit_length(), self.where
 
     @property
     def lifted(self) -> bool:
@@ -167,7 +170,9 @@ class Level:
             self._first = None if lane is None else lane.first
         return self._first
 
-    def first_where(self, fits: Callable[[int, int], bool], most_slots: float, most_tokens: float) -> Waiting | None:
+    def first_where(
+        self, fits: Callable[[int, int, Where | None], bool], most_slots: float, most_tokens: float
+    ) -> Waiting | None:
         """The next head whose slots and tokens fit, none of them above these. O(sizes), O(1) while nothing changes and
         even the cheapest does not fit."""
         if self._least_of == self.changes and most_tokens < self._least:
@@ -175,7 +180,7 @@ class Level:
         found: Head | None = None
         least: float = math.inf
         for size in self._sizes:
-            slots, bits = size
+            slots, bits, where = size
             at_least = 1 << (bits - 1)
             if slots > most_slots or at_least > most_tokens:
                 least = at_least if at_least < least else least  # `min` takes three times as long
@@ -183,7 +188,7 @@ class Level:
             head = self._heads.get(size) or self._look_up(size)
             cost = head[1].cost
             least = cost if cost < least else least
-            if cost <= most_tokens and (found is None or head[0] < found[0]) and fits(slots, cost):
+            if cost <= most_tokens and (found is None or head[0] < found[0]) and fits(slots, cost, where):
                 found = head
         self._least, self._least_of = least, self.changes
         return None if found is None else found[1]

@@ -94,9 +94,11 @@ class Running:
         self._service.stopped(request_id)
         self._give_back(request_id)
 
-    def set_replica(self, replica_id: str, slots: int, kv_tokens: int | None, lent: tuple[int, int]) -> None:
+    def set_replica(
+        self, replica_id: str, slots: int, kv_tokens: int | None, lent: tuple[int, int], reserved: int
+    ) -> None:
         """A replica has this size from now on. O(tenants with a share)."""
-        self.capacity.set_replica(replica_id, slots, kv_tokens, lent)
+        self.capacity.set_replica(replica_id, slots, kv_tokens, lent, reserved)
         self._look_at_shares(*self.guarantees.shares())
 
     def drop(self, replica_id: str) -> None:
@@ -121,18 +123,20 @@ class Running:
         keeping: set[RequestClass] = set()
         for level, head in heads:
             if trickle.due(line.stages[level], head):
-                if capacity.fits(head.slots, head.cost):
+                capacity.turn(level)
+                if capacity.fits(head.slots, head.cost, head.where):
                     return head
                 trickle.blocked(line.stages[level], head)
-                capacity.close(head.slots, head.cost)
+                capacity.close(head.slots, head.cost, head.where)
                 keeping.add(level)
         for level, head in heads:
             if headroom_share and capacity.free <= self.kept(level):
                 continue
+            capacity.turn(level)
             if level not in keeping:
-                if capacity.fits(head.slots, head.cost):
+                if capacity.fits(head.slots, head.cost, head.where):
                     return head
-                capacity.close(head.slots, head.cost)
+                capacity.close(head.slots, head.cost, head.where)
             most_free = capacity.most_free
             if not most_free:
                 return None
@@ -152,12 +156,12 @@ class Running:
         return heads
 
     def _heads(self) -> list[tuple[RequestClass, Waiting]]:
-        """Of each level, from the highest, the first that some replica could hold."""
+        """Of each level, from the highest, the first that some replica could hold beside its sessions."""
         possible, found = self.capacity.possible, []
         for level in self.line.levels():
             stage = self.line.stages[level]
             head = stage.first()
-            if head is not None and not possible(head.slots, head.cost):
+            if head is not None and not possible(head.slots, head.cost, head.where):
                 head = stage.first_where(possible, math.inf, math.inf)
             if head is not None:
                 found.append((level, head))
@@ -168,7 +172,9 @@ class Running:
         home = self.line.stages[arrival.request_class] if waiting.lifted else None
         self._service.begin(waiting, self.line.stages[waiting.level], self._policy.predict_output, home)
         self.line.remove(arrival.request_id)
-        replica_id = self.capacity.take(arrival.request_id, arrival.slots, arrival.cost, arrival.affinity)
+        replica_id = self.capacity.take(
+            arrival.request_id, waiting.slots, waiting.cost, arrival.affinity, waiting.where
+        )
         self.drain.granted(waiting.level, arrival.request_class, arrival.slots)
         self._arrivals[arrival.request_id] = arrival
         self._use(arrival, 1)

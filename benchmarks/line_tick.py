@@ -1,0 +1,69 @@
+"""What a router's message costs the quota actor's core while a session waits: 20 routers, 200 engines of one model.
+
+Every message has an arrival and an end, as `benchmarks.exchange` has them; CPU time of one core, of the message and of
+what the actor does with it besides. A session waits throughout for more tokens than any engine has free.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.exchange import MODEL, Router
+from serve_app.core.memory.grants import EngineReport, Rank
+from serve_app.core.memory.leases import Device
+from serve_app.core.memory.quota import Quota
+from serve_app.core.memory.sessions import SessionAsk
+
+ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 20, 200, 64, 100_000
+MESSAGES, QUICK_MESSAGES = 500, 100
+WARM = 20  # messages
+RUNNING = 2  # of a router on each engine, in the mean
+
+
+def tick_us(seed: int, quick: bool) -> dict[str, Any]:
+    """Microseconds a message with a session waiting, and without; means, and the ratio."""
+    messages = QUICK_MESSAGES if quick else MESSAGES
+    alone, beside = (_measure(seed, messages, waits=waits) for waits in (False, True))
+    return {"value": round(beside, 1), "without": round(alone, 1), "ratio": round(beside / alone, 2)}
+
+
+def _measure(seed: int, messages: int, *, waits: bool) -> float:
+    draw = random.Random(seed)
+    quota = Quota(1, {}, 0.0)
+    quota.on_devices([Device("n", number, 1000, 0) for number in range(ENGINES)], 0.0)
+    engines = [f"e{number}" for number in range(ENGINES)]
+    for engine in engines:
+        told = EngineReport(engine, MODEL, (Rank("n"),), 1000, 1000, slots=SLOTS)
+        holds = quota.on_engine(told, 0.0).holds
+        quota.on_engine(EngineReport(engine, MODEL, (Rank("n"),), 1000, 1000, holds, POOL_TOKENS, slots=SLOTS), 0.0)
+    routers = [Router(f"r{number}", engines) for number in range(ROUTERS)]
+    for router in routers:
+        router.say(quota, router.first, 0.0)
+    for router in routers:
+        for _ in range(RUNNING * ENGINES):
+            router.say(quota, (router.arrive(),), 0.0)
+    after = wait_for_session(quota) if waits else (lambda now: None)
+    spent_s, now = 0.0, 0.0
+    for number in range(WARM + messages):
+        now += 5e-4
+        router = draw.choice(routers)
+        said = (router.arrive(), router.end()) if router.running else (router.arrive(),)
+        took_s = router.say(quota, said, now)
+        began = time.process_time()
+        after(now)
+        quota.lines.take_woken()
+        quota.lines.next_due()
+        took_s += time.process_time() - began
+        spent_s += took_s if number >= WARM else 0.0
+    return spent_s / messages * 1e6
+
+
+def wait_for_session(quota: Quota) -> Callable[[float], object]:
+    """Have a session wait; returns what the actor's shell does after each message while one does."""
+    ask = SessionAsk("tenant session", MODEL, int(0.9 * POOL_TOKENS), 1e6, wait_until=1e6)
+    if quota.on_session(ask, 0.0) is not None:
+        raise RuntimeError("the session does not wait")
+    return quota.on_tick
