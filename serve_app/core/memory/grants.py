@@ -11,6 +11,8 @@ Rules
 - On one device engines load one at a time: vLLM measures what is free while it starts. One that measures nothing needs
   no turn, and holds up nobody.
 - An engine that falls silent keeps its memory until that has been seen free.
+- One that has outgrown its grant for a while, and was within it before, drains and starts anew, of a model one at a
+  time. One that never fitted would not fit after a restart: its grant is too small, which is told.
 
 Invariant: no engine loads before its memory is reserved on every device it will use.
 """
@@ -30,6 +32,8 @@ from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 OWNER_TTL_S = 4.0  # a dead owner's leases are back within 5 s: its silence, and a look every half second
 Process = tuple[int, int]  # id, and start in clock ticks since boot: ids are used again
+OVER_SHARE = 0.05  # beyond the grant: pages that an engine's processes share are counted in each of them
+OVER_S = 30.0  # what a large prefill or a compile takes for the moment is back within seconds
 LOADING_TTL_S = 9.0  # loading holds Python's lock for seconds; 10 s with the look
 
 
@@ -125,6 +129,8 @@ class _Engine:
     heard_at: float
     why: str = ""
     loads: bool = False
+    fitted: bool = False  # it ran within its grant once
+    over_since: float | None = None
 
 
 class Grants:
@@ -182,7 +188,7 @@ class Grants:
             engine.loads = False
         if lease.phase is Phase.RESERVED:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin with this very answer
-        self._measure(engine, lease)
+        self._measure(engine, lease, now)
         turn, why = self._turn(engine, lease, unheard)
         return EngineReply(lease.holds, may_load=turn, why=why, drain=owner in self._leaving)
 
@@ -321,10 +327,20 @@ class Grants:
     def _devices(self, owner: str) -> set[str]:
         return {hold.on for hold in self._ledger.lease(owner).holds} if owner in self._ledger else set()
 
-    def _measure(self, engine: _Engine, lease: Lease) -> None:
+    def _measure(self, engine: _Engine, lease: Lease, now: float) -> None:
+        over = False
         for hold, measured in zip(lease.holds, engine.told.measured_bytes, strict=False):
             key = (lease.lease_id, hold.on)
             if measured is not None and measured > hold.amount:
                 self._alarms[key] = Alarm(lease.lease_id, engine.told.model, hold.on, hold.amount, measured)
+                over = over or measured > hold.amount * (1 + OVER_SHARE)
             else:
                 self._alarms.pop(key, None)
+                engine.fitted = engine.fitted or (measured is not None and engine.told.kv_tokens > 0)
+        if not (over and engine.fitted):
+            engine.over_since = None
+            return
+        engine.over_since = now if engine.over_since is None else engine.over_since
+        alone = all(self._engines[owner].told.model != engine.told.model for owner in self._leaving)
+        if alone and now - engine.over_since >= OVER_S:
+            self._leaving.add(lease.lease_id)
