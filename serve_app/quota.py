@@ -158,6 +158,8 @@ class GpuMemoryQuota:
 
     def _lines_moved(self) -> None:
         """Wake whom the lines have something to say to, and look at them again when something comes due there."""
+        for note in self._core.lines.take_notes():
+            logger.error("%s", note)
         for router in self._core.lines.take_woken():
             news = self._news.get(router)
             if news is not None:
@@ -172,8 +174,10 @@ class GpuMemoryQuota:
 
     def _lines_due(self) -> None:
         self._due = None
-        self._core.lines.on_tick(time.monotonic())
-        self._lines_moved()
+        try:
+            self._core.lines.on_tick(time.monotonic())
+        finally:
+            self._lines_moved()
 
     async def open_session(self, ask: SessionAsk) -> Session:
         """Reserve KV tokens; waits until `ask.wait_until`, which is seconds from now here, as is `expires_at` in every
@@ -222,7 +226,7 @@ class GpuMemoryQuota:
 
     async def figures(self) -> dict[str, Any]:
         """All of it in plain figures, for `serve-app quota` and GET /admin/quota."""
-        return figures(self._core, time.monotonic())
+        return figures(self._core, time.monotonic(), self._defrag_above)
 
     async def _do(self, act: Callable[[float], T], name: str = "", *kinds: Entry) -> T:
         """One event of the core. Before anybody hears the answer, what it depends on is stored: what is on the roster
@@ -268,7 +272,7 @@ class GpuMemoryQuota:
     def _tick(self) -> None:
         relocation = self._core.relocation
         above = self._defrag_above
-        if above is not None and not relocation.active and relocation.fragmentation() > above:
+        if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
             relocation.begin()
         opened, late = self._core.on_tick(time.monotonic())
         for session in opened:

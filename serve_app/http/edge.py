@@ -198,13 +198,14 @@ class Edge:
         if kept is not None:
             await exchange.whole(kept.status, [*kept.headers, REPLAYED], kept.body)
             return
-        answer = None
+        head = None
         try:
-            exchange.record()
+            exchange.keep = functools.partial(self._replays.add, owner)
             await run()
-            answer = exchange.recorded()
+            head = exchange.final()
         finally:
-            self._replays.settle(owner, answer)
+            exchange.keep = None
+            self._replays.settle(owner, head)
 
     def _line(self, name: object) -> ModelLine:
         if not isinstance(name, str):

@@ -120,6 +120,19 @@ def test_the_turn_of_an_engine_that_died_while_it_loaded_goes_on() -> None:
     assert host.say(b).may_load
 
 
+def test_nobody_loads_beside_an_engine_that_has_ended_before_its_memory_is_gone() -> None:
+    host = Host()
+    a, b = engine("a", 40), engine("b", 40)
+    host.say(a)
+    b = replace(b, holds=host.say(b).holds)
+    host.grants.forget("a", memory_gone=False)
+    reply = host.say(b)
+    assert (reply.may_load, reply.why) == (False, "an engine that has ended still has memory of the same device")
+    assert host.say(engine("c", 40, device=1)).may_load
+    host.ledger.memory_gone("a")
+    assert host.say(b).may_load
+
+
 def test_an_actor_that_has_just_come_up_lets_nobody_load_beside_one_that_does() -> None:
     """It learns of the one that loads from its own word, and gives no turn before it has heard from all."""
     host = Host()

@@ -12,6 +12,7 @@ from serve_app.core.memory.quota import RECOVERY_S, SILENT_S, Quota, RouterRepor
 from serve_app.core.memory.roster import Entry, Key, Value
 from serve_app.core.memory.sessions import SessionAsk
 from serve_app.core.memory.shares import PoolReport
+from serve_app.core.memory.starts import FAILED_S
 
 TICK_S = 0.5
 TOKENS = 1600
@@ -122,6 +123,22 @@ def test_an_engine_that_died_while_it_waited_holds_back_nobody() -> None:
     assert [one.owner for one in shell.quota.silent(shell.now)] == ["w"]
     shell.quota.on_dead("w", shell.now)
     assert shell.engine(behind).holds == (Hold("n/0", 20),)
+
+
+def test_an_engine_that_fails_to_load_keeps_its_memory_until_it_is_gone_and_the_reason_is_told() -> None:
+    shell = Shell()
+    told = EngineReport("e", "m", (Rank("n", 0),), 60, 60, processes=(("n", ((1, 1),)),))
+    told = replace(told, holds=shell.engine(told).holds, loading=True)
+    waits = EngineReport("w", "o", (Rank("n", 0),), 60, 60)
+    shell.engine(waits)
+    shell.engine(replace(told, failed="no progress"))
+    assert shell.quota.starts.notes(shell.now) == {"m": "no progress"}
+    assert not shell.engine(waits).may_load
+    shell.wait(SILENT_S, waits)
+    shell.quota.on_dead("e", shell.now)
+    assert shell.engine(waits).may_load
+    assert shell.quota.starts.notes(shell.now) == {"m": "no progress"}
+    assert shell.quota.starts.notes(shell.now + 2 * FAILED_S) == {}
 
 
 def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:

@@ -305,6 +305,24 @@ def test_a_repeat_under_one_idempotency_key_gets_the_same_bytes_and_runs_nothing
     run(scenario)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_repeat_of_an_answer_too_long_to_keep_is_refused_and_runs_nothing(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        monkeypatch.setattr(client.edge._replays, "_max_answer_bytes", 100)
+        repeated = {"Idempotency-Key": "one"}
+        whole = await client.post(ask("p", 30, stream=stream), headers=repeated)
+        assert whole.text == said("p", 30)
+        reply = await client.post(ask("p", 30, stream=stream), headers=repeated)
+        assert (reply.status, reply.error["code"]) == (409, "idempotency_answer_not_kept")
+        assert reply.headers["x-should-retry"] == "false"
+        assert len(client.submits()) == 1
+
+    run(scenario)
+
+
 def test_a_run_that_did_not_end_well_is_not_repeated_but_run_again() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")

@@ -39,6 +39,14 @@ class Accounts:
         """A router says what its requests hold; what it leaves out, they do not."""
         self._told[router] = {engine: (slots, tokens) for engine, slots, tokens in holds}
 
+    def recount(self, routers: Iterable[str]) -> None:
+        """After an error: the accounts are what the ledger has. O(routers x engines)."""
+        engines = [lease.lease_id for lease in self._ledger.leases(Kind.ENGINE)]
+        for router in {*self._held, *routers}:
+            for engine in engines:
+                slots, tokens = (self._leased(pool, router) for pool in (slots_of(engine), engine))
+                self._set(router, engine, slots, tokens)
+
     def used(self, engine: str) -> tuple[int, int]:
         """Slots and tokens that requests hold, by the last word of each router. O(routers)."""
         found = [one[engine] for one in self._told.values() if engine in one]
@@ -143,6 +151,10 @@ class Accounts:
             self._ledger.resize(lease, [after], growth=growth)
         else:
             self._ledger.reserve(lease, Kind.SHARE, router, [Hold(pool, after)], growth=growth)
+
+    def _leased(self, pool: str, router: str) -> int:
+        lease = _lease(pool, router)
+        return self._ledger.lease(lease).amount if lease in self._ledger else 0
 
     def _forget(self, pool: str, router: str) -> None:
         if _lease(pool, router) in self._ledger:

@@ -149,6 +149,14 @@ class Accounts:
             Amount(name, one.held_slots, one.held_tokens) for name, one in accounts if one.held_slots or one.held_tokens
         )
 
+    def wholes(self) -> tuple[Amount, ...]:
+        """What requests hold and credit together, where there is any. O(engines)."""
+        found = (
+            Amount(name, one.held_slots + one.slots, one.held_tokens + one.tokens)
+            for name, one in self._accounts.items()
+        )
+        return tuple(one for one in found if one.slots or one.tokens)
+
     def restate(self) -> tuple[Amount, ...]:
         """The accounts as they are, held and credit together; what requests hold is said whether it was had or not."""
         found = []

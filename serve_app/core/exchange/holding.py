@@ -136,6 +136,23 @@ class Holding:
             self._accounts.add(said.engine, 0, said.tokens)
             self.touched.add(said.engine)
 
+    def places(self) -> dict[str, Running]:
+        """Every request that runs, by its id."""
+        return dict(self._running)
+
+    def recount(self) -> list[str]:
+        """Have each engine's account hold what its requests do; returns engines where that was another amount.
+        O(requests + engines)."""
+        held = {engine: [0, 0] for engine in self._accounts.names()}
+        for run in self._running.values():
+            held[run.engine][0] += run.arrival.slots
+            held[run.engine][1] += run.tokens
+        wrong = [engine for engine, sums in held.items() if tuple(sums) != self._accounts.held(engine)]
+        for engine in wrong:
+            slots, tokens = self._accounts.held(engine)
+            self._accounts.hold(engine, held[engine][0] - slots, held[engine][1] - tokens)
+        return wrong
+
     def drop(self, engine: str) -> None:
         """An engine is gone, and what ran there is forgotten. O(requests)."""
         for request_id in [one for one, run in self._running.items() if run.engine == engine]:

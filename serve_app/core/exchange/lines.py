@@ -8,6 +8,8 @@ Rules
   whose engines are all closed recovers: its routers grant from their credit, and who waits comes in together after
   that, the oldest first.
 - While a request that runs is owed tokens no router keeps credit on its engine, either (`core.exchange.growth`).
+- What a router goes by is compared with its account at every beat, where no action about an engine is on its way; a
+  difference, or an error in the middle of an event, ends what is known of it here: it begins anew and says all.
 - A router that is gone takes its waiting requests with it; its account ends in the ledger. One that hears nothing for
   a second is granted nothing more, long before it counts as gone: places it is given meanwhile are nobody's.
 
@@ -17,10 +19,12 @@ no request passes one of a higher class later than one exchange after that one c
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
+from serve_app.core.exchange.accounts import Accounts
 from serve_app.core.exchange.peers import Peers
 from serve_app.core.exchange.places import Places
 from serve_app.core.exchange.protocol import LANES, Exchange, Queued, Reply
@@ -45,6 +49,7 @@ from serve_app.core.exchange.words import (
     Rules,
     Usage,
 )
+from serve_app.core.memory.leases import slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.waiting.events import Arrival, Snapshot
 from serve_app.types import RequestClass
@@ -76,14 +81,17 @@ class Lines:
 
     def __init__(self, epoch: int, ledger: Ledger) -> None:
         self._peers = Peers(epoch)
-        self._places = Places(ledger, self._peers.say)
-        self._accounts = self._places.accounts
+        self._accounts = Accounts(ledger)
+        self._places = Places(ledger, self._peers.say, self._accounts)
         self._early: dict[str, tuple[str, str, Arrival, float]] = {}  # by ticket: router, model, and since when
         self._closed: frozenset[str] = frozenset()
         self._gather_until: dict[str, float] = {}  # models that have just recovered
         self._held_back: frozenset[str] = frozenset()  # engines for which a session waits
         self._calm_at: dict[str, float] = {}  # contended models in which nobody waits any more
         self._figures_at = -math.inf
+        self._ledger = ledger
+        self._notes: list[str] = []
+        self._differ: set[str] = set()  # routers whose accounts are others than they go by
 
     # Routers
 
@@ -99,17 +107,22 @@ class Lines:
         """A router's message, which is not stale; the router owns leases in the ledger."""
         peer = self._peers.get(told.router)
         if peer is None or told.incarnation > peer.incarnation:
-            self._forget([told.router], now)
+            with self._or_anew(now):
+                self._forget([told.router], now)
             peer = self._peers.begin(told)
-        self._hand_in(now)
-        events = self._peers.take(peer, told)
-        try:
+        with self._or_anew(now):
+            self._hand_in(now)
+            events = self._peers.take(peer, told)
             self._events(told.router, events, now)
-        except Exception:
-            self._peers.leave(told.router)  # the rest of them is taken, and not done: the router has to say all anew
-            raise
-        self._after(now, {event.model for event in events if isinstance(event, Arrive)})
-        return self._peers.reply(peer)
+            if self._differ:
+                self._differ.clear()
+                self._forget([told.router], now)
+                self._peers.leave(told.router)
+            self._after(now, {event.model for event in events if isinstance(event, Arrive)})
+            booked = None
+            if any(isinstance(event, Held) for event in events):
+                booked = tuple(Amount(engine, *had) for engine, had in self._accounts.of(told.router))
+            return self._peers.reply(peer, booked)
 
     def on_watch(self, told: Exchange, now: float, *, at_last: bool) -> Reply | None:
         """A router waits for news, in a message that is not stale; None: there is none yet. `at_last`: its wait is
@@ -122,11 +135,17 @@ class Lines:
 
     def leave(self, routers: Sequence[str], now: float) -> None:
         """Routers are gone, and the ledger has ended their leases."""
-        self._forget(routers, now)
-        for router in routers:
-            self._peers.leave(router)
-            self._places.leave(router, now)
-        self._after(now)
+        with self._or_anew(now):
+            self._forget(routers, now)
+            for router in routers:
+                self._peers.leave(router)
+                self._places.leave(router, now)
+            self._after(now)
+
+    def take_notes(self) -> list[str]:
+        """What an operator should know of, since this was last asked."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def take_woken(self) -> list[str]:
         """Routers whose watch has something to say."""
@@ -167,18 +186,20 @@ class Lines:
 
     def drop_engine(self, engine: str, now: float) -> None:
         """See `Places.drop_engine`."""
-        self._places.drop_engine(engine, now)
-        self._after(now)
+        with self._or_anew(now):
+            self._places.drop_engine(engine, now)
+            self._after(now)
 
     def sync(self, engines: Iterable[str], now: float) -> None:
         """What is free of these engines may have changed."""
-        for engine in engines:
-            owing = self._places.owing(engine)
-            self._forget(sorted(owing), now)
-            for router in owing:
-                self._peers.leave(router)  # it says all anew with its next word
-            self._places.sync(engine, now)
-        self._after(now)
+        with self._or_anew(now):
+            for engine in engines:
+                owing = self._places.owing(engine)
+                self._forget(sorted(owing), now)
+                for router in owing:
+                    self._peers.leave(router)  # it says all anew with its next word
+                self._places.sync(engine, now)
+            self._after(now)
 
     def hold_back(self, engines: frozenset[str], now: float) -> None:
         """Sessions wait for KV tokens of these engines; no router keeps credit there."""
@@ -193,12 +214,13 @@ class Lines:
 
     def on_tick(self, now: float) -> None:
         """Time has passed."""
-        self._hand_in(now)
-        for router in self._peers.deaf(now):
-            self._forget([router], now)
-            self._peers.leave(router)  # if it lives it says all anew with its next word
-        self._places.on_tick(now)
-        self._after(now)
+        with self._or_anew(now):
+            self._hand_in(now)
+            for router in self._peers.deaf(now):
+                self._forget([router], now)
+                self._peers.leave(router)  # if it lives it says all anew with its next word
+            self._places.on_tick(now)
+            self._after(now)
 
     def excuse(self) -> None:
         """See `Peers.excuse`."""
@@ -214,6 +236,36 @@ class Lines:
         return min(dues, default=None)
 
     # Inside
+
+    @contextlib.contextmanager
+    def _or_anew(self, now: float) -> Iterator[None]:
+        """An error leaves nothing half-done: accounts are what the ledger has, and every router says all else anew."""
+        try:
+            yield
+        except Exception:
+            self._accounts.recount(self._peers.names())
+            self._peers.leave_all()
+            self._gather_until = dict.fromkeys(self._places.lines, now + HAND_IN_S)
+            self._places = Places(self._ledger, self._peers.say, self._accounts)
+            self._places.closed = self._closed
+            self._early.clear()
+            self._calm_at.clear()
+            self._differ.clear()
+            raise
+
+    def _compare(self, router: str, accounts: tuple[Amount, ...], heard: int) -> None:
+        """Whether a router goes by what it has, on engines about which it has heard all that was said."""
+        peer = self._peers.get(router)
+        if peer is None or heard < peer.sending.taken:
+            return  # it has heard more meanwhile
+        unheard = {getattr(one, "engine", getattr(one, "replica_id", "")) for one in peer.sending.after(heard)}
+        goes_by = {engine: (slots, tokens) for engine, slots, tokens in accounts}
+        has = dict(self._accounts.of(router))
+        for engine in (goes_by.keys() | has.keys()) - unheard:
+            mine, its = has.get(engine, (0, 0)), goes_by.get(engine, (0, 0))
+            if mine != its and slots_of(engine) in self._ledger and router not in self._places.owing(engine):
+                self._differ.add(router)
+                self._notes.append(f"router {router} goes by {its} of {engine} and has {mine}; it begins anew")
 
     def _events(self, router: str, events: Sequence[Event], now: float) -> None:
         for event in events:
@@ -240,8 +292,9 @@ class Lines:
                 places.progress(ticket, output_tokens, now)
             case Usage():
                 places.used(event)
-            case Held(holds):
+            case Held(holds, accounts, heard):
                 self._accounts.told(router, holds)
+                self._compare(router, accounts, heard)
             case Enough():
                 places.enough(router, event, now)
             case Look(ticket):

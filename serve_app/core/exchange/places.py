@@ -38,11 +38,12 @@ class Places:
     Args:
         ledger: with the engines and their slots.
         say: tells a router something.
+        accounts: what routers have of it.
     """
 
-    def __init__(self, ledger: Ledger, say: Callable[[str, Said], None]) -> None:
+    def __init__(self, ledger: Ledger, say: Callable[[str, Said], None], accounts: Accounts) -> None:
         self._ledger, self._say = ledger, say
-        self.accounts = Accounts(ledger)
+        self.accounts = accounts
         self.growth = Growth()
         self.lines: dict[str, Line] = {}
         self.closed: frozenset[str] = frozenset()  # engines where it is not known what routers hold
@@ -95,7 +96,11 @@ class Places:
     def lend(self, router: str, engine: str, had: tuple[int, int], calm: bool, now: float) -> None:
         """A router has this credit on an engine and asks for more; `calm`: nobody waits for the engine or its model."""
         model = self._model_of.get(engine)
-        if model is None or slots_of(engine) not in self._ledger:
+        if (
+            model is None
+            or slots_of(engine) not in self._ledger
+            or router not in self.lines[model].engines[engine].reached
+        ):
             self._say(router, Lent(engine, 0, 0, 0, 0))
             return
         line = self.lines[model]

@@ -11,6 +11,8 @@ Rules
 - Nothing begins later than `FENCE_S` after the last word that was answered was sent: the credit may be another's.
 - A new epoch, or an incarnation the actor does not know: the router says what it has and hands in again who waits, with
   the time already waited.
+- Requests are handed in as what was said before is acknowledged, higher classes first. While the actor is away no more
+  wait here than the model's own bounds allow.
 - The actor's last figures refuse who cannot be served in time, or finds the line full, without a question.
 
 Invariant: every arrival ends as exactly one of granted, refused, cancelled while waiting, or still waits.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from serve_app.core.admission import Policy
@@ -40,7 +43,6 @@ from serve_app.core.exchange.words import (
     Done,
     Event,
     Grown,
-    Held,
     Hello,
     Left,
     Lent,
@@ -79,7 +81,7 @@ class RemoteLine:
         self.alone = True  # the actor does not answer, or has not booked yet what this router has
         self.granted_here = 0  # counters
         self.granted_there = 0
-        self._told_holds: tuple[Amount, ...] = ()
+        self._odd: dict[str, object] = {}  # requests that were not the same on both sides at the last look
         self._begin(0, 0.0)
 
     # What there is
@@ -134,7 +136,7 @@ class RemoteLine:
             if granted is not None:
                 self._balance(now)
                 return [granted]
-        reason = None if self.decides(model) else self._outlook.hopeless(model, arrival, now)
+        reason = self._crowded(waiting) if self.decides(model) else self._outlook.hopeless(model, arrival, now)
         if reason is not None:
             return [self._outlook.refusal(model, arrival, reason)]
         self._wait(waiting, now)
@@ -216,7 +218,8 @@ class RemoteLine:
         waiting = self._pending.get(request_id)
         if waiting is None:
             return None
-        if waiting.ticket:
+        if waiting.ticket and not waiting.looks and self._link.room:
+            waiting.looks = True
             self._link.put(Look(waiting.ticket))
         if waiting.status is not None:
             return waiting.status
@@ -248,10 +251,31 @@ class RemoteLine:
         if self._link.too_far_behind:
             self._begin(self._link.epoch, now)
         self._balance(now, every=beat)
-        if beat and (holds := self._accounts.holds()) != self._told_holds:
-            self._told_holds = holds
-            self._link.put(Held(holds))
         return self._link.next_exchange(beat=beat)
+
+    def reconcile(self, alive: Mapping[str, bool], now: float) -> tuple[list[Action], list[str], list[str]]:
+        """At a beat: have this line, the process it is in and the actor agree about who waits and what is held.
+
+        Args:
+            alive: the requests that live in this process, and whether each of them holds a place.
+
+        Returns:
+            What follows; requests that are known on one side only, or as something else there, at two beats in a row,
+            and so were ended here; and engines whose sums were not those of their requests. O(requests).
+        """
+        known: dict[str, object] = {**self._pending.places(), **self._running.places()}
+        ours = {request_id: request_id in self._running for request_id in known}
+        odd = {one: known.get(one) for one in known.keys() | alive.keys() if ours.get(one) is not alive.get(one)}
+        lost = [one for one, what in odd.items() if one in self._odd and self._odd[one] is what]
+        self._odd = odd
+        actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
+        wrong = self._running.recount()
+        self._link.held(self._accounts.holds(), self._accounts.wholes())
+        return actions, lost, wrong
+
+    def account(self, engine: str) -> tuple[int, Amount]:
+        """Slots that requests hold on an engine, and this router's account there by the actor's last word."""
+        return self._accounts.held(engine)[0], self._link.accounts.get(engine, Amount(engine, 0, 0))
 
     def watch(self) -> Exchange:
         """The standing question for what is decided later."""
@@ -282,9 +306,8 @@ class RemoteLine:
         actions += self._serve_all_alone(now)
         if self.alone:
             return actions
-        for waiting in self._pending.not_handed_in():
-            if not self.decides(waiting.model):
-                self._hand_in(waiting, now)
+        for waiting in self._pending.not_handed_in(link.room, self.decides):
+            self._hand_in(waiting, now)
         self._balance(now, every=(link.contended, link.recovering) != before)
         return actions
 
@@ -294,7 +317,6 @@ class RemoteLine:
         self._running.forget_tickets()
         self._outlook.begin()
         self._closing.clear()
-        self._told_holds = ()
         self.alone = True
         events: list[Event] = [Hello(self._accounts.restate())]
         events += [Rules(model, policy) for model, policy in self._policies.items()]
@@ -378,11 +400,18 @@ class RemoteLine:
     def _serve_all_alone(self, now: float) -> list[Action]:
         return [action for model in self._pending.models() for action in self._serve_alone(model, now)]
 
+    def _crowded(self, waiting: Waiting) -> Reason | None:
+        """Why nobody more may wait here while the actor is away; None: somebody may."""
+        model, arrival = waiting.model, waiting.arrival
+        if arrival.accepted or not self._pending.full(model, self._policies.get(model, UNTOLD), arrival.request_class):
+            return None
+        return Reason.QUEUE_FULL
+
     def _wait(self, waiting: Waiting, now: float) -> None:
         due = waiting.arrived_s + self._policies.get(waiting.model, UNTOLD).max_wait_s
         deadline = waiting.arrival.deadline
         self._pending.add(waiting, (due if deadline is None else min(due, deadline)) + LATE_S)
-        if not self.decides(waiting.model):
+        if not self.decides(waiting.model) and self._link.room:
             self._hand_in(waiting, now)
 
     def _hand_in(self, waiting: Waiting, now: float) -> None:

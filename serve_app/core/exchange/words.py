@@ -131,9 +131,17 @@ class Grow(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What the requests of a router hold of its accounts; for figures, nothing is decided by it."""
+    """What the router goes by, said at every beat: the actor compares it with what it has booked.
+
+    Args:
+        holds: what its requests hold, by engine.
+        accounts: that and its credit together.
+        heard: the last action that the router had taken when it said so.
+    """
 
     holds: tuple[Amount, ...]
+    accounts: tuple[Amount, ...]
+    heard: int
 
 
 class Enough(NamedTuple):

@@ -133,6 +133,8 @@ class Quota:
             self._ended(ended, now)
             self._roster.forget((Entry.ENGINE, told.owner))
             return EngineReply(why="ended")
+        if told.failed:
+            self.starts.failed(told.model, told.failed, now)
         unknown = any(map(self._unreadable, self._missing))
         reply = self.grants.report(told, now, frozen=unknown, unheard=self._missing)
         self._remember_engine(told.owner)
