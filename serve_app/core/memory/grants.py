@@ -11,8 +11,8 @@ Rules
 - On one device engines load one at a time, and not while one that has ended still has memory there: vLLM measures what
   is free while it starts. One that measures nothing needs no turn, and holds up nobody.
 - An engine that falls silent keeps its memory until that has been seen free.
-- One that has outgrown its grant for a while, and was within it before, drains and starts anew, of a model one at a
-  time. One that never fitted would not fit after a restart: its grant is too small, which is told.
+- One that has outgrown its grant for a while, and was within it before, drains and starts anew, of a model one in
+  `AGAIN_S`. One that never fitted would not fit after a restart: its grant is too small, which is told.
 
 Invariant: no engine loads before its memory is reserved on every device it will use.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from math import inf
 
 from serve_app.core.memory.berths import Berths
 from serve_app.core.memory.devices import choose, could_use, demands
@@ -35,6 +36,7 @@ OWNER_TTL_S = 4.0  # a dead owner's leases are back within 5 s: its silence, and
 Process = tuple[int, int]  # id, and start in clock ticks since boot: ids are used again
 OVER_SHARE = 0.05  # beyond the grant: pages that an engine's processes share are counted in each of them
 OVER_S = 30.0  # what a large prefill or a compile takes for the moment is back within seconds
+AGAIN_S = 600.0  # a model loads in minutes; one whose every load outgrows its grant serves most of the time
 LOADING_TTL_S = 9.0  # loading holds Python's lock for seconds; 10 s with the look
 
 
@@ -144,6 +146,7 @@ class Grants:
         self._engines: dict[str, _Engine] = {}  # in the order they came
         self._alarms: dict[tuple[str, str], Alarm] = {}
         self._leaving: set[str] = set()
+        self._restarted: dict[str, float] = {}  # by model: when the last one that outgrew its grant was drained
         self._asked: dict[str, tuple[int, int]] = {}  # by model: what its last engine without a device wanted, at least
         self.policy: Policy = Learned(0, 0)
         self.berths = Berths(ledger)
@@ -356,6 +359,8 @@ class Grants:
             engine.over_since = None
             return
         engine.over_since = now if engine.over_since is None else engine.over_since
-        alone = all(self._engines[owner].told.model != engine.told.model for owner in self._leaving)
-        if alone and now - engine.over_since >= OVER_S:
-            self._leaving.add(lease.lease_id)
+        model, owner = engine.told.model, lease.lease_id
+        due = max(engine.over_since + OVER_S, self._restarted.get(model, -inf) + AGAIN_S)
+        if now >= due and owner not in self._leaving:
+            self._restarted[model] = now
+            self._leaving.add(owner)
