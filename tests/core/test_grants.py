@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.memory.grants import (
+    AGAIN_S,
     LOADING_TTL_S,
     OVER_S,
     OVER_SHARE,
@@ -255,7 +256,7 @@ def test_an_engine_that_never_fitted_is_not_started_again_and_again() -> None:
         assert not host.say(replace(told, measured_bytes=(90,))).drain
 
 
-def test_of_a_model_s_engines_that_outgrew_their_grants_one_drains_at_a_time() -> None:
+def test_engines_of_a_model_that_outgrew_their_grants_drain_one_after_the_other() -> None:
     host = Host()
     told = [host.runs(engine(name, 40)) for name in ("a", "b")]
     for one in told:
@@ -266,6 +267,8 @@ def test_of_a_model_s_engines_that_outgrew_their_grants_one_drains_at_a_time() -
     host.now += OVER_S
     assert [host.say(one).drain for one in over] == [True, False]
     host.grants.forget("a", memory_gone=True)
+    assert not host.say(over[1]).drain
+    host.now += AGAIN_S
     assert host.say(over[1]).drain
 
 
