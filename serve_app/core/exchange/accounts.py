@@ -35,6 +35,10 @@ class Accounts:
         """The accounts of a router, by engine."""
         return iter(list(self._held.get(router, {}).items()))
 
+    def routers(self, engine: str) -> list[str]:
+        """Routers with an account of an engine. O(routers)."""
+        return [router for router, accounts in self._held.items() if engine in accounts]
+
     def told(self, router: str, holds: Iterable[Amount]) -> None:
         """A router says what its requests hold; what it leaves out, they do not."""
         self._told[router] = {engine: (slots, tokens) for engine, slots, tokens in holds}

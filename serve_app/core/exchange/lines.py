@@ -363,6 +363,7 @@ class Lines:
             before, recovering = recovering, self._places.recovering()
             self._gather_until.update(dict.fromkeys(before - recovering, now + HAND_IN_S))
         self._places.once_more(now)
+        self._places.reclaim(now)
         lines = self._places.lines
         contended = {name for name in self._peers.word.contended if name in lines}
         for model in self._places.touched | contended:

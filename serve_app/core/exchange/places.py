@@ -24,12 +24,13 @@ from serve_app.core.admission import Admission, Policy
 from serve_app.core.exchange.accounts import Accounts
 from serve_app.core.exchange.entries import Engine, Line, Request
 from serve_app.core.exchange.growth import Grower, Growth
-from serve_app.core.exchange.words import UNTOLD, Credit, Enough, Grow, Grown, Lent, Stands, Usage
+from serve_app.core.exchange.words import UNTOLD, Credit, Enough, Grow, Grown, Lent, Reclaim, Stands, Usage
 from serve_app.core.exchange.words import Action as Said
 from serve_app.core.memory.leases import slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.waiting.events import Action, Arrival, Refuse
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+from serve_app.types import RequestClass
 
 
 class Places:
@@ -116,7 +117,12 @@ class Places:
         request = self._requests.get(event.ticket)
         if event.ticket and (request is None or request.engine != event.engine):
             return
-        self.growth.owe(event.engine, Grower(router, event.request_id, event.ticket), event.tokens)
+        if event.back:
+            self.accounts.give_back(router, event.engine, 0, event.tokens)
+            if request is not None:
+                request.grown = max(0, request.grown - event.tokens)
+        who = Grower(router, event.request_id, event.ticket, event.request_class)
+        self.growth.owe(event.engine, who, event.tokens)
         self.sync(event.engine, now)
 
     def enough(self, router: str, event: Enough, now: float) -> None:
@@ -261,19 +267,44 @@ class Places:
 
     def sync(self, engine: str, now: float) -> None:
         """What is free of an engine may have changed: those who run and are owed some come first."""
-        if self.growth.owes(engine) and engine not in self.closed:
-            self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens))
         model = self._model_of.get(engine)
+        if self.growth.owes(engine) and engine not in self.closed:
+            waits = None if model is None else self.lines[model].waits
+            least = min(RequestClass) if waits is None else waits
+            self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens), least)
         if model is None:
             return
         line = self.lines[model]
         one = line.engines[engine]
+        debt = max(self.growth.levels(engine), default=None)
+        if debt != one.debt:
+            one.debt = debt
+            self._act(model, line.admission.on_kv_debt(engine, debt, now))
         told = self._told(engine, one, line.counted)
         if told == one.told:
             return
         one.told = told
         slots, tokens, *lent = told
         self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent[0], lent[1])))
+
+    def reclaim(self, now: float) -> None:
+        """Have growth of lower classes given back where somebody waits, and pay what is owed where nobody does any
+        more. O(engines on which somebody is owed something)."""
+        for engine in self.growth.engines:
+            model = self._model_of.get(engine)
+            one = None if model is None else self.lines[model].engines[engine]
+            if model is None or one is None:
+                continue
+            waits = self.lines[model].waits
+            if one.reclaimed is not None and (waits is None or waits < one.reclaimed):
+                one.reclaimed = None
+                self.sync(engine, now)
+                waits = self.lines[model].waits
+            if waits is None or one.reclaimed is not None or min(self.growth.levels(engine), default=waits) >= waits:
+                continue
+            one.reclaimed = waits
+            for router in self.accounts.routers(engine):
+                self._say(router, Reclaim(engine, waits))
 
     def close(self, engines: frozenset[str], now: float) -> None:
         """It is not known what routers hold on these engines, and on no others."""
@@ -415,8 +446,6 @@ class Places:
             return 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)
-        if self.growth.owes(engine):
-            free_tokens = 0  # nobody begins
         return slots, tokens, max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
 
     def _unreach(self, router: str, engine: Engine) -> None:

@@ -48,6 +48,7 @@ from serve_app.core.exchange.words import (
     Lent,
     Look,
     Reach,
+    Reclaim,
     Rules,
     Stands,
 )
@@ -341,6 +342,8 @@ class RemoteLine:
                 self._running.touched.add(engine)
             case Stands(status):
                 self._pending.stands(status.request_id, status)
+            case Reclaim(engine, request_class):
+                self._running.reclaim(engine, request_class)
             case Grown() if said.engine in self._accounts:
                 self._running.grown(said)
             case Booked(short):
