@@ -29,7 +29,6 @@ MAX_WALL_S = 30.0  # a machine that gives it less than a thirtieth of a core ser
 MAX_MORE_BYTES = 512 * 2**20  # above what its parent has mapped
 MAX_VALIDATE_S = 0.25  # vLLM's front end validates it once more, and its event loop stands still for that long
 ANSWER_S = 120.0  # the first answer comes after its imports, which take 4 s on an idle machine
-NICENESS = 10  # an engine's step comes first
 
 
 class Compiler:
@@ -120,7 +119,6 @@ def _fork(compiler: Any, vocabulary: int, limit_s: float, kind: str, text: str) 
 
 def main(limit_s: float) -> None:
     """Answer until the input ends."""
-    os.nice(NICENESS)
     import xgrammar
 
     info = xgrammar.TokenizerInfo.deserialize_json(sys.stdin.readline())

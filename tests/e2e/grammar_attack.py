@@ -67,7 +67,6 @@ async def ask(
 async def main() -> dict[str, Any]:
     backend = make_backend(BUILT_IN.model_copy(update={"enforce_eager": True}))  # nothing is compiled but grammars
     await backend.start()
-    print("started", time.monotonic(), file=__import__("sys").stderr, flush=True)
     try:
         await asyncio.wait_for(ask(backend, "other", TRIVIAL), LATE_S)  # imports, caches
         alone = await ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "1"}})
