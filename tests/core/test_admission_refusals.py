@@ -303,8 +303,6 @@ def test_an_impossible_arrival_is_an_error(wrong: dict[str, Any]) -> None:
         {"max_queued": -1},
         {"max_wait_s": 0.0},
         {"no_replica_wait_s": float("nan")},
-        {"lift_after_s": (0.0, 0.0, 0.0)},
-        {"lift_after_s": (10.0, 20.0, 5.0)},
         {"max_queued_tokens": -1},
         {"classes": {LOW: ClassBound(-1)}},
         {"classes": {LOW: ClassBound(None, -1)}},
@@ -317,7 +315,7 @@ def test_an_impossible_arrival_is_an_error(wrong: dict[str, Any]) -> None:
     ],
 )
 def test_an_impossible_policy_is_an_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"max_queued|wait|lift|trickle|tenant"):
+    with pytest.raises(ValueError, match=r"max_queued|wait|trickle|tenant"):
         Policy(**({"max_queued": 1, "max_wait_s": 1.0} | wrong))
 
 
