@@ -115,11 +115,11 @@ def growth_hold(seed: int) -> dict[str, Any]:
         router.ask(network.arrival(LOW, "batch", estimate, 100), begin, gone)
         network.clock.run(draw.uniform(0.0, 0.2))
     network.clock.run(draw.uniform(10.0, 14.0))
-    begun, owed = len(made), sorted(network.actor.quota.lines._places.growth.engines)
+    begun, wanted = len(made), sum(given.values())
     critical = router.ask(network.arrival(CRITICAL, "urgent", 200, 100), never, gone)
     network.clock.run(180.0, lambda: critical.granted_s >= 0.0)
     held_s = critical.waited_s if critical.granted_s >= 0.0 else math.inf
-    return {"value": round(min(held_s, 180.0), 3), "running": begun, "owed": bool(owed)}
+    return {"value": round(min(held_s, 180.0), 3), "running": begun, "wanted_of_pool": round(wanted / pool, 2)}
 
 
 def incarnations(seed: int) -> dict[str, Any]:

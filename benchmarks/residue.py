@@ -55,6 +55,7 @@ REPLICA_LIVES = 2_000  # requests between two losses of a replica
 SAMPLES = 120
 LIMIT_S = 1_500.0  # what is slower than twice a quiet machine's rate is cut off
 KINDS = {"answer": 70, "leave early": 10, "leave running": 10, "deadline": 10}
+REST_S, REST_LOOKS = 10.0, 100  # until all tasks of requests have ended
 EARLY_S = 0.002  # after which those leave who do not wait for their turn; about half the wait
 ENDS = ("ok", "refused", "cancelled_queued", "cancelled_running")  # outcomes without which a run proves nothing
 
@@ -104,6 +105,7 @@ class Router:
     seed: int = 1
     points: list[tuple[int, int]] = field(default_factory=list)  # requests made, and bytes resident
     deadlines_missed: int = 0
+    tasks_left: int = 0  # more than before the first request, once all have ended
     lost: int = 0
 
     def __post_init__(self) -> None:
@@ -135,9 +137,11 @@ class Router:
             await shared.start()
             names = [await self._engine(quota) for _ in range(REPLICAS)]
             await line.start()
+            before = asyncio.all_tasks()
             try:
                 await self._ask_all(quota, names, time.monotonic() + limit_s)
                 self.left = await quota.left()
+                self.tasks_left = await _tasks_left(len(before))
             finally:
                 await line.close()
                 await shared.stop()
@@ -248,6 +252,16 @@ class Router:
         return dict(found)
 
 
+async def _tasks_left(before: int) -> int:
+    """Tasks there are more of than before, once the last ones had time to end: a message that is on its way, an answer
+    that was just read."""
+    for _ in range(REST_LOOKS):
+        if len(asyncio.all_tasks()) <= before:
+            break
+        await asyncio.sleep(REST_S / REST_LOOKS)
+    return max(0, len(asyncio.all_tasks()) - before)
+
+
 def _key(key: str) -> tuple[bytes, bytes]:
     return b"authorization", f"Bearer {key}".encode()
 
@@ -277,6 +291,7 @@ def measure(requests: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
         "requests": router.ended,
         "outcomes": outcomes,
         "deadlines_missed": router.deadlines_missed,
+        "tasks_left": router.tasks_left,
         "replicas_lost": router.lost,
         "rss_mib": [round(now / 2**20, 1) for _, now in (kept[0], kept[-1])],
         "seconds": round(time.monotonic() - began, 1),

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import pickle
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
 from ray.experimental import internal_kv
 
 NAMESPACE = b"serve_app"
 SALT_KEY = b"cache_salt_secret"
+ASIDE = b"aside/"  # before the key of what nobody could read
 SALT_BYTES = 32  # an HMAC-SHA256 key of full strength
 
 
@@ -22,6 +24,13 @@ def cluster_secret() -> bytes:
     kept = internal_kv._internal_kv_get(SALT_KEY, namespace=NAMESPACE)
     assert kept is not None  # put above, or before
     return bytes(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What stands for a value that is kept and cannot be read, and why."""
+
+    why: str
 
 
 class Shelf:
@@ -43,9 +52,26 @@ class Shelf:
         """Drop a value; an unknown name changes nothing."""
         internal_kv._internal_kv_del(self._prefix + name.encode(), namespace=NAMESPACE)
 
+    def put_aside(self, name: str) -> None:
+        """Have a value out of the way, as it is, for whoever can make sense of it; an unknown name changes nothing."""
+        key = self._prefix + name.encode()
+        kept = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+        if kept is not None:
+            internal_kv._internal_kv_put(ASIDE + key, kept, overwrite=True, namespace=NAMESPACE)
+            self.forget(name)
+
     def all(self) -> dict[str, Any]:
-        """Every value kept."""
+        """Every value kept; `Unreadable` for one that is not what this version of the application can read."""
         names = internal_kv._internal_kv_list(self._prefix, namespace=NAMESPACE)
         found = {bytes(name): internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names}
         size = len(self._prefix)
-        return {name[size:].decode(): pickle.loads(value) for name, value in found.items() if value is not None}
+        return {name[size:].decode(): _read(value) for name, value in found.items() if value is not None}
+
+
+def _read(value: bytes) -> Any:
+    try:
+        found = pickle.loads(value)
+        repr(found)  # one of an earlier version, with a field less, fails when it is looked at
+    except Exception as error:  # noqa: BLE001 - pickle raises whatever its classes do
+        return Unreadable(repr(error))
+    return found

@@ -87,11 +87,13 @@ class ModelLine:
         self._handle = handle
         self._desk = desk
         self._shared = shared is not None
+        self._waiters = Waiters()
         policy = _policy(admission)
         self.line: Decider = (
-            LocalLine(policy, self._perform) if shared is None else shared.of(model.name, policy, self._perform)
+            LocalLine(policy, self._perform)
+            if shared is None
+            else shared.of(model.name, policy, self._perform, self._alive, self._waiters.lost)
         )
-        self._waiters = Waiters()
         self._replicas = ReplicaSet(
             handle, router_id, _initial_slots(model, routers), self.line.replica, self._forgotten
         )
@@ -252,17 +254,23 @@ class ModelLine:
             Overloaded, Unavailable: refused, with the reason and Retry-After.
         """
         granted = await self._waiters.granted(self.line, arrival)
-        self._replicas.took(arrival.request_id, granted.replica_id, arrival.slots)
         try:
+            self._replicas.took(arrival.request_id, granted.replica_id, arrival.slots)
             yield granted
         finally:
             self._give_back(arrival.request_id)
 
     def _give_back(self, request_id: str, output_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
         """End a grant; the first call for it counts. A replica is done with a request before its slowest reader is."""
-        self._replicas.gave(request_id)
-        self.line.done(request_id, output_tokens, prompt_tokens)
+        try:
+            self._replicas.gave(request_id)
+        finally:
+            self.line.done(request_id, output_tokens, prompt_tokens)
         self._replicas.forget_gone()
+
+    def _alive(self) -> dict[str, bool]:
+        """This router's requests in the line, and whether each holds a place."""
+        return self._waiters.alive() | dict.fromkeys(self._replicas.held, True)
 
     def _any_replica(self) -> str:
         replica_id = self._replicas.any()

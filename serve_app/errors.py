@@ -10,6 +10,7 @@
     │   └── LeaseNotFound            404 lease_not_found
     ├── MethodNotAllowed             405 method_not_allowed
     ├── LeaseConflict                409 lease_conflict            (what the lease is does not allow it)
+    ├── AnswerNotKept                409 idempotency_answer_not_kept
     ├── Overloaded                   429 queue_full | deadline | shed
     │   └── InsufficientMemory       429 insufficient_memory       (says where and how much is missing)
     └── Unavailable                  503 no_replica | draining
@@ -126,6 +127,12 @@ class LeaseConflict(ServeAppError):
     """A lease of this id exists, or what it is does not allow what was asked."""
 
     status, type, code = 409, "conflict_error", "lease_conflict"
+
+
+class AnswerNotKept(ServeAppError):
+    """A repeat under an Idempotency-Key whose answer was too long to be kept."""
+
+    status, type, code = 409, "conflict_error", "idempotency_answer_not_kept"
 
 
 class MethodNotAllowed(ServeAppError):

@@ -14,20 +14,24 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from serve_app.core.admission import Action, Admission, Arrival, Policy, QueueStatus, Snapshot
+from serve_app.core.waiting.events import ReplicaUse
 from serve_app.types import RequestClass
 
 Perform = Callable[[list[Action]], None]
 
 
 class View(Protocol):
-    """What a router can say of its requests in a line: by class label, and by the value of a `Reason`. The second one
-    only ever grows."""
+    """What a router can say of its requests in a line: by class label, by the value of a `Reason` (only ever growing),
+    and by replica, what is booked there for this router and what of it requests hold."""
 
     @property
     def waiting(self) -> Mapping[str, int]: ...
 
     @property
     def refused(self) -> Mapping[str, int]: ...
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaUse]: ...
 
 
 class Decider(Protocol):

@@ -1,7 +1,8 @@
 """The quota actor: one named, detached actor that hands out the cluster's GPU memory (`core.memory.quota` decides).
 
 It lives on the head, asks for no CPU, and Ray starts it again whenever it dies. What has to outlive it is in the GCS
-before the answer that depends on it is sent; so an answer that was seen is never forgotten.
+before the answer that depends on it is sent; so an answer that was seen is never forgotten. An answer that depends on
+nothing new waits for nobody's storing.
 
 Invariant: every public method answers from the core alone; nothing that takes long (looking at other machines) is
 waited for in a call.
@@ -17,12 +18,21 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from serve_app.cluster_store import Shelf
+from serve_app.cluster_store import Shelf, Unreadable
 from serve_app.core.exchange.protocol import Exchange, Reply
+from serve_app.core.memory.berths import Berth
 from serve_app.core.memory.grants import EngineReply, EngineReport
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import Quota, RouterReply, RouterReport
-from serve_app.core.memory.roster import Changes, Entry, Key, Value
+from serve_app.core.memory.roster import (
+    Changes,
+    EngineEntry,
+    Entry,
+    Key,
+    RouterEntry,
+    SessionEntry,
+    Value,
+)
 from serve_app.core.memory.sessions import Session, SessionAsk
 from serve_app.core.memory.starts import StartsAsk, StartsReply
 from serve_app.errors import InsufficientMemory, ServeAppError, Unavailable
@@ -32,10 +42,20 @@ from serve_app.quota_figures import figures
 logger = logging.getLogger("serve_app.quota")
 
 EPOCH = "epoch"
+INVENTORY = "inventory"  # what counted as a device when these were stored
 NODE = "node:"  # before a node's id, its devices: it may not answer when they have to be known
 TICK_S = 0.5  # a dead owner's leases are back within 5 s: four of silence, and this
 LOOK_S = 1.0  # between looks at the nodes; a look is one call per node that has a device
 WATCH_S = 0.5  # how long a router that wants more is kept waiting for it; then it says again what it wants
+
+KINDS: dict[str, Any] = {  # what is stored, by the first part of its name
+    EPOCH: int,
+    INVENTORY: InventorySettings,
+    Entry.ENGINE: EngineEntry,
+    Entry.ROUTER: RouterEntry | None,
+    Entry.SESSION: SessionEntry,
+    Entry.BERTH: Berth,
+}
 
 T = TypeVar("T")
 
@@ -51,11 +71,18 @@ class GpuMemoryQuota:
     async def __init__(self, inventory: InventorySettings, defrag_above: float | None = None) -> None:
         self._shelf = Shelf("quota")
         stored = await _at_last(self._shelf.all)
-        epoch = int(stored.pop(EPOCH, 0)) + 1
-        self._nodes = {name: stored.pop(name) for name in list(stored) if name.startswith(NODE)}  # devices, as stored
+        for name in _strange(stored):
+            logger.error("what was stored as %r is put aside, since it cannot be read: %r", name, stored[name])
+            await _at_last(lambda name=name: self._shelf.put_aside(name))
+        # an epoch that cannot be read was less than the seconds since 1970
+        epoch = 1 + (int(time.time()) if isinstance(stored.get(EPOCH), Unreadable) else stored.get(EPOCH, 0))
         await _at_last(lambda: self._shelf.put(EPOCH, epoch))
         roster = dict(_known(stored))
         self._core = Quota(epoch, roster, time.monotonic())
+        # devices, as stored
+        self._nodes = {
+            name: value for name, value in stored.items() if name.startswith(NODE) and _readable(name, value)
+        }
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(inventory, before)
         self._defrag_above = defrag_above
@@ -65,20 +92,24 @@ class GpuMemoryQuota:
         self._asking: dict[str, asyncio.Future[Session]] = {}
         self._alarmed: set[tuple[str, str]] = set()  # by engine and device
         self._checked: dict[str, asyncio.Task[None]] = {}  # engines whose processes are being looked for
-        self._storing = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
         self._known = asyncio.Event()  # set once the devices are
+        if self._nodes and stored.get(INVENTORY) == inventory:  # who speaks first need not wait for the nodes
+            self._core.on_devices([device for devices in before.values() for device in devices], time.monotonic())
+            self._known.set()
+        await _at_last(lambda: self._shelf.put(INVENTORY, inventory))
         self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick)), asyncio.create_task(self._look())]
         logger.info("the quota actor is up: epoch %d, %d on the roster", epoch, len(roster))
 
     async def engine(self, told: EngineReport) -> EngineReply:
         """What an engine replica may have; see `core.memory.grants`. Raises LeaseConflict: it has to end."""
         await self._known.wait()
-        return await self._do(lambda now: self._core.on_engine(told, now))
+        return await self._do(lambda now: self._core.on_engine(told, now), told.owner)
 
     async def starts(self, asks: tuple[StartsAsk, ...]) -> tuple[StartsReply, ...]:
         """Where replicas that Serve is about to start belong; see `core.memory.starts`. An answer for each ask."""
         await self._known.wait()
-        return await self._do(lambda now: tuple(self._core.on_starts(ask, now) for ask in asks))
+        return await self._do(lambda now: tuple(self._core.on_starts(ask, now) for ask in asks), "", Entry.BERTH)
 
     async def devices(self) -> dict[str, tuple[int, int]]:
         """Of each device by its key, all its bytes and those that leases can have."""
@@ -89,7 +120,7 @@ class GpuMemoryQuota:
     async def router(self, told: RouterReport) -> RouterReply:
         """What a router may use; held back for up to `WATCH_S` while it wants more than there is."""
         await self._known.wait()
-        reply, others = await self._do(lambda now: self._core.on_router(told, now))
+        reply, others = await self._do(lambda now: self._core.on_router(told, now), told.router)
         self._wake(others)
         if reply.stale or not _short(told, reply):
             return reply
@@ -105,7 +136,7 @@ class GpuMemoryQuota:
     async def exchange(self, told: Exchange) -> Reply:
         """A router's word on requests, and what is decided at once; see `core.exchange.protocol`."""
         await self._known.wait()
-        reply = await self._do(lambda now: self._core.on_exchange(told, now))
+        reply = await self._do(lambda now: self._core.on_exchange(told, now), told.router, Entry.SESSION)
         if self._asking:  # for a session, and it may have brought what that waits for
             self._tick()
         return reply
@@ -115,17 +146,20 @@ class GpuMemoryQuota:
         await self._known.wait()
         news = self._news.setdefault(told.router, asyncio.Event())
         news.clear()
-        reply = await self._do(lambda now: self._core.on_watch(told, now, at_last=False))
+        reply = await self._do(lambda now: self._core.on_watch(told, now, at_last=False), told.router, Entry.SESSION)
         if reply is not None:
             return reply
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCH_S):
                 await news.wait()
         told = told._replace(again=False)  # once is enough
-        return self._core.on_watch(told, time.monotonic(), at_last=True) or self._core.lines.stale_reply(told)
+        reply = await self._do(lambda now: self._core.on_watch(told, now, at_last=True), told.router, Entry.SESSION)
+        return reply or self._core.lines.stale_reply(told)
 
     def _lines_moved(self) -> None:
         """Wake whom the lines have something to say to, and look at them again when something comes due there."""
+        for note in self._core.lines.take_notes():
+            logger.error("%s", note)
         for router in self._core.lines.take_woken():
             news = self._news.get(router)
             if news is not None:
@@ -140,8 +174,10 @@ class GpuMemoryQuota:
 
     def _lines_due(self) -> None:
         self._due = None
-        self._core.lines.on_tick(time.monotonic())
-        self._lines_moved()
+        try:
+            self._core.lines.on_tick(time.monotonic())
+        finally:
+            self._lines_moved()
 
     async def open_session(self, ask: SessionAsk) -> Session:
         """Reserve KV tokens; waits until `ask.wait_until`, which is seconds from now here, as is `expires_at` in every
@@ -154,7 +190,7 @@ class GpuMemoryQuota:
         wait_s = ask.wait_until
         now = time.monotonic()
         ask = dataclasses.replace(ask, wait_until=None if wait_s is None else now + wait_s)
-        session = await self._do(lambda now: self._core.on_session(ask, now))
+        session = await self._do(lambda now: self._core.on_session(ask, now), ask.session_id)
         self._wake(list(self._changed))
         if session is not None:
             return _from_now(session)
@@ -174,7 +210,7 @@ class GpuMemoryQuota:
     async def close_session(self, session_id: str) -> None:
         """Raises LeaseNotFound."""
         await self._known.wait()
-        await self._do(lambda now: self._core.on_close(session_id))
+        await self._do(lambda now: self._core.on_close(session_id), session_id)
         waiter = self._asking.pop(session_id, None)
         if waiter is not None and not waiter.done():
             waiter.set_exception(Unavailable("the session was closed while it waited", code="session_closed"))
@@ -190,28 +226,43 @@ class GpuMemoryQuota:
 
     async def figures(self) -> dict[str, Any]:
         """All of it in plain figures, for `serve-app quota` and GET /admin/quota."""
-        return figures(self._core, time.monotonic())
+        return figures(self._core, time.monotonic(), self._defrag_above)
 
-    async def _do(self, act: Callable[[float], T]) -> T:
-        """One event of the core, and its roster stored before anybody hears the answer."""
+    async def _do(self, act: Callable[[float], T], name: str = "", *kinds: Entry) -> T:
+        """One event of the core. Before anybody hears the answer, what it depends on is stored: what is on the roster
+        under this name, which is the speaker's, and all of these kinds."""
         try:
             return act(time.monotonic())
         finally:
-            await self._store()
             self._lines_moved()
+            while self._store() and self._core.unstored(name, kinds):
+                assert self._writing is not None
+                await asyncio.shield(self._writing)
 
-    async def _store(self) -> None:
-        async with self._storing:  # in order, and an answer waits for whoever stores what it depends on
-            changes = self._core.take_changes()
-            if not changes:
-                return
-            try:
-                await asyncio.to_thread(self._write, changes)
-            except BaseException:
-                self._core.not_stored(changes)
-                raise
+    def _store(self) -> bool:
+        """See that what has changed is stored, one batch after the other; whether there is any."""
+        if not self._core.unstored():
+            return False
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="storing")
+            self._writing.add_done_callback(self._written)
+        return True
 
-    def _write(self, changes: Changes) -> None:
+    async def _write(self) -> None:
+        changes = self._core.take_changes()
+        try:
+            await asyncio.to_thread(self._put, changes)
+        except BaseException:
+            self._core.not_stored(changes)
+            raise
+        self._core.stored()
+
+    def _written(self, task: asyncio.Task[None]) -> None:
+        self._writing = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("what has to outlive the quota actor is stored again: %r", error)
+
+    def _put(self, changes: Changes) -> None:
         for (kind, name), (keep, value) in changes.items():
             if keep:
                 self._shelf.put(f"{kind}:{name}", value)
@@ -221,7 +272,7 @@ class GpuMemoryQuota:
     def _tick(self) -> None:
         relocation = self._core.relocation
         above = self._defrag_above
-        if above is not None and not relocation.active and relocation.fragmentation() > above:
+        if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
             relocation.begin()
         opened, late = self._core.on_tick(time.monotonic())
         for session in opened:
@@ -262,7 +313,7 @@ class GpuMemoryQuota:
             await asyncio.sleep(period_s)
             try:
                 act()
-                await self._store()
+                self._store()
             except Exception:
                 logger.exception("the quota actor goes on after an error")
 
@@ -335,14 +386,25 @@ async def _at_last(act: Callable[[], T]) -> T:
             await asyncio.sleep(LOOK_S)
 
 
+def _readable(name: str, value: Any) -> bool:
+    """Whether this is what an actor of this version stores under such a name."""
+    kind = name.partition(":")[0]
+    if kind + ":" == NODE:
+        return isinstance(value, list) and all(isinstance(device, Device) for device in value)
+    return kind in KINDS and isinstance(value, KINDS[kind])
+
+
+def _strange(stored: dict[str, Any]) -> list[str]:
+    """Names of what is to be put aside: an actor that failed over it would fail for good."""
+    return [name for name, value in stored.items() if not _readable(name, value)]
+
+
 def _known(stored: dict[str, Any]) -> Iterator[tuple[Key, Value]]:
-    """The roster's entries; what no actor of this version has written is left alone: failing here would be for good."""
+    """The roster's entries. Of an engine or router that cannot be read it is known that there was one."""
     for name, value in stored.items():
         kind, _, rest = name.partition(":")
-        try:
-            yield (Entry(kind), rest), value
-        except ValueError:
-            logger.error("the roster has an entry of an unknown kind: %s", name)
+        if kind in tuple(Entry) and (_readable(name, value) or kind in (Entry.ENGINE, Entry.ROUTER)):
+            yield (Entry(kind), rest), value if _readable(name, value) else None
 
 
 def _short(told: RouterReport, reply: RouterReply) -> bool:

@@ -6,12 +6,13 @@ from typing import Any
 
 from serve_app.core.exchange.lines import LineView
 from serve_app.core.exchange.protocol import LINE
-from serve_app.core.memory.leases import Kind, Lease
+from serve_app.core.memory.leases import Kind, Lease, slots_of
 from serve_app.core.memory.quota import Quota
-from serve_app.core.placing.fragmentation import fragmentation
+
+FRAGMENTED = 0.3  # the usual bound above which making room pays
 
 
-def figures(core: Quota, now: float) -> dict[str, Any]:
+def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[str, Any]:
     """Devices, engines, routers' shares, sessions, who waits and what is kept for starts, as JSON can carry them.
 
     In bytes and KV tokens."""
@@ -27,6 +28,7 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
         }
         for use in core.ledger.devices()
     ]
+    fragmentation, by_node = core.relocation.fragmentation()
     return {
         "epoch": core.epoch,
         "recovering": core.recovering,
@@ -34,11 +36,9 @@ def figures(core: Quota, now: float) -> dict[str, Any]:
         "reserved_bytes": sum(one["reserved_bytes"] for one in devices),
         "granted_bytes": sum(one["granted_bytes"] for one in devices),
         "free_bytes": sum(one["free_bytes"] for one in devices),
-        "fragmentation": round(core.relocation.fragmentation(), 4),
-        "fragmentation_by_node": {
-            node: round(fragmentation([one["free_bytes"] for one in devices if one["node"] == node]), 4)
-            for node in sorted({one["node"] for one in devices})
-        },
+        "fragmentation": round(fragmentation, 4),
+        "fragmentation_by_node": {node: round(by_node[node], 4) for node in sorted(by_node)},
+        "fragmented": fragmentation > (FRAGMENTED if defrag_above is None else defrag_above),
         "draining": core.grants.leaving(),
         "devices": devices,
         "engines": [_engine(core, lease) for lease in core.ledger.leases(Kind.ENGINE)],
@@ -140,6 +140,8 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
     told = core.grants.told(lease.lease_id)
     held = dict.fromkeys((Kind.SHARE, Kind.SESSION), 0)
     shares: dict[str, int] = {}
+    pool = slots_of(lease.lease_id)
+    booked = core.ledger.limit(pool) - core.ledger.free(pool) if pool in core.ledger else 0
     for child in core.ledger.on(lease.lease_id):
         held[child.kind] = held.get(child.kind, 0) + child.amount
         if child.kind is Kind.SHARE:
@@ -159,6 +161,7 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
         "kv_tokens_sessions": held[Kind.SESSION],
         "kv_tokens_used": core.shares.used(lease.lease_id) + in_line,
         "slots": None if told is None else told.slots,
+        "slots_booked": booked,
         "slots_used": slots,
         "kv_tokens_free": core.ledger.free(lease.lease_id),
     }

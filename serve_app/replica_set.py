@@ -53,6 +53,7 @@ class ReplicaSet:
         self._routing = Routing()
         self._draw = random.Random()
         self._held: dict[str, tuple[str, int]] = {}  # request -> replica and slots
+        self.held: Mapping[str, tuple[str, int]] = MappingProxyType(self._held)  # always the present ones
         self._channels: dict[str, Channel] = {}
         self.channels: Mapping[str, Channel] = MappingProxyType(self._channels)  # always the present ones
         self._turn = 0

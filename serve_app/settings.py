@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 DEFAULT_MAX_BODY_BYTES = 8 * 2**20  # a 128K-token prompt is about 0.6 MB; vision inputs are links or a few MB
+DEFAULT_MAX_JSON_VALUES = 250_000  # a prompt of 128K token ids twice over; decoding them holds a router for 15 to 60 ms
 DEFAULT_MAX_JSON_DEPTH = 64  # nested JSON schemas of real tools stay under 20; parsers recurse per level
 DEFAULT_MAX_SEQUENCES = 8  # per request: n x prompts; vLLM's own default of 16384 lets one call fill the engine
 DEFAULT_MAX_EMBEDDING_INPUTS = 2048  # OpenAI's own bound on the inputs of one embeddings call
@@ -161,6 +162,7 @@ class HttpSettings(Frozen):
 
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024)
     max_json_depth: int = Field(DEFAULT_MAX_JSON_DEPTH, ge=4, le=512)
+    max_json_values: int = Field(DEFAULT_MAX_JSON_VALUES, ge=1024)  # objects and arrays count, beside what is in them
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1)
     max_embedding_inputs: int = Field(DEFAULT_MAX_EMBEDDING_INPUTS, ge=1)
     max_output_tokens: int | None = Field(None, ge=1)  # caps what a request may ask for; None: the model's length

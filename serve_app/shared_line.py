@@ -5,6 +5,7 @@ messages are on their way at once (what comes up meanwhile rides on the next one
 decided later, and whoever waits has a timer for the end of that.
 
 Invariant: every event of the core is followed by its actions, in order, and by a message if it has left one to send.
+Invariant: whatever fails, a request that does not live in this process any more holds nothing after two beats.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from serve_app.core.admission import Action, Arrival, Policy, QueueStatus
-from serve_app.core.exchange.protocol import LINE, Exchange, Reply
+from serve_app.core.exchange.protocol import BATCH, LINE, Exchange, Reply
 from serve_app.core.exchange.remote import RemoteLine
 from serve_app.core.memory.budgets import FENCE_S
-from serve_app.core.waiting.events import Grant, Reason, Refuse
+from serve_app.core.waiting.events import Grant, Reason, Refuse, ReplicaUse
 from serve_app.core.waiting.startup import StartUp
 from serve_app.local_line import Perform
 from serve_app.types import RequestClass
@@ -36,6 +37,7 @@ ANSWER_S = FENCE_S  # an answer that comes later is good for nothing
 RETRY_S = 0.25  # after an error; Ray needs seconds to start the actor again
 
 Speak = Callable[[Exchange], Awaitable[Reply]]
+Alive = Callable[[], Mapping[str, bool]]
 
 
 class SharedLine:
@@ -59,7 +61,10 @@ class SharedLine:
         self._quiet_until = 0.0  # nothing is said before: there is nobody to hear it
         self._said_at = 0.0
         self._booked = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0  # in the loop's time; uvloop has handles that do not know it
+        self._looked_at = 0.0  # when who lives here was last compared with who is known
+        self._living: dict[ModelEnd, Alive] = {}
 
     async def start(self) -> None:
         """Begin to speak; in the context of whoever calls, which has to be no request's."""
@@ -80,9 +85,15 @@ class SharedLine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def of(self, model: str, policy: Policy, perform: Perform) -> ModelEnd:
-        """The line of one model. Another one of the same name takes its place; what the first has granted goes on."""
-        end = self._ends[model] = ModelEnd(self, self._remote, model, policy, perform)
+    def of(self, model: str, policy: Policy, perform: Perform, alive: Alive, lost: Callable[[str], None]) -> ModelEnd:
+        """The line of one model. Another one of the same name takes its place; what the first has granted goes on.
+
+        Args:
+            alive: this router's requests of the model, waiting and running, and whether each holds a place.
+            lost: told of a request that waits for a decision which does not come any more.
+        """
+        end = self._ends[model] = ModelEnd(self, self._remote, model, policy, perform, lost)
+        self._living[end] = alive
         return end
 
     @property
@@ -104,6 +115,7 @@ class SharedLine:
     def forget(self, end: ModelEnd) -> None:
         """Its model is gone, and nothing runs there any more. Serve may yet have to take its engines away, and nobody
         will tell: they are let go of here, save those that the next line of this name has."""
+        self._living.pop(end, None)
         present = self._ends.get(end.model, end)
         if present is end and self._ends.pop(end.model, None) is not None:
             self._remote.retire(end.model)  # first: other routers' use of the engines waits for no word of this one
@@ -135,17 +147,23 @@ class SharedLine:
                 one.perform(its)
             except Exception:  # one model's; the others' requests, and the exchange, must not suffer by it
                 logger.exception("the line of model %s goes on after an error", one.model)
-        if not self._flushing:
-            self._flushing = True
-            # not in the context of a request: Ray cancels what a cancelled request has called, and this is everybody's
-            asyncio.get_running_loop().call_soon(self._flush, context=contextvars.Context())
-        self._wait()
+        try:
+            if not self._flushing:
+                # not in the context of a request: Ray cancels what a cancelled one has called, and this is everybody's
+                asyncio.get_running_loop().call_soon(self._flush, context=contextvars.Context())
+                self._flushing = True
+            self._wait()
+        except Exception:  # the event has happened all the same; the next beat says it, and looks at who is late
+            logger.exception("the line goes on after an error")
 
     # The exchange
 
     def _flush(self) -> None:
         self._flushing = False
-        self._send()
+        try:
+            self._send()
+        except Exception:  # the next beat says it
+            logger.exception("the line goes on after an error")
 
     def _send(self, *, beat: bool = False) -> None:
         now = time.monotonic()
@@ -170,18 +188,20 @@ class SharedLine:
         try:
             async with asyncio.timeout(ANSWER_S):
                 reply = await how(told)
-        except (TimeoutError, *self._away) as error:
-            if not self.alone:
+            now = time.monotonic()
+            if reply.stale and reply.epoch == known:  # it has just come up and knows no devices yet
+                self._quiet_until = now + RETRY_S
+            self._heard(self._remote.on_reply(reply, sent_at, now))
+            return not reply.stale
+        except Exception as error:
+            if not isinstance(error, (TimeoutError, *self._away)):
+                logger.exception("the line goes on after an error in the exchange with the quota actor")
+            elif not self.alone:
                 logger.warning("the quota actor does not answer, and this router goes by its credit: %r", error)
             now = time.monotonic()
             self._quiet_until = now + RETRY_S
             self._heard(self._remote.on_lost(now))
             return False
-        now = time.monotonic()
-        if reply.stale and reply.epoch == known:  # it has just come up and knows no devices yet
-            self._quiet_until = now + RETRY_S
-        self._heard(self._remote.on_reply(reply, sent_at, now))
-        return not reply.stale
 
     def _heard(self, actions: list[Action]) -> None:
         if self._remote.booked:
@@ -193,21 +213,45 @@ class SharedLine:
     async def _hear(self) -> None:
         """The standing question; it has an answer at the latest when the actor's own patience is over."""
         while True:
-            await self._booked.wait()
-            if not await self._ask(self._watch, self._remote.watch()):
+            try:
+                await self._booked.wait()
+                heard = await self._ask(self._watch, self._remote.watch())
+            except Exception:
+                heard = False
+                logger.exception("the line goes on listening after an error")
+            if not heard:
                 await asyncio.sleep(RETRY_S)
 
     async def _report(self) -> None:
         """A beat when it is time, and sooner where sums have waited for a message that would have taken them."""
         beat_at = time.monotonic()
         while True:
-            report_s = max(REPORT_S, REPORT_EACH_S * self._remote.running)
+            report_s = max(REPORT_S, REPORT_EACH_S * min(BATCH, self._remote.running))
             wait_s = self._said_at + report_s - time.monotonic()
             await asyncio.sleep(wait_s if wait_s > 0.0 else report_s)
             now = time.monotonic()
-            if now >= beat_at + BEAT_S or (self._remote.has_sums and now >= self._said_at + report_s):
-                beat_at = now
-                self._send(beat=True)
+            try:
+                if now >= self._looked_at + BEAT_S:
+                    self._looked_at = now
+                    self._look(now)
+                if now >= beat_at + BEAT_S or (self._remote.has_sums and now >= self._said_at + report_s):
+                    beat_at = now
+                    self._send(beat=True)
+            except Exception:
+                logger.exception("the line goes on reporting after an error")
+
+    def _look(self, now: float) -> None:
+        """Who lives in this process, and who is known to the line: a request of one side alone is ended."""
+        alive = {request_id: holds for living in self._living.values() for request_id, holds in living().items()}
+        actions, lost, wrong = self._remote.reconcile(alive, now)
+        for request_id in lost:
+            logger.error("request %s was known on one side only, and is ended", request_id)
+            self._asked.pop(request_id, None)
+            for end in self._living:
+                end.lost(request_id)
+        if wrong:
+            logger.error("what requests hold was counted anew on engines %s", ", ".join(wrong))
+        self.after(actions + self._remote.on_tick(now))  # where a timer was lost
 
     # Time
 
@@ -219,10 +263,12 @@ class SharedLine:
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, due - time.monotonic())
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._timer_at <= at:
                 return
             self._timer.cancel()
+            self._timer = None
         self._timer = loop.call_at(at, self._tick, context=contextvars.Context())
+        self._timer_at = at
 
     def _tick(self) -> None:
         self._timer = None
@@ -231,17 +277,27 @@ class SharedLine:
 
 @dataclass(frozen=True, slots=True)
 class EndView:
-    """What of a model's line is this router's, in figures; classes by label, reasons by value."""
+    """What of a model's line is this router's, in figures; classes by label, reasons by value. `replicas`: what the
+    quota actor has booked for this router, credit included, and what of it requests hold by the line's own count."""
 
     waiting: Mapping[str, int]
     refused: Mapping[str, int]
+    replicas: Mapping[str, ReplicaUse]
 
 
 class ModelEnd:
     """A `Decider`: one model's part of the shared line."""
 
-    def __init__(self, line: SharedLine, remote: RemoteLine, model: str, policy: Policy, perform: Perform) -> None:
-        self.model = model
+    def __init__(
+        self,
+        line: SharedLine,
+        remote: RemoteLine,
+        model: str,
+        policy: Policy,
+        perform: Perform,
+        lost: Callable[[str], None],
+    ) -> None:
+        self.model, self.lost = model, lost
         self._line, self._remote, self._policy, self._perform = line, remote, policy, perform
         self._start = StartUp()
         self._usable: set[str] = set()
@@ -344,7 +400,12 @@ class ModelEnd:
         return EndView(
             waiting={level.label: count for level, count in waiting.items()},
             refused={reason.value: self._refused[reason] for reason in Reason},
+            replicas={name: self._use(name) for name in sorted(self.known)},
         )
+
+    def _use(self, replica_id: str) -> ReplicaUse:
+        used, booked = self._remote.account(replica_id)
+        return ReplicaUse(booked.slots, used)
 
     def _told(self, action: Action) -> Action:
         """A refusal with the time that this router knows a start to take, which the line of all cannot know."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from serve_app.aim import Why
 from serve_app.core.admission import Action, Arrival, Grant, refusal_error
 from serve_app.core.routing import Route
-from serve_app.errors import ServeAppError
+from serve_app.errors import ServeAppError, Unavailable
 from serve_app.local_line import Decider
 
 
@@ -47,8 +47,10 @@ class Waiters:
         try:
             decider.arrive(arrival)
             return await future  # decided at once, it is over without a turn of the event loop
-        except asyncio.CancelledError:
-            # The client went away; a grant that came in the same turn is given back by the same call.
+        except (ServeAppError, ValueError):  # it was refused, or nothing has changed
+            raise
+        except BaseException:
+            # The client went away, or something failed; a grant that came meanwhile is given back by the same call.
             decider.cancel(request_id)
             raise
         finally:
@@ -60,10 +62,23 @@ class Waiters:
             future = self._futures.get(action.request_id)
             if future is None or future.done():
                 continue
-            if isinstance(action, Grant):
-                future.set_result(Granted(action.replica_id, action.waited_s))
-            else:
-                future.set_exception(refusal_error(action))
+            try:
+                if isinstance(action, Grant):
+                    future.set_result(Granted(action.replica_id, action.waited_s))
+                else:
+                    future.set_exception(refusal_error(action))
+            except Exception as error:  # noqa: BLE001 - the others hear of theirs all the same
+                future.set_exception(error)
+
+    def alive(self) -> dict[str, bool]:
+        """Who waits for a decision, none of whom holds a place."""
+        return {request_id: False for request_id, future in self._futures.items() if not future.done()}
+
+    def lost(self, request_id: str) -> None:
+        """No decision about this request comes any more; one that does not wait changes nothing."""
+        future = self._futures.get(request_id)
+        if future is not None and not future.done():
+            future.set_exception(Unavailable("the request was lost; try again", code="request_lost", retry_after_s=1.0))
 
     def dismiss(self, decider: Decider, why: Callable[[], ServeAppError]) -> None:
         """Whoever waits now is told no."""

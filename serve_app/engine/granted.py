@@ -3,6 +3,8 @@
 The words are spoken by a thread: loading a model holds up the event loop for as long as it takes, and an engine that
 falls silent loses its grant.
 
+An engine that hangs while it loads would keep its memory and everybody's turn: it says so and ends.
+
 Invariant: an engine loads only what it was granted, and ends when it is told that its grant is another's.
 """
 
@@ -17,6 +19,7 @@ from collections.abc import Callable
 
 from serve_app.core.memory.grants import EngineReply, EngineReport
 from serve_app.core.memory.leases import Hold
+from serve_app.engine.liveness import StallDetector
 from serve_app.engine.measured import Measured
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
 
@@ -25,6 +28,8 @@ logger = logging.getLogger("ray.serve")
 BEAT_S = 1.0  # four of them are lost before an owner counts as dead
 ASK_BEAT_S = 0.25  # while it waits: for its memory, or for its turn to load
 LAST_WORD_S = 2.0  # for the actor to hear that the memory is free; it finds out by itself, too
+LOAD_STALL_S = 600.0  # compiling a big model's graphs takes minutes in which hardly any memory moves
+PROGRESS_BYTES = 16 * 2**20  # less is what Python itself moves while nothing is loaded
 WAIT_TOLD_S = 10.0  # between log lines of an engine that waits
 
 Speak = Callable[[EngineReport], EngineReply]
@@ -41,6 +46,8 @@ class Grant:
         lost: called from that thread when the grant is another's; the process has to end.
         drain: called from that thread when the engine is to make room; it finishes what it runs and ends.
         measured: looks at this process; None: at what it has in the machine's memory.
+        stall_s: how long it may load without any progress; then it is `lost`.
+        clock: seconds that only grow.
     """
 
     def __init__(
@@ -51,9 +58,12 @@ class Grant:
         lost: Callable[[str], None],
         drain: Callable[[], None],
         measured: Measured | None = None,
+        stall_s: float = LOAD_STALL_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._word = ask
         self._measured = measured or Measured(ask.ranks[0].node)
+        self._progress, self._clock = StallDetector(stall_s), clock
         self._my_turn = False
         self._speak, self._away, self._lost, self._drain = speak, away, lost, drain
         self._reply = EngineReply(why="the quota actor has not answered yet")
@@ -103,8 +113,9 @@ class Grant:
         while not self._ended.is_set():
             with self._lock:
                 word = self._word
+            told, pause_s = self._now(word), BEAT_S if word.kv_tokens else ASK_BEAT_S
             try:
-                self._reply = self._speak(self._now(word))
+                self._reply = self._speak(told)
                 self._my_turn = self._my_turn or self._reply.may_load
             except (LeaseConflict, InsufficientMemory) as error:
                 self._reply = EngineReply(why=error.message)
@@ -113,11 +124,16 @@ class Grant:
                 return
             except self._away as error:
                 logger.warning("the quota actor does not answer: %s", error)
+                pause_s = ASK_BEAT_S  # a new one waits for this word
             except Exception:  # an engine that fell silent for good would lose its grant and go on
                 logger.exception("the engine's word to the quota actor failed; it is said again")
+            if told.failed:
+                self._ended.set()
+                self._lost(told.failed)
+                return
             if self._reply.drain:
                 self._drain()
-            self._ended.wait(BEAT_S if word.kv_tokens else ASK_BEAT_S)
+            self._ended.wait(pause_s)
         try:
             self._speak(dataclasses.replace(self._word, gone=True))
         except (LeaseConflict, *self._away) as error:
@@ -127,10 +143,15 @@ class Grant:
         """The word with what is true at this moment."""
         holds = self._reply.holds
         processes, measured = self._measured.look(holds)
+        loading = self._my_turn and not word.kv_tokens
+        sizes = (self._measured.resident_bytes, *(size or 0 for size in measured))
+        marks = (len(processes), *(size // PROGRESS_BYTES for size in sizes))
+        stalled_s = self._progress.observe(not loading, marks, self._clock())
         return dataclasses.replace(
             word,
             holds=holds,
-            loading=self._my_turn and not word.kv_tokens,
+            loading=loading,
+            failed="" if stalled_s is None else f"loading has made no progress for {stalled_s:.0f} s",
             processes=((self._measured.node, processes),),
             measured_bytes=measured,
         )

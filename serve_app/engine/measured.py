@@ -30,15 +30,17 @@ class Measured:
         self.node = node
         self._nvml = nvml
         self._failed = False
+        self.resident_bytes = 0  # of all processes, when it was looked last
 
     def look(self, holds: Sequence[Hold]) -> tuple[tuple[Process, ...], tuple[int | None, ...]]:
         """The processes, and their bytes on the device of each hold."""
         me = psutil.Process()
         resident = {process.pid: _resident(process) for process in (me, *me.children(recursive=True))}
+        self.resident_bytes = sum(resident.values())
         started = {pid: start_ticks(pid) for pid in resident}
         processes = tuple((pid, ticks) for pid, ticks in started.items() if ticks is not None)
         if self._nvml is None:
-            measured: dict[str, int] = {f"{self.node}/0": sum(resident.values())}
+            measured: dict[str, int] = {f"{self.node}/0": self.resident_bytes}
         else:
             measured = self._on_gpus([hold.on for hold in holds], resident)
         return processes, tuple(measured.get(hold.on) for hold in holds)

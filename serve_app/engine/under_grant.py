@@ -15,7 +15,7 @@ from serve_app.core.memory.grants import EngineReply, EngineReport, Rank
 from serve_app.core.memory.leases import Hold
 from serve_app.engine.engine_args import gpus_per_rank, model_path
 from serve_app.engine.environment import Platform
-from serve_app.engine.granted import Grant
+from serve_app.engine.granted import LOAD_STALL_S, Grant
 from serve_app.engine.measured import measured_here
 from serve_app.engine.memory import kv_bytes_of, memory_ask
 from serve_app.quota_actor import AWAY, QuotaActor
@@ -60,7 +60,8 @@ def grant_of_this_replica(
 
     here = ray.get_runtime_context().get_node_id()
     measured = measured_here(here, gpus=bool(gpus_per_rank(settings, platform)))
-    return Grant(word, speak, AWAY, lost, drain, measured)
+    stall_s = LOAD_STALL_S + (settings.simulated.start_s if settings.engine == "simulated" else 0.0)
+    return Grant(word, speak, AWAY, lost, drain, measured, stall_s)
 
 
 def ranks_of_this_replica(settings: ModelSettings, platform: Platform, nodes: tuple[str, ...]) -> tuple[Rank, ...]:

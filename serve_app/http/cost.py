@@ -62,9 +62,8 @@ class Costs:
         """Another quantile, for requests that come from now on."""
         self._estimator.configure(quantile)
 
-    def of(self, operation: Operation, body: Mapping[str, Any], tenant: str, model: str) -> Cost:
-        """What this request will cost."""
-        size = measure.prompt_bytes(operation, body)
+    def of(self, operation: Operation, body: Mapping[str, Any], tenant: str, model: str, size: int) -> Cost:
+        """What this request, with a prompt of so many bytes, will cost."""
         if not operation.generates:
             tokens = -(-size // measure.BYTES_PER_TOKEN)
             return Cost(size, tokens, 0, 1, Source.PRIOR, tokens)

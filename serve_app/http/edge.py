@@ -24,7 +24,7 @@ from serve_app.engine.protocol import Frame, Submit
 from serve_app.errors import BadRequest, NotFound, ServeAppError, Unauthorized
 from serve_app.http import contract, measure, routes
 from serve_app.http.admin_routes import AdminRoutes
-from serve_app.http.body import Receive, read
+from serve_app.http.body import Apart, Receive, decode, read
 from serve_app.http.cost import Costs, slots_of
 from serve_app.http.exchange import REPLAYED, Exchange, Headers, Send
 from serve_app.http.idempotency import Owner, Replays, fingerprint
@@ -78,6 +78,7 @@ class Edge:
         self._salts: dict[str, str] = {}
         self._local = LocalRoutes(lines, metrics)
         self._replays = Replays(time.monotonic)
+        self._apart = Apart()
         self._book = book
         self._admin = admin
         self._receipts = Receipts() if receipts is None else receipts
@@ -111,7 +112,7 @@ class Edge:
                 await self._operate(route.target, identity, headers, receive, exchange)
             elif isinstance(route.target, routes.SessionCall):
                 opens = route.target is routes.SessionCall.OPEN
-                body = await read(headers, receive, self._settings.http) if opens else {}
+                body = (await self._decoded(headers, receive))[0] if opens else {}
                 if self._sessions is None:
                     raise NotFound("there are no sessions here", code="unknown_url")
                 answer = await self._sessions.answer(route, identity, headers, body, self._settings.sessions)
@@ -142,19 +143,24 @@ class Edge:
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
         try:
-            body = await read(headers, receive, self._settings.http)
-            line = self._line(body.get("model"))
+            sent, size = await self._decoded(headers, receive)
+            line = self._line(sent.get("model"))
             record.model = line.model.name
-            body, wanted = contract.split(operation, body, headers, identity, self._settings.http, line.max_model_len)
+            http, longest = self._settings.http, line.max_model_len
+            body, wanted = await self._apart.run(
+                size, lambda: contract.split(operation, sent, headers, identity, http, longest)
+            )
+            prompt_bytes = await self._apart.run(size, lambda: measure.prompt_bytes(operation, body))
             record.request_class, record.deadline_s = wanted.request_class, wanted.deadline_s
             if operation.generates:
                 record.level, record.streamed = self._levels.get(wanted.request_class), bool(body.get("stream"))
-            run = functools.partial(self._run, operation, body, wanted, identity, line, exchange, record)
+            run = functools.partial(self._run, operation, body, prompt_bytes, wanted, identity, line, exchange, record)
             if wanted.idempotency_key is None:
                 await run()
             else:
                 owner = (identity.tenant, wanted.idempotency_key)
-                await self._run_once(owner, fingerprint(operation, body), exchange, run)
+                print_ = await self._apart.run(size, lambda: fingerprint(operation, body))
+                await self._run_once(owner, print_, exchange, run)
             record.outcome = answered(exchange.status)
         except asyncio.CancelledError:
             record.outcome = Outcome.CANCELLED_RUNNING if record.granted else Outcome.CANCELLED_QUEUED
@@ -164,6 +170,11 @@ class Edge:
             raise
         finally:
             self._ended(record)
+
+    async def _decoded(self, headers: Headers, receive: Receive) -> tuple[dict[str, Any], int]:
+        """The body, and its size in bytes as it came. Raises as `read` and `decode`."""
+        raw, bounds = await read(headers, receive, self._settings.http), self._settings.http
+        return await self._apart.run(len(raw), lambda: decode(raw, bounds)), len(raw)
 
     def _ended(self, record: Record) -> None:
         """Tell whoever keeps account of requests."""
@@ -187,13 +198,14 @@ class Edge:
         if kept is not None:
             await exchange.whole(kept.status, [*kept.headers, REPLAYED], kept.body)
             return
-        answer = None
+        head = None
         try:
-            exchange.record()
+            exchange.keep = functools.partial(self._replays.add, owner)
             await run()
-            answer = exchange.recorded()
+            head = exchange.final()
         finally:
-            self._replays.settle(owner, answer)
+            exchange.keep = None
+            self._replays.settle(owner, head)
 
     def _line(self, name: object) -> ModelLine:
         if not isinstance(name, str):
@@ -210,6 +222,7 @@ class Edge:
         self,
         operation: Operation,
         body: dict[str, Any],
+        prompt_bytes: int,
         wanted: Contract,
         identity: Identity,
         line: ModelLine,
@@ -249,13 +262,13 @@ class Edge:
                 self._metrics.tokens(record.model, identity.tenant, used.prompt_tokens, used.completion_tokens)
 
         if not operation.takes_slot:
-            _bound_aside(operation, body, line.max_model_len)
+            _bound_aside(prompt_bytes, line.max_model_len)
             await line.serve_aside(make, relay, record.trail)
             return
         session = None
         if self._book is not None and wanted.session_id is not None and operation.generates:
             session = await self._book.find(identity.tenant, wanted.session_id, line.model.name)
-        cost = record.cost = self._costs.of(operation, body, identity.tenant, record.model)
+        cost = record.cost = self._costs.of(operation, body, identity.tenant, record.model, prompt_bytes)
         slots = record.slots = slots_of(operation, sequences, cost, line.model.lengths, line.largest)
         record.trail.most_tokens, record.trail.sequences = cost.most_tokens, min(sequences, slots)
         arrival = Arrival(
@@ -280,9 +293,9 @@ class Edge:
         return salt
 
 
-def _bound_aside(operation: Operation, body: Mapping[str, Any], max_model_len: int | None) -> None:
+def _bound_aside(prompt_bytes: int, max_model_len: int | None) -> None:
     """Work that takes no slot is bounded by its size instead: the tokenizer serves everybody, one text at a time."""
-    if max_model_len is not None and measure.prompt_bytes(operation, body) > MAX_BYTES_PER_TOKEN * max_model_len:
+    if max_model_len is not None and prompt_bytes > MAX_BYTES_PER_TOKEN * max_model_len:
         raise BadRequest(
             f"the text is longer than {MAX_BYTES_PER_TOKEN} bytes for each of the {max_model_len} tokens of the model",
             param="prompt",

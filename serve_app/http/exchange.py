@@ -1,7 +1,7 @@
 """The answering half of one HTTP exchange: status, headers and bytes go out in order, and an error as long as it can.
 
-Invariant: exactly one status goes out; nothing follows the last byte; what `record` asked for is exactly the answer
-that went out, as it would have without comments before it.
+Invariant: exactly one status goes out; nothing follows the last byte; what `keep` is told is exactly the answer that
+went out, as it would have without comments before it.
 
 A comment begins the stream, and its status 200 is out: what would have been an error after that, the line's or the
 engine's, is an event with the error's body. `status` is the answer's own all the same: 400, where the engine said so.
@@ -15,7 +15,6 @@ from typing import Any
 from serve_app.channel import Stream
 from serve_app.engine.protocol import Frame
 from serve_app.errors import ServeAppError
-from serve_app.http.idempotency import Answer
 from serve_app.http.responses import error_response, sse_comment, sse_error, sse_refusal, sse_retry_comment
 from serve_app.types import Operation
 
@@ -37,7 +36,7 @@ _JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 class Exchange:
     """The answering half of one HTTP exchange."""
 
-    __slots__ = ("_headers", "_kept", "_send", "_streaming", "operation", "request_id", "status")
+    __slots__ = ("_headers", "_send", "_streaming", "keep", "operation", "request_id", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -46,22 +45,17 @@ class Exchange:
         self.request_id = ""
         self.operation = Operation.CHAT
         self._headers: Headers = []
-        self._kept: list[bytes] | None = None
+        self.keep: Callable[[bytes], None] | None = None  # told what goes out
 
-    def record(self) -> None:
-        """Keep a copy of what goes out from now on."""
-        self._kept = []
-
-    def recorded(self) -> Answer | None:
-        """What has gone out since `record`; None where a repeat should be run again."""
-        final = 200 <= self.status < 500 and self.status != 429
-        return Answer(self.status, self._headers, b"".join(self._kept)) if final and self._kept is not None else None
+    def final(self) -> tuple[int, Headers] | None:
+        """Status and headers of the answer; None where a repeat should be run again."""
+        return (self.status, self._headers) if 200 <= self.status < 500 and self.status != 429 else None
 
     async def whole(self, status: int, headers: Headers, body: bytes, *, head: bool = False) -> None:
         """A complete answer; `head`: all of it but the body."""
         self.status, self._headers = status, headers
-        if self._kept is not None:
-            self._kept.append(body)
+        if self.keep is not None:
+            self.keep(body)
         headers = [*headers, (b"content-length", b"%d" % len(body))]
         if self.request_id:
             headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
@@ -92,8 +86,8 @@ class Exchange:
         while True:
             last = frames[-1].usage is not None
             body = frames[0].body if len(frames) == 1 else b"".join([frame.body for frame in frames])
-            if self._kept is not None:
-                self._kept.append(body)
+            if self.keep is not None:
+                self.keep(body)
             if body or last:
                 await self._send({"type": "http.response.body", "body": body, "more_body": not last})
             if last:
@@ -120,6 +114,6 @@ class Exchange:
     async def _as_event(self, status: int, headers: Headers, body: bytes) -> None:
         """The engine's refusal of a stream that comments have begun. A repeat gets it as it was."""
         self.status, self._headers = status, headers
-        if self._kept is not None:
-            self._kept.append(body)
+        if self.keep is not None:
+            self.keep(body)
         await self._send({"type": "http.response.body", "body": sse_refusal(body, self.operation), "more_body": False})

@@ -219,7 +219,7 @@ def _joined(content: Any) -> str:
         return content[:PREFIX_CHARS]
     found: list[str] = []
     room = PREFIX_CHARS
-    for text in _texts(content):
+    for text in _texts(content[:PREFIX_CHARS] if type(content) is list else None):
         found.append(text[:room])
         room -= len(found[-1])
         if room <= 0:

@@ -32,6 +32,8 @@ def error_response(error: ServeAppError) -> tuple[int, Headers, bytes]:
     headers += _retry_headers(error.retry_after_s)
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if error.status == 409:
+        headers.append((b"x-should-retry", b"false"))  # the SDK would, and in vain
     if isinstance(error, WrongMethod):
         headers.append((b"allow", ", ".join(error.allow).encode()))
     return error.status, headers, body

@@ -4,13 +4,13 @@ Found by fuzzing vLLM 0.32.0: an integer beyond 64 bits fails on its way to Engi
 schema with `minItems` of a billion stops the replica's event loop for a minute; some fields of the wrong shape end in
 an error that names no field.
 
-Invariant: what passes costs an engine time in proportion to the request's size.
+Invariant: what passes costs an engine time in proportion to the request's size. What is checked here costs no more than
+a look at each value: a path is made for the one that is wrong alone.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +19,9 @@ from serve_app.errors import BadRequest
 
 MAX_SCHEMA_COUNT = 10_000  # of `minItems` and its like: building the grammar takes 0.5 ms there, 0.5 s at ten million
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1  # what msgpack, vLLM's way to EngineCore, can carry
+SLICE_BYTES = 2**16  # looked at in one step: a thread that does so gives the interpreter away between two
+# vLLM looks for each stop string in the text of every step; OpenAI's bound is 4.
+MAX_ENTRIES = {"stop": 16, "bad_words": 1024, "stop_token_ids": 1024, "logit_bias": 1024}
 
 _COUNTS = frozenset({"minItems", "minLength", "minProperties", "minContains"})
 _SCHEMA_FIELDS = ("response_format", "structured_outputs", "tools", "text")
@@ -26,24 +29,53 @@ _SHAPES: dict[str, tuple[type, str]] = {
     "messages": (list, "an array of messages"),
     "structured_outputs": (dict, "an object"),
 }
-_LONG_DIGITS = re.compile(rb"[0-9]{19}")  # 2**63 has nineteen
+_SCHEMA_TEXT = "structured_outputs.json"  # vLLM takes a schema as text there
+_encoder = msgspec.msgpack.Encoder()
 
 
-def check_integers(body: bytes, value: Mapping[str, Any]) -> None:
-    """Refuses integers that no engine can be handed. `body` is what `value` was decoded from.
+def check_count(text: bytes, most: int, param: str) -> None:
+    """Refuses JSON with more values than `most`, before it is parsed: decoding them holds the whole process. Objects
+    and arrays count by themselves, beside what is in them; malformed JSON may pass.
+
+    Raises:
+        BadRequest: with this `param`.
+    """
+    if _marks(text) <= most:
+        return
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    count, in_string = 0, 0
+    for start in range(0, len(text), SLICE_BYTES):
+        parts = text[start : start + SLICE_BYTES].split(b'"')
+        count += _marks(b"".join(parts[in_string::2]))
+        if count > most:
+            raise BadRequest(f"the JSON of `{param}` holds more than {most} values", param=param)
+        in_string = (in_string + len(parts) - 1) % 2
+
+
+def _marks(text: bytes) -> int:
+    return text.count(b",") + text.count(b"{") + text.count(b"[")
+
+
+def check_integers(value: Mapping[str, Any]) -> None:
+    """Refuses integers that no engine can be handed.
 
     Raises:
         BadRequest: `param` is the path of the first one.
     """
-    if _LONG_DIGITS.search(body) is None:
-        return
-    for path, leaf in _leaves(value, ""):
-        if type(leaf) is int and not INTEGER_MIN <= leaf <= INTEGER_MAX:
-            raise BadRequest(f"`{path}` is an integer beyond 64 bits", param=path)
+    try:
+        _encoder.encode(value)
+    except OverflowError:
+        path = _find(value, lambda _, leaf: type(leaf) is int and not INTEGER_MIN <= leaf <= INTEGER_MAX)
+        raise BadRequest(f"`{path}` is an integer beyond 64 bits", param=path) from None
 
 
-def check_shapes(body: Mapping[str, Any]) -> None:
-    """Refuses wrong shapes that vLLM's own validation trips over, and schemas that are cheap to send and dear to build.
+def check_shapes(body: Mapping[str, Any], max_values: int) -> None:
+    """Refuses wrong shapes that vLLM's own validation trips over, schemas that are cheap to send and dear to build, and
+    lists that are longer than `MAX_ENTRIES`.
+
+    Args:
+        max_values: of a schema that comes as text.
 
     Raises:
         BadRequest: `param` is the field or its path.
@@ -51,18 +83,27 @@ def check_shapes(body: Mapping[str, Any]) -> None:
     for name, (wanted, said) in _SHAPES.items():
         if name in body and type(body[name]) is not wanted and (body[name] is not None or wanted is list):
             raise BadRequest(f"`{name}` must be {said}", param=name)
-    for name in _SCHEMA_FIELDS:
+    for name, most in MAX_ENTRIES.items():
         value = body.get(name)
-        if type(value) is dict or type(value) is list:
-            _check_schema(name, value)
+        if isinstance(value, dict | list) and len(value) > most:
+            raise BadRequest(f"`{name}` may have {most} entries, it has {len(value)}", param=name)
+    for name in _SCHEMA_FIELDS:
+        _check_schema(name, body.get(name))
+    outputs = body.get("structured_outputs")
+    schema = outputs.get("json") if type(outputs) is dict else None
+    if type(schema) is str:
+        check_count(schema.encode("utf-8", "surrogatepass"), max_values, _SCHEMA_TEXT)
+        _check_schema(_SCHEMA_TEXT, _decoded(schema))
 
 
 def _check_schema(name: str, value: Any) -> None:
-    for path, leaf in _leaves(value, name):
-        if type(leaf) is str and path.endswith(".json"):  # vLLM takes a schema as text too
-            _check_schema(path, _decoded(leaf))
-        elif type(leaf) in (int, float) and leaf > MAX_SCHEMA_COUNT and path.rpartition(".")[2] in _COUNTS:
-            raise BadRequest(f"`{path}` may be {MAX_SCHEMA_COUNT} at most", param=path)
+    path = _find(value, _too_many)
+    if path is not None:
+        raise BadRequest(f"`{name}.{path}` may be {MAX_SCHEMA_COUNT} at most", param=f"{name}.{path}")
+
+
+def _too_many(key: str | int, leaf: Any) -> bool:
+    return key in _COUNTS and type(leaf) in (int, float) and leaf > MAX_SCHEMA_COUNT
 
 
 def _decoded(text: str) -> Any:
@@ -72,14 +113,18 @@ def _decoded(text: str) -> Any:
         return None  # vLLM will say what is wrong with it
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every value that is no container, with its dotted path."""
-    waiting: list[tuple[str, Any]] = [(path, value)]
-    while waiting:
-        at, node = waiting.pop()
-        if type(node) is dict:
-            waiting += [(f"{at}.{key}" if at else str(key), child) for key, child in node.items()]
-        elif type(node) is list:
-            waiting += [(f"{at}.{index}", child) for index, child in enumerate(node)]
-        else:
-            yield at, node
+def _find(value: Any, wrong: Callable[[str | int, Any], bool]) -> str | None:
+    """The dotted path of a value that is no container and is wrong, by its key or index and itself; None: there is
+    none."""
+    nodes: list[tuple[Any, int, str | int]] = [(value, -1, "")]  # each with its parent's place here and its key there
+    for place, (node, _, _) in enumerate(nodes):  # grows meanwhile
+        for key, child in node.items() if type(node) is dict else enumerate(node) if type(node) is list else ():
+            if type(child) is dict or type(child) is list:
+                nodes.append((child, place, key))
+            elif wrong(key, child):
+                path, at = str(key), place
+                while at:
+                    _, above, name = nodes[at]
+                    path, at = f"{name}.{path}", above
+                return path
+    return None

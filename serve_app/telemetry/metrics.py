@@ -88,7 +88,7 @@ class RouterMetrics:
         )
         self._gauge_slots = Gauge(
             "serve_app_slots",
-            "Batch slots of an engine replica.",
+            "Batch slots of an engine replica: in all, granted by the line's own count, and booked for this router.",
             ("model", "replica", "state"),
             registry=self.registry,
         )
@@ -159,7 +159,9 @@ class RouterMetrics:
             self._gauge_waiting.labels(model, request_class).set(count)
         self._gauge_slots.remove_by_labels({"model": model})
         for replica, slots in use.items():
-            self._gauge_slots.labels(model, replica, "granted").set(slots.used)
+            booked = view.replicas.get(replica, slots)
+            self._gauge_slots.labels(model, replica, "granted").set(booked.used)
+            self._gauge_slots.labels(model, replica, "booked").set(booked.slots)
             self._gauge_slots.labels(model, replica, "total").set(slots.slots)
         for reason, count in view.refused.items():
             self._gauge_refused.labels(model, reason).set(count)

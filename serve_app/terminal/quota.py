@@ -67,6 +67,13 @@ def show(found: Mapping[str, Any], console: Console) -> None:
         + ("  (the ledger is being rebuilt)" if found["recovering"] else ""),
         highlight=False,
     )
+    if found["fragmented"]:
+        console.print(
+            f"{found['fragmentation']:.0%} of what is free lies where the models here do not fit; `serve-app defrag` "
+            "makes room for one that waits",
+            style="yellow",
+            markup=False,
+        )
     devices = Table("device", "total", "reserved", "granted", "free", "%")
     for one in found["devices"]:
         sizes = (_gb(one[f"{name}_bytes"]) for name in ("total", "reserved", "granted", "free"))

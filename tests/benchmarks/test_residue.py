@@ -44,3 +44,4 @@ def test_requests_end_in_every_way_and_leave_nothing_in_the_router(monkeypatch: 
     assert sum(outcomes.values()) == len(router.receipts) == 400
     assert router.deadlines_missed
     assert router.left == {}
+    assert router.tasks_left == 0

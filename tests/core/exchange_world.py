@@ -64,6 +64,7 @@ class World:
 
     def __init__(self, engines: dict[str, tuple[int, int]], routers: int, policy: Policy | None = None) -> None:
         self.now = 100.0
+        self.faulty = False  # errors are put into the code itself
         self.policy = policy or Policy(max_queued=1000, max_wait_s=60.0)
         self.ids = itertools.count(1)
         self.stamps = itertools.count(1)
@@ -114,7 +115,7 @@ class World:
         for engine in [one for one in router.line._accounts.names() if one not in self.reports]:
             self.perform(router, router.line.reach(MODEL, engine, False, self.now))
             router.line.drop(engine)
-            for request_id in [one for one, req in router.running.items() if not req.engine]:
+            for request_id in [one for one, req in router.running.items() if req.engine in ("", engine)]:
                 if request_id not in router.line._running:
                     router.running.pop(request_id).state = "done"
         for engine in self.reports:
@@ -219,7 +220,13 @@ class World:
     # The network
 
     def speak(self, name: str, *, beat: bool = False) -> None:
-        told = self.routers[name].line.next_exchange(self.now, beat=beat)
+        router = self.routers[name]
+        if beat:
+            alive = {one: req.state == "runs" for one, req in router.requests.items() if req.state in ("waits", "runs")}
+            actions, lost, wrong = router.line.reconcile(alive, self.now)
+            assert self.faulty or (actions, lost, wrong) == ([], [], []), "both sides knew the same"
+            self.perform(router, actions)
+        told = router.line.next_exchange(self.now, beat=beat)
         if told is not None:
             self.wire.append(Message(name, self.now, told))
 
@@ -349,6 +356,7 @@ class World:
             if not any(req.state == "waits" for one in self.routers.values() for req in one.requests.values()):
                 break
         self.settle(4)
+        assert self.quota.lines.take_notes() == [], "accounts were always what the routers went by"
         states = {req.state for one in self.routers.values() for req in one.requests.values()}
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()

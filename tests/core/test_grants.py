@@ -22,8 +22,8 @@ class Host:
         self.grants = Grants(self.ledger)
         self.now = 0.0
 
-    def say(self, told: EngineReport, *, frozen: bool = False) -> EngineReply:
-        return self.grants.report(told, self.now, frozen=frozen)
+    def say(self, told: EngineReport, *, unheard: frozenset[str] = frozenset()) -> EngineReply:
+        return self.grants.report(told, self.now, unheard=unheard)
 
     def runs(self, told: EngineReport) -> EngineReport:
         """An engine from its first word to its first request."""
@@ -111,21 +111,39 @@ def test_the_turn_of_an_engine_that_died_while_it_loaded_goes_on() -> None:
     assert host.say(b).may_load
 
 
+def test_nobody_loads_beside_an_engine_that_has_ended_before_its_memory_is_gone() -> None:
+    host = Host()
+    a, b = engine("a", 40), engine("b", 40)
+    host.say(a)
+    b = replace(b, holds=host.say(b).holds)
+    host.grants.forget("a", memory_gone=False)
+    reply = host.say(b)
+    assert (reply.may_load, reply.why) == (False, "an engine that has ended still has memory of the same device")
+    assert host.say(engine("c", 40, device=1)).may_load
+    host.ledger.memory_gone("a")
+    assert host.say(b).may_load
+
+
 def test_an_actor_that_has_just_come_up_lets_nobody_load_beside_one_that_does() -> None:
     """It learns of the one that loads from its own word, and gives no turn before it has heard from all."""
     host = Host()
     a = replace(engine("a", 40), holds=(Hold("n/0", 40),), loading=True)
     b = replace(engine("b", 40), holds=(Hold("n/0", 40),))
-    assert not host.say(b, frozen=True).may_load
-    host.say(a, frozen=True)
+    elsewhere = replace(engine("c", 40), ranks=(Rank("n", 1),), holds=(Hold("n/1", 40),))
+    for restored in (replace(a, loading=False), b, elsewhere):
+        assert not host.say(restored, unheard=frozenset("abc")).may_load
+    assert not host.say(b, unheard=frozenset("ac")).may_load
+    assert host.say(elsewhere, unheard=frozenset("a")).may_load, "on another device nobody is waited for"
+    host.say(a)
     assert not host.say(b).may_load
 
 
-def test_nothing_new_is_granted_while_it_is_not_known_what_others_hold() -> None:
+def test_memory_is_granted_while_it_is_not_known_who_loads() -> None:
+    """What is granted is stored, so an actor that comes up knows it all."""
     host = Host()
-    assert host.say(engine("a", 10), frozen=True).holds == ()
-    presented = replace(engine("b", 10), holds=(Hold("n/0", 10),))
-    assert host.say(presented, frozen=True).holds == presented.holds
+    host.say(replace(engine("b", 40), holds=(Hold("n/0", 40),)), unheard=frozenset("b"))
+    reply = host.say(engine("a", 10), unheard=frozenset("b"))
+    assert (reply.holds, reply.may_load) == ((Hold("n/0", 10),), False)
 
 
 def test_memory_that_is_anothers_by_now_is_refused_with_an_error() -> None:

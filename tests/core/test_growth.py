@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from serve_app.core.admission import Policy
 from serve_app.core.exchange.growth import Grower, Growth
 from serve_app.types import RequestClass
 from tests.core.exchange_world import World
 
-HIGH, LOW = RequestClass.HIGH, RequestClass.LOW
+CRITICAL, HIGH, LOW = RequestClass.CRITICAL, RequestClass.HIGH, RequestClass.LOW
 POOL = 1000
 
 
@@ -26,7 +27,41 @@ def owed(world: World, request_id: str) -> int:
     return world.routers["r0"].line._running._running[request_id].owed
 
 
-def test_nobody_begins_while_one_that_runs_is_owed_tokens_and_what_comes_free_is_its() -> None:
+@pytest.mark.parametrize("here", [True, False], ids=["granted from credit", "granted by the line"])
+def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(here: bool) -> None:
+    world = World({"e": (24, 10_000)}, 2, Policy(1000, 600.0))
+    world.settle(4)
+    holders = [] if here else [world.arrive("r0", LOW, tokens=1) for _ in range(24)]
+    world.settle(4)
+    lows = [world.arrive("r0", LOW, tokens=200) for _ in range(20)]
+    for req in holders:
+        world.finish("r0", f"q{req.number}")
+    world.settle(6)
+    assert {req.state for req in lows} == {"runs"}
+    ids = [f"q{req.number}" for req in lows]
+    line = world.routers["r0"].line
+    for _ in range(12):  # 15,360 tokens beyond their 4,000
+        for request_id in ids:
+            line.grow(request_id, 64)
+        world.settle(1)
+    assert sum(owed(world, one) for one in ids) > 1000
+    same = world.arrive("r1", LOW, tokens=200)
+    began = world.now
+    urgent = world.arrive("r1", CRITICAL, tokens=200)
+    while urgent.state == "waits" and world.now < began + 10.0:
+        world.settle(1)
+    assert urgent.state == "runs", "4 slots are free"
+    assert urgent.granted_s < began + 1.0
+    assert same.state == "waits", "those of its own class are owed what it would take"
+    for request_id in ids:
+        world.finish("r0", request_id)
+    world.finish("r1", f"q{urgent.number}")
+    world.settle(6)
+    assert not world.quota.lines._places.growth.engines
+    world.bring_to_rest()
+
+
+def test_nobody_of_its_class_begins_while_one_that_runs_is_owed_tokens_and_what_comes_free_is_its() -> None:
     world, (first, second, third) = running()
     world.routers["r0"].line.grow(first, 250)
     world.settle(4)
@@ -91,19 +126,21 @@ def test_a_router_that_is_gone_is_owed_nothing() -> None:
 
 def test_the_first_is_given_first_and_a_later_smaller_one_does_not_pass_it() -> None:
     growth, given = Growth(), []
-    first, later, other = Grower("r", "a", "t1"), Grower("r", "b", ""), Grower("s", "c", "t3")
+    first, later, other = Grower("r", "a", "t1", LOW), Grower("r", "b", "", LOW), Grower("s", "c", "t3", LOW)
     growth.owe("e", first, 10)
     growth.owe("e", later, 1)
     growth.owe("e", first, 5)
     growth.owe("f", other, 1)
-    growth.settle("e", lambda who, tokens: False)
+    growth.settle("e", lambda who, tokens: False, LOW)
     assert growth.engines == {"e", "f"}
 
     def give(who: Grower, tokens: int) -> bool:
         given.append((who, tokens))
         return True
 
-    growth.settle("e", give)
+    growth.settle("e", give, HIGH)
+    assert not given, "a higher class waits"
+    growth.settle("e", give, LOW)
     assert given == [(first, 15), (later, 1)]
     assert growth.engines == {"f"}
     assert growth.forget(["s"]) == ["f"]

@@ -109,6 +109,46 @@ def test_the_actors_death_loses_nothing_and_grants_nothing_twice() -> None:
     world.accounted()
 
 
+def test_after_the_actors_death_an_engine_is_closed_for_as_long_as_a_router_that_may_hold_some_of_it_is_silent() -> (
+    None
+):
+    world = connected(slots=8, routers=2)
+    world.start_engine("new", 8, 800)  # of which the silent one has nothing yet
+    world.notice("r0")
+    world.crash()
+    world.settle_one("r0")
+    reqs = [world.arrive("r0", LOW) for _ in range(6)]
+    assert [req.engine for req in reqs if req.here] == ["e", "e"], "its credit on the closed one"
+    world.settle_one("r0")
+    assert [req.engine for req in reqs if not req.here] == ["new"] * 4
+    beyond = [world.arrive("r0", LOW) for _ in range(6)]
+    world.settle_one("r0")
+    assert [req.state for req in beyond] == ["runs"] * 4 + ["waits"] * 2, "six slots of the closed one are idle"
+    world.settle_one("r1")
+    world.settle(2)
+    assert [req.engine for req in beyond[4:]] == ["e", "e"]
+    world.accounted()
+
+
+def test_where_all_engines_are_closed_after_the_actors_death_routers_go_on_from_credit_until_the_last_has_spoken() -> (
+    None
+):
+    world = connected(slots=8, routers=3)
+    world.crash()
+    for name in ("r0", "r1"):
+        world.settle_one(name)
+    reqs = [world.arrive("r0", HIGH), world.arrive("r1", LOW), world.arrive("r1", HIGH)]
+    assert [req.state for req in reqs] == ["runs", "runs", "waits"]
+    world.finish("r1", f"q{reqs[1].number}")
+    assert reqs[2].state == "runs", "from what its own request has given back"
+    last = world.arrive("r0", LOW)
+    assert (last.state, world.routers["r0"].line.waiting(MODEL)) == ("waits", 1)
+    world.settle_one("r2")
+    world.settle(3)
+    assert last.state == "runs"
+    world.accounted()
+
+
 def test_a_router_goes_on_from_its_credit_while_the_actor_is_away_and_not_for_ever() -> None:
     world = connected(slots=8, routers=2)
     world.crash()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from serve_app.core.placing.fragmentation import Workload, cluster_fragmentation, fragmentation
+from serve_app.core.placing.fragmentation import Workload
 from serve_app.core.placing.learned_policy import Learned
 from serve_app.core.placing.placement import BUCKETS_BYTES, Demand, Node, Placement, Room, Slot, bucketed, shortfall
 from serve_app.core.placing.placement_policies import BestFit, Fgd, FirstFit, Policy
@@ -209,12 +209,16 @@ def test_a_bucket_that_makes_no_sense_is_refused(amount: int, sizes: tuple[int, 
         bucketed(amount, sizes)
 
 
-def test_fragmentation_is_what_is_free_outside_the_largest_block() -> None:
-    assert fragmentation(()) == 0
-    assert fragmentation((0, 0)) == 0
-    assert fragmentation((80, 0)) == 0
-    assert fragmentation((30, 10)) == 0.25
-    assert cluster_fragmentation([node("a", 30), node("b", 10)]) == 0.25
+def test_fragmentation_is_the_part_of_what_is_free_that_the_expected_demands_cannot_use() -> None:
+    small, large = Workload({Demand(1, 30): 1}), Workload({Demand(1, 60): 1})
+    assert large.fragmentation([]) == large.fragmentation([node("a", 0, 0)]) == 0
+    assert large.fragmentation([node("a", 80, 80, 80, 80)]) == 0, "four empty GPUs are whole"
+    halves = [node("a", 40, 40), node("b", 40, 40)]
+    assert (small.fragmentation(halves), large.fragmentation(halves)) == (0, 1)
+    assert large.fragmentation([node("a", 80, 40), node("b", 40)]) == 0.5
+    assert Workload({Demand(1, 30): 1, Demand(1, 60): 1}).fragmentation(halves) == 0.5
+    assert Workload({Demand(2, 60): 1}).fragmentation([node("a", 80, 80), node("b", 80)]) == pytest.approx(1 / 3)
+    assert Workload({}).fragmentation(halves) == 0, "nobody asks"
 
 
 def test_fragment_is_what_the_expected_demands_cannot_use() -> None:

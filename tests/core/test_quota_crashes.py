@@ -12,6 +12,7 @@ from serve_app.core.memory.quota import RECOVERY_S, SILENT_S, Quota, RouterRepor
 from serve_app.core.memory.roster import Entry, Key, Value
 from serve_app.core.memory.sessions import SessionAsk
 from serve_app.core.memory.shares import PoolReport
+from serve_app.core.memory.starts import FAILED_S
 
 TICK_S = 0.5
 TOKENS = 1600
@@ -124,6 +125,22 @@ def test_an_engine_that_died_while_it_waited_holds_back_nobody() -> None:
     assert shell.engine(behind).holds == (Hold("n/0", 20),)
 
 
+def test_an_engine_that_fails_to_load_keeps_its_memory_until_it_is_gone_and_the_reason_is_told() -> None:
+    shell = Shell()
+    told = EngineReport("e", "m", (Rank("n", 0),), 60, 60, processes=(("n", ((1, 1),)),))
+    told = replace(told, holds=shell.engine(told).holds, loading=True)
+    waits = EngineReport("w", "o", (Rank("n", 0),), 60, 60)
+    shell.engine(waits)
+    shell.engine(replace(told, failed="no progress"))
+    assert shell.quota.starts.notes(shell.now) == {"m": "no progress"}
+    assert not shell.engine(waits).may_load
+    shell.wait(SILENT_S, waits)
+    shell.quota.on_dead("e", shell.now)
+    assert shell.engine(waits).may_load
+    assert shell.quota.starts.notes(shell.now) == {"m": "no progress"}
+    assert shell.quota.starts.notes(shell.now + 2 * FAILED_S) == {}
+
+
 def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:
     shell = Shell()
     told = shell.runs("e")
@@ -167,6 +184,17 @@ def test_nothing_new_is_granted_after_a_crash_before_all_have_spoken() -> None:
     assert not shell.quota.recovering
     shell.router("new", want=10)
     assert shell.limit("new") >= 10
+
+
+def test_device_memory_is_granted_after_a_crash_before_anybody_has_spoken() -> None:
+    """What is granted was stored, so nobody can hold what the new actor does not know."""
+    shell = Shell()
+    shell.runs("e", size=60)
+    shell.router("r", want=1000)
+    shell.crash()
+    assert shell.engine(EngineReport("new", "m", (Rank("n", 0),), 50, 50)).holds == ()
+    reply = shell.engine(EngineReport("small", "m", (Rank("n", 1),), 50, 50))
+    assert (reply.holds, reply.may_load) == ((Hold("n/1", 50),), True)
 
 
 def test_whoever_has_said_nothing_after_a_crash_is_not_waited_for_for_ever() -> None:

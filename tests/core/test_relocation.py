@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from serve_app.core.memory.grants import EngineReport, Rank
 from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import Quota
@@ -112,5 +114,24 @@ def test_room_is_made_on_the_node_of_who_waits() -> None:
     assert [step.owner for step in plan.steps] == ["c"]
 
 
-def test_fragmentation_is_what_no_single_device_has() -> None:
-    assert scattered().quota.relocation.fragmentation() == 0.5
+def test_fragmentation_is_told_by_what_the_models_here_ask() -> None:
+    """6 + 6 GB are free: two of the models need 4, the third 8."""
+    assert scattered().quota.relocation.fragmentation() == (pytest.approx(1 / 3), {"n": pytest.approx(1 / 3)})
+
+
+def test_empty_devices_are_not_fragmented_and_what_fits_nowhere_does_not_count() -> None:
+    cluster = Cluster({"n": [10, 10], "m": [10, 10]})
+    assert cluster.quota.relocation.fragmentation()[0] == 0.0
+    cluster.start("whole", "n", 10)
+    cluster.start("huge", "m", 11)
+    assert cluster.quota.relocation.fragmentation() == (0.0, {"n": 0.0, "m": 0.0})
+
+
+def test_a_model_that_has_left_is_expected_back() -> None:
+    cluster = Cluster({"n": [10, 10]})
+    cluster.start("a", "n", 4, device=0)
+    cluster.start("b", "n", 4, device=1)
+    cluster.start("gone", "n", 6)
+    cluster.quota.on_engine(replace(cluster.words.pop("gone"), gone=True), cluster.now)
+    cluster.start("more", "n", 1)
+    assert cluster.quota.relocation.fragmentation()[0] > 0

@@ -254,14 +254,20 @@ class Caller:
         self.name = name
         self.shared = SharedLine(name, actor.exchange, actor.watch, (Away,))
         self.waiters = Waiters()
+        self.forgotten: set[str] = set()
         self.order = [] if order is None else order
         self.policy = Policy(**{"max_queued": 1000, "max_wait_s": 60.0, "trickle_share": 0.0} | bounds)
         self.end = self.join()
 
     def join(self, model: str = MODEL) -> ModelEnd:
         """Serve a model."""
-        self.end = self.shared.of(model, self.policy, self.waiters.perform)
+        self.end = self.shared.of(model, self.policy, self.waiters.perform, self.alive, self.waiters.lost)
         return self.end
+
+    def alive(self) -> dict[str, bool]:
+        """Who lives in this process: everybody who waits, and all that runs but those in `forgotten`."""
+        running = self.shared._remote._running.places().keys() - self.forgotten
+        return dict.fromkeys(running, True) | self.waiters.alive()
 
     async def start(self, *engines: str) -> Caller:
         await self.shared.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from serve_app.engine.protocol import Piece
 from serve_app.errors import BadRequest, EngineFailed
 from serve_app.http import edge
 from serve_app.settings import AdmissionSettings
-from serve_app.types import Operation, Outcome
+from serve_app.types import Outcome
 from tests.shells.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
 from tests.shells.fake_engines import MODEL, FakeCluster, model, run, turns, until
 from tests.shells.fake_router import LONG, SOON_S, said
@@ -304,6 +305,24 @@ def test_a_repeat_under_one_idempotency_key_gets_the_same_bytes_and_runs_nothing
     run(scenario)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_repeat_of_an_answer_too_long_to_keep_is_refused_and_runs_nothing(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        monkeypatch.setattr(client.edge._replays, "_max_answer_bytes", 100)
+        repeated = {"Idempotency-Key": "one"}
+        whole = await client.post(ask("p", 30, stream=stream), headers=repeated)
+        assert whole.text == said("p", 30)
+        reply = await client.post(ask("p", 30, stream=stream), headers=repeated)
+        assert (reply.status, reply.error["code"]) == (409, "idempotency_answer_not_kept")
+        assert reply.headers["x-should-retry"] == "false"
+        assert len(client.submits()) == 1
+
+    run(scenario)
+
+
 def test_a_run_that_did_not_end_well_is_not_repeated_but_run_again() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
@@ -323,6 +342,35 @@ def test_a_run_that_did_not_end_well_is_not_repeated_but_run_again() -> None:
         await until(lambda: len(client.submits()) == 3, SOON_S, "the third one runs")
         await _end(third)
         assert client.outcomes == {Outcome.ENGINE_FAILED: 1, Outcome.CANCELLED_RUNNING: 2}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("words", [3, 50_000])
+def test_a_large_body_is_looked_at_beside_the_event_loop(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: dict[str, int] = {}
+
+    def noted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def note(*arguments: Any) -> Any:
+            looked[name] = threading.get_ident()
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, note)
+
+    noted(edge, "decode")
+    noted(edge, "fingerprint")
+    noted(edge.contract, "split")
+    noted(edge.measure, "prompt_bytes")
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reply = await client.post(ask("p", ignored=["word"] * words), headers={"Idempotency-Key": "one"})
+        assert (reply.status, reply.text) == (200, said("p", 5))
+        small = words < 1000
+        assert {ident == threading.get_ident() for ident in looked.values()} == {small}
+        assert len(looked) == 4
 
     run(scenario)
 
@@ -401,8 +449,8 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
 
 
 def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:
-    edge._bound_aside(Operation.TOKENIZE, {"prompt": "x" * 10 * edge.MAX_BYTES_PER_TOKEN}, 10)
-    edge._bound_aside(Operation.TOKENIZE, {"prompt": "x" * 10_000}, None)  # no engine has told its length yet
+    edge._bound_aside(10 * edge.MAX_BYTES_PER_TOKEN, 10)
+    edge._bound_aside(10_000, None)  # no engine has told its length yet
     with pytest.raises(BadRequest) as caught:
-        edge._bound_aside(Operation.TOKENIZE, {"prompt": "x" * (10 * edge.MAX_BYTES_PER_TOKEN + 1)}, 10)
+        edge._bound_aside(10 * edge.MAX_BYTES_PER_TOKEN + 1, 10)
     assert caught.value.param == "prompt"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from serve_app.core.memory.grants import EngineReply, EngineReport, Rank
+from serve_app.core.memory.grants import EngineReply, EngineReport, Process, Rank
 from serve_app.core.memory.leases import Hold
 from serve_app.engine import granted
-from serve_app.engine.granted import Grant
+from serve_app.engine.granted import LOAD_STALL_S, PROGRESS_BYTES, Grant
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
 
 SOON_S = 5.0  # for what takes milliseconds on an idle machine
@@ -55,6 +55,27 @@ class Ends:
 
     def drain(self) -> None:
         self.drained += 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Sizes:
+    """What is measured of an engine."""
+
+    node = "n"
+
+    def __init__(self) -> None:
+        self.resident_bytes = self.device_bytes = 0
+        self.processes = 1
+
+    def look(self, holds: Sequence[Hold]) -> tuple[tuple[Process, ...], tuple[int | None, ...]]:
+        return ((7, 1),) * (1 + self.processes // PROGRESS_BYTES), (self.device_bytes, None)
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +179,42 @@ def test_an_engine_goes_on_while_the_actor_is_away_and_speaks_again(error: Excep
     actor.reply = EngineReply(HOLDS)
     until(lambda: actor.last.kv_tokens == 10)
     assert actor.last.holds == HOLDS, "what it was granted, as it knows"
+    grant.end()
+
+
+def test_an_engine_that_hangs_while_it_loads_says_so_and_ends() -> None:
+    """Any progress puts that off: a process more, or some megabytes. One that runs is not looked at."""
+    clock, ends, actor = Clock(), Ends(), Actor(EngineReply(HOLDS, may_load=True))
+    sizes = Sizes()
+    grant = Grant(ASK, actor, (Away,), ends.lost, ends.drain, sizes, clock=clock)
+    assert asyncio.run(grant.obtain(SOON_S)) == HOLDS
+    until(lambda: actor.last.loading)
+    for progress in ("processes", "resident_bytes", "device_bytes"):
+        clock.now += LOAD_STALL_S - 1.0
+        setattr(sizes, progress, getattr(sizes, progress) + PROGRESS_BYTES)
+        words = len(actor.words)
+        until(lambda seen=words: len(actor.words) > seen + 2)
+    clock.now += LOAD_STALL_S - 1.0
+    sizes.resident_bytes += 1000
+    words = len(actor.words)
+    until(lambda: len(actor.words) > words + 2)
+    assert (actor.last.failed, ends.why) == ("", [])
+    clock.now += 2.0
+    until(lambda: bool(ends.why))
+    assert ends.why == [actor.last.failed] == [f"loading has made no progress for {LOAD_STALL_S + 1:.0f} s"]
+    assert not actor.last.gone, "its memory is free once it is seen free"
+
+
+def test_an_engine_that_runs_may_stand_still_for_as_long_as_it_likes() -> None:
+    clock, ends, actor = Clock(), Ends(), Actor(EngineReply(HOLDS, may_load=True))
+    grant = Grant(ASK, actor, (Away,), ends.lost, ends.drain, Sizes(), clock=clock)
+    asyncio.run(grant.obtain(SOON_S))
+    grant.runs(1000, 80, 4)
+    for _ in range(3):
+        words = len(actor.words)
+        until(lambda seen=words: len(actor.words) > seen + 2)
+        clock.now += 10 * LOAD_STALL_S
+    assert ends.why == []
     grant.end()
 
 

@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.errors import BadRequest, BodyTooLarge
-from serve_app.http.body import MAX_CONTAINERS, check_content, decode
+from serve_app.http import body as body_module
+from serve_app.http.body import check_content, decode
+from serve_app.http.values import SLICE_BYTES, _marks, check_count
 from serve_app.settings import HttpSettings
 
 BOUNDS = HttpSettings()
+MOST = BOUNDS.max_json_values
 SHALLOW = HttpSettings(max_json_depth=4)
 LINEAR_S = 5.0  # of CPU time: 8 MB take under 0.5 s, a quadratic scan minutes to hours, so nothing blurs the two
 
@@ -121,16 +124,66 @@ def test_a_body_at_the_byte_bound_passes_and_one_byte_more_does_not() -> None:
 
 
 def test_brackets_in_text_are_not_containers() -> None:
-    text = "a[i] = {'b': [\"\\\\\"]};" * (MAX_CONTAINERS // 3)
+    text = "a[i] = {'b': [\"\\\\\"]};" * (MOST // 3)
     body = json.dumps({"prompt": [text, '"[', "\\"]}).encode()
-    assert body.count(b"[") + body.count(b"{") > MAX_CONTAINERS
+    assert body.count(b"[") + body.count(b"{") > MOST
     assert decode(body, BOUNDS) == {"prompt": [text, '"[', "\\"]}
 
 
-def test_the_container_bound_is_exact() -> None:
-    body = b'{"a":[' + b"[]," * (MAX_CONTAINERS - 3) + b"[]]}"
-    assert len(decode(body, BOUNDS)["a"]) == MAX_CONTAINERS - 2
-    assert "objects and arrays" in refusal(body.replace(b"]]}", b"],[]]}")).message
+@pytest.mark.parametrize(("unit", "least"), [(b"[]", 2), (b"1", 1), (b'",[{"', 1), (b'"\\\\"', 1)])
+def test_the_bound_of_values_is_exact(unit: bytes, least: int) -> None:
+    few = MOST // least - 3
+    body = b'{"a":[' + b",".join([unit] * few) + b"]}"
+    assert len(decode(body, BOUNDS)["a"]) == few
+    more = body.replace(b"]}", b"".join([b"," + unit] * 8) + b"]}")
+    assert f"more than {MOST} values" in refusal(more).message
+
+
+@given(st.dictionaries(texts, values, max_size=5), st.integers(1, 9))
+def test_values_are_counted_alike_wherever_the_text_is_cut(value: dict[str, Any], slice_bytes: int) -> None:
+    body = json.dumps(value).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve_app.http.values.SLICE_BYTES", slice_bytes)
+        counted = _counted(value)
+        check_count(body, counted, "body")
+        with pytest.raises(BadRequest):
+            check_count(body, counted - 1, "body")
+
+
+def _counted(value: Any) -> int:
+    """Of each container itself and the commas in it."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return max(1, len(value)) + sum(map(_counted, inner))
+
+
+ATTACKS = {
+    "tools enum": b'{"tools":[{"function":{"parameters":{"enum":[%s1]}}}]}' % (b"1," * (7 * 2**19)),
+    "strings": b'{"tools":[{"function":{"parameters":{"enum":[%s1]}}}]}' % (b'"",' * (7 * 2**20 // 3)),
+    "integers": b'{"prompt":[%s1]}' % (b"1," * (7 * 2**19)),
+    "logit_bias": b'{"logit_bias":{%s"":1}}' % b"".join(b'"%d":1,' % number for number in range(700_000)),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_seven_megabytes_of_values_are_refused_by_their_first_part_and_not_decoded(
+    attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "_decoder", None)  # it is never reached
+    looked = 0
+
+    def counted(marks: Any) -> Any:
+        def look(text: bytes) -> int:
+            nonlocal looked
+            looked += len(text) <= SLICE_BYTES
+            return int(marks(text))
+
+        return look
+
+    monkeypatch.setattr("serve_app.http.values._marks", counted(_marks))
+    assert "values" in refusal(ATTACKS[attack]).message
+    assert looked * SLICE_BYTES < 0.5 * len(ATTACKS[attack])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +203,7 @@ def test_the_container_bound_is_exact() -> None:
         b"9" * 4300 + b",",
     ],
 )
-@pytest.mark.parametrize("head", [b"", b'{"a":[', b'{"a":"', b'{"a":"' + b"[" * 2 * MAX_CONTAINERS])
+@pytest.mark.parametrize("head", [b"", b'{"a":[', b'{"a":"', b'{"a":"' + b"[" * 2 * MOST])
 def test_eight_hostile_megabytes_are_refused_in_linear_time(head: bytes, unit: bytes) -> None:
     body = head + unit * ((BOUNDS.max_body_bytes - len(head)) // len(unit))
     started = time.process_time()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from serve_app.core.estimate import MIN_SEEN, Source, Use
+from serve_app.http import measure
 from serve_app.http.cost import Costs
 from serve_app.types import Operation
 from tests.shells.test_http_measure import bodies, operations
@@ -23,8 +24,8 @@ def taught(output_tokens: int, *, cut: bool = False, prompt_tokens: int = 50) ->
     return costs
 
 
-def completion(**body: Any) -> tuple[Operation, dict[str, Any], str, str]:
-    return Operation.COMPLETION, {"prompt": "x" * 100} | body, TENANT, MODEL
+def completion(**body: Any) -> tuple[Operation, dict[str, Any], str, str, int]:
+    return Operation.COMPLETION, {"prompt": "x" * 100} | body, TENANT, MODEL, 100
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def completion(**body: Any) -> tuple[Operation, dict[str, Any], str, str]:
 def test_before_anything_was_learned_a_request_is_given_what_it_asks_for(
     operation: Operation, body: dict[str, Any], tokens: int, most: int | None
 ) -> None:
-    cost = Costs(0.8).of(operation, body, TENANT, MODEL)
+    cost = Costs(0.8).of(operation, body, TENANT, MODEL, measure.prompt_bytes(operation, body))
     assert (cost.tokens, cost.most_tokens, cost.source) == (tokens, most, Source.PRIOR)
 
 
@@ -77,6 +78,6 @@ def test_another_quantile_holds_for_what_comes_next() -> None:
 @given(operations, bodies)
 def test_any_body_costs_something_and_never_more_than_it_bounds(operation: Operation, body: dict[str, Any]) -> None:
     for costs in (Costs(0.8), taught(40)):
-        cost = costs.of(operation, body, TENANT, MODEL)
+        cost = costs.of(operation, body, TENANT, MODEL, measure.prompt_bytes(operation, body))
         assert cost.tokens >= 1
         assert cost.most_tokens is None or cost.tokens <= max(1, cost.most_tokens)

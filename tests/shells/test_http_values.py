@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.errors import BadRequest
 from serve_app.http.body import decode
-from serve_app.http.values import check_shapes
+from serve_app.http.values import MAX_ENTRIES, check_shapes
 from serve_app.settings import HttpSettings
 
 BOUNDS = HttpSettings()
@@ -57,26 +57,47 @@ HEAVY = {"type": "array", "minItems": 10**9}
 )
 def test_schemas_that_are_dear_to_build_are_refused_wherever_they_stand(body: dict[str, Any], path: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_shapes(body)
+        check_shapes(body, BOUNDS.max_json_values)
     assert caught.value.param == path
 
 
 @pytest.mark.parametrize("value", [None, 5, "text", {}, True])
 def test_messages_that_are_no_array_are_refused_by_name(value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_shapes({"messages": value})
+        check_shapes({"messages": value}, BOUNDS.max_json_values)
     assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize("value", [5, "text", [], True])
 def test_structured_outputs_that_are_no_object_are_refused_by_name(value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_shapes({"structured_outputs": value})
+        check_shapes({"structured_outputs": value}, BOUNDS.max_json_values)
     assert caught.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize("field", sorted(MAX_ENTRIES))
+def test_lists_longer_than_their_bound_are_refused_by_name(field: str) -> None:
+    most = MAX_ENTRIES[field]
+    full: Any = {str(n): 1 for n in range(most)} if field == "logit_bias" else [str(n) for n in range(most)]
+    check_shapes({field: full}, BOUNDS.max_json_values)
+    more: Any = full | {"more": 1} if field == "logit_bias" else [*full, "more"]
+    with pytest.raises(BadRequest, match=f"`{field}` may have {most} entries") as caught:
+        check_shapes({field: more}, BOUNDS.max_json_values)
+    assert caught.value.param == field
+
+
+def test_a_schema_that_comes_as_text_has_the_bound_of_a_body() -> None:
+    text = '{"enum":[' + "1," * BOUNDS.max_json_values + "1]}"
+    with pytest.raises(BadRequest, match="values") as caught:
+        check_shapes({"structured_outputs": {"json": text}}, BOUNDS.max_json_values)
+    assert caught.value.param == "structured_outputs.json"
 
 
 def test_ordinary_schemas_pass() -> None:
     schema = {"type": "array", "minItems": 3, "items": {"type": "string", "minLength": 1}}
-    check_shapes({"messages": [], "structured_outputs": {"json": schema}, "response_format": {"schema": schema}})
-    check_shapes({"structured_outputs": None, "structured_outputs.json": "not json"})
-    check_shapes({"structured_outputs": {"json": "{not json"}})
+    check_shapes(
+        {"messages": [], "structured_outputs": {"json": schema}, "response_format": {"schema": schema}},
+        BOUNDS.max_json_values,
+    )
+    check_shapes({"structured_outputs": None, "structured_outputs.json": "not json"}, BOUNDS.max_json_values)
+    check_shapes({"structured_outputs": {"json": "{not json"}}, BOUNDS.max_json_values)

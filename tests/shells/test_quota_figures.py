@@ -49,7 +49,19 @@ def test_devices_add_up_and_it_is_all_json(core: Quota) -> None:
     assert found["devices"][0]["percent"] == 76.9
     assert found["epoch"] == 3
     assert not found["recovering"]
-    assert found["fragmentation"] == found["fragmentation_by_node"]["n"] == round(8 / 26, 4)
+    assert found["fragmentation"] == found["fragmentation_by_node"]["n"] == 1.0, "neither 18 nor 8 are 20"
+    assert found["fragmented"]
+    assert not figures(core, 2.0, 1.0)["fragmented"]
+
+
+def test_a_cluster_whose_free_memory_is_of_no_use_says_so(core: Quota) -> None:
+    def told(defrag_above: float | None) -> str:
+        console = Console(file=io.StringIO(), width=200)
+        show(figures(core, 2.0, defrag_above), console)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert "100% of what is free lies where the models here do not fit" in told(None)
+    assert "do not fit" not in told(1.0)
 
 
 def test_an_engine_shows_its_tokens_and_whose_they_are(core: Quota) -> None:

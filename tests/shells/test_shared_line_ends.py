@@ -304,7 +304,7 @@ def test_an_end_that_fails_is_nobody_else_s_harm(caplog: pytest.LogCaptureFixtur
             def fails(actions: list) -> None:  # type: ignore[type-arg]
                 raise RuntimeError("no luck")
 
-            bad = caller.shared.of("other", caller.policy, fails)
+            bad = caller.shared.of("other", caller.policy, fails, dict, caller.waiters.lost)
             asked = caller.asking("a")
             await turns(1)
             await waits(caller, actor, "a")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,8 @@ from serve_app.core.memory.budgets import FENCE_S
 from serve_app.core.memory.grants import OWNER_TTL_S
 from serve_app.shared_line import BEAT_S
 from serve_app.types import RequestClass
-from tests.shells.fake_engines import until
-from tests.shells.fake_quota import SOON_S, Away, Caller, FakeQuota, at_rest, fleet, run, spoken
+from tests.shells.fake_engines import turns, until
+from tests.shells.fake_quota import SOON_S, Away, Caller, FakeQuota, at_rest, fleet, refused, run, spoken
 
 SLOTS = 4
 CLIENTS, TURNS = 24, 8
@@ -226,5 +228,117 @@ def test_an_actor_that_fails_at_one_word_is_left_alone_for_a_pause_and_hears_it_
             await until(lambda: len(failures) == 3, SOON_S, "it has failed three times")
             await spoken(caller)
             await at_rest(actor, caller)
+
+    run(scenario)
+
+
+def test_timers_that_come_late_lose_nothing() -> None:
+    """As with uvloop, which has a plain handle for a moment that has passed or is near: it knows no moment."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        timely, plain = loop.call_at, []
+
+        def call_at(when: float, act: Any, *given: Any, context: Any = None) -> asyncio.Handle:
+            if not getattr(act, "__qualname__", "").startswith("SharedLine."):
+                return timely(when, act, *given, context=context)
+            plain.append(loop.call_soon(act, *given, context=context))
+            return plain[-1]
+
+        loop.call_at = call_at  # type: ignore[assignment, method-assign]
+        actor = FakeQuota(r1=2)
+        async with fleet(actor, 1) as (caller,):
+            held = await caller.hold_all(2)
+            late = [caller.asking(f"{number}", deadline=time.monotonic() + 0.2) for number in range(6)]
+            await turns(1)
+            gone = caller.asking("gone")
+            await turns(1)
+            assert caller.end.status("gone") is not None
+            gone.cancel()
+            for asked in late:
+                assert (await refused(asked)).code == "deadline"
+            for name in held:
+                caller.done(name)
+            assert plain
+            await at_rest(actor, caller)
+
+    run(scenario)
+
+
+def test_what_nobody_lives_for_any_more_comes_back_within_some_beats(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        actor = FakeQuota(r1=SLOTS)
+        async with fleet(actor, 1) as (caller,):
+            await caller.hold_all(SLOTS)
+            waits = caller.asking("waits")
+            caller.forgotten |= {f"holder {number}" for number in range(SLOTS)}
+            assert (await asyncio.wait_for(waits, SOON_S)).replica_id == "r1"
+            caller.done("waits")
+            await at_rest(actor, caller)
+            assert "request holder 0 was known on one side only" in caplog.text
+
+    run(scenario)
+
+
+def test_who_waits_for_what_was_decided_and_not_told_is_told_so_within_some_beats() -> None:
+    async def scenario() -> None:
+        actor = FakeQuota(r1=1)
+        async with fleet(actor, 1) as (caller,):
+            await until(lambda: caller.credit()[0] > 0, SOON_S, "credit")
+            caller.end._perform = lambda actions: None
+            error = await refused(caller.asking("a"))
+            assert error.code == "request_lost"
+            await at_rest(actor, caller)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("method", ["_speak", "_watch"])
+def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_reports(method: str) -> None:
+    async def scenario() -> None:
+        actor = FakeQuota(r1=1)
+        async with fleet(actor, 1) as (caller,):
+            honest, failures = getattr(caller.shared, method), []
+
+            async def fails(told):  # type: ignore[no-untyped-def]
+                if len(failures) < 3:
+                    failures.append(told)
+                    raise KeyError("what nobody expects")
+                return await honest(told)
+
+            setattr(caller.shared, method, fails)
+            await asyncio.wait_for(caller.granted("holder"), SOON_S)
+            await until(lambda: len(failures) == 3, SOON_S, "it has failed three times")
+            asked = caller.asking("a")
+            caller.done("holder")
+            await asyncio.wait_for(asked, SOON_S)
+            caller.done("a")
+            await spoken(caller)
+            await at_rest(actor, caller)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("broken", ["on_reply", "next_exchange", "reconcile"])
+def test_an_error_of_the_core_costs_a_pause_and_no_task(broken: str) -> None:
+    async def scenario() -> None:
+        actor = FakeQuota(r1=1)
+        async with fleet(actor, 1) as (caller,):
+            remote_line, failures = caller.shared._remote, []
+            honest = getattr(remote_line, broken)
+
+            def fails(*given, **more):  # type: ignore[no-untyped-def]
+                if len(failures) < 2:
+                    failures.append(given)
+                    raise KeyError("what nobody expects")
+                return honest(*given, **more)
+
+            setattr(remote_line, broken, fails)
+            await until(lambda: len(failures) == 2, SOON_S, "it has failed twice")
+            await asyncio.wait_for(caller.granted("a"), SOON_S)
+            caller.done("a")
+            await spoken(caller)
+            await at_rest(actor, caller)
+            assert not any(task.done() for task in caller.shared._tasks)
 
     run(scenario)

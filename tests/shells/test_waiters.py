@@ -135,3 +135,20 @@ def test_who_is_dismissed_is_told_why_and_leaves_the_line() -> None:
         assert line.events == [("arrive", "a"), ("arrive", "b"), ("cancel", "b")]
 
     run(scenario())
+
+
+def test_an_error_after_the_arrival_gives_back_what_was_granted() -> None:
+    class Breaking(Nearby):
+        def arrive(self, arrival: Arrival) -> None:
+            super().arrive(arrival)
+            raise AttributeError("when")
+
+    async def scenario() -> None:
+        waiters = Waiters()
+        line = Breaking(waiters)
+        with pytest.raises(AttributeError):
+            await asking(waiters, line)
+        assert line.events == [("arrive", "a"), ("cancel", "a")]
+        assert not waiters.alive()
+
+    run(scenario())

@@ -24,6 +24,7 @@ class Accounts:
         self._ledger = ledger
         self._held: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
         self._told: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine, what its requests hold of that
+        self.opened: set[tuple[str, str]] = set()  # routers and engines whose account was nothing before
         self.overdrawn = 0  # counter: tokens that routers went by and the ledger had given to others
 
     def held(self, router: str, engine: str) -> tuple[int, int]:
@@ -34,9 +35,21 @@ class Accounts:
         """The accounts of a router, by engine."""
         return iter(list(self._held.get(router, {}).items()))
 
+    def routers(self, engine: str) -> list[str]:
+        """Routers with an account of an engine. O(routers)."""
+        return [router for router, accounts in self._held.items() if engine in accounts]
+
     def told(self, router: str, holds: Iterable[Amount]) -> None:
         """A router says what its requests hold; what it leaves out, they do not."""
         self._told[router] = {engine: (slots, tokens) for engine, slots, tokens in holds}
+
+    def recount(self, routers: Iterable[str]) -> None:
+        """After an error: the accounts are what the ledger has. O(routers x engines)."""
+        engines = [lease.lease_id for lease in self._ledger.leases(Kind.ENGINE)]
+        for router in {*self._held, *routers}:
+            for engine in engines:
+                slots, tokens = (self._leased(pool, router) for pool in (slots_of(engine), engine))
+                self._set(router, engine, slots, tokens)
 
     def used(self, engine: str) -> tuple[int, int]:
         """Slots and tokens that requests hold, by the last word of each router. O(routers)."""
@@ -123,7 +136,10 @@ class Accounts:
 
     def _set(self, router: str, engine: str, slots: int, tokens: int) -> None:
         if slots or tokens:
-            self._held.setdefault(router, {})[engine] = (slots, tokens)
+            accounts = self._held.setdefault(router, {})
+            if engine not in accounts:
+                self.opened.add((router, engine))
+            accounts[engine] = (slots, tokens)
         elif engine in self._held.get(router, {}):
             del self._held[router][engine]
             if not self._held[router]:
@@ -139,6 +155,10 @@ class Accounts:
             self._ledger.resize(lease, [after], growth=growth)
         else:
             self._ledger.reserve(lease, Kind.SHARE, router, [Hold(pool, after)], growth=growth)
+
+    def _leased(self, pool: str, router: str) -> int:
+        lease = _lease(pool, router)
+        return self._ledger.lease(lease).amount if lease in self._ledger else 0
 
     def _forget(self, pool: str, router: str) -> None:
         if _lease(pool, router) in self._ledger:

@@ -55,6 +55,10 @@ class Accounts:
         """Every engine with its model and whether it is usable."""
         return [(name, account.model, account.usable) for name, account in self._accounts.items()]
 
+    def model(self, engine: str) -> str:
+        """What it serves. Raises KeyError for an unknown one."""
+        return self._accounts[engine].model
+
     def usable(self, engine: str) -> bool:
         """Whether requests can be handed to it, as far as is known."""
         account = self._accounts.get(engine)
@@ -144,6 +148,14 @@ class Accounts:
         return tuple(
             Amount(name, one.held_slots, one.held_tokens) for name, one in accounts if one.held_slots or one.held_tokens
         )
+
+    def wholes(self) -> tuple[Amount, ...]:
+        """What requests hold and credit together, where there is any. O(engines)."""
+        found = (
+            Amount(name, one.held_slots + one.slots, one.held_tokens + one.tokens)
+            for name, one in self._accounts.items()
+        )
+        return tuple(one for one in found if one.slots or one.tokens)
 
     def restate(self) -> tuple[Amount, ...]:
         """The accounts as they are, held and credit together; what requests hold is said whether it was had or not."""

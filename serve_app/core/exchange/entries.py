@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from serve_app.core.admission import Admission
 from serve_app.core.exchange.standing import Standing
 from serve_app.core.waiting.events import Arrival
+from serve_app.types import RequestClass
 
 
 @dataclass(slots=True)
@@ -17,6 +18,8 @@ class Engine:
     owed: set[str] = field(default_factory=set)  # routers that have to say anew what runs there
     slots: int = 0  # held by this line's grants
     tokens: int = 0
+    debt: RequestClass | None = None  # the highest class of those who are owed tokens, as the line was told
+    reclaimed: RequestClass | None = None  # the class for which growth of lower ones was asked back
     told: tuple[int, int, int, int] | None = None  # slots and tokens it has, and those in other hands
 
     def open_to(self, routers: set[str]) -> bool:
@@ -37,6 +40,12 @@ class Line:
     def counted(self) -> set[str]:
         """The routers that have to reach an engine that is granted."""
         return self.routers - self.standing.aside
+
+    @property
+    def waits(self) -> RequestClass | None:
+        """The highest class of which somebody waits; None: nobody does."""
+        ahead = self.admission.ahead(min(RequestClass))
+        return ahead[0][0] if ahead else None
 
     def open(self, engine: str) -> bool:
         """Whether whoever is granted a place on this engine can go there."""

@@ -1,7 +1,8 @@
 """What running requests have outgrown their estimates by and could not be given: they are owed it, the first first.
 
 The engine uses those tokens whether they were given or not; whoever began meanwhile would take another's blocks. So
-nobody begins on an engine while somebody is owed tokens there, and what comes free is theirs.
+nobody of their class or a lower one begins on an engine while somebody is owed tokens there, and what comes free is
+theirs; but not before a higher class that waits: what it takes of blocks in use ends in vLLM's recompute preemption.
 
 Invariant: a request is owed nothing once it has ended, its router has begun anew, or its engine is gone.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from serve_app.types import RequestClass
+
 
 class Grower(NamedTuple):
     """A request that runs. `ticket`: empty if its router granted it by itself; else its `request_id` is that one's."""
@@ -18,6 +21,7 @@ class Grower(NamedTuple):
     router: str
     request_id: str
     ticket: str
+    level: RequestClass
 
 
 class Growth:
@@ -44,9 +48,15 @@ class Growth:
         if who.ticket:
             self._engine_of[who.ticket], self._grower_of[who.ticket] = engine, who
 
-    def settle(self, engine: str, give: Callable[[Grower, int], bool]) -> None:
-        """Give what is owed, in order, until `give` says that there is no more."""
+    def levels(self, engine: str) -> set[RequestClass]:
+        """The classes of those who are owed something there. O(owed there)."""
+        return {who.level for who in self._owed.get(engine, ())}
+
+    def settle(self, engine: str, give: Callable[[Grower, int], bool], least: RequestClass) -> None:
+        """Give what is owed to this class and those above, in order, until `give` says that there is no more."""
         for who, tokens in list(self._owed.get(engine, {}).items()):
+            if who.level < least:
+                continue
             if not give(who, tokens):
                 return
             self._forget(engine, who)
@@ -58,7 +68,8 @@ class Growth:
 
     def ended_elsewhere(self, engine: str, router: str, request_id: str) -> None:
         """So has one that its router granted by itself."""
-        self._forget(engine, Grower(router, request_id, ""))
+        for level in RequestClass:
+            self._forget(engine, Grower(router, request_id, "", level))
 
     def forget(self, routers: Iterable[str]) -> list[str]:
         """Routers begin anew or are gone; returns the engines where something was owed to them. O(owed)."""

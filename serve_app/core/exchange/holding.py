@@ -17,6 +17,7 @@ from serve_app.core.exchange.link import Link
 from serve_app.core.exchange.pending import Waiting
 from serve_app.core.exchange.words import Done, Enough, Grow, Grown
 from serve_app.core.waiting.events import Arrival
+from serve_app.types import RequestClass
 
 
 @dataclass(slots=True)
@@ -117,13 +118,27 @@ class Holding:
             self.touched.add(run.engine)
             return True
         run.owed += tokens
-        self._link.put(Grow(request_id, run.ticket, run.engine, tokens))
+        self._link.put(Grow(request_id, run.ticket, run.engine, tokens, run.arrival.request_class))
         return False
 
     def owed(self) -> list[Grow]:
         """What was asked for and has not come, as it is to be said to an actor that does not know. O(requests)."""
         running = self._running.items()
-        return [Grow(request_id, "", run.engine, run.owed) for request_id, run in running if run.owed]
+        return [
+            Grow(request_id, "", run.engine, run.owed, run.arrival.request_class)
+            for request_id, run in running
+            if run.owed
+        ]
+
+    def reclaim(self, engine: str, above: RequestClass) -> None:
+        """Give back what requests below a class have beyond their estimates; they are owed it. O(requests)."""
+        for request_id, run in self._running.items():
+            more, level = run.tokens - run.arrival.cost, run.arrival.request_class
+            if run.engine == engine and level < above and more > 0:
+                self._accounts.hold(engine, 0, -more)
+                run.tokens -= more
+                run.owed += more
+                self._link.put(Grow(request_id, run.ticket, engine, more, level, back=True))
 
     def grown(self, said: Grown) -> None:
         """The actor has given a request more."""
@@ -135,6 +150,23 @@ class Holding:
         elif not said.ticket:  # else its end, which was said later, has given that back, too
             self._accounts.add(said.engine, 0, said.tokens)
             self.touched.add(said.engine)
+
+    def places(self) -> dict[str, Running]:
+        """Every request that runs, by its id."""
+        return dict(self._running)
+
+    def recount(self) -> list[str]:
+        """Have each engine's account hold what its requests do; returns engines where that was another amount.
+        O(requests + engines)."""
+        held = {engine: [0, 0] for engine in self._accounts.names()}
+        for run in self._running.values():
+            held[run.engine][0] += run.arrival.slots
+            held[run.engine][1] += run.tokens
+        wrong = [engine for engine, sums in held.items() if tuple(sums) != self._accounts.held(engine)]
+        for engine in wrong:
+            slots, tokens = self._accounts.held(engine)
+            self._accounts.hold(engine, held[engine][0] - slots, held[engine][1] - tokens)
+        return wrong
 
     def drop(self, engine: str) -> None:
         """An engine is gone, and what ran there is forgotten. O(requests)."""

@@ -4,9 +4,12 @@ Rules
 - While somebody waits for a model it is contended: no credit is given, every router gives back what it does not use,
   and every arrival is in this line (`core.exchange.places`). It stays so for `CALM_S` after the last one was served,
   and always where some may not wait (`max_queued: 0`): one router's credit would have another refuse with idle slots.
-- After a crash of the actor nothing is decided before all routers have spoken; then those who wait come in together,
-  the oldest first.
+- After a crash of the actor an engine is closed until every router that may hold something there has spoken. A model
+  whose engines are all closed recovers: its routers grant from their credit, and who waits comes in together after
+  that, the oldest first.
 - While a request that runs is owed tokens no router keeps credit on its engine, either (`core.exchange.growth`).
+- What a router goes by is compared with its account at every beat, where no action about an engine is on its way; a
+  difference, or an error in the middle of an event, ends what is known of it here: it begins anew and says all.
 - A router that is gone takes its waiting requests with it; its account ends in the ledger. One that hears nothing for
   a second is granted nothing more, long before it counts as gone: places it is given meanwhile are nobody's.
 
@@ -16,10 +19,12 @@ no request passes one of a higher class later than one exchange after that one c
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
+from serve_app.core.exchange.accounts import Accounts
 from serve_app.core.exchange.peers import Peers
 from serve_app.core.exchange.places import Places
 from serve_app.core.exchange.protocol import LANES, Exchange, Queued, Reply
@@ -44,6 +49,7 @@ from serve_app.core.exchange.words import (
     Rules,
     Usage,
 )
+from serve_app.core.memory.leases import slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.waiting.events import Arrival, Snapshot
 from serve_app.types import RequestClass
@@ -71,18 +77,21 @@ class Lines:
     Args:
         epoch: of the actor.
         ledger: with the engines and their slots.
-        recovering: there was an actor before, and it is not known yet what routers hold.
     """
 
-    def __init__(self, epoch: int, ledger: Ledger, *, recovering: bool) -> None:
-        self._peers = Peers(epoch, recovering)
-        self._places = Places(ledger, self._peers.say)
-        self._accounts = self._places.accounts
+    def __init__(self, epoch: int, ledger: Ledger) -> None:
+        self._peers = Peers(epoch)
+        self._accounts = Accounts(ledger)
+        self._places = Places(ledger, self._peers.say, self._accounts)
         self._early: dict[str, tuple[str, str, Arrival, float]] = {}  # by ticket: router, model, and since when
-        self._gather_until = math.inf if recovering else -math.inf
+        self._closed: frozenset[str] = frozenset()
+        self._gather_until: dict[str, float] = {}  # models that have just recovered
         self._held_back: frozenset[str] = frozenset()  # engines for which a session waits
         self._calm_at: dict[str, float] = {}  # contended models in which nobody waits any more
         self._figures_at = -math.inf
+        self._ledger = ledger
+        self._notes: list[str] = []
+        self._differ: set[str] = set()  # routers whose accounts are others than they go by
 
     # Routers
 
@@ -98,17 +107,22 @@ class Lines:
         """A router's message, which is not stale; the router owns leases in the ledger."""
         peer = self._peers.get(told.router)
         if peer is None or told.incarnation > peer.incarnation:
-            self._forget([told.router], now)
+            with self._or_anew(now):
+                self._forget([told.router], now)
             peer = self._peers.begin(told)
-        self._hand_in(now)
-        events = self._peers.take(peer, told)
-        try:
+        with self._or_anew(now):
+            self._hand_in(now)
+            events = self._peers.take(peer, told)
             self._events(told.router, events, now)
-        except Exception:
-            self._peers.leave(told.router)  # the rest of them is taken, and not done: the router has to say all anew
-            raise
-        self._after(now, {event.model for event in events if isinstance(event, Arrive)})
-        return self._peers.reply(peer)
+            if self._differ:
+                self._differ.clear()
+                self._forget([told.router], now)
+                self._peers.leave(told.router)
+            self._after(now, {event.model for event in events if isinstance(event, Arrive)})
+            booked = None
+            if any(isinstance(event, Held) for event in events):
+                booked = tuple(Amount(engine, *had) for engine, had in self._accounts.of(told.router))
+            return self._peers.reply(peer, booked)
 
     def on_watch(self, told: Exchange, now: float, *, at_last: bool) -> Reply | None:
         """A router waits for news, in a message that is not stale; None: there is none yet. `at_last`: its wait is
@@ -121,15 +135,26 @@ class Lines:
 
     def leave(self, routers: Sequence[str], now: float) -> None:
         """Routers are gone, and the ledger has ended their leases."""
-        self._forget(routers, now)
-        for router in routers:
-            self._peers.leave(router)
-            self._places.leave(router, now)
-        self._after(now)
+        with self._or_anew(now):
+            self._forget(routers, now)
+            for router in routers:
+                self._peers.leave(router)
+                self._places.leave(router, now)
+            self._after(now)
+
+    def take_notes(self) -> list[str]:
+        """What an operator should know of, since this was last asked."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def take_woken(self) -> list[str]:
         """Routers whose watch has something to say."""
         return self._peers.take_woken()
+
+    def take_opened(self) -> set[tuple[str, str]]:
+        """Routers and engines between which there is an account that was nothing before."""
+        opened, self._accounts.opened = self._accounts.opened, set()
+        return opened
 
     def requests(self) -> dict[str, tuple[Arrival, str]]:
         """See `Places.requests`."""
@@ -161,18 +186,20 @@ class Lines:
 
     def drop_engine(self, engine: str, now: float) -> None:
         """See `Places.drop_engine`."""
-        self._places.drop_engine(engine, now)
-        self._after(now)
+        with self._or_anew(now):
+            self._places.drop_engine(engine, now)
+            self._after(now)
 
     def sync(self, engines: Iterable[str], now: float) -> None:
         """What is free of these engines may have changed."""
-        for engine in engines:
-            owing = self._places.owing(engine)
-            self._forget(sorted(owing), now)
-            for router in owing:
-                self._peers.leave(router)  # it says all anew with its next word
-            self._places.sync(engine, now)
-        self._after(now)
+        with self._or_anew(now):
+            for engine in engines:
+                owing = self._places.owing(engine)
+                self._forget(sorted(owing), now)
+                for router in owing:
+                    self._peers.leave(router)  # it says all anew with its next word
+                self._places.sync(engine, now)
+            self._after(now)
 
     def hold_back(self, engines: frozenset[str], now: float) -> None:
         """Sessions wait for KV tokens of these engines; no router keeps credit there."""
@@ -180,20 +207,20 @@ class Lines:
             self._held_back = engines
             self._after(now)
 
-    def freeze(self, recovering: bool, now: float) -> None:
-        """Whether it is not known yet what all routers hold."""
-        if recovering != self._peers.word.recovering:
-            self._gather_until = math.inf if recovering else now + HAND_IN_S
-            self._peers.change(self._peers.word.contended, recovering)
+    def close(self, engines: frozenset[str]) -> None:
+        """It is not known what routers hold on these engines. Counts from the end of the next event: what a router says
+        is booked before what it leaves is granted."""
+        self._closed = engines
 
     def on_tick(self, now: float) -> None:
         """Time has passed."""
-        self._hand_in(now)
-        for router in self._peers.deaf(now):
-            self._forget([router], now)
-            self._peers.leave(router)  # if it lives it says all anew with its next word
-        self._places.on_tick(now)
-        self._after(now)
+        with self._or_anew(now):
+            self._hand_in(now)
+            for router in self._peers.deaf(now):
+                self._forget([router], now)
+                self._peers.leave(router)  # if it lives it says all anew with its next word
+            self._places.on_tick(now)
+            self._after(now)
 
     def excuse(self) -> None:
         """See `Peers.excuse`."""
@@ -205,11 +232,40 @@ class Lines:
         dues = [due for line in lines if (due := line.admission.next_due()) is not None]
         dues += [due for line in lines if (due := line.standing.next_due()) < math.inf]
         dues += self._calm_at.values()
-        if self._early and self._gather_until < math.inf:
-            dues.append(self._gather_until)
+        dues += self._gather_until.values()
         return min(dues, default=None)
 
     # Inside
+
+    @contextlib.contextmanager
+    def _or_anew(self, now: float) -> Iterator[None]:
+        """An error leaves nothing half-done: accounts are what the ledger has, and every router says all else anew."""
+        try:
+            yield
+        except Exception:
+            self._accounts.recount(self._peers.names())
+            self._peers.leave_all()
+            self._gather_until = dict.fromkeys(self._places.lines, now + HAND_IN_S)
+            self._places = Places(self._ledger, self._peers.say, self._accounts)
+            self._places.closed = self._closed
+            self._early.clear()
+            self._calm_at.clear()
+            self._differ.clear()
+            raise
+
+    def _compare(self, router: str, accounts: tuple[Amount, ...], heard: int) -> None:
+        """Whether a router goes by what it has, on engines about which it has heard all that was said."""
+        peer = self._peers.get(router)
+        if peer is None or heard < peer.sending.taken:
+            return  # it has heard more meanwhile
+        unheard = {getattr(one, "engine", getattr(one, "replica_id", "")) for one in peer.sending.after(heard)}
+        goes_by = {engine: (slots, tokens) for engine, slots, tokens in accounts}
+        has = dict(self._accounts.of(router))
+        for engine in (goes_by.keys() | has.keys()) - unheard:
+            mine, its = has.get(engine, (0, 0)), goes_by.get(engine, (0, 0))
+            if mine != its and slots_of(engine) in self._ledger and router not in self._places.owing(engine):
+                self._differ.add(router)
+                self._notes.append(f"router {router} goes by {its} of {engine} and has {mine}; it begins anew")
 
     def _events(self, router: str, events: Sequence[Event], now: float) -> None:
         for event in events:
@@ -236,8 +292,9 @@ class Lines:
                 places.progress(ticket, output_tokens, now)
             case Usage():
                 places.used(event)
-            case Held(holds):
+            case Held(holds, accounts, heard):
                 self._accounts.told(router, holds)
+                self._compare(router, accounts, heard)
             case Enough():
                 places.enough(router, event, now)
             case Look(ticket):
@@ -257,16 +314,17 @@ class Lines:
     def _arrive(self, router: str, model: str, arrival: Arrival, waited_s: float, now: float) -> None:
         if arrival.deadline is not None:
             arrival = replace(arrival, deadline=arrival.deadline + now)
-        if now < self._gather_until:
+        if model in self._peers.word.recovering or now < self._gather_until.get(model, now):
             self._early[arrival.request_id] = (router, model, arrival, now - waited_s)
         else:
             self._places.arrive(router, model, arrival, now - waited_s, now)
 
     def _hand_in(self, now: float) -> None:
         """Who waited while the actor was away comes in, the oldest first."""
-        if self._early and now >= self._gather_until:
-            early, self._early = self._early, {}
-            for router, model, arrival, arrived_s in sorted(early.values(), key=lambda one: one[3]):
+        for ready in [model for model, until in self._gather_until.items() if until <= now]:
+            del self._gather_until[ready]
+            mine = [self._early.pop(ticket) for ticket, (_, model, *_) in list(self._early.items()) if model == ready]
+            for router, model, arrival, arrived_s in sorted(mine, key=lambda one: one[3]):
                 self._places.arrive(router, model, arrival, arrived_s, now)
 
     def _forget(self, routers: Sequence[str], now: float) -> None:
@@ -294,11 +352,18 @@ class Lines:
         """Whether credit may be given on an engine, as far as it is not for its line to say."""
         word = self._peers.word
         names = {engine, self._places.model_of(engine)}
-        return not word.recovering and not names & word.contended and engine not in self._held_back
+        return not names & word.contended and engine not in self._held_back
 
     def _after(self, now: float, arrived: Set[str] = frozenset()) -> None:
         """What the routers go by, after whatever has happened; `arrived`: models that were asked for."""
+        recovering = self._peers.word.recovering
+        if self._closed != self._places.closed:
+            self._places.close(self._closed, now)
+        if self._closed or recovering:
+            before, recovering = recovering, self._places.recovering()
+            self._gather_until.update(dict.fromkeys(before - recovering, now + HAND_IN_S))
         self._places.once_more(now)
+        self._places.reclaim(now)
         lines = self._places.lines
         contended = {name for name in self._peers.word.contended if name in lines}
         for model in self._places.touched | contended:
@@ -310,9 +375,7 @@ class Lines:
         self._places.touched.clear()
         for model in self._calm_at.keys() - contended:
             del self._calm_at[model]
-        self._peers.change(
-            frozenset(contended | self._held_back | self._places.growth.engines), self._peers.word.recovering
-        )
+        self._peers.change(frozenset(contended | self._held_back | self._places.growth.engines), recovering)
         if now >= self._figures_at + FIGURES_S:
             self._figures_at, arrived = now, contended
         for model in arrived & contended:

@@ -1,7 +1,7 @@
 """A router's end of `core.exchange.protocol`: incarnations, what is yet to be said, the actor's last word.
 
-Usage and progress are added up until the next message goes, so however many requests run, a message is bounded. They
-ask for no message of their own: they ride along, at the latest with a beat.
+Usage and progress are sums, of which a message takes as many as it has room for, in turn: however many requests run,
+messages and what is kept are bounded. They ask for no message of their own: they ride along, at the latest with a beat.
 
 Invariant: what is heard of another epoch or incarnation than the present one changes nothing but that a new one begins.
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from serve_app.core.exchange.protocol import Exchange, Figures, Receiving, Reply, Sending
-from serve_app.core.exchange.words import Action, Booked, Done, Event, Progress, Usage
+from serve_app.core.exchange.protocol import BATCH, Exchange, Figures, Receiving, Reply, Sending
+from serve_app.core.exchange.words import Action, Amount, Booked, Done, Event, Held, Progress, Usage
 from serve_app.core.waiting.events import Arrival
 from serve_app.types import RequestClass
 
 BEHIND = 8192  # events nobody has taken: to say everything anew is less than that, and memory is bounded
+AHEAD = 1024  # of these, when no more requests are handed in: what a few messages on their way have room for
 
 
 class Link:
@@ -31,6 +32,7 @@ class Link:
         self._incarnation = incarnation
         self.epoch = 0
         self._usage: dict[tuple[str, RequestClass, str], list[int]] = {}
+        self.accounts: dict[str, Amount] = {}  # ours in the ledger, by the actor's last word
         self.begin(0, ())
 
     def begin(self, epoch: int, events: Iterable[Event]) -> None:
@@ -42,8 +44,9 @@ class Link:
         self._progress: dict[str, int] = {}  # tickets are of an incarnation, usage is not
         self._again = self._more = False
         self._version = -1
+        self._held = 0  # the number of the last `Held`
         self.booked = False  # the actor has said what the accounts are
-        self.recovering = True
+        self.recovering: frozenset[str] = frozenset()
         self.contended: frozenset[str] = frozenset()
         self.figures: dict[str, Figures] = {}
         for event in events:
@@ -52,6 +55,11 @@ class Link:
     @property
     def too_far_behind(self) -> bool:
         return len(self._sending) > BEHIND
+
+    @property
+    def room(self) -> int:
+        """Requests that can be handed in before more of what was said is acknowledged."""
+        return max(0, AHEAD - len(self._sending))
 
     @property
     def urgent(self) -> bool:
@@ -67,6 +75,11 @@ class Link:
         """Something to say; its number, which the actor acknowledges (see `Reply.ack`)."""
         self._sending.put(event)
         return self._sending.last
+
+    def held(self, holds: tuple[Amount, ...], accounts: tuple[Amount, ...]) -> None:
+        """What the router goes by; nothing is said while the last word of it is not acknowledged."""
+        if self.booked and self._held <= self._sending.taken:
+            self._held = self.put(Held(holds, accounts, self._receiving.last))
 
     def done(self, event: Done) -> None:
         """A handed-in request has ended; its last word has all its tokens."""
@@ -87,13 +100,12 @@ class Link:
         """The next message; None: there is nothing to say that waits for no beat."""
         if not (beat or self.urgent):
             return None
-        if self.booked:
-            for (model, request_class, tenant), sums in self._usage.items():
-                self._sending.put(Usage(model, request_class, tenant, *sums))
-            self._usage.clear()
-        for ticket, tokens in self._progress.items():
-            self._sending.put(Progress(ticket, tokens))
-        self._progress.clear()
+        while self._sending.unsent < BATCH and self.booked and self._usage:
+            of = next(iter(self._usage))
+            self._sending.put(Usage(*of, *self._usage.pop(of)))
+        while self._sending.unsent < BATCH and self._progress:
+            ticket = next(iter(self._progress))  # who was told of longest ago: whoever goes on comes in behind
+            self._sending.put(Progress(ticket, self._progress.pop(ticket)))
         return self._message(*self._sending.batch())
 
     def watch(self) -> Exchange:
@@ -125,6 +137,8 @@ class Link:
         if word is not None and word.version > self._version:
             self._version, self.contended, self.recovering = word.version, word.contended, word.recovering
             self.figures = {name: one for name, one in self.figures.items() if name in word.contended}
+        if reply.booked is not None:
+            self.accounts = {one.engine: one for one in reply.booked}
         for figures in reply.figures:
             known = self.figures.get(figures.model)
             if known is None or known.version < figures.version:

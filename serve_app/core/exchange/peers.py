@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from serve_app.core.exchange.protocol import Exchange, Figures, Queued, Receiving, Reply, Sending, Word
-from serve_app.core.exchange.words import Action, Event
+from serve_app.core.exchange.words import Action, Amount, Event
 
 DEAF_S = 1.0  # a router acknowledges within a round trip, since it watches; this is a machine that is very busy
 
@@ -32,11 +32,11 @@ class Peer:
 class Peers:
     """Routers that speak to this actor, and the word that all of them hear. O(1) per message and item."""
 
-    def __init__(self, epoch: int, recovering: bool) -> None:
+    def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._peers: dict[str, Peer] = {}
         self._woken: set[str] = set()
-        self.word = Word(0, frozenset(), recovering)
+        self.word = Word(0, frozenset(), frozenset())
         self._figures: dict[str, Figures] = {}  # by model, those looked at last behind the others
         self._figures_version = 0
 
@@ -72,6 +72,15 @@ class Peers:
         self._peers.pop(router, None)
         self._woken.discard(router)
 
+    def names(self) -> list[str]:
+        """Every router that speaks to this actor."""
+        return list(self._peers)
+
+    def leave_all(self) -> None:
+        """Nothing is known of any router any more; who watches is told to begin anew."""
+        self._woken.update(self._peers)
+        self._peers.clear()
+
     def say(self, router: str, action: Action) -> None:
         """A router is to hear this."""
         peer = self._peers.get(router)
@@ -87,7 +96,7 @@ class Peers:
             peer.word_told = peer.figures_told = -1
         return peer.receiving.accept(told.seq, told.events)
 
-    def reply(self, peer: Peer) -> Reply:
+    def reply(self, peer: Peer, booked: tuple[Amount, ...] | None = None) -> Reply:
         """What a router is to hear now."""
         seq, actions = peer.sending.batch()
         new = itertools.takewhile(lambda one: one.version > peer.figures_told, reversed(self._figures.values()))
@@ -95,7 +104,7 @@ class Peers:
         peer.word_told, peer.figures_told = self.word.version, self._figures_version
         more = peer.sending.unsent > 0
         last = peer.receiving.last
-        return Reply(self._epoch, peer.incarnation, last, seq, actions, self.word, figures, more=more)
+        return Reply(self._epoch, peer.incarnation, last, seq, actions, self.word, figures, more=more, booked=booked)
 
     def has_news(self, peer: Peer) -> bool:
         """Whether a router should hear something without having asked."""
@@ -124,7 +133,7 @@ class Peers:
         self._figures.pop(model, None)
         self._figures[model] = Figures(self._figures_version, model, classes)
 
-    def change(self, contended: frozenset[str], recovering: bool) -> None:
+    def change(self, contended: frozenset[str], recovering: frozenset[str]) -> None:
         """What all routers go by; told to all of them at once, if it is new."""
         if (contended, recovering) != (self.word.contended, self.word.recovering):
             self.word = Word(self.word.version + 1, contended, recovering)

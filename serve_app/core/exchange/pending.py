@@ -7,9 +7,12 @@ Invariant: a request is in every index or in none.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from serve_app.core.admission import ClassBound, Policy
 from serve_app.core.heap import KeyedHeap
 from serve_app.core.waiting.events import Arrival, QueueStatus
 from serve_app.types import RequestClass
@@ -22,13 +25,14 @@ Queues = dict[RequestClass, "OrderedDict[str, Waiting]"]
 @dataclass(slots=True)
 class Waiting:
     """A request that waits. `ticket`: the actor's name for it; empty: it was not handed in. `status`: where it stands,
-    by the actor's last answer; None: there was none."""
+    by the actor's last answer; None: there was none. `looks`: it was asked for, and there is no answer yet."""
 
     model: str
     arrival: Arrival
     arrived_s: float
     ticket: str = ""
     status: QueueStatus | None = None
+    looks: bool = False
 
     @property
     def request_id(self) -> str:
@@ -42,6 +46,7 @@ class Pending:
         self._all: dict[str, Waiting] = {}
         self._queues: dict[str, Queues] = {}
         self._counts: dict[str, int] = {}
+        self._tokens: Counter[tuple[str, RequestClass]] = Counter()  # estimated
         self._new: OrderedDict[str, Waiting] = OrderedDict()  # not handed in
         self._tickets: dict[str, Waiting] = {}
         self._due = KeyedHeap()
@@ -54,11 +59,15 @@ class Pending:
         """Who waits under this id."""
         return self._all.get(request_id)
 
+    def places(self) -> dict[str, Waiting]:
+        """Everybody who waits, by id."""
+        return dict(self._all)
+
     def stands(self, ticket: str, status: QueueStatus) -> None:
         """The actor says where a ticket stands; one that is of no use any more changes nothing."""
         waiting = self._tickets.get(ticket)
         if waiting is not None:
-            waiting.status = replace(status, request_id=waiting.request_id)
+            waiting.status, waiting.looks = replace(status, request_id=waiting.request_id), False
 
     def count(self, model: str) -> int:
         """How many wait for a model."""
@@ -80,6 +89,7 @@ class Pending:
         queues = self._queues.setdefault(model, {})
         queues.setdefault(waiting.arrival.request_class, OrderedDict())[request_id] = waiting
         self._counts[model] = self.count(model) + 1
+        self._tokens[model, waiting.arrival.request_class] += waiting.arrival.cost
         self._entries += 1
         self._due.set(request_id, (due, self._entries))
 
@@ -94,8 +104,11 @@ class Pending:
         del self._queues[model][waiting.arrival.request_class][request_id]
         self._due.discard(request_id)
         self._counts[model] -= 1
+        self._tokens[model, waiting.arrival.request_class] -= waiting.arrival.cost
         if not self._counts[model]:
             del self._counts[model], self._queues[model]
+            for level in RequestClass:
+                self._tokens.pop((model, level), None)
         return waiting
 
     def first(self, model: str) -> Waiting | None:
@@ -110,9 +123,21 @@ class Pending:
         self._tickets[ticket] = waiting
         self._new.pop(waiting.request_id, None)
 
-    def not_handed_in(self) -> list[Waiting]:
-        """Those who are not in the actor's line, in the order in which they came."""
-        return sorted(self._new.values(), key=lambda waiting: waiting.arrived_s)
+    def not_handed_in(self, most: int, but: Callable[[str], bool]) -> list[Waiting]:
+        """So many of those who are not in the actor's line, save of some models: higher classes first, then whoever
+        came first. O(n)."""
+        if not most or not self._new:
+            return []
+        found = (one for one in self._new.values() if not but(one.model))
+        return heapq.nsmallest(most, found, lambda one: (-one.arrival.request_class, one.arrived_s))
+
+    def full(self, model: str, policy: Policy, level: RequestClass) -> bool:
+        """Whether those of a class, or all, are as many as may wait."""
+        counts, tokens = self.by_class(model), {one: self._tokens[model, one] for one in RequestClass}
+        bound = policy.classes.get(level, ClassBound())
+        of_class = _beyond(counts[level], bound.max_queued, tokens[level], bound.max_queued_tokens)
+        most, most_tokens = policy.max_queued, policy.max_queued_tokens
+        return of_class or _beyond(sum(counts.values()), most, sum(tokens.values()), most_tokens)
 
     def take(self, ticket: str) -> Waiting | None:
         """The actor has decided on a ticket: who had it waits no more; None: nobody waits under it (any more)."""
@@ -123,7 +148,7 @@ class Pending:
         """The actor's line is no more, or another one."""
         self._tickets.clear()
         for request_id, waiting in self._all.items():
-            waiting.ticket, waiting.status = "", None
+            waiting.ticket, waiting.status, waiting.looks = "", None, False
             self._new[request_id] = waiting
 
     def late(self, now: float) -> Waiting | None:
@@ -135,3 +160,7 @@ class Pending:
         """When the next wait is over."""
         top = self._due.peek()
         return None if top is None else top[0][0]
+
+
+def _beyond(requests: int, max_requests: int | None, tokens: int, max_tokens: int | None) -> bool:
+    return (max_requests is not None and requests >= max_requests) or (max_tokens is not None and tokens >= max_tokens)

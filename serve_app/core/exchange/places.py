@@ -6,7 +6,8 @@ Rules
 - An engine is in a line while every router of the model that counts says that it can reach it. Requests of one that
   does not (`core.exchange.standing`) wait beside the line, and come in again with it.
 - While nobody waits, half of an engine is divided among the routers as credit; the rest is for who asks.
-- An engine that was taken for gone and is there is used again once whoever had something there has said what.
+- An engine that was taken for gone and is there is used again once whoever had something there has said what; so is one
+  that is closed, where that is not known since the actor's own death.
 
 Invariant: what a line may grant on an engine is free there in the ledger.
 Invariant: a ticket is known from its arrival to its end, and nothing of it after that.
@@ -22,12 +23,13 @@ from serve_app.core.admission import Admission, Policy
 from serve_app.core.exchange.accounts import Accounts
 from serve_app.core.exchange.entries import Engine, Line, Request
 from serve_app.core.exchange.growth import Grower, Growth
-from serve_app.core.exchange.words import UNTOLD, Credit, Enough, Grow, Grown, Lent, Stands, Usage
+from serve_app.core.exchange.words import UNTOLD, Credit, Enough, Grow, Grown, Lent, Reclaim, Stands, Usage
 from serve_app.core.exchange.words import Action as Said
 from serve_app.core.memory.leases import slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.waiting.events import Action, Arrival, Refuse
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+from serve_app.types import RequestClass
 
 
 class Places:
@@ -36,13 +38,15 @@ class Places:
     Args:
         ledger: with the engines and their slots.
         say: tells a router something.
+        accounts: what routers have of it.
     """
 
-    def __init__(self, ledger: Ledger, say: Callable[[str, Said], None]) -> None:
+    def __init__(self, ledger: Ledger, say: Callable[[str, Said], None], accounts: Accounts) -> None:
         self._ledger, self._say = ledger, say
-        self.accounts = Accounts(ledger)
+        self.accounts = accounts
         self.growth = Growth()
         self.lines: dict[str, Line] = {}
+        self.closed: frozenset[str] = frozenset()  # engines where it is not known what routers hold
         self.touched: set[str] = set()  # models in which something was decided
         self._model_of: dict[str, str] = {}  # engines, by their routers' word
         self._requests: dict[str, Request] = {}
@@ -92,12 +96,16 @@ class Places:
     def lend(self, router: str, engine: str, had: tuple[int, int], calm: bool, now: float) -> None:
         """A router has this credit on an engine and asks for more; `calm`: nobody waits for the engine or its model."""
         model = self._model_of.get(engine)
-        if model is None or slots_of(engine) not in self._ledger:
+        if (
+            model is None
+            or slots_of(engine) not in self._ledger
+            or router not in self.lines[model].engines[engine].reached
+        ):
             self._say(router, Lent(engine, 0, 0, 0, 0))
             return
         line = self.lines[model]
         spare, more = self.accounts.spare(engine, len(line.routers)), (0, 0)
-        calm = calm and not self.growth.owes(engine) and not line.admission.contended
+        calm = calm and engine not in self.closed and not self.growth.owes(engine) and not line.admission.contended
         if calm and line.open(engine):
             more = self.accounts.lend(router, engine, spare, had)
             self.sync(engine, now)
@@ -108,7 +116,12 @@ class Places:
         request = self._requests.get(event.ticket)
         if event.ticket and (request is None or request.engine != event.engine):
             return
-        self.growth.owe(event.engine, Grower(router, event.request_id, event.ticket), event.tokens)
+        if event.back:
+            self.accounts.give_back(router, event.engine, 0, event.tokens)
+            if request is not None:
+                request.grown = max(0, request.grown - event.tokens)
+        who = Grower(router, event.request_id, event.ticket, event.request_class)
+        self.growth.owe(event.engine, who, event.tokens)
         self.sync(event.engine, now)
 
     def enough(self, router: str, event: Enough, now: float) -> None:
@@ -252,19 +265,63 @@ class Places:
 
     def sync(self, engine: str, now: float) -> None:
         """What is free of an engine may have changed: those who run and are owed some come first."""
-        if self.growth.owes(engine):
-            self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens))
         model = self._model_of.get(engine)
+        if self.growth.owes(engine) and engine not in self.closed:
+            waits = None if model is None else self.lines[model].waits
+            least = min(RequestClass) if waits is None else waits
+            self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens), least)
         if model is None:
             return
         line = self.lines[model]
         one = line.engines[engine]
+        debt = max(self.growth.levels(engine), default=None)
+        if debt != one.debt:
+            one.debt = debt
+            self._act(model, line.admission.on_kv_debt(engine, debt, now))
         told = self._told(engine, one, line.counted)
         if told == one.told:
             return
         one.told = told
         slots, tokens, *lent = told
         self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent[0], lent[1])))
+
+    def reclaim(self, now: float) -> None:
+        """Have growth of lower classes given back where somebody waits, and pay what is owed where nobody does any
+        more. O(engines on which somebody is owed something)."""
+        for engine in self.growth.engines:
+            model = self._model_of.get(engine)
+            one = None if model is None else self.lines[model].engines[engine]
+            if model is None or one is None:
+                continue
+            waits = self.lines[model].waits
+            if one.reclaimed is not None and (waits is None or waits < one.reclaimed):
+                one.reclaimed = None
+                self.sync(engine, now)
+                waits = self.lines[model].waits
+            if waits is None or one.reclaimed is not None or min(self.growth.levels(engine), default=waits) >= waits:
+                continue
+            one.reclaimed = waits
+            for router in self.accounts.routers(engine):
+                self._say(router, Reclaim(engine, waits))
+
+    def close(self, engines: frozenset[str], now: float) -> None:
+        """It is not known what routers hold on these engines, and on no others."""
+        changed, self.closed = self.closed ^ engines, engines
+        for engine in sorted(changed):
+            self.sync(engine, now)
+
+    def recovering(self) -> frozenset[str]:
+        """Models whose lines can grant nothing, since of what they have all is closed. O(engines)."""
+        found = set()
+        for model, line in self.lines.items():
+            there = {
+                name
+                for name, one in line.engines.items()
+                if one.open_to(line.counted) and slots_of(name) in self._ledger
+            }
+            if self.closed & line.engines.keys() and there <= self.closed:
+                found.add(model)
+        return frozenset(found)
 
     def tidy(self, model: str) -> None:
         """Forget engines that nobody reaches, and a line without routers."""
@@ -383,12 +440,10 @@ class Places:
             self.sync(request.engine, now)
 
     def _told(self, engine: str, one: Engine, routers: set[str]) -> tuple[int, int, int, int]:
-        if not one.open_to(routers) or slots_of(engine) not in self._ledger:
+        if not one.open_to(routers) or engine in self.closed or slots_of(engine) not in self._ledger:
             return 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)
-        if self.growth.owes(engine):
-            free_tokens = 0  # nobody begins
         return slots, tokens, max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
 
     def _unreach(self, router: str, engine: Engine) -> None:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from serve_app.core.exchange.words import Action, Event
+from serve_app.core.exchange.words import Action, Amount, Event
 from serve_app.core.waiting.forecast import Backlog
 
 BATCH = 256  # items of a message: about 1 ms of the actor's time, so that nobody's word waits for another's for long
@@ -71,12 +71,12 @@ class Word(NamedTuple):
     Args:
         version: rises with every change, in an epoch.
         contended: models in whose line somebody waits, and engines for which a session waits: no credit there.
-        recovering: it is not known yet what all routers hold; nothing is granted.
+        recovering: models of which the line grants nothing yet: what routers hold on their engines is not known.
     """
 
     version: int
     contended: frozenset[str]
-    recovering: bool
+    recovering: frozenset[str]
 
 
 class Exchange(NamedTuple):
@@ -116,6 +116,7 @@ class Reply(NamedTuple):
         figures: of contended models, where they are others than were told before.
         stale: the router is to begin another incarnation, in this epoch.
         more: there are actions that did not fit.
+        booked: the router's accounts in the ledger, in the answer to a message with `Held`.
     """
 
     epoch: int
@@ -127,6 +128,7 @@ class Reply(NamedTuple):
     figures: tuple[Figures, ...] = ()
     stale: bool = False
     more: bool = False
+    booked: tuple[Amount, ...] | None = None
 
 
 class Sending(Generic[T]):
@@ -168,6 +170,10 @@ class Sending(Generic[T]):
     def again(self) -> None:
         """What is not acknowledged may be lost, and goes into the next batches once more."""
         self._sent = self.taken
+
+    def after(self, number: int) -> tuple[T, ...]:
+        """The items after this one; none may have been acknowledged. O(items)."""
+        return tuple(itertools.islice(self._items, max(0, number - self.taken), None))
 
     def batch(self) -> tuple[int, tuple[T, ...]]:
         """The next items and the number of the first; none when there are none, or too many on their way."""

@@ -11,6 +11,8 @@ Rules
 - Nothing begins later than `FENCE_S` after the last word that was answered was sent: the credit may be another's.
 - A new epoch, or an incarnation the actor does not know: the router says what it has and hands in again who waits, with
   the time already waited.
+- Requests are handed in as what was said before is acknowledged, higher classes first. While the actor is away no more
+  wait here than the model's own bounds allow.
 - The actor's last figures refuse who cannot be served in time, or finds the line full, without a question.
 
 Invariant: every arrival ends as exactly one of granted, refused, cancelled while waiting, or still waits.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from serve_app.core.admission import Policy
@@ -40,12 +43,12 @@ from serve_app.core.exchange.words import (
     Done,
     Event,
     Grown,
-    Held,
     Hello,
     Left,
     Lent,
     Look,
     Reach,
+    Reclaim,
     Rules,
     Stands,
 )
@@ -76,10 +79,10 @@ class RemoteLine:
         self._closing: dict[str, tuple[str, bool, bool] | None] = {}  # engines let go of, and what they became since
         self._outlook = Outlook(self._link, self._policies)
         self._good_until = -math.inf
-        self.alone = True  # the actor does not answer, or does not know yet what all routers have
+        self.alone = True  # the actor does not answer, or has not booked yet what this router has
         self.granted_here = 0  # counters
         self.granted_there = 0
-        self._told_holds: tuple[Amount, ...] = ()
+        self._odd: dict[str, object] = {}  # requests that were not the same on both sides at the last look
         self._begin(0, 0.0)
 
     # What there is
@@ -115,6 +118,11 @@ class RemoteLine:
         self._closing[engine] = None
         self._link.put(Left(engine))
 
+    def decides(self, model: str) -> bool:
+        """Whether this router grants by itself to who waits: the actor is away, or does not know yet what all routers
+        hold of this model's engines."""
+        return self.alone or model in self._link.recovering
+
     # Requests
 
     def on_arrive(self, model: str, arrival: Arrival, now: float) -> list[Action]:
@@ -124,12 +132,12 @@ class RemoteLine:
         if arrival.deadline is not None and arrival.deadline <= now:
             return [self._outlook.refusal(model, arrival, Reason.DEADLINE)]
         waiting = Waiting(model, arrival, now)
-        if not self._pending.count(model) and (self.alone or model not in self._link.contended):
+        if not self._pending.count(model) and (self.decides(model) or model not in self._link.contended):
             granted = self._grant_here(waiting, now)
             if granted is not None:
                 self._balance(now)
                 return [granted]
-        reason = None if self.alone else self._outlook.hopeless(model, arrival, now)
+        reason = self._crowded(waiting) if self.decides(model) else self._outlook.hopeless(model, arrival, now)
         if reason is not None:
             return [self._outlook.refusal(model, arrival, reason)]
         self._wait(waiting, now)
@@ -211,7 +219,8 @@ class RemoteLine:
         waiting = self._pending.get(request_id)
         if waiting is None:
             return None
-        if waiting.ticket:
+        if waiting.ticket and not waiting.looks and self._link.room:
+            waiting.looks = True
             self._link.put(Look(waiting.ticket))
         if waiting.status is not None:
             return waiting.status
@@ -243,10 +252,31 @@ class RemoteLine:
         if self._link.too_far_behind:
             self._begin(self._link.epoch, now)
         self._balance(now, every=beat)
-        if beat and (holds := self._accounts.holds()) != self._told_holds:
-            self._told_holds = holds
-            self._link.put(Held(holds))
         return self._link.next_exchange(beat=beat)
+
+    def reconcile(self, alive: Mapping[str, bool], now: float) -> tuple[list[Action], list[str], list[str]]:
+        """At a beat: have this line, the process it is in and the actor agree about who waits and what is held.
+
+        Args:
+            alive: the requests that live in this process, and whether each of them holds a place.
+
+        Returns:
+            What follows; requests that are known on one side only, or as something else there, at two beats in a row,
+            and so were ended here; and engines whose sums were not those of their requests. O(requests).
+        """
+        known: dict[str, object] = {**self._pending.places(), **self._running.places()}
+        ours = {request_id: request_id in self._running for request_id in known}
+        odd = {one: known.get(one) for one in known.keys() | alive.keys() if ours.get(one) is not alive.get(one)}
+        lost = [one for one, what in odd.items() if one in self._odd and self._odd[one] is what]
+        self._odd = odd
+        actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
+        wrong = self._running.recount()
+        self._link.held(self._accounts.holds(), self._accounts.wholes())
+        return actions, lost, wrong
+
+    def account(self, engine: str) -> tuple[int, Amount]:
+        """Slots that requests hold on an engine, and this router's account there by the actor's last word."""
+        return self._accounts.held(engine)[0], self._link.accounts.get(engine, Amount(engine, 0, 0))
 
     def watch(self) -> Exchange:
         """The standing question for what is decided later."""
@@ -268,17 +298,18 @@ class RemoteLine:
             return []
         if now >= sent_at + FENCE_S:
             return self.on_lost(now)
-        contended = link.contended
+        before = link.contended, link.recovering
         actions = [action for said in link.heard(reply) for action in self._take(said, now)]
         if link.booked:
             self._good_until = max(self._good_until, sent_at + FENCE_S)
         self._outlook.heard(sent_at, reply.ack)
-        self.alone = not link.booked or link.recovering
+        self.alone = not link.booked
+        actions += self._serve_all_alone(now)
         if self.alone:
-            return actions + self._serve_all_alone(now)
-        for waiting in self._pending.not_handed_in():
+            return actions
+        for waiting in self._pending.not_handed_in(link.room, self.decides):
             self._hand_in(waiting, now)
-        self._balance(now, every=link.contended != contended)
+        self._balance(now, every=(link.contended, link.recovering) != before)
         return actions
 
     def _begin(self, epoch: int, now: float) -> None:
@@ -287,7 +318,6 @@ class RemoteLine:
         self._running.forget_tickets()
         self._outlook.begin()
         self._closing.clear()
-        self._told_holds = ()
         self.alone = True
         events: list[Event] = [Hello(self._accounts.restate())]
         events += [Rules(model, policy) for model, policy in self._policies.items()]
@@ -312,6 +342,8 @@ class RemoteLine:
                 self._running.touched.add(engine)
             case Stands(status):
                 self._pending.stands(status.request_id, status)
+            case Reclaim(engine, request_class):
+                self._running.reclaim(engine, request_class)
             case Grown() if said.engine in self._accounts:
                 self._running.grown(said)
             case Booked(short):
@@ -360,7 +392,7 @@ class RemoteLine:
     def _serve_alone(self, model: str, now: float) -> list[Action]:
         """Grant to who waits, in order, while the actor cannot."""
         actions: list[Action] = []
-        while self.alone and (first := self._pending.first(model)) is not None:
+        while self.decides(model) and (first := self._pending.first(model)) is not None:
             granted = self._grant_here(first, now)
             if granted is None:
                 break
@@ -371,11 +403,18 @@ class RemoteLine:
     def _serve_all_alone(self, now: float) -> list[Action]:
         return [action for model in self._pending.models() for action in self._serve_alone(model, now)]
 
+    def _crowded(self, waiting: Waiting) -> Reason | None:
+        """Why nobody more may wait here while the actor is away; None: somebody may."""
+        model, arrival = waiting.model, waiting.arrival
+        if arrival.accepted or not self._pending.full(model, self._policies.get(model, UNTOLD), arrival.request_class):
+            return None
+        return Reason.QUEUE_FULL
+
     def _wait(self, waiting: Waiting, now: float) -> None:
         due = waiting.arrived_s + self._policies.get(waiting.model, UNTOLD).max_wait_s
         deadline = waiting.arrival.deadline
         self._pending.add(waiting, (due if deadline is None else min(due, deadline)) + LATE_S)
-        if not self.alone:
+        if not self.decides(waiting.model) and self._link.room:
             self._hand_in(waiting, now)
 
     def _hand_in(self, waiting: Waiting, now: float) -> None:
@@ -400,6 +439,8 @@ class RemoteLine:
             return
         contended = self._link.contended
         for engine in self._accounts.names() if every else list(self._running.touched):
+            if self._accounts.model(engine) in self._link.recovering:
+                continue
             back = self._accounts.surplus(engine, contended)
             wanted = self._accounts.ask(engine, contended, now) if back is None else None
             for event in (back, wanted):

@@ -120,7 +120,8 @@ class Ask(NamedTuple):
 
 
 class Grow(NamedTuple):
-    """A running request outgrows its estimate by so much more. `ticket`: empty if the router granted it by itself.
+    """A running request of this class outgrows its estimate by so much more. `ticket`: empty if its router granted it.
+    `back`: the request had them, and they have been taken off the account, by `Reclaim`.
 
     Answered by `Grown` once it is to be had; the end of the request (`Done`, `Cancel`, `Enough`) takes it back."""
 
@@ -128,12 +129,22 @@ class Grow(NamedTuple):
     ticket: str
     engine: str
     tokens: int
+    request_class: RequestClass
+    back: bool = False
 
 
 class Held(NamedTuple):
-    """What the requests of a router hold of its accounts; for figures, nothing is decided by it."""
+    """What the router goes by, said at every beat: the actor compares it with what it has booked.
+
+    Args:
+        holds: what its requests hold, by engine.
+        accounts: that and its credit together.
+        heard: the last action that the router had taken when it said so.
+    """
 
     holds: tuple[Amount, ...]
+    accounts: tuple[Amount, ...]
+    heard: int
 
 
 class Enough(NamedTuple):
@@ -192,6 +203,14 @@ class Grown(NamedTuple):
     tokens: int
 
 
+class Reclaim(NamedTuple):
+    """Somebody of this class waits: what requests of lower ones have on the engine beyond their estimates is given back
+    (`Grow`, `back`), and owed to them again."""
+
+    engine: str
+    request_class: RequestClass
+
+
 class Stands(NamedTuple):
     """The answer to `Look`; `status` has the ticket for its id."""
 
@@ -215,4 +234,4 @@ Event = (
     | Held
     | Look
 )
-Action = Grant | Refuse | Booked | Closed | Credit | Lent | Grown | Stands | Preempt
+Action = Grant | Refuse | Booked | Closed | Credit | Lent | Grown | Reclaim | Stands | Preempt

@@ -8,8 +8,8 @@ Rules
 - Ranks whose device is fixed (Ray has placed them) get that device or wait; the others get, on their node, the devices
   that leave most room for what is asked for here (`core.placing.learned_policy`).
 - Memory may be kept for an engine before it starts (`core.memory.berths`): it takes that over with its first word.
-- On one device engines load one at a time: vLLM measures what is free while it starts. One that measures nothing needs
-  no turn, and holds up nobody.
+- On one device engines load one at a time, and not while one that has ended still has memory there: vLLM measures what
+  is free while it starts. One that measures nothing needs no turn, and holds up nobody.
 - An engine that falls silent keeps its memory until that has been seen free.
 
 Invariant: no engine loads before its memory is reserved on every device it will use.
@@ -17,7 +17,7 @@ Invariant: no engine loads before its memory is reserved on every device it will
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from serve_app.core.memory.berths import Berths
@@ -25,6 +25,7 @@ from serve_app.core.memory.devices import choose, could_use, demands
 from serve_app.core.memory.leases import Hold, Kind, Lease, Phase
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.placing.learned_policy import Learned
+from serve_app.core.placing.placement import Demand
 from serve_app.core.placing.placement_policies import Policy
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
@@ -60,6 +61,7 @@ class EngineReport:
         gone: it has ended, and its memory is free.
         slots: sequences of its batch that are for the line; 0: its line is the routers' own.
         measures: it sizes itself by what is free on its devices while it loads.
+        failed: why it is about to end; its memory is not free yet.
     """
 
     owner: str
@@ -76,6 +78,7 @@ class EngineReport:
     gone: bool = False
     slots: int = 0
     measures: bool = True
+    failed: str = ""
 
     def __post_init__(self) -> None:
         if not self.ranks or not 0 < self.least_bytes <= self.wanted_bytes:
@@ -139,11 +142,14 @@ class Grants:
         self.policy: Policy = Learned(0, 0)
         self.berths = Berths(ledger)
 
-    def report(self, told: EngineReport, now: float, *, frozen: bool = False) -> EngineReply:
+    def report(
+        self, told: EngineReport, now: float, *, frozen: bool = False, unheard: Set[str] = frozenset()
+    ) -> EngineReply:
         """An engine's word; returns what it may have.
 
         Args:
-            frozen: nothing new is to be granted (while it is not known what others hold).
+            frozen: no memory is to be granted (while it is not known what others hold).
+            unheard: engines of which it is not known whether they load: they have not spoken to this actor.
 
         Raises:
             LeaseConflict, InsufficientMemory: what it says it holds is another's by now.
@@ -180,7 +186,7 @@ class Grants:
         if lease.phase is Phase.RESERVED:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin with this very answer
         self._measure(engine, lease)
-        turn, why = self._turn(engine, lease, frozen=frozen)
+        turn, why = self._turn(engine, lease, unheard)
         return EngineReply(lease.holds, may_load=turn, why=why, drain=owner in self._leaving)
 
     def forget(self, owner: str, *, memory_gone: bool) -> list[Lease]:
@@ -254,6 +260,16 @@ class Grants:
         has spoken."""
         return self._asked.get(model)
 
+    def expected(self) -> dict[str, Demand]:
+        """By model, the least that its next engine is likely to need: what its last one here said."""
+        found = {model: Demand(1, least) for model, (_, least) in self._asked.items()}
+        for engine in self._engines.values():
+            nodes = {rank.node for rank in engine.told.ranks}
+            found[engine.told.model] = Demand(
+                len(engine.told.ranks) // len(nodes), engine.told.least_bytes, groups=len(nodes)
+            )
+        return found
+
     def free_for_new(self) -> dict[str, int]:
         """Bytes by device that nobody who waits could use."""
         free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
@@ -297,24 +313,25 @@ class Grants:
             for hold in holds:
                 free[hold.on] -= hold.amount
 
-    def _turn(self, engine: _Engine, lease: Lease, *, frozen: bool) -> tuple[bool, str]:
+    def _turn(self, engine: _Engine, lease: Lease, unheard: Set[str]) -> tuple[bool, str]:
         """Whether it may load, and what it waits for if not."""
         if lease.phase is not Phase.RESERVED:
             return False, ""
         if engine.loads:
             return True, ""
-        if frozen:
-            return False, "the ledger is being rebuilt"
-        first = self._loading_beside(lease) if engine.told.measures else None
-        engine.loads = first is None
-        return engine.loads, "" if first is None else f"{first.model} loads on the same device"
+        why = self._moving_beside(lease, unheard) if engine.told.measures else ""
+        engine.loads = not why
+        return engine.loads, why
 
-    def _loading_beside(self, lease: Lease) -> EngineReport | None:
+    def _moving_beside(self, lease: Lease, unheard: Set[str]) -> str:
+        """What else changes what is free on the devices of an engine; empty: nothing."""
         mine = {hold.on for hold in lease.holds}
         for owner, other in self._engines.items():
-            if other.loads and other.told.measures and mine & self._devices(owner):
-                return other.told
-        return None
+            loads = other.loads or (owner in unheard and not other.told.kv_tokens)
+            if loads and other.told.measures and mine & self._devices(owner):
+                return f"{other.told.model} loads on the same device"
+        ending = any(one.phase is Phase.ENDING for device in mine for one in self._ledger.on(device))
+        return "an engine that has ended still has memory of the same device" if ending else ""
 
     def _devices(self, owner: str) -> set[str]:
         return {hold.on for hold in self._ledger.lease(owner).holds} if owner in self._ledger else set()

@@ -8,8 +8,9 @@ Rules
 - The roster outlives the actor: engines with what they hold, routers by name, sessions whole. A change of it is to be
   stored before the answer that depends on it is sent (`take_changes`).
 - After its own death it begins a new epoch from the roster. Words under an older epoch change nothing; they are told
-  the new one, and the speaker says again what it has. Nothing new is granted until every router on the roster has
-  spoken or its time is over. Until then routers go by the limits they have, which is what the ledger holds for them.
+  the new one, and the speaker says again what it has. Of device memory the roster knows all; of an engine's slots and
+  tokens nothing new is granted until every router that may hold some there has spoken, or its time is over. Until then
+  routers go by the accounts they have, which is what the ledger holds for them.
 
 Invariant: what the parties may use together, by the last answer each has seen, never exceeds what there is.
 """
@@ -17,6 +18,7 @@ Invariant: what the parties may use together, by the last answer each has seen, 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 
 from serve_app.core.exchange.lines import Lines
@@ -25,7 +27,7 @@ from serve_app.core.memory.berths import BERTH_TTL_S, Berth
 from serve_app.core.memory.grants import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Grants
 from serve_app.core.memory.leases import Device, Kind, Lease, Phase
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.roster import Changes, EngineEntry, Entry, Key, Roster, SessionEntry, Value
+from serve_app.core.memory.roster import Changes, EngineEntry, Entry, Key, Roster, RouterEntry, SessionEntry, Value
 from serve_app.core.memory.sessions import Session, SessionAsk, Sessions
 from serve_app.core.memory.shares import PoolReport, PoolTarget, Shares
 from serve_app.core.memory.starts import Starts, StartsAsk, StartsReply
@@ -79,7 +81,7 @@ class Quota:
         self.grants = Grants(self.ledger)
         self.shares = Shares(self.ledger)
         self.relocation = Relocation(self.ledger, self.grants)
-        self.lines = Lines(epoch, self.ledger, recovering=bool(roster))
+        self.lines = Lines(epoch, self.ledger)
         self.starts = Starts(self.ledger, self.grants)
         self.sessions = Sessions(self.ledger, self.grants, self.shares, now, self.lines.idle)
         self._seq: dict[str, int] = {}
@@ -131,10 +133,12 @@ class Quota:
             self._ended(ended, now)
             self._roster.forget((Entry.ENGINE, told.owner))
             return EngineReply(why="ended")
-        reply = self.grants.report(told, now, frozen=self.recovering)
+        if told.failed:
+            self.starts.failed(told.model, told.failed, now)
+        unknown = any(map(self._unreadable, self._missing))
+        reply = self.grants.report(told, now, frozen=unknown, unheard=self._missing)
         self._remember_engine(told.owner)
         self._open_slots(told, now)
-        self.lines.freeze(self.recovering, now)
         return reply
 
     def _open_slots(self, told: EngineReport, now: float) -> None:
@@ -197,7 +201,7 @@ class Quota:
         targets = []
         for pool in told.pools:
             try:
-                target, changed = self.shares.report(router, pool, frozen=self.recovering)
+                target, changed = self.shares.report(router, pool, frozen=pool.pool in self._closed())
             except (LeaseNotFound, LeaseConflict):  # an engine that is not there (any more)
                 target, changed = PoolTarget(pool.pool, pool.version + bool(pool.limit), 0), []
             if target.version > pool.version:  # what the router knows already is not said again
@@ -215,10 +219,16 @@ class Quota:
         if not self._restored or self.lines.stale(told):
             return self.lines.stale_reply(told)
         self.ledger.join(told.router, OWNER_TTL_S, now)
-        self._roster.put((Entry.ROUTER, told.router), None)
-        self._heard(told.router)  # its first event says what it has, and comes before any other
-        self.lines.freeze(self.recovering, now)
-        return self.lines.on_exchange(told, now)
+        if not isinstance(self._roster.get((Entry.ROUTER, told.router)), RouterEntry):
+            self._roster.put((Entry.ROUTER, told.router), RouterEntry())
+        self.lines.close(self._closed(told.router))  # its first event says what it has
+        try:
+            reply = self.lines.on_exchange(told, now)
+        except Exception:
+            self.lines.close(self._closed())
+            raise
+        self._heard(told.router)
+        return reply
 
     def on_watch(self, told: Exchange, now: float, *, at_last: bool) -> Reply | None:
         """A router waits for news; None: there is none yet. `at_last`: it waits no longer."""
@@ -279,6 +289,9 @@ class Quota:
             self.lines.excuse()
             self._recovers_until += stood_s
         if self._restored and now >= self._recovers_until:
+            for name in self._missing:
+                if self._unreadable(name):
+                    self._roster.forget((Entry.ENGINE, name))
             self._missing.clear()
         waiting = Counter(one.model for one in self.grants.blocked(now))
         self._blocked = tuple(sorted(waiting.items()))
@@ -297,12 +310,15 @@ class Quota:
             self.shares.leave(name)
             self._seq.pop(name, None)
             self._roster.forget((Entry.ROUTER, name))
-        self.lines.freeze(self.recovering, now)
-        if self.recovering:
+        if not self._restored:
             return [], []
-        self.relocation.step(now)
-        opened, late = self.sessions.settle(now)
-        self.lines.hold_back(self.shares.closed, now)
+        self.lines.close(self._closed())
+        opened: list[Session] = []
+        late: list[SessionAsk] = []
+        if not self.recovering:
+            self.relocation.step(now)
+            opened, late = self.sessions.settle(now)
+            self.lines.hold_back(self.shares.closed, now)
         self.lines.sync(self.grants.owners(), now)
         self.lines.on_tick(now)
         for session in opened:
@@ -312,14 +328,32 @@ class Quota:
 
     # The roster
 
+    def unstored(self, name: str = "", kinds: Container[Entry] = tuple(Entry)) -> bool:
+        """See `Roster.unstored`."""
+        self._collect()
+        return self._roster.unstored(name, kinds)
+
     def take_changes(self) -> Changes:
         """See `Roster.take_changes`."""
+        self._collect()
+        return self._roster.take_changes()
+
+    def stored(self) -> None:
+        """See `Roster.stored`."""
+        self._roster.stored()
+
+    def _collect(self) -> None:
+        """Put on the roster what has changed elsewhere."""
         for name, berth in self.grants.berths.take_changes().items():
             if berth is None:
                 self._roster.forget((Entry.BERTH, name))
             else:
                 self._roster.put((Entry.BERTH, name), berth)
-        return self._roster.take_changes()
+        for router, engine in self.lines.take_opened():
+            known = self._roster.get((Entry.ROUTER, router))
+            if isinstance(known, RouterEntry) and engine not in known.engines:
+                there = frozenset(name for name in (*known.engines, engine) if name in self.ledger)
+                self._roster.put((Entry.ROUTER, router), RouterEntry(there))
 
     def not_stored(self, changes: Changes) -> None:
         """See `Roster.not_stored`."""
@@ -352,7 +386,7 @@ class Quota:
         for (kind, name), value in self._roster:
             if kind is Entry.ENGINE and isinstance(value, EngineEntry):
                 try:
-                    self.grants.report(value.told, now)
+                    self.grants.report(value.told, now, unheard=self._missing)
                     self.ledger.join(name, LOADING_TTL_S, now)
                     self._open_slots(value.told, now)
                 except (LeaseNotFound, LeaseConflict, InsufficientMemory):
@@ -375,6 +409,19 @@ class Quota:
 
     def _heard(self, name: str) -> None:
         self._missing.discard(name)
+
+    def _unreadable(self, name: str) -> bool:
+        """Whether this is an engine of which it is not known what it holds."""
+        return (Entry.ENGINE, name) in self._roster and self._roster.get((Entry.ENGINE, name)) is None
+
+    def _closed(self, heard: str = "") -> frozenset[str]:
+        """Engines where a router other than this one may hold something, and has not spoken since the actor came up."""
+        found: set[str] = set()
+        for name in self._missing - {heard}:
+            if (Entry.ROUTER, name) in self._roster:
+                entry = self._roster.get((Entry.ROUTER, name))
+                found.update(entry.engines if isinstance(entry, RouterEntry) else self.grants.owners())
+        return frozenset(found)
 
     def _ended(self, ended: list[Lease], now: float) -> None:
         """Leases have ended by themselves; whoever kept count of them is told."""

@@ -1,12 +1,14 @@
 """What outlives the quota actor: who holds something, by kind and name, and what has to be stored of that.
 
+Changes are taken in the order of the last one of each key: what was given up is forgotten before another one has it.
+
 Invariant: what `take_changes` has given so far, applied in order, is what the roster is.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from serve_app.core.memory.berths import Berth
@@ -31,6 +33,14 @@ class EngineEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterEntry:
+    """A router on the roster: the engines on which it may hold something. It grows before the router hears of another
+    one, and forgets those that have left."""
+
+    engines: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEntry:
     """A session on the roster."""
 
@@ -38,7 +48,7 @@ class SessionEntry:
     pool: str
 
 
-Value = EngineEntry | SessionEntry | Berth | None  # a router's entry has nothing but its key
+Value = EngineEntry | RouterEntry | SessionEntry | Berth | None  # None: nothing is known of it but its key
 Key = tuple[Entry, str]
 Changes = dict[Key, tuple[bool, Value]]  # what has to be stored (True) or forgotten (False)
 
@@ -49,6 +59,7 @@ class Roster:
     def __init__(self, entries: Mapping[Key, Value]) -> None:
         self._entries = dict(entries)
         self._changes: Changes = {}
+        self._taken: Changes = {}  # on their way to where they are stored
 
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
@@ -65,18 +76,32 @@ class Roster:
     def put(self, key: Key, value: Value) -> None:
         if key not in self._entries or self._entries[key] != value:
             self._entries[key] = value
-            self._changes[key] = (True, value)
+            self._change(key, True, value)
 
     def forget(self, key: Key) -> None:
         if key in self._entries:
             del self._entries[key]
-            self._changes[key] = (False, None)
+            self._change(key, False, None)
+
+    def unstored(self, name: str = "", kinds: Container[Entry] = tuple(Entry)) -> bool:
+        """Whether an entry of this name, or of these kinds, has changed and is not stored. O(such entries)."""
+        return any(key[1] == name or key[0] in kinds for key in (*self._taken, *self._changes))
 
     def take_changes(self) -> Changes:
-        """What has to be stored or forgotten before any answer given so far is sent."""
-        changes, self._changes = self._changes, {}
-        return changes
+        """What is to be stored or forgotten next; `stored` or `not_stored` says what became of it."""
+        self._taken, self._changes = self._changes, {}
+        return self._taken
+
+    def stored(self) -> None:
+        """What was taken last is stored."""
+        self._taken = {}
 
     def not_stored(self, changes: Changes) -> None:
         """Storing failed: they are to be taken again, but for those that have changed since."""
-        self._changes = {**changes, **self._changes}
+        since = self._changes
+        self._changes = {key: change for key, change in changes.items() if key not in since} | since
+        self._taken = {}
+
+    def _change(self, key: Key, keep: bool, value: Value) -> None:
+        self._changes.pop(key, None)
+        self._changes[key] = (keep, value)

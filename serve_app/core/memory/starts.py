@@ -24,6 +24,7 @@ from serve_app.core.memory.grants import Grants
 from serve_app.core.memory.leases import Hold
 from serve_app.core.memory.ledger import Ledger
 
+FAILED_S = 600.0  # the next try may take as long before it has failed, too
 NOTE_S = 15.0  # a reason that nobody has renewed is one of yesterday
 
 
@@ -93,6 +94,7 @@ class Starts:
     def __init__(self, ledger: Ledger, grants: Grants) -> None:
         self._ledger, self._grants, self._berths = ledger, grants, grants.berths
         self._notes: dict[str, tuple[str, float]] = {}  # by model: what was missing, and when
+        self._failed: dict[str, tuple[str, float]] = {}  # by model: why its last engine failed to load, and when
 
     def ask(self, ask: StartsAsk, now: float, *, frozen: bool = False) -> StartsReply:
         """The controller's word.
@@ -112,10 +114,15 @@ class Starts:
             self._notes.pop(ask.model, None)
         return StartsReply(tuple(place for place in places if place is not None), held, why)
 
+    def failed(self, model: str, why: str, now: float) -> None:
+        """An engine ends while it loads."""
+        self._failed[model] = (why, now)
+
     def notes(self, now: float) -> dict[str, str]:
         """Why models have fewer replicas than the scaling policy wants, for those of which there was a word lately."""
         self._notes = {model: note for model, note in self._notes.items() if now - note[1] <= NOTE_S}
-        return {model: why for model, (why, _) in self._notes.items()}
+        self._failed = {model: note for model, note in self._failed.items() if now - note[1] <= FAILED_S}
+        return {model: why for model, (why, _) in (self._notes | self._failed).items()}
 
     def _need(self, ask: StartsAsk) -> _Need | None:
         if ask.asked_bytes is not None:

@@ -1,4 +1,8 @@
-"""How much of what is free is of no use: for the eye as one ratio, for a decision as an expectation over demands.
+"""How much of what is free is of no use, as an expectation over demands: for a decision an amount, for the eye a ratio.
+
+Within a device nothing is fragmented: any of its free bytes serve any rank. What is lost is what is free on devices
+that have too little of it, so it depends on who asks: four empty GPUs are whole for a model of one, and each half of
+four half-empty ones is of no use to a model that needs three quarters.
 
 The expectation is that of FGD ("Beware of Fragmentation", Weng et al., USENIX ATC'23): for a demand m drawn from the
 workload, all of a node's free GPU amount is fragment when m does not fit there, and of a node where it does, the
@@ -14,17 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.core.placing.placement import Demand, Node
-
-
-def fragmentation(free: Sequence[int]) -> float:
-    """(free - largest free block) / free of the devices of a node or a cluster; 0 when nothing is free."""
-    total = sum(free)
-    return (total - max(free)) / total if total else 0.0
-
-
-def cluster_fragmentation(nodes: Iterable[Node]) -> float:
-    """Of a cluster, a block being a device: no rank spans two."""
-    return fragmentation([free for node in nodes for free in node.free])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +68,12 @@ class Workload:
         """F_n(M) of the paper: the expected amount of a node's free devices that is fragment."""
         usable = self.usable(node.free, node.total, node.cpu_milli, node.memory_bytes, node.model)
         return sum(node.free) - usable
+
+    def fragmentation(self, nodes: Sequence[Node]) -> float:
+        """The part of what is free of some nodes that the expected demand cannot use; 0 when nothing is free, or
+        nothing expected."""
+        free = sum(sum(node.free) for node in nodes)
+        return sum(map(self.fragment, nodes)) / free if free and self else 0.0
 
     def _row(self, cpu_milli: int, memory_bytes: int, model: str) -> _Row:
         """Memory and CPU matter only as which demands they are enough for: a table of few rows, built as they occur."""

@@ -10,14 +10,14 @@ Invariant: nobody is drained unless a plan says that it lets the first engine in
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from serve_app.core.memory.grants import Blocked, Grants
 from serve_app.core.memory.leases import Hold, Kind, Lease, Phase
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.placing.defrag import DefragmentationPlan, plan_defragmentation
-from serve_app.core.placing.fragmentation import cluster_fragmentation
+from serve_app.core.placing.fragmentation import Workload
 from serve_app.core.placing.placement import Demand, Node, Placement, Slot
 from serve_app.core.placing.replicas import Replica
 from serve_app.errors import InsufficientMemory, LeaseNotFound
@@ -57,9 +57,13 @@ class Relocation:
         """Whether it was told to make room and has not done so, or given up."""
         return self._steps_left > 0
 
-    def fragmentation(self) -> float:
-        """Of the cluster: (free - largest free block) / free."""
-        return cluster_fragmentation(self._nodes())
+    def fragmentation(self) -> tuple[float, dict[str, float]]:
+        """The part of what is free that an engine like those here could not use, one of each model being as likely;
+        of the cluster, and of each node. Models that fit nowhere, however empty, are left out."""
+        nodes = self._nodes()
+        largest = max((size for node in nodes for size in node.total), default=0)
+        expected = Workload(Counter(one for one in self._grants.expected().values() if one.amount <= largest))
+        return expected.fragmentation(nodes), {node.node_id: expected.fragmentation([node]) for node in nodes}
 
     def plan(self, now: float) -> Plan | None:
         """How the first engine in the line would fit; None: nobody waits, or nothing helps."""

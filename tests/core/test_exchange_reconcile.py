@@ -1,0 +1,158 @@
+"""Whatever fails between a grant and an end, slots and tokens come back, by the actor's own books."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from serve_app.core.admission import Admission
+from serve_app.core.exchange import accounts, credit, growth, holding, lines, link, peers, pending, places, remote
+from serve_app.types import RequestClass
+from tests.core.exchange_world import World
+from tests.core.test_exchange_faults import connected
+
+ROUTER_STEPS: list[tuple[type, str]] = [
+    (credit.Accounts, "take"),
+    (credit.Accounts, "put_back"),
+    (credit.Accounts, "hold"),
+    (credit.Accounts, "add"),
+    (credit.Accounts, "surplus"),
+    (holding.Holding, "begin_here"),
+    (holding.Holding, "begin_there"),
+    (holding.Holding, "end"),
+    (holding.Holding, "grown"),
+    (link.Link, "put"),
+    (link.Link, "done"),
+    (link.Link, "used"),
+    (link.Link, "heard"),
+    (pending.Pending, "add"),
+    (pending.Pending, "hand_in"),
+    (pending.Pending, "take"),
+    (remote.RemoteLine, "_balance"),
+    (remote.RemoteLine, "_serve_alone"),
+]
+ACTOR_STEPS: list[tuple[type, str]] = [
+    (accounts.Accounts, "charge"),
+    (accounts.Accounts, "give_back"),
+    (accounts.Accounts, "lend"),
+    (accounts.Accounts, "_put"),
+    (accounts.Accounts, "_set"),
+    (growth.Growth, "ended"),
+    (growth.Growth, "owe"),
+    (peers.Peers, "reply"),
+    (places.Places, "arrive"),
+    (places.Places, "done"),
+    (places.Places, "cancel"),
+    (places.Places, "sync"),
+    (places.Places, "_charge"),
+    (places.Places, "_act"),
+    (places.Places, "once_more"),
+    (lines.Lines, "_after"),
+    (lines.Lines, "_compare"),
+    (Admission, "on_arrive"),
+    (Admission, "on_done"),
+    (Admission, "on_cancel"),
+    (Admission, "on_replica"),
+]
+
+
+class Broken(Exception):
+    """What nobody expects."""
+
+
+class Faults:
+    """A world with a step that fails, before or after it has done what it does, at one of its calls."""
+
+    def __init__(self, seed: int, step: tuple[type, str], after: bool) -> None:
+        self.draw = random.Random(seed)
+        self.world = connected(slots=4, routers=2)
+        self.world.faulty = True
+        self.step, self.after = step, after
+        self.fail_at, self.calls = self.draw.randint(1, 12), 0
+
+    def failing(self) -> Any:
+        kind, name = self.step
+        method = getattr(kind, name)
+
+        def instead(*given: Any, **more: Any) -> Any:
+            self.calls += 1
+            if self.calls != self.fail_at:
+                return method(*given, **more)
+            if self.after:
+                method(*given, **more)
+            raise Broken
+
+        return mock.patch.object(kind, name, instead)
+
+    def tried(self, act: Any, *given: Any, **more: Any) -> None:
+        """Do something, as a shell does: it goes on after an error, and says that a message may be lost."""
+        try:
+            act(*given, **more)
+        except Broken:
+            self.world.wire.clear()
+            for router in self.world.routers.values():
+                self.tried(self.world.perform, router, router.line.on_lost(self.world.now))
+
+    def run(self) -> World:
+        world, draw = self.world, self.draw
+        with self.failing():
+            for _ in range(30):
+                name = draw.choice(list(world.routers))
+                router = world.routers[name]
+                self.tried(world.arrive, name, draw.choice(list(RequestClass)), 1, draw.randint(1, 400))
+                if router.running and draw.random() < 0.5:
+                    self.tried(router.line.on_progress, draw.choice(list(router.running)), 3)
+                    self.tried(router.line.grow, draw.choice(list(router.running)), 40)
+                if router.running and draw.random() < 0.6:
+                    self.tried(world.finish, name, draw.choice(list(router.running)))
+                waiting = [one for one, req in router.requests.items() if req.state == "waits"]
+                if waiting and draw.random() < 0.2:
+                    self.tried(world.cancel, name, draw.choice(waiting))
+                self.tried(world.settle_one, name)
+        return world
+
+
+def end_all(world: World) -> None:
+    """The network is well, every client leaves, and some beats pass; what only one side knows is ended by these."""
+    for router in world.routers.values():
+        router.line.on_lost(world.now)
+        router.requests.clear()  # all have left; some were told to the line, and some were not
+        router.running.clear()
+    world.perform = lambda router, actions: None  # type: ignore[method-assign]
+    for _ in range(40):
+        for name in world.routers:
+            world.speak(name, beat=True)
+            world.watch(name)
+            while world.wire:
+                answer = world.deliver(world.wire.pop(0))
+                if answer is not None:
+                    world.deliver(answer)
+                    world.speak(name)
+        world.wait(0.25)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", [*ROUTER_STEPS, *ACTOR_STEPS], ids=lambda step: f"{step[0].__module__}.{step[1]}")
+def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str], after: bool) -> None:
+    failed = 0
+    for seed in range(3):
+        faults = Faults(seed, step, after)
+        world = faults.run()
+        failed += faults.calls >= faults.fail_at
+        end_all(world)
+        assert world.quota.lines.requests() == {}
+        for name, router in world.routers.items():
+            assert router.line.running == router.line.waiting("m") == 0
+            assert router.line._accounts.held("e") == (0, 0)
+            assert router.line._accounts.credit("e") == world.quota.lines._accounts.held(name, "e")
+        free = world.quota.lines._accounts.free("e")
+        lent = [world.quota.lines._accounts.held(name, "e") for name in world.routers]
+        assert tuple(free[one] + sum(had[one] for had in lent) for one in range(2)) == (4, 900)
+        del world.perform
+        late = [world.arrive(name, RequestClass.NORMAL, 1, 100) for name in world.routers]
+        world.settle(4)
+        assert [req.state for req in late] == ["runs"] * 2
+    assert failed, "the step was never taken often enough"

@@ -1,0 +1,110 @@
+"""The quota actor killed under load with slots to spare: how late what was granted completes, and how soon what is new
+begins. Clients in a closed loop; simulated engines, on which a request of `TOKENS` takes `SERVICE_S`.
+
+Moments are this machine's monotonic clock: those of a request's grant are in its receipt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from tests.e2e.changing import KEY, REQUEST_S, STEADY, Place, configured, model, place
+from tests.e2e.crashing import actor, kill, settled
+from tests.requires import requires
+
+CLIENTS, SLOTS, ROUTERS = 30, 64, 2
+STEP_S, TOKENS = 0.01, 50
+SERVICE_S = STEP_S * TOKENS
+BEFORE_S, AFTER_S = 3.0, 12.0  # of load on both sides of the blow
+DOWN_S = (
+    5.0  # the actor is killed again and again for so long: past the routers' fence, so that they stop by themselves
+)
+LATE_S = 1.0  # the promise: what was granted completes no later than that
+GRANTS_S = 1.0  # the promise: new grants within that of the new actor's first word
+BUSY_S = 2.0  # of this test, on a machine that others use
+ID_HEADER = "x-serve-app-request-id"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A streamed request: its id and status, when its first bytes came and when it ended."""
+
+    id: str
+    status: int
+    first: float
+    done: float
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    requires("linux")
+    simulated = {"decode_step_s": STEP_S, "kv_cache_tokens": 65_536}
+    two = {"min_replicas": 2, "max_replicas": 2}
+    config = configured(router={"replicas": ROUTERS}, auth={"keys": [{"key": KEY, "admin": True}]})
+    config["models"] = [model(STEADY, max_num_seqs=SLOTS, simulated=simulated, replicas=two)]
+    with place(tmp_path_factory.mktemp("killed"), config) as started:
+        settled(started)
+        yield started
+
+
+async def asks(client: httpx.AsyncClient, until: float, told: list[Asked]) -> None:
+    body = {"model": STEADY, "prompt": "The river", "max_tokens": TOKENS, "stream": True}
+    while time.monotonic() < until:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            came = [time.monotonic() async for _ in response.aiter_lines()]
+        told.append(Asked(response.headers.get(ID_HEADER, ""), response.status_code, came[0], came[-1]))
+
+
+async def load(there: Place) -> tuple[list[Asked], float, float]:
+    """What was asked, when the actor was killed, and when the process that stayed was started."""
+    told: list[Asked] = []
+    headers, limits = {"Authorization": f"Bearer {KEY}"}, httpx.Limits(max_connections=None)
+    options = {"base_url": there.endpoint.url, "headers": headers, "timeout": REQUEST_S, "limits": limits}
+    async with httpx.AsyncClient(**options) as client:
+        until = time.monotonic() + BEFORE_S + DOWN_S + AFTER_S
+        clients = [asyncio.create_task(asks(client, until, told)) for _ in range(CLIENTS)]
+        await asyncio.sleep(BEFORE_S)
+        pid = actor(there)
+        assert pid is not None
+        killed = time.monotonic()
+        kill(pid)
+        while (found := actor(there)) in (None, pid) or time.monotonic() < killed + DOWN_S:
+            if found not in (None, pid):
+                pid = found
+                kill(pid)
+            await asyncio.sleep(0.02)  # bound: DOWN_S, and a process's start
+        up = time.monotonic()  # its title is set when it begins to construct the actor
+        await asyncio.gather(*clients)
+    return told, killed, up
+
+
+def test_what_was_granted_completes_in_time_and_grants_go_on_with_the_new_actors_first_word(there: Place) -> None:
+    told, killed, up = asyncio.run(load(there))
+    assert {one.status for one in told} == {200}
+
+    def granted(one: Asked) -> float:
+        receipt = there.endpoint.get(f"/admin/requests/{one.id}").json()
+        return float(receipt["arrived"] + receipt["wait_s"])
+
+    running = [one for one in told if one.first <= killed < one.done]
+    late_s = max(one.done - granted(one) - SERVICE_S for one in running)
+    after = sorted((one for one in told if one.first >= up), key=lambda one: one.first)[:CLIENTS]
+    first = min((moment for one in after if (moment := granted(one)) >= up), default=math.inf)
+    moments = sorted(one.first for one in told if one.first >= killed - BUSY_S)
+    gap_s, since = max((after - one, one) for one, after in itertools.pairwise(moments))
+    print(f"{len(told)} requests; {len(running)} ran at the kill, the latest completed {late_s:.2f} s late")
+    print(
+        f"the actor was down for {up - killed:.2f} s; no first token for {gap_s:.2f} s from {since - killed:.2f} s on"
+    )
+    print(f"first grant {first - up:.2f} s after the new process was there")
+    assert running, "nothing ran at the kill"
+    assert late_s < LATE_S + BUSY_S
+    assert first - up < GRANTS_S + BUSY_S
