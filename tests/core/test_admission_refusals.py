@@ -53,11 +53,10 @@ def test_what_a_shed_request_kept_back_goes_on() -> None:
     arrive(line, "fills big", slots=4)
     arrive(line, "in tiny")
     arrive(line, "p")
-    arrive(line, "aged", cls=LOW, now=0.0)
-    arrive(line, "large", slots=2, now=29.0)
-    line.on_tick(30.0)  # "aged" is normal now, behind "large"
-    assert line.on_done("p", 31.0) == []  # "large" keeps tiny's free slot
-    assert where(arrive(line, "high", cls=HIGH, slots=4, now=31.0)) == {"large": "shed", "aged": "tiny"}
+    arrive(line, "large", cls=LOW, slots=2)
+    line.on_arrive(arrival("behind", LOW, accepted=True), 0.0)
+    assert line.on_done("p", 1.0) == []  # "large" keeps tiny's free slot
+    assert where(arrive(line, "high", cls=HIGH, slots=4, now=1.0)) == {"large": "shed", "behind": "tiny"}
 
 
 def test_a_wait_ends_after_the_longest_wait() -> None:

@@ -299,7 +299,7 @@ class Level:
         return sum(len(heap) for heap in self._order)
 
     def _floor(self) -> float:
-        """What a returning tenant's counter is lifted to."""
+        """What a returning tenant's counter is raised to."""
         lowest = [lane.counter for heap in self._order if (lane := self._top(heap)) is not None]
         if lowest:
             return min(lowest)
