@@ -113,7 +113,7 @@ class Router:
         simulated = SimulatedSettings(decode_step_s=0.0, prefill_tokens_per_s=1e9)
         model = ModelSettings(name=MODEL, engine="simulated", max_num_seqs=SLOTS, simulated=simulated)
         self._keys = [f"sk-residue-{number:06d}" for number in range(TENANTS)]
-        keys = tuple(KeySettings(key=key, tenant=f"tenant-{at}") for at, key in enumerate(self._keys))
+        keys = tuple(KeySettings(key=key, tenant=f"tenant-{at}", metrics=not at) for at, key in enumerate(self._keys))
         told = {"auth": {"keys": keys}, "admission": {"max_queued": MAX_QUEUED}, "models": (model,)}
         self._settings, self._model = Settings.model_validate(told), model
         self.engines = NearEngines(model)

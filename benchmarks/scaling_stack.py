@@ -66,11 +66,14 @@ class Stage:
 
 
 @contextmanager
-def stack(config: dict[str, Any], keys: Sequence[Mapping[str, Any]] = ()) -> Iterator[Stage]:
+def stack(
+    config: dict[str, Any], keys: Sequence[Mapping[str, Any]] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[Stage]:
     """A stack of the block's own, ready for requests.
 
     Args:
         keys: further ones beside the stage's own, which is an operator's.
+        environment: goes before what the node has by itself.
 
     Raises:
         BenchmarkError: it does not come up.
@@ -78,7 +81,9 @@ def stack(config: dict[str, Any], keys: Sequence[Mapping[str, Any]] = ()) -> Ite
     key = f"sk-{secrets.token_urlsafe(24)}"
     settings = parse(config | {"auth": {"keys": [{"key": key, "admin": True}, *map(dict, keys)]}}).without_secrets()
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
-        cluster = LocalCluster.start("scaling", num_cpus=LOGICAL_CPUS, state_dir=folder, models=[MODEL])
+        cluster = LocalCluster.start(
+            "scaling", num_cpus=LOGICAL_CPUS, state_dir=folder, models=[MODEL], extra_environment=environment
+        )
         driver: RemoteDriver | None = None
         try:
             order = {

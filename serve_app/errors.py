@@ -3,7 +3,8 @@
     ServeAppError                    500 internal_error
     ├── ConfigError                  400 invalid_config            (start-up; names the key)
     ├── BadRequest                   400 invalid_request_error     (names the field in `param`)
-    │   └── BodyTooLarge             413 body_too_large
+    │   ├── BodyTooLarge             413 body_too_large
+    │   └── BodyTooSlow              408 request_timeout
     ├── Unauthorized                 401 invalid_api_key
     ├── Forbidden                    403 permission_denied
     ├── NotFound                     404 not_found                 (unknown route or model)
@@ -103,6 +104,12 @@ class BadRequest(ServeAppError):
 
 class BodyTooLarge(BadRequest):
     status, code = 413, "body_too_large"
+
+
+class BodyTooSlow(BadRequest):
+    """As HAProxy answers for what it waits for itself."""
+
+    status, code = 408, "request_timeout"
 
 
 class Unauthorized(ServeAppError):

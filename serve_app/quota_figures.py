@@ -103,7 +103,6 @@ def _line(model: str, view: LineView) -> dict[str, Any]:
         "routers": [router.removesuffix(LINE) for router in view.routers],
         "replicas": list(view.engines),
         "contended": view.contended,
-        "routers_aside": [router.removesuffix(LINE) for router in view.aside],
         "oldest_wait_s": round(found.oldest_wait_s, 2),
         "drain_slots_per_s": found.drain_slots_per_s,
         "refused": dict(found.refused),

@@ -16,6 +16,7 @@ from serve_app.fleet import Fleet
 from serve_app.http.admin_routes import AdminRoutes
 from serve_app.http.edge import Edge
 from serve_app.http.keys import KeyRing
+from serve_app.http.strict import install
 from serve_app.inside.calls import CHAT, COMPLETE, EMBED, STREAM, STREAM_COMPLETE, Asked, Headers, Piece
 from serve_app.inside.exchange import Inside, RefusalsAreNoFailures
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
@@ -44,6 +45,7 @@ class RouterReplica:
     async def __init__(self, config: dict[str, Any], engines: Mapping[str, DeploymentHandle[Any]]) -> None:
         settings = parse(config)
         replica = serve.get_replica_context()
+        install()  # before Serve starts the server of this process
         if not on_fast_path():
             logger.warning(
                 "serving without the fast path: set RAY_SERVE_ENABLE_HA_PROXY=1 and "

@@ -75,7 +75,8 @@ class KeySettings(Frozen):
     tenant: str = Field("default", min_length=1, max_length=64)
     max_class: ClassName = "high"
     default_class: ClassName = "normal"
-    admin: bool = False  # may ask what concerns all tenants: /admin/quota
+    admin: bool = False  # may ask what concerns all tenants: /admin/quota, /metrics
+    metrics: bool = False  # may read /metrics, as an operator's may: for a scraper
 
     @model_validator(mode="after")
     def _one_secret(self) -> KeySettings:

@@ -73,6 +73,7 @@ class Identity:
     max_class: RequestClass
     default_class: RequestClass
     admin: bool = False
+    metrics: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,8 @@ class EngineReplica:
         except EngineFailed as error:
             if not self._backend.alive:
                 self._give_up(error)
+                if not isinstance(error, EngineUnreachable):  # vLLM's words are for who reads its log
+                    raise EngineFailed("the engine's process ended under the request") from None
             raise
         finally:
             del attachment.tasks[number]

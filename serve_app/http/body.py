@@ -25,11 +25,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from serve_app.errors import BadRequest, BodyTooLarge
+from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow
 from serve_app.http.values import check_count, check_integers
 from serve_app.settings import HttpSettings
 
 LARGE_BYTES = 2**16  # a body below it is checked within some 2 ms; the way to another thread and back takes 0.1 ms
+# A body has so long to arrive, and a second more for each so many bytes of it that have: 8 MB at a rate of a bad mobile
+# network take two minutes, a client that trickles is through in ten seconds.
+ARRIVAL_S, ARRIVAL_BYTES_PER_S = 10.0, 65_536
 SHOWN_HEADER_CHARS = 100  # of a wrong header in the error: enough to see the mistake
 LENGTH_DIGITS = 18  # a Content-Length of more digits is nonsense, and int() on it would not be cheap
 
@@ -40,22 +43,28 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]  # ASGI's
 
 
 async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive, bounds: HttpSettings) -> bytes:
-    """A request's body; refused as soon as it is seen to be too large. Raises as `check_content`, and CancelledError:
-    the client has left."""
+    """A request's body; refused as soon as it is seen to be too large or too slow. Raises as `check_content`,
+    BodyTooSlow, and CancelledError: the client has left."""
     check_content(headers, bounds.max_body_bytes)
     chunks: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise asyncio.CancelledError
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > bounds.max_body_bytes:
-            raise BodyTooLarge(f"the body is larger than {bounds.max_body_bytes} bytes", param="body")
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            break
+    started = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(started + ARRIVAL_S) as bound:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > bounds.max_body_bytes:
+                    raise BodyTooLarge(f"the body is larger than {bounds.max_body_bytes} bytes", param="body")
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    break
+                bound.reschedule(started + ARRIVAL_S + size / ARRIVAL_BYTES_PER_S)
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive in time: {size} bytes of it did", param="body") from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

@@ -122,7 +122,7 @@ class Edge:
                     raise NotFound("there is no quota actor here", code="unknown_url")
                 await exchange.whole(*await self._admin.answer(route, identity), head=route.head)
             else:
-                status, found, body = await self._local.answer(route)
+                status, found, body = await self._local.answer(route, identity)
                 await exchange.whole(status, found, body, head=route.head)
         except Unauthorized as error:
             self._metrics.ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)

@@ -92,6 +92,7 @@ def _identity(settings: KeySettings, digest: bytes) -> Identity:
         max_class=RequestClass[settings.max_class.upper()],
         default_class=RequestClass[settings.default_class.upper()],
         admin=settings.admin,
+        metrics=settings.metrics,
     )
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from serve_app.dispatch import ModelLine
-from serve_app.errors import NotFound, Unavailable
+from serve_app.errors import Forbidden, NotFound, Unavailable
 from serve_app.http.routes import Local, Route
 from serve_app.telemetry.metrics import RouterMetrics
+from serve_app.types import Identity
 
 Headers = list[tuple[bytes, bytes]]
 Answer = tuple[int, Headers, bytes]
@@ -33,11 +34,11 @@ class LocalRoutes:
         self._metrics = metrics
         self._created = int(time.time())
 
-    async def answer(self, route: Route) -> Answer:
+    async def answer(self, route: Route, identity: Identity) -> Answer:
         """The whole answer to a local route.
 
         Raises:
-            NotFound: an unknown model. Unavailable: not ready.
+            NotFound: an unknown model. Unavailable: not ready. Forbidden: the metrics name all tenants.
         """
         match route.target:
             case Local.HEALTH:
@@ -54,6 +55,10 @@ class LocalRoutes:
                         f"the model {route.argument!r} does not exist", param="model", code="model_not_found"
                     )
                 return 200, JSON, msgspec.json.encode(await self._card(line))
+            case _ if not (identity.admin or identity.metrics):
+                raise Forbidden(
+                    "this key may not read the metrics: set metrics or admin on it (auth.keys)", code="not_admin"
+                )
             case _:
                 return 200, _TEXT, await self._exposition()
 

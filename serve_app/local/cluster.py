@@ -76,7 +76,7 @@ class LocalCluster:
         Args:
             instance: its name; a stale instance of this name, whose owner has died, is taken down first.
             http_port: of the endpoint; None takes a free one.
-            host: the endpoint's; 127.0.0.1, or 0.0.0.0 to be reached from outside (router replicas then are, too).
+            host: the endpoint's; 127.0.0.1, or 0.0.0.0 to be reached from outside.
             num_cpus, num_gpus: logical, for Ray's placement; None lets Ray count.
             dashboard: Ray's dashboard on loopback, which Serve's REST interface (`serve deploy`, `serve status`) needs.
             models: the configured model names, for `status`.
@@ -143,7 +143,7 @@ class LocalCluster:
             RuntimeError: this process is connected to another cluster; or the application cannot start (with `wait`).
         """
         self.connect()
-        driver.start_serve(self.instance.host, self.instance.http_port)
+        driver.start_serve(node.LOOPBACK, self.instance.http_port)
         return driver.deploy(application, name, wait=wait)
 
     def connect(self) -> None:
@@ -226,7 +226,7 @@ class LocalCluster:
 
     def _spawn(self, command: list[str], run_dir: Path, block: PortBlock, extra_environment: Mapping[str, str]) -> None:
         environment = node.usable_environment(os.environ)
-        environment |= node.node_environment(self.mark, self._token, run_dir, block)
+        environment |= node.node_environment(self.mark, self._token, run_dir, block, self.instance.host)
         with (run_dir / "start.log").open("wb") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-m", "serve_app.local.keeper", *command],

@@ -14,20 +14,24 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 
 from serve_app.local.processes import MARK, end_marked
+from serve_app.machine.haproxy import StandIn
 
 NODE_STOP_S = 10.0  # `ray start` ends its processes within 3 s when it is asked to; engines free their memory meanwhile
 LEFTOVER_GRACE_S = 2.0  # for processes that Ray does not know of, such as HAProxy, to end by themselves
-WATCH_PERIOD_MS = 500  # how soon the end of the node is noticed
+WATCH_PERIOD_MS = 500  # how soon the end of the node, or of HAProxy, is noticed
 
 
 def _wait_for_end(node: subprocess.Popen[bytes], told_to_stop: threading.Event) -> None:
     """Returns when the owner has gone (its pipe is closed), we are told to stop, or the node has ended."""
+    stand_in = StandIn(Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent)
     pipe = select.poll()
     pipe.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
     while not told_to_stop.is_set() and node.poll() is None:
+        stand_in.look()
         if pipe.poll(WATCH_PERIOD_MS) and not os.read(sys.stdin.fileno(), 1024):
             return
 

@@ -1,9 +1,9 @@
 """How the instance's Ray node is started: its environment and its arguments.
 
 What listens where (Ray 2.60.0, every port looked at in a running instance): the node's address is 127.0.0.1, which Ray
-and its agents then bind; the endpoint, the router replicas and Serve's fallback proxy bind the host given to Serve;
-HAProxy's statistics and metrics are moved from all interfaces to unix sockets. The replicas' gRPC servers bind all
-interfaces whatever one sets, and ask for the token.
+and its agents then bind, and so do the router replicas and Serve's fallback proxy, by the host given to Serve; the
+endpoint's own host is HAProxy's alone, whose statistics and metrics are moved from all interfaces to unix sockets. The
+replicas' gRPC servers bind all interfaces whatever one sets, and ask for the token.
 """
 
 from __future__ import annotations
@@ -45,9 +45,14 @@ def driver_environment(address: str, token: str, mark: str) -> dict[str, str]:
     }
 
 
-def node_environment(mark: str, token: str, run_dir: Path, block: PortBlock) -> dict[str, str]:
-    """What `ray start`, and so every Serve process and engine, has in its environment beside the caller's own."""
-    ours = common_environment(mark, run_dir, stats_port=block.haproxy_stats, metrics_port=block.haproxy_metrics)
+def node_environment(mark: str, token: str, run_dir: Path, block: PortBlock, host: str = LOOPBACK) -> dict[str, str]:
+    """What `ray start`, and so every Serve process and engine, has in its environment beside the caller's own.
+
+    Args:
+        host: the endpoint's. Serve itself is given loopback, and so are the router replicas and its fallback proxy.
+    """
+    ports = {"stats_port": block.haproxy_stats, "metrics_port": block.haproxy_metrics}
+    ours = common_environment(mark, run_dir, **ports, host=host)
     return ours | {
         "RAY_AUTH_TOKEN": token,
         **LOOPBACK_ENVIRONMENT,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.errors import ConfigError
-from serve_app.machine.haproxy import write_wrapper
+from serve_app.machine.haproxy import BUFFER_BYTES, CLIENT_S, MAX_CONNECTIONS, RETRY, Sources, write_wrapper
 from serve_app.names import MARK
 
 MAX_CALL_BYTES = 64 * 2**20  # between router and engine; gRPC's 4 MiB is less than a request may have
@@ -49,16 +49,20 @@ def haproxy_threads() -> int:
     return 1 if len(os.sched_getaffinity(0)) <= HAPROXY_THREADS_PER_CORES else 2
 
 
-def common_environment(mark: str, run_dir: Path, *, stats_port: int, metrics_port: int) -> dict[str, str]:
+def common_environment(
+    mark: str, run_dir: Path, *, stats_port: int, metrics_port: int, host: str | None = None
+) -> dict[str, str]:
     """What any node has: token authentication, Serve's fast path, HAProxy without open statistics.
 
     Args:
         mark: by which the node's processes are found and ended.
         run_dir: private, with a path short enough for unix sockets; the HAProxy wrapper is written there.
         stats_port, metrics_port: of HAProxy; never opened.
+        host: where the endpoint listens, if not at the host given to Serve.
     """
     folder = run_dir / "h"
-    wrapper = write_wrapper(run_dir, stats_port=stats_port, metrics_port=metrics_port)
+    ports = {"stats_port": stats_port, "metrics_port": metrics_port}
+    wrapper = write_wrapper(run_dir, **ports, host=host, sources=Sources.of(os.environ))
     return {
         MARK: mark,
         "SPT_NOENV": "1",  # setproctitle would overwrite the environment in /proc, and with it the mark
@@ -82,6 +86,11 @@ def common_environment(mark: str, run_dir: Path, *, stats_port: int, metrics_por
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_CALL_BYTES),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(haproxy_threads()),
+        "RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS),
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_S),
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(BUFFER_BYTES),
+        "RAY_SERVE_HAPROXY_RETRY_ON": RETRY,
+        "RAY_SERVE_HAPROXY_RETRIES": "1",
         # Serve keeps the port of a router replica that left back for 30 s longer than this: see ports.INGRESS_PORTS
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_S),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(MIN_DRAINING_S),

@@ -1,13 +1,29 @@
 """HAProxy as Serve runs it, with its configuration mended: on one machine and on every machine of a cluster.
 
-Invariant: HAProxy does not start with statistics that anyone could read, nor with an option that hides disconnects.
+Serve's template has no settings for what follows, so Serve is given a wrapper as its HAProxy, which edits each newly
+written configuration. Statistics and metrics, which listen on all interfaces without a key, are moved to unix sockets
+in a private folder. With `option splice-request` a client's disconnect goes unnoticed when its body came in a later
+segment than its headers, as every SDK sends it (seen with HAProxy 2.8.25): it is taken out. What HAProxy answers by
+itself is an error as OpenAI writes it. Connections to routers are probed: a router on a machine that fell silent would
+otherwise hold its clients for as long as the machine is away. Clients are bounded: in time, and in connections of one
+source.
+
+HAProxy outlives its manager, and a `StandIn` of the node's keeper follows a HAProxy that died, so the endpoint stays
+open until Serve has its own again.
+
+Invariant: HAProxy does not start with statistics that anyone could read, nor with an option that hides disconnects, nor
+without bounds on its clients: the wrapper refuses a template that it cannot mend.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shlex
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.errors import ConfigError, Unavailable
@@ -15,62 +31,199 @@ from serve_app.errors import ConfigError, Unavailable
 # A router that is silent for 10 s is probed; it is given up after 25 s, when its machine is about to be given up too.
 PROBE_IDLE_S, PROBE_INTERVAL_S, PROBES = 10, 5, 3
 
+# A client takes its time only as long as this: for headers and the first BUFFER_BYTES of a body; for each read and each
+# write after that. An answer that says nothing for hours is not meant: nothing is expected from its client (tested).
+REQUEST_S, CLIENT_S = 20, 60
+# What is sent again to another router when the first is gone: whole requests up to this. Two of them for each request
+# that is served, 0.5 GiB where all connections have one.
+BUFFER_BYTES = 65_536
+RETRY = "conn-failure empty-response"  # nothing was sent, or nothing was answered
+MAX_CONNECTIONS = 4096  # in all, Serve's default
+PER_SOURCE = 512  # connections of one address, or of one /64 of IPv6
+# So many above those are still told why; the rest find their connection closed.
+TOLD = 64
+PER_SOURCE_VARIABLE, TRUSTED_VARIABLE = "SERVE_APP_CONNECTIONS_PER_SOURCE", "SERVE_APP_TRUSTED_PROXIES"
+LAST, FRONT = "last.cfg", "front.pid"
+
 WRAPPER = """#!/bin/sh
-# Before HAProxy reads a newly written configuration of Serve's, these things in it are changed. Statistics and metrics
-# listen on all interfaces without a key: they are moved to unix sockets in this private folder. And with
-# `option splice-request` a client's disconnect goes unnoticed when its body came in a later segment than its headers,
-# as every SDK sends it (seen with HAProxy 2.8.25): the option is taken out. Two headers that Serve obeys before we see
-# the request are taken off: they are the operator's business. What HAProxy itself answers, for a router that is gone
-# before its first byte, is an error as OpenAI writes it instead of a page of text. And the connections to routers are
-# probed: a router on a machine that fell silent would otherwise hold its clients for as long as the machine is away.
+# Serve starts this as HAProxy, for each configuration anew. It mends the configuration, as serve_app/machine/haproxy.py
+# says, and becomes HAProxy, in a session of its own: Ray ends the process group of a manager that died.
 set -e
+if [ "$1" = stand-in ]; then exec {haproxy} -db -f {folder}/{last}; fi
 config=
 previous=
 for argument in "$@"; do
     if [ "$previous" = -f ]; then config=$argument; fi
     previous=$argument
+    shift
+    [ "$argument" = -dR ] || set -- "$@" "$argument" # without it, a port is handed over while both listen
 done
+front=$(cat {folder}/{front} 2>/dev/null) || front=
+grep -q {folder} "/proc/$front/cmdline" 2>/dev/null || front=
+unmatched=404
+grep -q '^ *use_backend ' "$config" || unmatched=503
+bind={bind}
+stands=yes
+if [ -n "$front" ]; then
+    case " $* " in *" $front "*) ;; *)
+        # A manager that replaces another knows no router at first: who has the endpoint's port keeps it until then.
+        if grep '^ *server ' "$config" | grep -q -v ' backup$'; then set -- "$@" -sf "$front"
+        else stands= bind='s#bind .*#bind unix@{folder}/p.sock mode 600#'; fi
+    esac
+fi
 sed -i -e 's#^\\( *bind \\).*:{stats}$#\\1unix@{folder}/s.sock mode 600#' \\
     -e 's#^\\( *bind \\).*:{metrics}$#\\1unix@{folder}/m.sock mode 600#' \\
-    -e '/^ *option splice-request *$/d' \\
-    -e 's#^\\( *errorfile \\(50[234]\\)\\) .*#\\1 {folder}/error\\2.http#' \\
-    -e '/^defaults$/a\\    option srvtcpka' \\
-    -e '/^defaults$/a\\    srvtcpka-idle {idle}s' \\
-    -e '/^defaults$/a\\    srvtcpka-intvl {interval}s' \\
-    -e '/^defaults$/a\\    srvtcpka-cnt {count}' \\
-    -e '/^frontend http_frontend$/a\\    http-request del-header x-request-timeout-seconds' \\
-    -e '/^frontend http_frontend$/a\\    http-request del-header x-request-disconnect-disabled' "$config"
-if grep -q -E '^ *bind .*:({stats}|{metrics})( |$)' "$config"; then
-    echo "the statistics of HAProxy would be open to all: the template of Ray Serve has changed" >&2
+    -e '/^ *option splice-request *$/d' -e '/^ *errorfile /d' \\
+    -e "s#return status 404 content-type text/plain .*Ping .*#return status $unmatched default-errorfiles#" \\
+    -e "/^frontend http_frontend\\$/,/^ *bind /$bind" \\
+    -e '/^defaults$/r {folder}/defaults.cfg' -e '/^frontend http_frontend$/r {folder}/frontend.cfg' "$config"
+changed() {{
+    echo "$1: the template of Ray Serve has changed" >&2
     exit 1
+}}
+if grep -q -E '^ *bind .*:({stats}|{metrics})( |$)' "$config"; then changed "the statistics would be open to all"; fi
+if grep -q 'option splice-request' "$config"; then changed "disconnects would go unnoticed"; fi
+if grep -q 'return status 404 content-type' "$config"; then changed "what is not known would be answered in text"; fi
+[ "$(grep -c '# of serve_app' "$config")" = 2 ] || changed "clients would not be bounded"
+if [ -n "$stands" ]; then
+    echo $$ >{folder}/{front}
+    # One that tells load balancers to go elsewhere is not to be stood in for.
+    if grep -q 'force health checks to fail' "$config"; then rm -f {folder}/{last}
+    else sed -e '/^ *stats socket /d' -e '/server-state/d' "$config" >{folder}/{last}; fi
 fi
-if grep -q splice-request "$config"; then
-    echo "disconnects would go unnoticed: the template of Ray Serve has changed" >&2
-    exit 1
-fi
-if ! grep -q 'option srvtcpka' "$config"; then
-    echo "a silent machine would hold its clients: the template of Ray Serve has changed" >&2
-    exit 1
-fi
-exec {haproxy} "$@"
+exec setsid {haproxy} "$@"
 """
 
 
-# By the status HAProxy gives them; a file is sent as it is.
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """How many connections an address may have, and whose are not counted: proxies carry many clients."""
+
+    connections: int = PER_SOURCE
+    trusted: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Sources:
+        """As SERVE_APP_CONNECTIONS_PER_SOURCE and SERVE_APP_TRUSTED_PROXIES have it: a number; addresses and networks,
+        separated by commas.
+
+        Raises:
+            ConfigError: names the variable.
+        """
+        given = environ.get(PER_SOURCE_VARIABLE, str(PER_SOURCE))
+        if not given.isdecimal() or not 0 < int(given) < MAX_CONNECTIONS - TOLD:
+            raise ConfigError(
+                f"{PER_SOURCE_VARIABLE}={given}: a number above 0, and below {MAX_CONNECTIONS - TOLD}, so that one "
+                "client cannot take all connections",
+                param=PER_SOURCE_VARIABLE,
+            )
+        words = environ.get(TRUSTED_VARIABLE, "").replace(",", " ").split()
+        try:
+            return cls(int(given), tuple(str(ipaddress.ip_network(word)) for word in words))
+        except ValueError as error:
+            raise ConfigError(f"{TRUSTED_VARIABLE}: {error}", param=TRUSTED_VARIABLE) from None
+
+
+# By the status HAProxy gives them: a phrase, type, code, message, and after how many seconds a repeat makes sense.
 ERRORS = {
-    502: ("Bad Gateway", "router_lost", "The router that had this request is gone; whether it ran is not known."),
-    503: ("Service Unavailable", "no_router", "No router takes requests at the moment."),
-    504: ("Gateway Timeout", "router_silent", "The router that had this request has not answered in time."),
+    400: ("Bad Request", "invalid_request_error", "invalid_request_error", "The request could not be read.", None),
+    404: ("Not Found", "invalid_request_error", "not_found", "There is nothing at this path.", None),
+    408: ("Request Timeout", "invalid_request_error", "request_timeout", "The request did not arrive in time.", None),
+    429: ("Too Many Requests", "rate_limit_error", "too_many_connections", "Your address has too many connections.", 1),
+    500: ("Internal Server Error", "internal_server_error", "internal_error", "HAProxy failed.", None),
+    502: (
+        "Bad Gateway",
+        "service_unavailable",
+        "router_lost",
+        "The router that had this request is gone; whether it ran is not known.",
+        1,
+    ),
+    503: ("Service Unavailable", "service_unavailable", "no_router", "No router takes requests at the moment.", 1),
+    504: (
+        "Gateway Timeout",
+        "service_unavailable",
+        "router_silent",
+        "The router that had this request has not answered in time.",
+        1,
+    ),
 }
 
 
 def error_file(status: int) -> bytes:
     """A whole HTTP response with an error in OpenAI's format."""
-    phrase, code, message = ERRORS[status]
-    error = {"message": message, "type": "service_unavailable", "param": None, "code": code}
-    body = json.dumps({"error": error}).encode()
+    phrase, kind, code, message, retry_after_s = ERRORS[status]
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
     head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    if retry_after_s is not None:
+        head += f"retry-after: {retry_after_s}\r\n"
     return f"{head}cache-control: no-cache\r\nconnection: close\r\n\r\n".encode() + body
+
+
+def defaults_lines(folder: Path) -> list[str]:
+    """What is added to the section `defaults`.
+
+    A router that dies under a request that has sent nothing back: a request that is whole in HAProxy (so the body is
+    waited for) is sent to another router once (`RETRY`), and what cannot be is a 502. On a connection that was used
+    before HAProxy would close its client's without a word instead (seen), so each request has one of its own.
+    """
+    return [
+        "# of serve_app",
+        "option srvtcpka",
+        f"srvtcpka-idle {PROBE_IDLE_S}s",
+        f"srvtcpka-intvl {PROBE_INTERVAL_S}s",
+        f"srvtcpka-cnt {PROBES}",
+        f"timeout http-request {REQUEST_S}s",
+        "option http-ignore-probes",
+        "option http-buffer-request",
+        "option http-server-close",
+        *(f"errorfile {status} {folder}/error{status}.http" for status in ERRORS),
+    ]
+
+
+def frontend_lines(sources: Sources) -> list[str]:
+    """What is added to the frontend of the endpoint: bounds of one source; two headers that Serve obeys before we see
+    the request are taken off, they are the operator's business; opening a session is not repeated."""
+    spared = f" unless {{ src {' '.join(sources.trusted)} }}" if sources.trusted else ""
+    return [
+        "# of serve_app",
+        "stick-table type ipv6 size 100k expire 1m store conn_cur",
+        f"tcp-request connection track-sc0 src,ipmask(32,64){spared}",
+        f"tcp-request connection reject if {{ sc0_conn_cur gt {sources.connections + TOLD} }}",
+        f"tcp-request connection set-var(sess.crowded) bool(true) if {{ sc0_conn_cur gt {sources.connections} }}",
+        "http-request return status 429 default-errorfiles if { var(sess.crowded) -m found }",
+        "http-request del-header x-request-timeout-seconds",
+        "http-request del-header x-request-disconnect-disabled",
+        "http-request disable-l7-retry if { path_beg /v1/sessions }",
+    ]
+
+
+class StandIn:
+    """A HAProxy on the endpoint's port while Serve has none there: Serve needs half a minute to notice, and a new one
+    of its takes the port over as soon as it knows routers. It has the last configuration, without the socket by which
+    Serve would take it for its own and never replace what died.
+
+    Args:
+        folder: the wrapper's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def look(self) -> None:
+        """Start it if the HAProxy that had the port is gone. To be called often."""
+        front = self._folder / FRONT
+        if self._process is not None:
+            self._process.poll()
+        if (self._folder / LAST).exists() and not self._lives(front):
+            self._process = subprocess.Popen([self._folder / "haproxy", "stand-in"], stdin=subprocess.DEVNULL)
+            front.write_text(f"{self._process.pid}\n")
+
+    def _lives(self, front: Path) -> bool:
+        try:
+            return bytes(self._folder) in Path("/proc", front.read_text().strip(), "cmdline").read_bytes()
+        except OSError:
+            return False
 
 
 def haproxy_binary() -> Path:
@@ -89,18 +242,26 @@ def haproxy_binary() -> Path:
         raise Unavailable(f"no HAProxy for this platform: {error}", code="cluster_failed") from None
 
 
-def write_wrapper(run_dir: Path, *, stats_port: int, metrics_port: int) -> Path:
+def write_wrapper(
+    run_dir: Path, *, stats_port: int, metrics_port: int, host: str | None = None, sources: Sources | None = None
+) -> Path:
     """The program Serve runs as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH).
 
     Args:
         run_dir: a private folder with a path short enough for unix sockets.
         stats_port, metrics_port: those in Serve's configuration, which then are never opened.
+        host: where the endpoint listens, in place of the host given to Serve, which the routers' own ports have, too.
+        sources: bounds of one client; None: the defaults.
 
     Raises:
         Unavailable: there is no HAProxy. ConfigError: nothing can be executed in `run_dir`.
     """
     for status in ERRORS:
         (run_dir / f"error{status}.http").write_bytes(error_file(status))
+    added = {"defaults": defaults_lines(run_dir), "frontend": frontend_lines(sources or Sources())}
+    for name, lines in added.items():
+        (run_dir / f"{name}.cfg").write_text("".join(f"    {line}\n" for line in lines))
+    address = "*" if host in ("0.0.0.0", "::") else host
     path = run_dir / "haproxy"
     path.write_text(
         WRAPPER.format(
@@ -108,9 +269,9 @@ def write_wrapper(run_dir: Path, *, stats_port: int, metrics_port: int) -> Path:
             metrics=metrics_port,
             folder=run_dir,
             haproxy=shlex.quote(str(haproxy_binary())),
-            idle=PROBE_IDLE_S,
-            interval=PROBE_INTERVAL_S,
-            count=PROBES,
+            bind="'s#^##'" if host is None else shlex.quote(rf"s#bind .*:\([0-9]*\)$#bind {address}:\1#"),
+            last=LAST,
+            front=FRONT,
         )
     )
     path.chmod(0o700)

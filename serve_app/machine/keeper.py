@@ -31,6 +31,7 @@ from types import FrameType
 from serve_app.errors import ServeAppError
 from serve_app.local.processes import end_marked, start_ticks
 from serve_app.machine.environment import client_environment, usable
+from serve_app.machine.haproxy import StandIn
 from serve_app.machine.record import Folder, Node
 from serve_app.names import MARK
 
@@ -120,7 +121,9 @@ class Keeper:
         return self._watch(vital)
 
     def _watch(self, vital: dict[int, str]) -> End:
+        stand_in = StandIn(Path(self._node.run_dir))
         while not self._told.wait(LOOK_S):
+            stand_in.look()
             for pid, status in self._reap().items():
                 if pid in vital:
                     say(f"{vital[pid]} (process {pid}) ended with status {status}")

@@ -22,7 +22,7 @@ from serve_app.declare import ProxyLocation, application, deployment_config
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.http.keys import DEFAULT_KEY_FILE
 from serve_app.local import InstanceState, marked
-from serve_app.local.node import driver_environment
+from serve_app.local.node import LOOPBACK, driver_environment
 from serve_app.local.remote import RemoteDriver
 from serve_app.names import APPLICATION, MARK
 from serve_app.settings import Settings
@@ -75,7 +75,7 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
     instance = target.state.read() if target.state is not None else None
     serve: dict[str, Any] = dict(ON_A_CLUSTER)
     if instance is not None:
-        serve = {"host": instance.host, "port": instance.http_port, "proxy_location": "HeadOnly"}
+        serve = {"host": LOOPBACK, "port": instance.http_port, "proxy_location": "HeadOnly"}
     order = {
         "do": "declare",
         "environment": target.environment,

@@ -159,7 +159,7 @@ class _Session:
             "do": "serve",
             "environment": self._cluster.environment(),
             "application": application(self._keys.settings, import_path=self._options.application),
-            "serve": {"host": instance.host, "port": instance.http_port, "proxy_location": "HeadOnly"},
+            "serve": {"host": LOOPBACK, "port": instance.http_port, "proxy_location": "HeadOnly"},
             "name": APPLICATION,
             "models": list(instance.models),
         }

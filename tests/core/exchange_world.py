@@ -252,11 +252,7 @@ class World:
     def look_at_lines(self, stamp: int) -> None:
         """Remember since which of the actor's replies each request waits in its line."""
         places = self.quota.lines._places
-        waits = {
-            ticket: request.arrival
-            for ticket, request in places._requests.items()
-            if not request.engine and request.router not in places.lines[request.model].standing.aside
-        }
+        waits = {ticket: request.arrival for ticket, request in places._requests.items() if not request.engine}
         for ticket in self.waits_since.keys() - waits.keys():
             del self.waits_since[ticket]
         for ticket, arrival in waits.items():

@@ -215,9 +215,9 @@ def test_nothing_measured_means_no_prediction_and_the_default_retry() -> None:
     assert arrive(line, "q", now=50.0) == [Refuse("q", Reason.QUEUE_FULL, DEFAULT_RETRY_AFTER_S)]
 
 
-def busy(slots: int, each_s: float, until: float, cls: RequestClass = NORMAL) -> Admission:
+def busy(slots: int, each_s: float, until: float, cls: RequestClass = NORMAL, max_wait_s: float = 60.0) -> Admission:
     """A replica always full, `slots` new requests every `each_s` seconds, and nobody waiting."""
-    line = admission(max_queued=1000, a=slots)
+    line = admission(max_queued=1000, max_wait_s=max_wait_s, a=slots)
     for turn in range(int(until / each_s)):
         for slot in range(slots):
             line.on_done(f"{turn - 1}.{slot}", turn * each_s)
@@ -267,7 +267,7 @@ def test_a_class_waits_longer_by_what_the_classes_above_take() -> None:
 
 
 def test_retry_after_is_bounded() -> None:
-    line = busy(slots=1, each_s=1.0, until=50.0)
+    line = busy(slots=1, each_s=1.0, until=50.0, max_wait_s=2000.0)
     arrive(line, *(f"w{number}" for number in range(1000)), now=50.0)
     assert arrive(line, "one more", now=50.0) == [Refuse("one more", Reason.QUEUE_FULL, MAX_RETRY_AFTER_S)]
 

@@ -275,24 +275,6 @@ def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None
     world.accounted()
 
 
-def test_engines_are_open_again_at_once_when_the_router_that_did_not_reach_them_serves_the_model_no_more() -> None:
-    world = connected(slots=1, routers=2)
-    (running,) = full(world)
-    waits = world.arrive("r0", HIGH)
-    world.settle(2)
-    world.routers["r1"].line.reach(MODEL, "e", False, world.now)
-    world.settle_one("r1")
-    world.finish("r0", running)
-    world.settle_one("r0")
-    assert waits.state == "waits"
-    world.routers["r1"].line.retire(MODEL)
-    told = world.routers["r1"].line.next_exchange(world.now)
-    assert told is not None
-    world.deliver(Message("r1", world.now, told))
-    world.settle_one("r0")
-    assert waits.state == "runs"
-
-
 def waiting_of(world: World, name: str) -> int:
     """How many of a router's requests the actor's line has."""
     return sum(

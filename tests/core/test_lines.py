@@ -6,7 +6,6 @@ import pytest
 
 from serve_app.core.admission import ClassBound, Policy
 from serve_app.core.exchange.lines import CALM_S
-from serve_app.core.exchange.standing import ASIDE_AFTER_S
 from serve_app.types import RequestClass
 from tests.core.exchange_world import MODEL, World
 
@@ -172,14 +171,6 @@ def reach(world: World, router: str, engine: str, usable: bool) -> None:
     world.perform(one, one.line.reach(MODEL, engine, usable, world.now))
 
 
-def pass_time(world: World, span_s: float) -> None:
-    """With everybody saying that he is there."""
-    until = world.now + span_s
-    while world.now < until:
-        world.wait(0.5)
-        world.settle(1)
-
-
 def with_one_that_lost_its_way() -> World:
     """Two routers; `r1` does not reach the engine."""
     world = connected(slots=2, routers=2)
@@ -188,31 +179,26 @@ def with_one_that_lost_its_way() -> World:
     return world
 
 
-def test_a_router_that_has_lost_its_way_takes_the_engines_from_the_others_for_seconds_only() -> None:
+def test_a_router_that_has_lost_its_way_takes_the_engines_from_nobody() -> None:
     world = with_one_that_lost_its_way()
+    waits = world.arrive("r1", HIGH)
     reqs = [world.arrive("r0", LOW) for _ in range(2)]
     world.settle(2)
-    assert [req.state for req in reqs].count("waits") == 1, "it has credit for one"
-    pass_time(world, ASIDE_AFTER_S)
-    world.settle(2)
-    assert [req.state for req in reqs] == ["runs", "runs"]
-    assert world.quota.lines.views(world.now)[MODEL].aside == ("r1",)
+    assert [req.state for req in reqs] == ["runs", "runs"], "nobody waits for one that cannot run"
+    assert waits.state == "waits"
+    assert world.quota.lines.views(world.now)[MODEL].engines == ("e",)
     world.accounted()
 
 
-def test_requests_of_a_router_left_aside_come_in_again_with_it_by_class() -> None:
+def test_requests_of_a_router_that_reaches_an_engine_again_go_there_by_class_as_old_as_they_are() -> None:
     world = with_one_that_lost_its_way()
-    waited = world.arrive("r1", LOW)
+    low, high = world.arrive("r1", LOW), world.arrive("r1", HIGH)
     world.settle(1)
-    pass_time(world, ASIDE_AFTER_S)
-    low, high = waited, world.arrive("r1", HIGH)
     others = [world.arrive("r0", LOW) for _ in range(3)]
     world.settle(2)
-    assert [req.state for req in others] == ["runs", "runs", "waits"], "nobody waits for those who cannot run"
-    assert (low.state, high.state) == ("waits", "waits")
+    assert [req.state for req in others] == ["runs", "runs", "waits"]
     reach(world, "r1", "e", usable=True)
     world.settle(2)
-    assert world.quota.lines.views(world.now)[MODEL].aside == ()
     world.finish("r0", f"q{others[0].number}")
     world.settle(2)
     assert (low.state, high.state, others[2].state) == ("waits", "runs", "waits")
@@ -223,15 +209,30 @@ def test_requests_of_a_router_left_aside_come_in_again_with_it_by_class() -> Non
     world.accounted()
 
 
-def test_a_cancelled_request_of_a_router_left_aside_is_forgotten() -> None:
+def test_who_waits_is_not_sent_where_its_router_cannot_go_any_more() -> None:
+    world = World({"e": (1, 200), "f": (1, 200)}, 2)
+    world.settle(4)
+    running = [world.arrive("r0", LOW) for _ in range(2)]
+    world.settle(2)
+    waits = [world.arrive("r1", HIGH) for _ in range(3)]
+    world.settle(2)
+    reach(world, "r1", "f", usable=False)
+    world.settle(2)
+    there = world.arrive("r0", LOW)
+    world.settle(2)
+    for req in running:
+        world.finish("r0", f"q{req.number}")
+    world.settle(2)
+    assert [(req.state, req.engine) for req in waits] == [("runs", "e"), ("waits", ""), ("waits", "")]
+    assert (there.state, there.engine) == ("runs", "f"), "no class above it can have that"
+    world.bring_to_rest()
+
+
+def test_a_cancelled_request_that_could_go_nowhere_is_forgotten() -> None:
     world = with_one_that_lost_its_way()
-    before = world.arrive("r1", LOW)
+    req = world.arrive("r1", LOW)
     world.settle(1)
-    pass_time(world, ASIDE_AFTER_S)
-    while_aside = world.arrive("r1", LOW)
-    world.settle(1)
-    for req in (before, while_aside):
-        world.cancel("r1", f"q{req.number}")
+    world.cancel("r1", f"q{req.number}")
     world.settle(2)
     assert not world.quota.lines.requests()
     reach(world, "r1", "e", usable=True)
@@ -242,16 +243,15 @@ def test_a_cancelled_request_of_a_router_left_aside_is_forgotten() -> None:
     world.accounted()
 
 
-def test_routers_that_have_ejected_different_engines_leave_one_to_those_who_reach_it() -> None:
+def test_routers_that_have_ejected_different_engines_both_go_on_each_on_what_it_reaches() -> None:
     world = World({"e": (2, 200), "f": (2, 200)}, 2)
     world.settle(4)
     reach(world, "r0", "f", usable=False)
     reach(world, "r1", "e", usable=False)
     world.settle(2)
-    reqs = [world.arrive("r0", LOW) for _ in range(2)]
-    pass_time(world, ASIDE_AFTER_S)
+    reqs = [world.arrive(name, LOW) for name in ("r0", "r1", "r0", "r1")]
     world.settle(2)
-    assert [(req.state, req.engine) for req in reqs] == [("runs", "e")] * 2
+    assert [(req.state, req.engine) for req in reqs] == [("runs", "e"), ("runs", "f")] * 2
     world.accounted()
 
 

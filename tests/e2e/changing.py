@@ -50,7 +50,7 @@ def model(name: str, **changes: Any) -> dict[str, Any]:
 
 def configured(*models: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A configuration with the steady model, these and the load's key."""
-    return {"models": [model(STEADY), *models], "auth": {"keys": [{"key": KEY}]}} | changes
+    return {"models": [model(STEADY), *models], "auth": {"keys": [{"key": KEY, "admin": True}]}} | changes
 
 
 @dataclasses.dataclass

@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
             "replicas": {"min_replicas": 0, "max_replicas": 2, "downscale_delay_s": 1},
         },
     ],
-    "auth": {"keys": [{"key": KEY}]},
+    "auth": {"keys": [{"key": KEY, "metrics": True}]},
 }
 START_ATTEMPTS = 3
 GIVEN_BACK_S = 5.0  # bound of a wait that takes milliseconds

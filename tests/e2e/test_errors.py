@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from tests.e2e import prompts
-from tests.e2e.stack import REQUEST_TIMEOUT_S, SIMULATED, TINY, Stack
+from tests.e2e.stack import BATCH_KEY, REQUEST_TIMEOUT_S, SIMULATED, TINY, Stack
 
 MAX_BODY_BYTES = 8 * 2**20  # the default of the settings, which our stack leaves as it is
 JSON = {"content-type": "application/json"}
@@ -296,6 +296,24 @@ def test_the_sdk_raises_its_own_class_for_each(
     assert caught.value.status_code == status
     assert caught.value.message
     assert isinstance(caught.value.code, str | None)
+
+
+@pytest.mark.parametrize("key", [True, False])
+@pytest.mark.parametrize("name", ["X-Session-Id", "X-Request-Id", "Idempotency-Key", "X-Deadline-Ms"])
+def test_a_header_that_is_not_utf8_is_a_400(stack: Stack, name: str, key: bool) -> None:
+    def send(connection: http.client.HTTPConnection) -> None:
+        connection.putrequest("GET", "/v1/models")
+        for own, value in stack.headers().items() if key else ():
+            connection.putheader(own, value)
+        connection.putheader(name, b"a\xffb")
+        connection.endheaders()
+
+    status, body = _raw(stack, send)
+    assert (status, json.loads(body)["error"]["param"]) == (400, name.lower())
+
+
+def test_the_metrics_are_not_for_every_key(stack: Stack) -> None:
+    check_format(stack.get("/metrics", headers=stack.headers(BATCH_KEY)), 403, "not_admin")
 
 
 def test_a_refused_request_leaves_its_connection_usable(stack: Stack) -> None:

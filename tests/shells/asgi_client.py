@@ -79,7 +79,7 @@ class Client:
         wired: bool = False,
     ) -> None:
         keys = (
-            KeySettings(key=KEY, tenant="people", max_class="high"),
+            KeySettings(key=KEY, tenant="people", max_class="high", metrics=True),
             KeySettings(key=BATCH_KEY, tenant="batch", max_class="low", default_class="low"),
         )
         told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}

@@ -14,7 +14,8 @@ from serve_app.core import outliers
 from serve_app.engine.protocol import Piece
 from serve_app.errors import BadRequest, EngineFailed
 from serve_app.http import edge
-from serve_app.settings import AdmissionSettings
+from serve_app.http.keys import KeyRing
+from serve_app.settings import AdmissionSettings, AuthSettings
 from serve_app.types import Outcome
 from tests.shells.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
 from tests.shells.fake_engines import MODEL, FakeCluster, model, run, turns, until
@@ -413,6 +414,20 @@ def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
         assert 'figure="running"' not in (await client.get("/metrics")).body.decode()  # and it does not hang
 
     run(scenario, waits={(asking, "ASK_TIMEOUT_S"): 0.2})
+
+
+def test_metrics_are_for_operators_and_scrapers() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reply = await client.get("/metrics", key=BATCH_KEY)
+        assert (reply.status, reply.error["code"]) == (403, "not_admin")
+        assert (await client.get("/metrics")).status == 200
+        keys = {"sk-operator-0123456789": {"admin": True}, BATCH_KEY: {}}
+        auth = AuthSettings.model_validate({"keys": [{"key": key, **role} for key, role in keys.items()]})
+        client.edge.configure(client.edge._settings, KeyRing(auth))
+        assert [(await client.get("/metrics", key=key)).status for key in keys] == [200, 403]
+
+    run(scenario)
 
 
 def test_the_lifespan_and_a_websocket_are_answered() -> None:

@@ -123,6 +123,7 @@ def test_frames_go_to_the_router_that_asked_and_to_no_other() -> None:
         for n, router in enumerate(routers):
             await until(lambda n=n, r=router: r.numbers() == {n * 10 + k for k in range(4)}, SOON_S, "its own")
             for k in range(4):
+                await until(lambda r=router, i=n * 10 + k: r.frames(i)[-1].usage is not None, SOON_S, "the last one")
                 frames = router.frames(n * 10 + k)
                 assert frames[0].status == 200
                 assert frames[-1].usage is not None
@@ -319,6 +320,36 @@ def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPa
 
     asyncio.run(scenario())
     assert ended == [deployment.EXIT_ENGINE_DEAD]
+
+
+def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
+    monkeypatch: pytest.MonkeyPatch, ended: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "the engine died: EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+    async def scenario() -> None:
+        replica: Any = object.__new__(deployment.EngineReplica)
+        await replica.__init__({"name": "m", "engine": "simulated"})
+        backend = replica._backend
+
+        async def dies(submit: Submit) -> Any:
+            monkeypatch.setattr(type(backend), "alive", property(lambda self: False))
+            raise EngineFailed(said)
+            yield
+
+        monkeypatch.setattr(backend, "run", dies)
+        channel = replica.attach("router", "")
+        await anext(channel)
+        with pytest.raises(EngineFailed) as caught:
+            await replica.submit("router", Submit(1, "r", Operation.COMPLETION, {}), "")
+        assert "trace" not in caught.value.message
+        assert caught.value.__cause__ is None
+        await channel.aclose()
+        replica._watching.cancel()
+        await backend.shutdown()
+
+    asyncio.run(scenario())
+    assert said in caplog.text  # the operator's log has it
 
 
 def test_an_engine_that_died_while_nobody_asked_it_ends_its_replica(

@@ -59,7 +59,7 @@ class _Handle(FakeHandle):
 
 
 def configured(*models: ModelSettings, **more: Any) -> Settings:
-    return Settings.model_validate({"models": models, "auth": {"keys": [{"key": KEY}]}, **more})
+    return Settings.model_validate({"models": models, "auth": {"keys": [{"key": KEY, "metrics": True}]}, **more})
 
 
 def named(name: str, **changes: Any) -> ModelSettings:

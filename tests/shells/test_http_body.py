@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.errors import BadRequest, BodyTooLarge
+from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow
 from serve_app.http import body as body_module
-from serve_app.http.body import check_content, decode
+from serve_app.http.body import check_content, decode, read
 from serve_app.http.values import SLICE_BYTES, _marks, check_count
 from serve_app.settings import HttpSettings
 
@@ -250,3 +251,37 @@ def test_a_body_is_refused_by_its_headers_before_it_is_read(name: bytes, value: 
     assert caught.value.status == status
     assert len(caught.value.message) < 600
     assert caught.value.param
+
+
+@pytest.mark.parametrize("chunk", [b"", b"x"])
+def test_a_body_that_stalls_or_trickles_is_refused_in_time(monkeypatch: pytest.MonkeyPatch, chunk: bytes) -> None:
+    """Waits for ARRIVAL_S, made short: it is asyncio's own timeout that is asked for."""
+    monkeypatch.setattr(body_module, "ARRIVAL_S", 0.05)
+    received = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal received
+        if received and not chunk:
+            await asyncio.Event().wait()
+        received += 1
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": chunk, "more_body": True}
+
+    with pytest.raises(BodyTooSlow) as refused:
+        asyncio.run(read([], receive, BOUNDS))
+    assert (refused.value.status, refused.value.code) == (408, "request_timeout")
+
+
+def test_a_body_that_comes_at_the_rate_asked_for_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts, each of which arrives later than ARRIVAL_S after the one before, and is worth ten seconds."""
+    monkeypatch.setattr(body_module, "ARRIVAL_S", 0.05)
+    monkeypatch.setattr(body_module, "ARRIVAL_BYTES_PER_S", 10)
+    parts = [b'{"prompt": "' + b"x" * 100, b"x" * 100, b'"}']
+    left = list(parts)
+
+    async def receive() -> dict[str, Any]:
+        if len(left) < len(parts):
+            await asyncio.sleep(0.06)
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    assert asyncio.run(read([], receive, BOUNDS)) == b'{"prompt": "' + b"x" * 200 + b'"}'

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.core.admission import Admission
-from serve_app.core.exchange.standing import Standing
 from serve_app.core.waiting.events import Arrival
 from serve_app.types import RequestClass
 
@@ -23,8 +22,8 @@ class Engine:
     told: tuple[int, int, int, int] | None = None  # slots and tokens it has, and those in other hands
 
     def open_to(self, routers: set[str]) -> bool:
-        """Whether whoever is granted a place here can go there."""
-        return bool(routers) and not self.owed and all(self.reached.get(router) for router in routers)
+        """Whether somebody who is granted a place here can go there."""
+        return not self.owed and any(self.reached.get(router) for router in routers)
 
 
 @dataclass(slots=True)
@@ -34,12 +33,15 @@ class Line:
     admission: Admission
     routers: set[str] = field(default_factory=set)
     engines: dict[str, Engine] = field(default_factory=dict)
-    standing: Standing = field(default_factory=Standing)
+    avoids: dict[str, frozenset[str]] = field(default_factory=dict)  # by router, until the reach of one changes
 
-    @property
-    def counted(self) -> set[str]:
-        """The routers that have to reach an engine that is granted."""
-        return self.routers - self.standing.aside
+    def avoid(self, router: str) -> frozenset[str]:
+        """Engines that others reach and this router does not. O(engines) after a change, else O(1)."""
+        found = self.avoids.get(router)
+        if found is None:
+            there = (name for name, one in self.engines.items() if not one.reached.get(router) and self.open(name))
+            found = self.avoids[router] = frozenset(there)
+        return found
 
     @property
     def waits(self) -> RequestClass | None:
@@ -48,17 +50,17 @@ class Line:
         return ahead[0][0] if ahead else None
 
     def open(self, engine: str) -> bool:
-        """Whether whoever is granted a place on this engine can go there."""
-        return self.engines[engine].open_to(self.counted)
+        """Whether somebody who is granted a place on this engine can go there."""
+        return self.engines[engine].open_to(self.routers)
 
 
 @dataclass(slots=True)
 class Request:
-    """A request in a line, beside it, or in a place."""
+    """A request in a line or in a place."""
 
     router: str
     model: str
-    arrival: Arrival  # its deadline in this clock
+    arrival: Arrival  # its deadline in this clock; avoids what its router did not reach when it last came in
     arrived_s: float
     engine: str = ""  # empty: it waits
     grown: int = 0  # tokens beyond its cost

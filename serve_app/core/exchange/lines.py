@@ -61,14 +61,12 @@ FIGURES_S = 0.1  # between looks at the lines for the routers' early refusals; a
 
 @dataclass(frozen=True, slots=True)
 class LineView:
-    """A line, the routers that hand in to it, the engines that can be granted, whether routers keep no credit, and the
-    routers that are left aside since they reach too few engines."""
+    """A line, the routers that hand in to it, the engines that can be granted, and whether routers keep no credit."""
 
     snapshot: Snapshot
     routers: tuple[str, ...]
     engines: tuple[str, ...]
     contended: bool
-    aside: tuple[str, ...]
 
 
 class Lines:
@@ -177,7 +175,6 @@ class Lines:
                 tuple(sorted(line.routers)),
                 tuple(sorted(name for name in line.engines if line.open(name))),
                 model in contended,
-                tuple(sorted(line.standing.aside)),
             )
             for model, line in sorted(self._places.lines.items())
         }
@@ -230,7 +227,6 @@ class Lines:
         """The moment for the next `on_tick`; None while nothing can come due. O(models)."""
         lines = self._places.lines.values()
         dues = [due for line in lines if (due := line.admission.next_due()) is not None]
-        dues += [due for line in lines if (due := line.standing.next_due()) < math.inf]
         dues += self._calm_at.values()
         dues += self._gather_until.values()
         return min(dues, default=None)

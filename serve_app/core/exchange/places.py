@@ -3,8 +3,9 @@
 Rules
 - What nobody has of an engine is the line's: its free slots and KV tokens in the ledger. A grant is charged to its
   router's account before the router hears of it, and comes back when the request ends.
-- An engine is in a line while every router of the model that counts says that it can reach it. Requests of one that
-  does not (`core.exchange.standing`) wait beside the line, and come in again with it.
+- An engine is in a line while some router of the model says that it can reach it. A request avoids those that its own
+  router does not reach; it comes in again, as old as it is, when that has changed: at once where there are more, else
+  when it would be granted one of those.
 - While nobody waits, half of an engine is divided among the routers as credit; the rest is for who asks.
 - An engine that was taken for gone and is there is used again once whoever had something there has said what; so is one
   that is closed, where that is not known since the actor's own death.
@@ -57,11 +58,11 @@ class Places:
 
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """A request asks for a place; its deadline is of this clock."""
+        line = self.line(model)
+        arrival = replace(arrival, avoid=line.avoid(router))
         self._requests[arrival.request_id] = Request(router, model, arrival, arrived_s)
         self._tickets.setdefault(router, {})[arrival.request_id] = None
-        line = self.line(model)
-        if router not in line.standing.aside:
-            self._act(model, line.admission.on_arrive(arrival, now, now - arrived_s))
+        self._act(model, line.admission.on_arrive(arrival, now, now - arrived_s))
 
     def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """A request has ended; what it held is its engine's again. An unknown ticket changes nothing."""
@@ -141,18 +142,21 @@ class Places:
         return True
 
     def once_more(self, now: float) -> None:
-        """What was granted where there was nothing any more waits again, as old as it is."""
+        """What was granted where there was nothing any more, or where its router cannot go, waits again, as old as it
+        is."""
         again, self._again = self._again, []
-        for ticket in again:
-            request = self._requests.pop(ticket, None)
-            if request is None:
-                continue
-            line = self.lines[request.model]
-            for engine in list(line.engines):
-                self.sync(engine, now)
-            self._act(request.model, line.admission.on_cancel(ticket, now), ended=ticket)
-            self._requests[ticket] = request
-            self._come_in_again(ticket, now)
+        while again:
+            for ticket in again:
+                request = self._requests.get(ticket)
+                if request is None:
+                    continue
+                if not self._astray(ticket):
+                    for engine in list(self.lines[request.model].engines):
+                        self.sync(engine, now)
+                self._come_in_again(ticket, now)
+            before, self._again = self._again, []
+            again = [one for one in before if self._astray(one)]  # each of them once
+            self._again = [one for one in before if not self._astray(one)]
 
     def requests(self) -> dict[str, tuple[Arrival, str]]:
         """Every ticket with its arrival and its engine, none while it waits. O(n)."""
@@ -185,7 +189,7 @@ class Places:
             for engine in list(line.engines):
                 self._unreach(router, line.engines[engine])
                 self.sync(engine, now)
-            self._look(model, now)
+            line.avoids.clear()
             self.tidy(model)
 
     def rules(self, router: str, model: str, policy: Policy | None, now: float) -> None:
@@ -193,9 +197,9 @@ class Places:
         if policy is None:
             if model in self.lines:
                 self.lines[model].routers.discard(router)
+                self.lines[model].avoids.clear()
                 for engine in list(self.lines[model].engines):
-                    self.sync(engine, now)  # it may have been the one that does not reach it
-                self._look(model, now)
+                    self.sync(engine, now)  # it may have been the only one that reaches it
                 self.tidy(model)
             return
         line = self.lines.get(model)
@@ -203,15 +207,21 @@ class Places:
             line = self.lines[model] = Line(Admission(policy))
         line.routers.add(router)
         self._act(model, line.admission.on_policy(policy, now))
-        self._look(model, now)
+        line.avoids.clear()
+        for engine in list(line.engines):
+            self.sync(engine, now)
 
     def reach(self, router: str, model: str, engine: str, usable: bool, now: float) -> None:
-        """Whether a router can hand requests to an engine."""
+        """Whether a router can hand requests to an engine. O(requests of the router) where it can again."""
         line = self.line(model)
         self._model_of[engine] = model
         line.engines.setdefault(engine, Engine()).reached[router] = usable
+        line.avoids.clear()
         self.sync(engine, now)
-        self._look(model, now)
+        tickets = [one for one in self._tickets.get(router, ()) if usable and self._astray(one, model)]
+        for ticket in sorted(tickets, key=lambda one: self._requests[one].arrived_s):
+            if ticket in self._requests and not self._requests[ticket].engine:
+                self._come_in_again(ticket, now)
 
     def left(self, router: str, engine: str, now: float) -> None:
         """A router is done with an engine, and with all that it had there. O(requests of the router)."""
@@ -222,8 +232,8 @@ class Places:
         model = self._model_of.get(engine)
         if model is not None:
             self._unreach(router, self.lines[model].engines[engine])
+            self.lines[model].avoids.clear()
             self.sync(engine, now)
-            self._look(model, now)
             self.tidy(model)
 
     def square(self, router: str, now: float) -> None:
@@ -232,6 +242,7 @@ class Places:
             for engine, one in list(line.engines.items()):
                 if router in one.owed and slots_of(engine) in self._ledger:
                     one.owed.discard(router)
+                    line.avoids.clear()
                     self.sync(engine, now)
 
     # Engines
@@ -253,8 +264,8 @@ class Places:
         one.slots, one.tokens, one.told = 0, 0, None
         one.owed |= had.keys()
         one.reached = {router: usable for router, usable in one.reached.items() if usable or router in had}
+        self.lines[model].avoids.clear()
         self._act(model, self.lines[model].admission.on_replica_gone(engine, now))
-        self._look(model, now)
         self.tidy(model)
 
     def owing(self, engine: str) -> set[str]:
@@ -278,7 +289,7 @@ class Places:
         if debt != one.debt:
             one.debt = debt
             self._act(model, line.admission.on_kv_debt(engine, debt, now))
-        told = self._told(engine, one, line.counted)
+        told = self._told(engine, one, line.routers)
         if told == one.told:
             return
         one.told = told
@@ -317,7 +328,7 @@ class Places:
             there = {
                 name
                 for name, one in line.engines.items()
-                if one.open_to(line.counted) and slots_of(name) in self._ledger
+                if one.open_to(line.routers) and slots_of(name) in self._ledger
             }
             if self.closed & line.engines.keys() and there <= self.closed:
                 found.add(model)
@@ -339,8 +350,6 @@ class Places:
             due = line.admission.next_due()
             if due is not None and due <= now:
                 self._act(model, line.admission.on_tick(now))
-            if line.standing.next_due() <= now:
-                self._look(model, now)
             self.touched.add(model)
 
     def model_of(self, engine: str) -> str:
@@ -363,34 +372,22 @@ class Places:
 
     # Inside
 
-    def _look(self, model: str, now: float) -> None:
-        """Which routers count may have changed, and with them which engines there are. O(engines x routers)."""
-        line = self.lines[model]
-        before = line.standing.aside
-        if not line.standing.look({name: one.reached for name, one in line.engines.items()}, line.routers, now):
-            return
-        for ticket in self._waiting_of(line.standing.aside - before, model):
-            request = self._requests.get(ticket)
-            if request is not None and not request.engine:  # the end of the one before may have decided on it
-                self._act(model, line.admission.on_cancel(ticket, now), ended=ticket)
-        for engine in list(line.engines):
-            self.sync(engine, now)
-        back = self._waiting_of(before - line.standing.aside, model)
-        for ticket in sorted(back, key=lambda one: self._requests[one].arrived_s):
-            self._come_in_again(ticket, now)
-
-    def _waiting_of(self, routers: Iterable[str], model: str) -> list[str]:
-        tickets = [ticket for router in routers for ticket in self._tickets.get(router, ())]
-        found = ((ticket, self._requests[ticket]) for ticket in tickets)
-        return [ticket for ticket, request in found if request.model == model and not request.engine]
+    def _astray(self, ticket: str, model: str = "") -> bool:
+        """Whether a ticket waits, for this model, and avoids other engines than its router does not reach."""
+        request = self._requests.get(ticket)
+        if request is None or request.engine or model not in ("", request.model):
+            return False
+        return request.arrival.avoid != self.lines[request.model].avoid(request.router)
 
     def _come_in_again(self, ticket: str, now: float) -> None:
-        """Who has waited already is put in the line, as old as it is."""
-        request = self._requests[ticket]
+        """Who has waited already is put in the line anew, as old as it is."""
+        request = self._requests.pop(ticket)
         line = self.lines[request.model]
-        if request.router not in line.standing.aside:
-            arrival = replace(request.arrival, accepted=True)
-            self._act(request.model, line.admission.on_arrive(arrival, now, now - request.arrived_s))
+        self._act(request.model, line.admission.on_cancel(ticket, now), ended=ticket)
+        self._requests[ticket] = request
+        avoid = line.avoid(request.router)
+        request.arrival = replace(request.arrival, accepted=True, avoid=avoid)
+        self._act(request.model, line.admission.on_arrive(request.arrival, now, now - request.arrived_s))
 
     def _end(self, ticket: str, now: float) -> str | None:
         request = self._requests.pop(ticket, None)
@@ -416,6 +413,10 @@ class Places:
                 del self._requests[action.request_id]
                 self._tickets.get(request.router, {}).pop(action.request_id, None)
             else:
+                reached = self.lines[model].engines[action.replica_id].reached
+                if not reached.get(request.router):
+                    self._again.append(action.request_id)
+                    continue
                 try:
                     self._charge(request, action.replica_id)
                 except (InsufficientMemory, LeaseNotFound, LeaseConflict):

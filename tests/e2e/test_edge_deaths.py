@@ -1,0 +1,245 @@
+"""The endpoint stays open when HAProxy, Serve's manager of it, or a router is killed, and when a client takes
+connections and sends nothing, or too slowly.
+
+A loaded machine is made of two busy processes for each core. Bounds: OPEN_S is the promise; REPLACED_S is Serve's own
+time (three checks ten seconds apart, and a new manager), which on a loaded machine was a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from serve_app.machine.haproxy import BUFFER_BYTES, FRONT, PER_SOURCE, REQUEST_S, TOLD
+from tests.e2e import stack as stacks
+from tests.e2e.changing import title
+from tests.e2e.crashing import kill, within
+from tests.e2e.stack import PEOPLE_KEY, Stack
+from tests.requires import requires
+
+MODEL, ROUTERS = "tiny-sim", 3
+CONFIG: dict[str, Any] = {
+    "models": [
+        {"name": MODEL, "engine": "simulated", "max_num_seqs": 64, "simulated": {"decode_step_s": 0.02}},
+    ],
+    "router": {"replicas": ROUTERS},
+    "auth": {"keys": [{"key": PEOPLE_KEY, "tenant": "people", "max_class": "high", "admin": True}]},
+}
+OPEN_S = 5.0
+REPLACED_S = 150.0
+RESET = 2  # connections that a process has not accepted yet when it hands the port over are reset
+UP_S = 60.0  # a router starts within some seconds
+PERIOD_S = 0.05  # between two questions of a client
+ASKED_S = 10.0  # no question takes a tenth of that
+HOGS_PER_CORE = 2
+IN_FLIGHT = 30
+SLOW = 200  # of each kind, below PER_SOURCE in all
+ENDS_S = REQUEST_S + 20.0  # the rest is for a busy machine
+OTHER = "127.0.0.9"  # another client
+LARGE = 4 * BUFFER_BYTES
+TOKENS = 200  # 4 s of the engine: nothing of a whole answer is sent before
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    requires("linux")
+    with stacks.own(tmp_path_factory.mktemp("deaths"), CONFIG, "deaths") as started:
+        within(lambda: len(processes(started, "ray::ServeReplica:serve_app:Router")) == ROUTERS, UP_S, "routers")
+        yield started
+
+
+def processes(there: Stack, name: str) -> list[int]:
+    assert there.cluster is not None
+    return [pid for pid in there.cluster.pids() if (title(pid) or "").startswith(name)]
+
+
+def manager(there: Stack) -> int:
+    found = processes(there, "ray::HAProxyManager")
+    return found[0] if len(found) == 1 else 0
+
+
+def front(there: Stack) -> int:
+    """The HAProxy that has the endpoint's port."""
+    assert there.cluster is not None
+    return int(Path(there.cluster.instance.run_dir, FRONT).read_text())
+
+
+class Asking(threading.Thread):
+    """A client that asks for the models again and again, over a new connection each time."""
+
+    def __init__(self, there: Stack) -> None:
+        super().__init__(daemon=True)
+        self._there, self._over = there, threading.Event()
+        self.ends: list[tuple[float, str]] = []
+        self.start()
+
+    def run(self) -> None:
+        while not self._over.wait(PERIOD_S):
+            try:
+                answer = self._there.get("/v1/models", headers={"Connection": "close"}, timeout=ASKED_S)
+                end = str(answer.status_code)
+                if answer.status_code != 200:
+                    end += f" {answer.json()['error']['code']}"
+            except (requests.RequestException, ValueError, KeyError) as error:
+                end = repr(error)
+            self.ends.append((time.monotonic(), end))
+
+    def stop(self) -> list[tuple[float, str]]:
+        """What was not 200, and when."""
+        self._over.set()
+        self.join()
+        assert self.ends
+        return [(at, end) for at, end in self.ends if end != "200"]
+
+
+@contextmanager
+def load(busy: bool) -> Iterator[None]:
+    count = HOGS_PER_CORE * (os.cpu_count() or 1) if busy else 0
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in hogs:
+            one.kill()
+            one.wait()
+
+
+def replaced(there: Stack, before: int) -> bool:
+    """Serve has a new manager, and its HAProxy the port."""
+    now = manager(there)
+    if now in (0, before):
+        return False
+    logs = Path(stack_folder(there), "h").glob(f"*/admin.sock.{now}.*.stdout.log")
+    return bool(list(logs)) and own_parent(front(there)) == now
+
+
+def own_parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def stack_folder(there: Stack) -> str:
+    assert there.cluster is not None
+    return there.cluster.instance.run_dir
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_endpoint_is_open_again_soon_after_haproxy_s_death_and_stays_so(there: Stack, busy: bool) -> None:
+    with load(busy):
+        asking, before = Asking(there), manager(there)
+        began = time.monotonic()
+        kill(front(there))
+        within(lambda: replaced(there, before), REPLACED_S, "Serve has its own HAProxy again")
+        time.sleep(1.0)  # some more questions to the new one
+        closed = asking.stop()
+    assert all(at - began < OPEN_S for at, _ in closed), [(at - began, end) for at, end in closed]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_death_of_the_manager_closes_nothing_and_cuts_nothing(there: Stack, busy: bool) -> None:
+    body = {"model": MODEL, "prompt": "The river", "max_tokens": 1500, "ignore_eos": True}
+    with load(busy), ThreadPoolExecutor(1) as pool:
+        asking, before = Asking(there), manager(there)
+        running = pool.submit(there.post, "/v1/completions", body)  # 30 s: across the handover on a quiet machine
+        time.sleep(1.0)  # it runs
+        kill(before)
+        within(lambda: replaced(there, before), REPLACED_S, "Serve has a manager again")
+        time.sleep(1.0)  # some more questions to the new one
+        closed = asking.stop()
+        assert running.result().status_code == 200
+    assert len(closed) <= RESET, closed
+
+
+def test_a_killed_router_costs_no_request_that_had_received_nothing_a_bare_disconnect(there: Stack) -> None:
+    """Small ones run on another router; what is too large to be kept by HAProxy is told so."""
+
+    def ask(number: int) -> tuple[int, str]:
+        body = json.dumps({"model": MODEL, "prompt": "The river", "max_tokens": TOKENS, "ignore_eos": True})
+        body += "" if number % 2 else " " * LARGE
+        with requests.Session() as session:
+            session.headers.update(there.headers() | {"Content-Type": "application/json"})
+            session.get(f"{there.base_url}/v1/models", timeout=ASKED_S)  # its connection was used before
+            answer = session.post(f"{there.base_url}/v1/completions", data=body, timeout=UP_S)
+        return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
+
+    victims = processes(there, "ray::ServeReplica:serve_app:Router")
+    assert len(victims) == ROUTERS
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        asked = [pool.submit(ask, number) for number in range(IN_FLIGHT)]
+        time.sleep(2.0)  # all are in, and none has an answer for two more seconds
+        kill(victims[0])
+        ends = [one.result() for one in asked]
+    assert set(ends[1::2]) == {(200, "")}
+    assert set(ends[::2]) <= {(200, ""), (502, "router_lost")}
+    within(lambda: len(processes(there, "ray::ServeReplica:serve_app:Router")) == ROUTERS, UP_S, "routers")
+
+
+@contextmanager
+def opened(there: Stack, count: int, sent: bytes) -> Iterator[list[socket.socket]]:
+    """So many connections on which this was sent, for the block; those that are one too many are left out."""
+    with contextlib.ExitStack() as connections:
+        made = []
+        for _ in range(count):
+            with contextlib.suppress(ConnectionError):
+                one = socket.create_connection(("127.0.0.1", urlsplit(there.base_url).port), ASKED_S)
+                made.append(connections.enter_context(one))
+                one.sendall(sent)
+        yield made
+
+
+def models(there: Stack, source: str = "127.0.0.1") -> int:
+    """The status that a client of this address gets."""
+    port = urlsplit(there.base_url).port
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ASKED_S, source_address=(source, 0))
+    with contextlib.closing(connection):
+        connection.request("GET", "/v1/models", headers=there.headers())
+        return connection.getresponse().status
+
+
+def told(connections: list[socket.socket]) -> list[bytes]:
+    """What each is told by itself, within ENDS_S of the call."""
+    deadline, answers = time.monotonic() + ENDS_S, []
+    for one in connections:
+        one.settimeout(max(deadline - time.monotonic(), 0.01))
+        try:
+            answers.append(one.recv(65_536))
+        except ConnectionResetError:
+            answers.append(b"")
+    return answers
+
+
+def test_slow_headers_and_bodies_keep_nobody_from_a_router_and_end(there: Stack) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {there.api_key}\r\n"
+    body = f"{head}content-length: {2 * LARGE}\r\n\r\n".encode() + b"x" * (2 * BUFFER_BYTES)  # HAProxy hands it on
+    with opened(there, SLOW, head.encode()) as heads, opened(there, SLOW, body) as bodies:
+        assert models(there) == 200
+        for answer in told(bodies):
+            assert answer.startswith(b"HTTP/1.1 408 "), answer
+            assert b"request_timeout" in answer
+        assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in told(heads))
+    assert models(there) == 200
+
+
+def test_one_client_s_idle_connections_keep_no_other_from_a_router_and_end(there: Stack) -> None:
+    with opened(there, PER_SOURCE + TOLD + 100, b"") as idle:
+        assert models(there, OTHER) == 200
+        assert not any(told(idle))
+        assert models(there) == 200
