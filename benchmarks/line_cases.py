@@ -66,7 +66,8 @@ def critical_behind_low_s(seed: int) -> dict[str, Any]:
     """The longest wait of one `critical` client on an engine of 64 slots and 10,000 tokens of which a session has
     6,000, while a `low` client wants 5,000."""
     draw = random.Random(seed)
-    network = Network({"e": (64, 10_000)}, POLICY, reserved={"e": 6_000})
+    network = Network({"e": (64, 10_000)}, POLICY)
+    network.open_session(6_000)
     low = Loop(network, LOW, 5_000, lambda: 1.0)
     critical = Loop(network, CRITICAL, 1_000, lambda: draw.uniform(0.05, 0.15), "urgent")
     low.ask()

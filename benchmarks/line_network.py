@@ -17,14 +17,15 @@ from serve_app.core.admission import Arrival, Policy
 from serve_app.core.exchange.protocol import Exchange, Reply
 from serve_app.core.exchange.remote import RemoteLine
 from serve_app.core.memory.grants import EngineReport, Rank
-from serve_app.core.memory.leases import Device, Hold, Kind
+from serve_app.core.memory.leases import Device
 from serve_app.core.memory.quota import Quota
 from serve_app.core.memory.roster import Key, Value
+from serve_app.core.memory.sessions import SessionAsk
 from serve_app.core.waiting.events import Action, Grant
 from serve_app.types import RequestClass
 
 MODEL = "m"
-KEEPER, NEVER_S = "a keeper of sessions", 1e9
+NEVER_S, OPEN_S = 1e9, 5.0  # of a session: its time to live, and until routers have given back the credit it needs
 ROUND_TRIP_S = 0.02
 BEAT_S, REPORT_S, REPORT_EACH_S, CALLS, RETRY_S = 1.0, 0.1, 0.0005, 4, 0.25  # as in `serve_app.shared_line`
 TICK_S, WATCH_S, ENGINE_BEAT_S = 0.5, 0.5, 1.0  # as in `serve_app.quota` and of engines
@@ -269,24 +270,11 @@ class Router:
 
 
 class Network:
-    """An actor, engines of one model, and routers that reach all of them and have been told so.
+    """An actor, engines of one model, and routers that reach all of them and have been told so."""
 
-    Args:
-        engines: slots and KV tokens by name.
-        reserved: KV tokens of them that a session has.
-    """
-
-    def __init__(
-        self,
-        engines: Mapping[str, tuple[int, int]],
-        policy: Policy,
-        routers: int = 1,
-        reserved: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, engines: Mapping[str, tuple[int, int]], policy: Policy, routers: int = 1) -> None:
         self.clock = Clock()
         self.actor = Actor(self.clock, engines)
-        for engine, tokens in (reserved or {}).items():
-            self._reserve(engine, tokens)
         self.routers = [Router(f"r{number}", self.clock, self.actor) for number in range(routers)]
         self._ids = itertools.count(1)
         for router in self.routers:
@@ -299,9 +287,14 @@ class Network:
         """A request of one slot, with an id of its own."""
         return Arrival(f"request-{next(self._ids)}", level, tenant, 1, tokens, prompt_tokens=prompt_tokens)
 
-    def _reserve(self, engine: str, tokens: int) -> None:
-        """They are a session's by the ledger, which is where they are for everybody."""
-        ledger = self.actor.quota.ledger
-        ledger.join(KEEPER, NEVER_S, self.clock.now)
-        hold = Hold(engine, tokens)
-        ledger.reserve(f"a session on {engine}", Kind.SESSION, KEEPER, [hold], expires_at=NEVER_S)
+    def open_session(self, tokens: int) -> None:
+        """A session has so many KV tokens of an engine from now on.
+
+        Raises:
+            LeaseNotFound: it has not been opened in `OPEN_S`.
+        """
+        quota, now = self.actor.quota, self.clock.now
+        quota.on_session(SessionAsk("tenant session", MODEL, tokens, NEVER_S, wait_until=now + OPEN_S), now)
+        self.actor.moved()
+        self.clock.run(OPEN_S)
+        quota.on_look("tenant session", self.clock.now)

@@ -66,4 +66,5 @@ def wait_for_session(quota: Quota) -> Callable[[float], object]:
     ask = SessionAsk("tenant session", MODEL, int(0.9 * POOL_TOKENS), 1e6, wait_until=1e6)
     if quota.on_session(ask, 0.0) is not None:
         raise RuntimeError("the session does not wait")
-    return quota.on_tick
+    openings = getattr(quota.lines, "openings", None)
+    return quota.on_tick if openings is None else lambda now: openings.take_outcomes()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from serve_app.channel import Unread
 from serve_app.desk import Desk
 from serve_app.dispatch import ModelLine
 from serve_app.serve_adapter import Handle, in_fresh_context
@@ -37,7 +38,7 @@ class Fleet:
     ) -> None:
         self._connect = connect
         self._router_id = router_id
-        self._shared, self._desk = shared, desk
+        self._shared, self._desk, self._unread = shared, desk, Unread()
         self._made = 0
         self._lines: dict[str, ModelLine] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself refers to tasks weakly
@@ -69,6 +70,7 @@ class Fleet:
                 settings.router.replicas,
                 self._shared,
                 self._desk,
+                self._unread,
             )
             self._lines[name] = line
             self._run(line.start(), f"starting-{name}")

@@ -102,7 +102,7 @@ def show(found: Mapping[str, Any], console: Console) -> None:
     for one in found["alarms"]:
         console.print(
             f"{one['replica']} of {one['model']} uses {_gb(one['measured_bytes'])} of {_gb(one['granted_bytes'])} "
-            f"granted on {_short(one['device'])}",
+            f"granted on {_short(one['device'])}{'; it drains' if one['replica'] in found['draining'] else ''}",
             style="red",
             markup=False,
         )

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.memory.grants import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Grants, Rank
+from serve_app.core.memory.grants import (
+    AGAIN_S,
+    LOADING_TTL_S,
+    OVER_S,
+    OVER_SHARE,
+    OWNER_TTL_S,
+    EngineReply,
+    EngineReport,
+    Grants,
+    Rank,
+)
 from serve_app.core.memory.leases import Device, Hold, Phase
 from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import InsufficientMemory, LeaseConflict
@@ -209,6 +219,57 @@ def test_more_than_was_granted_is_an_alarm_until_it_is_less() -> None:
     host.say(replace(told, measured_bytes=(81,)))
     host.grants.forget("a", memory_gone=True)
     assert host.grants.alarms() == []
+
+
+def test_an_engine_that_outgrew_its_grant_drains_once_that_lasts() -> None:
+    host = Host()
+    told = host.runs(engine("a", 80))
+    host.say(replace(told, measured_bytes=(80,)))
+    over = replace(told, measured_bytes=(85,))
+    host.now += 1.0
+    assert not host.say(over).drain
+    host.now += OVER_S - 1
+    assert not host.say(over).drain
+    assert not host.say(told).drain  # back within it: the next time counts from the start
+    host.say(over)
+    host.now += OVER_S
+    assert host.say(over).drain
+    assert host.grants.leaving() == ["a"]
+    assert host.say(told).drain  # it goes, whatever it uses now
+
+
+def test_a_little_more_than_granted_is_told_and_nothing_else() -> None:
+    host = Host()
+    told = host.runs(engine("a", 80))
+    host.say(replace(told, measured_bytes=(80,)))
+    for _ in range(3):
+        host.now += OVER_S
+        assert not host.say(replace(told, measured_bytes=(int(80 * (1 + OVER_SHARE)),))).drain
+    assert host.grants.alarms()
+
+
+def test_an_engine_that_never_fitted_is_not_started_again_and_again() -> None:
+    host = Host()
+    told = host.runs(engine("a", 40))
+    for _ in range(3):
+        host.now += OVER_S
+        assert not host.say(replace(told, measured_bytes=(90,))).drain
+
+
+def test_engines_of_a_model_that_outgrew_their_grants_drain_one_after_the_other() -> None:
+    host = Host()
+    told = [host.runs(engine(name, 40)) for name in ("a", "b")]
+    for one in told:
+        host.say(replace(one, measured_bytes=(40,)))
+    over = [replace(one, measured_bytes=(60,)) for one in told]
+    for one in over:
+        host.say(one)
+    host.now += OVER_S
+    assert [host.say(one).drain for one in over] == [True, False]
+    host.grants.forget("a", memory_gone=True)
+    assert not host.say(over[1]).drain
+    host.now += AGAIN_S
+    assert host.say(over[1]).drain
 
 
 @pytest.mark.parametrize(("ranks", "wanted", "least"), [(0, 1, 1), (1, 1, 2), (1, 1, 0)])

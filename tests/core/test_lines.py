@@ -6,10 +6,11 @@ import pytest
 
 from serve_app.core.admission import ClassBound, Policy
 from serve_app.core.exchange.lines import CALM_S
+from serve_app.core.waiting.events import Grant
 from serve_app.types import RequestClass
 from tests.core.exchange_world import MODEL, World
 
-HIGH, LOW = RequestClass.HIGH, RequestClass.LOW
+HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
 
 
 def connected(slots: int = 8, tokens: int = 800, routers: int = 2) -> World:
@@ -296,3 +297,58 @@ def test_a_line_in_which_nobody_may_wait_any_more_takes_its_credit_back() -> Non
         world.finish("r0", f"q{req.number}")
     world.settle(6)
     assert world.arrive("r1", LOW).here, "and lends again when some may wait"
+
+
+def restated(world: World) -> None:
+    """The actor dies, and its routers tell the next one who waits."""
+    world.crash()
+    for router in world.routers.values():
+        world.perform(router, router.line.on_lost(world.now))
+
+
+def test_who_waited_is_taken_by_the_next_actor_as_old_as_it_is_and_not_refused_by_a_full_line() -> None:
+    world = World({"e": (2, 1000)}, 2, Policy(max_queued=4, max_wait_s=60.0))
+    world.settle(4)
+    running = [world.arrive("r0", NORMAL, tenant="t") for _ in range(2)]
+    world.settle(2)
+    old = []
+    for number in range(4):
+        world.now += 0.1
+        old.append(world.arrive(f"r{number % 2}", NORMAL, tenant="t"))
+        world.settle(1)
+    restated(world)
+    young = [world.arrive(name, NORMAL, tenant="t") for name in ("r0", "r1") for _ in range(3)]
+    for name in ("r1", "r0", "r1", "r0", "r1", "r0"):
+        world.settle_one(name)
+    world.settle(4)
+    assert [req.state for req in old] == ["waits"] * 4
+    line = {arrival.request_id: arrival for arrival, engine in world.quota.lines.requests().values() if not engine}
+    assert [arrival.accepted for arrival in line.values()].count(True) == 4
+    since = {one.arrived_s for one in world.quota.lines._places._requests.values() if not one.engine}
+    assert min(since) == pytest.approx(old[0].arrived_s, abs=0.01)
+    assert {req.state for req in young} <= {"waits", "refused"}
+    assert all(req.state == "runs" for req in running)
+    world.bring_to_rest()
+    assert {req.state for req in old} == {"done"}
+
+
+def test_a_router_alone_goes_by_the_true_arrival_of_who_waits_anew() -> None:
+    world = World({"e": (2, 1000)}, 1)
+    world.settle(4)
+    line = world.routers["r0"].line
+    held = [world.arrive("r0", LOW) for _ in range(2)]
+    world.settle(2)
+    first = world.arrive("r0", NORMAL)
+    world.settle(1)
+    world.now += 0.1
+    second = world.arrive("r0", NORMAL)
+    world.settle(1)
+    line.reach(MODEL, "e", False, world.now)
+    told = line._pending.get(f"q{first.number}")
+    assert told is not None
+    line._take(Grant(told.ticket, "e", 0.0), world.now)  # where it cannot go: it waits anew
+    head = line._pending.first(MODEL)
+    assert head is not None
+    assert head.request_id == f"q{first.number}"
+    assert second.state == "waits"
+    assert all(req.state == "runs" for req in held)

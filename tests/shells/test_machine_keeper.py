@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +15,11 @@ import pytest
 
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.local.processes import PROC, marked, start_ticks
-from serve_app.machine import commands, environment
+from serve_app.machine import commands, environment, haproxy
 from serve_app.machine.record import Folder, Node
 from tests.requires import requires
 from tests.shells import fake_ray_start
+from tests.shells.real_haproxy import free_port
 
 requires("linux")
 
@@ -208,3 +211,24 @@ def test_ray_stop_of_a_machine_with_our_node_ends_that_node(machine: Machine) ->
     mark = machine.node.mark
     assert commands.ray(["stop"]) == 0
     assert marked(mark) == []
+
+
+def test_the_keeper_stands_in_for_a_haproxy_that_is_gone(machine: Machine) -> None:
+    """There is no manager of Serve's here, only what its HAProxy would have left: a configuration, and a process id."""
+    commands.start(WORKER)
+    run_dir = Path(machine.node.run_dir)
+    port = free_port()
+    (run_dir / haproxy.FRONT).write_text("4194305\n")  # above the largest process id there is
+    (run_dir / haproxy.LAST).write_text(
+        f"defaults\n    mode http\n    timeout connect 5s\n    timeout client 5s\n    timeout server 5s\n"
+        f"frontend f\n    bind 127.0.0.1:{port}\n    http-request return status 200\n"
+    )
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), STATE_S):
+            return True
+        return False
+
+    machine.wait("the stand-in listens", answers)
+    commands.stop()
+    assert not answers()

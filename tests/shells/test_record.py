@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.channel import Stream
+from serve_app.channel import Stream, Unread
 from serve_app.core.estimate import Source, Use
 from serve_app.core.waiting.events import Reason
 from serve_app.engine.protocol import Usage
@@ -19,7 +19,7 @@ def record(operation: Operation = Operation.CHAT, *, made: int = 7, usage: Usage
     found = Record("a1", None, operation, "tenant", RequestClass.LOW, 100.0)
     found.model = "model"
     found.cost = Cost(40, 10, 512, 2, Source.PRIOR, None)
-    found.stream, found.usage = Stream(), usage
+    found.stream, found.usage = Stream(Unread(), lambda: None), usage
     found.stream.tokens = made
     return found
 

@@ -194,30 +194,32 @@ def test_a_model_that_is_retired_leaves_nothing_at_its_router_though_its_engines
     run(scenario)
 
 
-def test_a_new_engine_is_used_once_all_routers_reach_it_and_no_more_once_one_does_not() -> None:
+def test_a_new_engine_is_used_by_each_router_as_soon_as_it_reaches_it_and_no_more_once_it_does_not() -> None:
     async def scenario() -> None:
         actor = FakeQuota(r1=1)
         async with fleet(actor, 2) as (first, second):
             await first.hold_all(1)
             actor.slots["r2"] = 1
-            asked = first.asking("a")
+            asked, other = first.asking("a"), second.asking("c")
             await turns(1)
             await waits(first, actor, "a")
-            first.end.replica("r2", 1, True)
-            await until(lambda: actor.core.lines._places.model_of("r2") != "", SOON_S, "the actor has heard")
-            await asyncio.sleep(0.2)  # bound: four looks of the actor, in which it must not be granted
-            assert not asked.done()
+            await waits(second, actor, "c")
             second.end.replica("r2", 1, True)
+            assert (await asyncio.wait_for(other, SOON_S)).replica_id == "r2", "the other router does not reach it"
+            assert not asked.done()
+            first.end.replica("r2", 1, True)
+            second.done("c")
             assert (await asyncio.wait_for(asked, SOON_S)).replica_id == "r2"
-            second.end.replica("r2", 0, False)  # it drains there: what runs goes on
+            first.end.replica("r2", 0, False)  # it drains there: what runs goes on
             after = first.asking("b")
             await turns(1)
             await waits(first, actor, "b")
             first.done("a")
-            await asyncio.sleep(0.2)  # bound: as above
+            assert (await asyncio.wait_for(second.granted("d"), SOON_S)).replica_id == "r2", "nobody waits for it there"
             assert not after.done()
             first.done("holder 0")
             assert (await asyncio.wait_for(after, SOON_S)).replica_id == "r1"
+            second.done("d")
             actor.engine_ends("r2")
             for one in (first, second):
                 one.end.replica_gone("r2")

@@ -1,6 +1,7 @@
 """Who waits at a router, handed in to the quota actor's line or not yet.
 
-Order, for the time in which the actor is away: the higher class first, then whoever came first.
+Order, for the time in which the actor is away: the higher class first, then whoever came first, however often it has
+waited anew since. Who was in the actor's line is accepted: another line, or the next actor's, takes it as old as it is.
 
 Invariant: a request is in every index or in none.
 """
@@ -19,7 +20,7 @@ from serve_app.types import RequestClass
 
 _DOWN = tuple(sorted(RequestClass, reverse=True))
 
-Queues = dict[RequestClass, "OrderedDict[str, Waiting]"]
+Queues = dict[RequestClass, KeyedHeap]  # ids by arrival
 
 
 @dataclass(slots=True)
@@ -87,10 +88,12 @@ class Pending:
         request_id, model = waiting.request_id, waiting.model
         self._all[request_id] = self._new[request_id] = waiting
         queues = self._queues.setdefault(model, {})
-        queues.setdefault(waiting.arrival.request_class, OrderedDict())[request_id] = waiting
         self._counts[model] = self.count(model) + 1
         self._tokens[model, waiting.arrival.request_class] += waiting.arrival.cost
         self._entries += 1
+        queues.setdefault(waiting.arrival.request_class, KeyedHeap()).set(
+            request_id, (waiting.arrived_s, self._entries)
+        )
         self._due.set(request_id, (due, self._entries))
 
     def remove(self, request_id: str) -> Waiting | None:
@@ -101,7 +104,7 @@ class Pending:
         model = waiting.model
         self._new.pop(request_id, None)
         self._tickets.pop(waiting.ticket, None)
-        del self._queues[model][waiting.arrival.request_class][request_id]
+        self._queues[model][waiting.arrival.request_class].discard(request_id)
         self._due.discard(request_id)
         self._counts[model] -= 1
         self._tokens[model, waiting.arrival.request_class] -= waiting.arrival.cost
@@ -114,8 +117,8 @@ class Pending:
     def first(self, model: str) -> Waiting | None:
         """Whose turn it is."""
         queues = self._queues.get(model, {})
-        heads = (next(iter(queues[level].values())) for level in _DOWN if queues.get(level))
-        return next(heads, None)
+        tops = (queues[level].peek() for level in _DOWN if level in queues)
+        return next((self._all[top[1]] for top in tops if top is not None), None)
 
     def hand_in(self, waiting: Waiting, ticket: str) -> None:
         """Somebody is in the actor's line from now on, under this name."""
@@ -148,6 +151,8 @@ class Pending:
         """The actor's line is no more, or another one."""
         self._tickets.clear()
         for request_id, waiting in self._all.items():
+            if waiting.ticket:
+                waiting.arrival = replace(waiting.arrival, accepted=True)
             waiting.ticket, waiting.status, waiting.looks = "", None, False
             self._new[request_id] = waiting
 

@@ -11,6 +11,8 @@ Rules
 - On one device engines load one at a time, and not while one that has ended still has memory there: vLLM measures what
   is free while it starts. One that measures nothing needs no turn, and holds up nobody.
 - An engine that falls silent keeps its memory until that has been seen free.
+- One that has outgrown its grant for a while, and was within it before, drains and starts anew, of a model one in
+  `AGAIN_S`. One that never fitted would not fit after a restart: its grant is too small, which is told.
 
 Invariant: no engine loads before its memory is reserved on every device it will use.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from math import inf
 
 from serve_app.core.memory.berths import Berths
 from serve_app.core.memory.devices import choose, could_use, demands
@@ -31,6 +34,9 @@ from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 OWNER_TTL_S = 4.0  # a dead owner's leases are back within 5 s: its silence, and a look every half second
 Process = tuple[int, int]  # id, and start in clock ticks since boot: ids are used again
+OVER_SHARE = 0.05  # beyond the grant: pages that an engine's processes share are counted in each of them
+OVER_S = 30.0  # what a large prefill or a compile takes for the moment is back within seconds
+AGAIN_S = 600.0  # a model loads in minutes; one whose every load outgrows its grant serves most of the time
 LOADING_TTL_S = 9.0  # loading holds Python's lock for seconds; 10 s with the look
 
 
@@ -128,6 +134,8 @@ class _Engine:
     heard_at: float
     why: str = ""
     loads: bool = False
+    fitted: bool = False  # it ran within its grant once
+    over_since: float | None = None
 
 
 class Grants:
@@ -138,6 +146,7 @@ class Grants:
         self._engines: dict[str, _Engine] = {}  # in the order they came
         self._alarms: dict[tuple[str, str], Alarm] = {}
         self._leaving: set[str] = set()
+        self._restarted: dict[str, float] = {}  # by model: when the last one that outgrew its grant was drained
         self._asked: dict[str, tuple[int, int]] = {}  # by model: what its last engine without a device wanted, at least
         self.policy: Policy = Learned(0, 0)
         self.berths = Berths(ledger)
@@ -185,7 +194,7 @@ class Grants:
             engine.loads = False
         if lease.phase is Phase.RESERVED:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin with this very answer
-        self._measure(engine, lease)
+        self._measure(engine, lease, now)
         turn, why = self._turn(engine, lease, unheard)
         return EngineReply(lease.holds, may_load=turn, why=why, drain=owner in self._leaving)
 
@@ -336,10 +345,22 @@ class Grants:
     def _devices(self, owner: str) -> set[str]:
         return {hold.on for hold in self._ledger.lease(owner).holds} if owner in self._ledger else set()
 
-    def _measure(self, engine: _Engine, lease: Lease) -> None:
+    def _measure(self, engine: _Engine, lease: Lease, now: float) -> None:
+        over = False
         for hold, measured in zip(lease.holds, engine.told.measured_bytes, strict=False):
             key = (lease.lease_id, hold.on)
             if measured is not None and measured > hold.amount:
                 self._alarms[key] = Alarm(lease.lease_id, engine.told.model, hold.on, hold.amount, measured)
+                over = over or measured > hold.amount * (1 + OVER_SHARE)
             else:
                 self._alarms.pop(key, None)
+                engine.fitted = engine.fitted or (measured is not None and engine.told.kv_tokens > 0)
+        if not (over and engine.fitted):
+            engine.over_since = None
+            return
+        engine.over_since = now if engine.over_since is None else engine.over_since
+        model, owner = engine.told.model, lease.lease_id
+        due = max(engine.over_since + OVER_S, self._restarted.get(model, -inf) + AGAIN_S)
+        if now >= due and owner not in self._leaving:
+            self._restarted[model] = now
+            self._leaving.add(owner)
