@@ -66,8 +66,3 @@ def test_a_refusal_has_a_reason_and_other_errors_have_none(
     ended.failed(error)
     found = ended.receipt(103.0)
     assert (found.outcome, found.refused, found.retry_after_s) == (outcome, reason, error.retry_after_s)
-
-
-@pytest.mark.parametrize(("waited_s", "lifted"), [(29.0, False), (30.0, True)])
-def test_a_wait_of_the_class_s_bound_has_lifted_it(waited_s: float, lifted: bool) -> None:
-    assert record().receipt(100.0 + waited_s).lifted is lifted
