@@ -67,8 +67,7 @@ class Load:
         tenants = {}
         if case.shares:
             tenants = {f"tenant-{number}": TenantPolicy(2.0, 0.005) for number in range(GUARANTEED)}
-        lift = (WAIT_S, WAIT_S, WAIT_S)
-        self.line = Admission(Policy(WAITING, WAIT_S, WAIT_S, lift, tenants=tenants))
+        self.line = Admission(Policy(WAITING, WAIT_S, WAIT_S, tenants=tenants))
         for number in range(REPLICAS):
             self.line.on_replica(f"replica-{number}", SLOTS, 0.0, case.kv_tokens)
         while self.line.waiting < WAITING:

@@ -7,9 +7,8 @@ recompute preemption where an estimate was too small. A tenth of the pool is kep
 
 Arms differ in what the line knows of tenants and in its policy, in nothing else:
 
-    fifo       one tenant for all, and no lifts: order of arrival
+    fifo       one tenant for all: order of arrival
     ours       a tenant for each client, everything as it is shipped
-    unlifted   ours, where a wait lifts nobody into the class above
     untold     ours, told what was produced only at a request's end, as a router's own line is today
 
 Invariant: every request of the trace is granted in the end, unless the run is cut at `until_s`.
@@ -20,7 +19,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from benchmarks.estimate import MODEL, Request, request
 from benchmarks.fairness_metric import Answer
@@ -64,12 +63,10 @@ class Arm:
     policy: Policy = SHIPPED
 
 
-WITHOUT_LIFTS = replace(SHIPPED, lift_after_s=(NEVER_S, NEVER_S, NEVER_S))
-FIFO = Arm("fifo", by_client=False, policy=WITHOUT_LIFTS)
+FIFO = Arm("fifo", by_client=False)
 OURS = Arm("ours")
-UNLIFTED = Arm("unlifted", policy=WITHOUT_LIFTS)
 UNTOLD = Arm("untold", told=False)
-ARMS = (FIFO, OURS, UNLIFTED, UNTOLD)
+ARMS = (FIFO, OURS, UNTOLD)
 
 
 @dataclass(frozen=True, slots=True)

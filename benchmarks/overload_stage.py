@@ -56,7 +56,7 @@ HELD = ("running", "engine_waiting", "kv_in_use", "waiting", "granted", "kv_toke
 
 
 def admission_of(arm: str) -> dict[str, Any]:
-    """The line of an arm. FIFO: one class, one tenant (see `keys_of`), nobody refused, nobody lifted past another."""
+    """The line of an arm. FIFO: one class, one tenant (see `keys_of`), nobody refused."""
     if arm != FIFO:
         return {}
     return {"max_queued": BOUNDLESS, "max_queued_tokens": None, "max_wait_s": FOREVER_S}

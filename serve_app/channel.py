@@ -25,17 +25,60 @@ logger = logging.getLogger("ray.serve")
 IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel must not hold that up
 ATTACH_TIMEOUT_S = 10.0  # a local attach takes 2 ms; Serve retries an unreachable replica without end
 MAX_BUFFERED_BYTES = 16 * 2**20  # per request, for a client that does not read; about 60,000 chat chunks
+MAX_UNREAD_BYTES = 256 * 2**20  # of all requests of a router: sixteen that do not read at all
 HANDOVER_S = 5.0  # Serve sends a call on within ms, a busy router within a second or two: an older one has arrived
 
 
+class Unread:
+    """What the requests of one router have not read yet, in bytes. Above `most` those with most of it end, one by one:
+    backpressure would hold up all others on their channel."""
+
+    def __init__(self, most: int = MAX_UNREAD_BYTES) -> None:
+        self.bytes = 0
+        self.ended = 0  # requests, so far
+        self._most = most
+        self._streams: set[Stream] = set()  # those that have some
+
+    def add(self, stream: Stream, more: int) -> None:
+        self._streams.add(stream)
+        self.bytes += more
+        while self.bytes > self._most:
+            self.ended += 1
+            max(self._streams, key=lambda one: one.buffered).cut()
+
+    def read(self, stream: Stream) -> None:
+        """It has none any more."""
+        self._streams.discard(stream)
+        self.bytes -= stream.buffered
+
+
 class Stream:
-    """The frames of one request, in order, as they arrive."""
+    """The frames of one request, in order, as they arrive.
 
-    __slots__ = ("_buffered", "_error", "_frames", "_waiter", "begun", "lost", "pace", "seen", "tokens", "usage")
+    Args:
+        unread: what it does not read counts here.
+        on_cut: called when it has ended because too much is unread.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_error",
+        "_frames",
+        "_on_cut",
+        "_unread",
+        "_waiter",
+        "begun",
+        "buffered",
+        "lost",
+        "pace",
+        "seen",
+        "tokens",
+        "usage",
+    )
+
+    def __init__(self, unread: Unread, on_cut: Callable[[], None]) -> None:
+        self._unread, self._on_cut = unread, on_cut
         self._frames: list[Frame] = []
-        self._buffered = 0
+        self.buffered = 0
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.tokens = 0  # that the engine has made
@@ -58,9 +101,10 @@ class Stream:
         self.begun = True
         self.usage = frame.usage
         self._frames.append(frame)
-        self._buffered += len(frame.body)
+        self.buffered += len(frame.body)
         self._wake()
-        return self._buffered <= MAX_BUFFERED_BYTES
+        self._unread.add(self, len(frame.body))
+        return self.buffered <= MAX_BUFFERED_BYTES
 
     def fail(self, error: BaseException, *, lost: bool = False) -> None:
         """End the stream; frames that have arrived are still delivered first."""
@@ -68,6 +112,17 @@ class Stream:
             self._error = error
             self.lost = lost
             self._wake()
+
+    def clear(self) -> None:
+        """Drop what was not read."""
+        self._unread.read(self)
+        self._frames, self.buffered = [], 0
+
+    def cut(self) -> None:
+        """End it, and drop what was not read."""
+        self.clear()
+        self.fail(EngineFailed("the client reads too slowly, and too much waits for others", code="slow_client"))
+        self._on_cut()
 
     async def next(self) -> list[Frame]:
         """All frames that have arrived since the last call, at least one.
@@ -85,8 +140,8 @@ class Stream:
                 self._waiter = None
             if not self._frames and self._error is not None:
                 raise self._error
-        frames, self._frames = self._frames, []
-        self._buffered = 0
+        frames = self._frames
+        self.clear()
         return frames
 
     def _wake(self) -> None:
@@ -99,8 +154,14 @@ class _Call:
 
     __slots__ = ("_handed_in_s", "_task", "on_end", "on_tokens", "stream")
 
-    def __init__(self, on_end: Callable[[], None], on_tokens: Callable[[int], None] | None) -> None:
-        self.stream = Stream()
+    def __init__(
+        self,
+        on_end: Callable[[], None],
+        on_tokens: Callable[[int], None] | None,
+        unread: Unread,
+        cut: Callable[[], None],
+    ) -> None:
+        self.stream = Stream(unread, cut)
         self.on_end = on_end
         self.on_tokens = on_tokens
         self._task: asyncio.Task[Any] | None = None
@@ -132,6 +193,7 @@ class Channel:
         numbers: numbers for requests; none is given twice to this router's requests on this replica.
         on_slots: called with this router's share of the replica's batch whenever the replica changes it, 0 when it
             drains, and with None once the channel does not stand any more: the share may go to another router then.
+        unread: what all requests of this router have not read.
     """
 
     def __init__(
@@ -141,12 +203,14 @@ class Channel:
         replica_id: str,
         numbers: Iterator[int],
         on_slots: Callable[[int | None], None],
+        unread: Unread | None = None,
     ) -> None:
         self._handle = handle
         self._router_id = router_id
         self.replica_id = replica_id
         self._numbers = numbers
         self._on_slots = on_slots
+        self._unread = Unread() if unread is None else unread
         self._calls: dict[int, _Call] = {}  # those that need the channel
         self._tasks: set[asyncio.Task[Any]] = set()  # the event loop itself refers to tasks weakly
         self._reader: asyncio.Task[Any] | None = None
@@ -173,7 +237,7 @@ class Channel:
             EngineFailed: the replica cannot be reached.
         """
         number = next(self._numbers)
-        call = self._calls[number] = _Call(on_end, on_tokens)
+        call = self._calls[number] = _Call(on_end, on_tokens, self._unread, lambda: self._cut(number))
         try:
             await self._attach()
             task = call.hand_in(self._submit(make(number), call.stream), f"submit-{number}")
@@ -182,6 +246,7 @@ class Channel:
             yield call.stream
         finally:
             call.abort()
+            call.stream.clear()
             if self._calls.pop(number, None) is not None:
                 self._close_when_idle()
 
@@ -265,10 +330,17 @@ class Channel:
             if not (fits or call.stream.finished):
                 call.stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
                 call.abort()
-            if not fits or call.stream.finished:
-                del self._calls[frame.number]
+            if (not fits or call.stream.finished) and self._calls.pop(frame.number, None) is not None:
                 call.on_end()
                 self._close_when_idle()
+
+    def _cut(self, number: int) -> None:
+        """Too much is unread, and of this request most."""
+        call = self._calls.pop(number, None)
+        if call is not None:
+            call.abort()
+            call.on_end()
+            self._close_when_idle()
 
     def _close_when_idle(self) -> None:
         if self._calls or self._reader is None:

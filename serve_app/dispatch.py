@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from serve_app.aim import Key
 from serve_app.asking import Asking
 from serve_app.attempts import Attempts, Make, Relay
+from serve_app.channel import Unread
 from serve_app.core.admission import Action, Arrival, ClassBound, Policy, QueueStatus, TenantPolicy
 from serve_app.core.waiting.events import ReplicaUse
 from serve_app.doorbell import Doorbell
@@ -67,6 +68,7 @@ class ModelLine:
         routers: how many router replicas share the engines until the engines say so themselves.
         shared: the line of all routers; None: this router has one of its own (no quota actor, in tests and programs
             of one router).
+        unread: what all requests of this router have not read; None: this line's are all.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class ModelLine:
         router_id: str,
         routers: int,
         shared: SharedLine | None = None,
+        unread: Unread | None = None,
     ) -> None:
         self.model = model
         self._admission = admission
         self._handle = handle
+        self.unread = Unread() if unread is None else unread
         self._shared = shared
         self._waiters = Waiters()
         policy = _policy(admission)
@@ -90,7 +94,7 @@ class ModelLine:
             else shared.of(model.name, policy, self._perform, self._alive, self._waiters.lost)
         )
         self._replicas = ReplicaSet(
-            handle, router_id, _initial_slots(model, routers), self.line.replica, self._forgotten
+            handle, router_id, _initial_slots(model, routers), self.line.replica, self._forgotten, self.unread
         )
         self._replicas.probe_slots = model.long_weight
         self._asking = Asking(model.name, handle, self._any_replica, lambda info: self.line.start_told(info.start_s))

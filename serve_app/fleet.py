@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from serve_app.channel import Unread
 from serve_app.dispatch import ModelLine
 from serve_app.serve_adapter import Handle, in_fresh_context
 from serve_app.settings import ModelSettings, Settings
@@ -34,7 +35,7 @@ class Fleet:
     def __init__(self, connect: Connect, router_id: str, shared: SharedLine | None = None) -> None:
         self._connect = connect
         self._router_id = router_id
-        self._shared = shared
+        self._shared, self._unread = shared, Unread()
         self._made = 0
         self._lines: dict[str, ModelLine] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself refers to tasks weakly
@@ -59,7 +60,13 @@ class Fleet:
             self._made += 1
             name_there = f"{self._router_id}.{self._made}"
             line = ModelLine(
-                model, self._connect(model), settings.admission, name_there, settings.router.replicas, self._shared
+                model,
+                self._connect(model),
+                settings.admission,
+                name_there,
+                settings.router.replicas,
+                self._shared,
+                self._unread,
             )
             self._lines[name] = line
             self._run(line.start(), f"starting-{name}")

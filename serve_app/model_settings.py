@@ -25,6 +25,9 @@ DEFAULT_LONG_FROM_TOKENS = 100
 DEFAULT_SESSION_SLOTS = 16  # a quarter of the batch beside it; rows that do not run cost an engine step nothing
 DEFAULT_KV_CACHE_GB = 0.5  # CPU only, where the engine cannot measure what is free: 0.5 GiB holds 64 tiny sequences
 DEFAULT_HEALTH_STALL_S = 30.0  # a step of a big prefill takes seconds; 30 s without CPU time or a step is frozen
+# A child compiles it, then the engine, and its first masks may take 0.25 s: 2 s in all. With 128,000 tokens to choose
+# from an ordinary schema takes 0.1 s, one with a string of bounded length up to 1 s on a busy virtual core.
+DEFAULT_GRAMMAR_CPU_S = 0.85
 DEFAULT_DRAIN_S = 600.0  # Serve kills streams that outlast it; the longest answer we promise takes minutes
 
 # Of vLLM's arguments those that say how many ranks there are and who starts them: Ray places what the settings say.
@@ -124,6 +127,7 @@ class ModelSettings(Frozen):
     cpus_per_rank: float = Field(1.0, ge=0)
     gpus_per_rank: float | None = Field(None, ge=0, le=1)  # None: 1 for vLLM's GPU build, else no GPU is asked for
     accelerator_type: str | None = None
+    grammar_cpu_s: float = Field(DEFAULT_GRAMMAR_CPU_S, gt=0)  # to compile a schema, a regex, a grammar or choices
     health_stall_s: float = Field(DEFAULT_HEALTH_STALL_S, gt=0)
     drain_s: float = Field(DEFAULT_DRAIN_S, gt=0)
     extra_engine_args: dict[str, Any] = {}  # passed to vLLM's AsyncEngineArgs as they are

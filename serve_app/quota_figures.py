@@ -104,7 +104,6 @@ def _line(model: str, view: LineView) -> dict[str, Any]:
         "replicas": list(view.engines),
         "contended": view.contended,
         "oldest_wait_s": round(found.oldest_wait_s, 2),
-        "lifted": found.lifted,
         "drain_slots_per_s": found.drain_slots_per_s,
         "refused": dict(found.refused),
         "classes": {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from serve_app.aim import Aim, Key, Why
-from serve_app.channel import Channel
+from serve_app.channel import Channel, Unread
 from serve_app.core.routing import Routing
 from serve_app.core.waiting.events import ReplicaUse
 from serve_app.errors import EngineUnreachable
@@ -31,6 +31,7 @@ class ReplicaSet:
         on_slots: called with a replica, the slots it has for us from now on; whether it takes one more at all,
             however many of the engine's are another's; and whether that is the only one, its probe.
         on_forgotten: called with a replica that has left and on which nothing of ours runs any more.
+        unread: what all requests of this router have not read.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class ReplicaSet:
         initial_slots: int,
         on_slots: Callable[[str, int, bool, bool], None],
         on_forgotten: Callable[[str], None],
+        unread: Unread | None = None,
     ) -> None:
         self._handle = handle
         self._router_id = router_id
         self.initial_slots = initial_slots
         self._on_slots = on_slots
         self._on_forgotten = on_forgotten
+        self._unread = Unread() if unread is None else unread
         self.running: frozenset[str] = frozenset()  # what Serve counts as running
         self.probe_slots = 1  # what one sequence may take: a probe is no more, and has to find room
         self._slots: dict[str, int] = {}
@@ -163,6 +166,7 @@ class ReplicaSet:
                 replica_id,
                 self._numbers,
                 lambda slots: self._share_changed(replica_id, slots),
+                self._unread,
             )
         return channel
 

@@ -1,19 +1,19 @@
 """Who may run, where, and who is refused: one bounded line, classes x tenants, in front of the replicas of one model.
 
 Rules
-- Order: strict between classes, with a trickle for each class that waits (`core.waiting.trickle`); a wait beyond the
-  class's bound lifts the request one class, once (`core.waiting.line`).
-- Inside a class tenants share fairly by their weights, each served in its own order; who is below its guaranteed share
+- Order: strict between classes, with a guaranteed minimum share for each class that waits (`core.waiting.trickle`).
+- Inside a class tenants share fairly by their weights, each served by age; who is below its guaranteed share
   comes first (`core.waiting.level`, `.service`, `.guarantees`). A guarantee does not pass a higher class.
 - No more than a replica runs: slots and KV tokens granted on a replica never exceed what it has (`.capacity`).
 - Nothing idles: while slots are free, whoever fits runs, with three exceptions. Some slots may be kept for the classes
   from `high` up while these come (`.headroom`). The first of a class that does not fit
   keeps the replica nearest to having what it wants; requests behind it (its class, and lower ones) fill the other
   replicas only. So small requests cannot starve a large one, and a large one holds back one replica at most, until
-  what runs there has ended or its own wait is over. Higher classes pass it, unless it is the trickle's turn. And of
-  requests of one size (slots, and tokens within a factor of two) nobody passes the first.
+  what runs there has ended or its own wait is over. Higher classes pass it, unless it is due by the minimum share.
+  And of requests of one size (slots, and tokens within a factor of two) nobody passes the first.
 - A full line refuses, unless somebody has to give a place back (`.room`).
-- A refusal comes as early as it can be known, with the wait that the measured drain predicts (`core.waiting.forecast`).
+- A refusal comes as early as it can be known: who by the forecast cannot start in time is refused at once, with
+  the wait that the measured drain predicts (`core.waiting.forecast`).
 
 Invariant: every arrival ends as exactly one of granted, refused, cancelled while waiting, or still waits.
 
@@ -74,7 +74,9 @@ class Admission:
         self._policy = policy
         self._running = Running(policy)
         self._line, self._capacity, self._drain = self._running.line, self._running.capacity, self._running.drain
-        self._forecast = Forecast(self._line, self._capacity, self._drain, self._running.kept)
+        self._forecast = Forecast(
+            self._line, self._capacity, self._drain, lambda: self._policy.trickle_share, self._running.kept
+        )
         self._start = StartUp()
         self._now = -math.inf
         self._empty_since: float | None = -math.inf  # since when no replica has had slots; None: one has
@@ -171,7 +173,6 @@ class Admission:
         refusals = self._end_waits(now)  # of what there was until now
         new = not self._capacity.knows(replica_id)
         self._running.set_replica(replica_id, slots, kv_tokens, lent, reserved)  # before anything is granted of it
-        self._line.lift(self._now)
         return refusals + self._after_replicas(new)
 
     def on_kv_debt(self, replica_id: str, level: RequestClass | None, now: float) -> list[Action]:
@@ -202,19 +203,13 @@ class Admission:
         self._start.told(start_s)
 
     def on_policy(self, policy: Policy, now: float) -> list[Action]:
-        """Other bounds and rights from now on, for those who wait, too; a line now too long refuses nobody in it.
-
-        Raises:
-            ValueError: other lift times, by which the line is kept in order; nothing has changed then.
-        """
-        if policy.lift_after_s != self._policy.lift_after_s:
-            raise ValueError("lift_after_s cannot change while requests wait")
+        """Other bounds and rights from now on, for those who wait, too; a line now too long refuses nobody in it."""
         self._policy = policy
         self._running.set_policy(policy)
         return self._advance(now) + self._decide()  # with other shares another comes first, who may fit
 
     def on_tick(self, now: float) -> list[Action]:
-        """Time has passed: refuses whoever has waited too long or past the deadline, lifts whoever has aged."""
+        """Time has passed: refuses whoever has waited too long or past the deadline."""
         return self._advance(now)
 
     @property
@@ -255,7 +250,7 @@ class Admission:
         oldest = self._line.oldest()
         if oldest is None:
             return None
-        due, wait_ends = self._line.next_due(), self._wait_ends(oldest)
+        due, wait_ends = self._line.next_deadline(), self._wait_ends(oldest)
         return wait_ends if due is None else min(due, wait_ends)
 
     def predicted_wait_s(self, request_class: RequestClass, slots: int = 1, tenant: str | None = None) -> float | None:
@@ -301,9 +296,7 @@ class Admission:
     def _advance(self, now: float) -> list[Action]:
         """Bring the clock to `now` and do what has come due; the first step of every event."""
         actions = self._end_waits(now)
-        if self._line.lift(self._now) or actions:
-            actions += self._decide()
-        return actions
+        return actions + self._decide() if actions else actions
 
     def _end_waits(self, now: float) -> list[Action]:
         """Bring the clock to `now` and refuse those whose wait is over by then."""
@@ -335,11 +328,9 @@ class Admission:
         if arrival.accepted:
             return []
         # Who is next takes what comes free, sooner or later than in the mean; refused, it leaves that to lower classes.
-        if arrival.deadline is not None and not self._forecast.is_next(waiting):
-            wait_s = self._forecast.last_of_tenant_s(waiting)
-            if wait_s is not None and self._now + wait_s > arrival.deadline:
-                self._line.remove(arrival.request_id)
-                return [self._refuse(arrival, Reason.DEADLINE)]
+        if not self._forecast.is_next(waiting) and (late := self._too_late(waiting)) is not None:
+            self._line.remove(arrival.request_id)
+            return [self._refuse(arrival, late)]
         gone = make_room(self._line, self._policy, waiting)
         if gone is None:
             self._line.remove(arrival.request_id)
@@ -347,6 +338,16 @@ class Admission:
         if not gone:
             return []
         return [*(self._refuse(one.arrival, Reason.SHED) for one in gone), *self._decide()]
+
+    def _too_late(self, waiting: Waiting) -> Reason | None:
+        """Why a request that has just come cannot start in time, by the forecast; None: it can."""
+        wait_s = self._forecast.last_of_tenant_s(waiting)
+        if wait_s is None:
+            return None
+        start, deadline = self._now + wait_s, waiting.arrival.deadline
+        if deadline is not None and start > deadline:
+            return Reason.DEADLINE
+        return Reason.TIMEOUT if start > waiting.arrived_s + self._policy.max_wait_s else None
 
     def _after_replicas(self, new: bool) -> list[Action]:
         if self._capacity.slots:

@@ -25,7 +25,7 @@ _REFUSALS = {
     Reason.QUEUE_FULL: "the line, or its class in it, was full of requests with as much right to wait",
     Reason.SHED: "a higher class or a lighter tenant needed its place in the full line",
     Reason.DEADLINE: "it could not start before its deadline",
-    Reason.TIMEOUT: "it waited as long as is allowed",
+    Reason.TIMEOUT: "it could not start within the longest wait that is allowed",
     Reason.NO_REPLICA: "no replica could serve",
     Reason.TOO_LARGE: "it asked for more sequences or tokens than any replica holds",
     Reason.SESSIONS: "sessions held the KV tokens that it needed for as long as it might wait",
@@ -86,8 +86,6 @@ def _waiting(receipt: Receipt) -> str:
         if ahead:
             one = len(ahead) == 1 and ahead[0].startswith("1 ")
             text += f": {' and '.join(ahead)} {'was' if one else 'were'} ahead"
-    if receipt.lifted:
-        text += "; it was moved up a class for its long wait"
     if receipt.deadline_s is not None:
         text += f"; its deadline was {_span(receipt.deadline_s)}"
     return text + "."

@@ -33,7 +33,6 @@ class Receipt:
         granted: whether it ever got a place.
         ahead: requests that stood before it in the line when it came, by class.
         client_id: what the client calls it (`X-Request-Id`), or what HAProxy did; need not be unique.
-        lifted: it had waited its class's bound, and was moved up one.
         first_token_s: until the first token; None: there was none.
         total_s: until the end.
         replica_id: where it ran last, if anywhere; `route` is why there.
@@ -58,7 +57,6 @@ class Receipt:
     total_s: float
     granted: bool = False
     ahead: tuple[tuple[RequestClass, int], ...] = ()
-    lifted: bool = False
     first_token_s: float | None = None
     replica_id: str | None = None
     route: Route | None = None

@@ -13,6 +13,7 @@ from typing import Literal
 
 Platform = Literal["cpu", "gpu"]
 
+GRAMMAR_CACHE_MB = 64  # of compiled grammars, in EngineCore; vLLM's own default is 512, and no grant counts it
 SERVING_CORE_SHARE = 2  # of each two cores one runs the model, the other everything around it
 
 
@@ -35,6 +36,7 @@ def common_environment(max_sequences: int) -> dict[str, str]:
         "VLLM_MAX_N_SEQUENCES": str(max_sequences),
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_XGRAMMAR_CACHE_MB": str(GRAMMAR_CACHE_MB),
         "VLLM_SERVER_DEV_MODE": "0",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         # vLLM's own set-up closes every log handler of the process. Serve's then loses its file, and a controller that

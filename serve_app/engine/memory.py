@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serve_app.engine.environment import Platform
+from serve_app.engine.environment import GRAMMAR_CACHE_MB, Platform
 from serve_app.errors import ConfigError
 from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
 
 GIB = 2**30
 # Besides weights and KV: activations of a step, CUDA graphs, NCCL; a rank's process and its CUDA context.
 GPU_OVERHEAD_BYTES = 3 * GIB
+# Compiled grammars, and the process that compiles each of them first (0.3 GiB resident).
+GRAMMAR_BYTES = GRAMMAR_CACHE_MB * 2**20 + 320 * 2**20
 # Besides weights and KV: two Python processes with torch and vLLM in each (2.0 GiB resident measured, tiny model).
-CPU_OVERHEAD_BYTES = int(2.5 * GIB)
+CPU_OVERHEAD_BYTES = int(2.5 * GIB) + GRAMMAR_BYTES
 SIMULATED_BYTES = GIB // 4  # the process of a simulated engine; the memory of what it stands for is `memory_gb`
 
 

@@ -10,10 +10,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from serve_app.engine.protocol import Batch, Frame, batch_encoder
+from serve_app.errors import EngineFailed
 
 # A message above gRPC's limit (4 MiB by default) would break the channel under all its requests, and a long one holds
 # the others' frames up.
 MAX_MESSAGE_BYTES = 2**20
+MAX_WAITING_BYTES = 256 * 2**20  # for a router that does not read: its requests end, those that have more to say first
 FRAME_BYTES = 32  # of a frame beside its body and tokens, at most
 TOKEN_BYTES = 5  # of a token id in msgpack, at most
 
@@ -23,13 +25,21 @@ class Outbox:
 
     def __init__(self) -> None:
         self._frames: dict[int, Frame] = {}  # by request number: a later frame is merged into the waiting one
+        self._bytes = 0
         self._slots = 0
         self._closed = False
         self._reader: object = None
         self._wake = asyncio.Event()
 
     def put(self, frame: Frame) -> None:
-        """Add a frame; merged with the one of the same request that still waits."""
+        """Add a frame; merged with the one of the same request that still waits.
+
+        Raises:
+            EngineFailed: too much waits.
+        """
+        if self._bytes + len(frame.body) > MAX_WAITING_BYTES:
+            raise EngineFailed("the router reads too slowly", code="slow_router")
+        self._bytes += len(frame.body)
         waiting = self._frames.get(frame.number)
         self._frames[frame.number] = frame if waiting is None else merge(waiting, frame)
         self._wake.set()
@@ -75,6 +85,7 @@ class Outbox:
             del self._frames[number]
             taken.append(frame)
             room -= len(frame.body) + FRAME_BYTES + TOKEN_BYTES * sum(map(len, frame.groups))
+        self._bytes -= sum(len(frame.body) for frame in taken)
         return taken
 
 

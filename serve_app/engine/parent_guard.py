@@ -33,3 +33,6 @@ def install() -> None:
     if parent is None or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return
     threading.Thread(target=_watch, args=(parent.sentinel,), name=_THREAD_NAME, daemon=True).start()
+    from serve_app.engine.vllm_adapter import mask_budget  # the other thing of ours in vLLM's processes
+
+    mask_budget.install()

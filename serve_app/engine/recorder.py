@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from serve_app.engine.protocol import ENDED, Usage
+from serve_app.errors import ServeAppError
 
 Output = Any  # vLLM's RequestOutput or PoolingRequestOutput; only the adapter imports vllm
 
@@ -20,12 +21,25 @@ class Recorder:
     Args:
         choices: answers per prompt (`n`).
         fatal: the errors that mean the engine broke; kept in `failure`, since the serving objects make events of them.
+        tenant: tells tenants apart; kept here for `RecordedLLM`, which refuses (`refused`) what harms others.
     """
 
-    __slots__ = ("calls", "choices", "failure", "fatal", "finish_reason", "groups", "usage_by_call")
+    __slots__ = (
+        "calls",
+        "choices",
+        "failure",
+        "fatal",
+        "finish_reason",
+        "groups",
+        "refused",
+        "tenant",
+        "usage_by_call",
+    )
 
-    def __init__(self, choices: int, fatal: tuple[type[BaseException], ...]) -> None:
+    def __init__(self, choices: int, fatal: tuple[type[BaseException], ...], tenant: str = "") -> None:
         self.choices = choices
+        self.tenant = tenant
+        self.refused: ServeAppError | None = None
         self.fatal = fatal
         self.calls = 0  # one call of generate() per prompt
         self.groups: list[list[int]] = []

@@ -131,7 +131,7 @@ def split(
     if len(clean) != len(body):
         _refuse_fields(body)
     _refuse_values(operation, clean)
-    check_shapes(clean, bounds.max_json_values)
+    check_shapes(clean)
     _bound_output(operation, clean, bounds.max_output_tokens, max_model_len)
     known = dict(headers)
     contract = Contract(

@@ -89,6 +89,7 @@ class LocalRoutes:
             if self._lines.get(name) is not line:
                 continue  # taken out meanwhile, and its figures with it
             self._metrics.line(name, line.line.snapshot(), line.use, line.blocked)
+            self._metrics.unread(line.unread.bytes, line.unread.ended)
             self._metrics.replicas(name, line.placed, line.health.out, line.health.ejections)
             self._metrics.engines(name, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
         return self._metrics.render()

@@ -6,7 +6,7 @@ Invariant: every error and every answer has exactly one outcome.
 from __future__ import annotations
 
 from serve_app.channel import Stream
-from serve_app.core.admission import Policy, Reason
+from serve_app.core.admission import Reason
 from serve_app.core.estimate import Source, Use
 from serve_app.core.receipts import Receipt
 from serve_app.core.slo import Served, ServiceLevel, judge
@@ -16,7 +16,6 @@ from serve_app.http.cost import Cost
 from serve_app.trail import Trail
 from serve_app.types import Operation, Outcome, RequestClass
 
-_LIFTED_AFTER_S = dict(zip(RequestClass, Policy(max_queued=0, max_wait_s=1.0).lift_after_s, strict=False))  # any line's
 _REASONS = {reason.value: reason for reason in Reason} | {"kv_budget": Reason.TIMEOUT}  # by the error's code
 
 
@@ -107,7 +106,6 @@ class Record:
         """What is kept of it, now that it ends."""
         self.trail.release(now)
         wait_s = (now if self.granted_at is None else self.granted_at) - self.started
-        lifted_after_s = _LIFTED_AFTER_S.get(self.request_class)
         cost, trail, error = self.cost, self.trail, self.error
         output = None if self.stream is None else self.stream.tokens
         if self.usage is not None:
@@ -126,7 +124,6 @@ class Record:
             total_s=now - self.started,
             granted=self.granted,
             ahead=trail.ahead,
-            lifted=lifted_after_s is not None and wait_s >= lifted_after_s,
             first_token_s=served.ttft_s,
             replica_id=trail.replica_id,
             route=trail.route,

@@ -1,8 +1,7 @@
 """Values that are JSON, and yet would harm an engine that everybody shares.
 
-Found by fuzzing vLLM 0.32.0: an integer beyond 64 bits fails on its way to EngineCore and looks like a lost engine; a
-schema with `minItems` of a billion stops the replica's event loop for a minute; some fields of the wrong shape end in
-an error that names no field.
+Found by fuzzing vLLM 0.32.0: an integer beyond 64 bits fails on its way to EngineCore and looks like a lost engine;
+some fields of the wrong shape end in an error that names no field.
 
 Invariant: what passes costs an engine time in proportion to the request's size. What is checked here costs no more than
 a look at each value: a path is made for the one that is wrong alone.
@@ -15,21 +14,19 @@ from typing import Any
 
 import msgspec
 
+from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
 from serve_app.errors import BadRequest
 
-MAX_SCHEMA_COUNT = 10_000  # of `minItems` and its like: building the grammar takes 0.5 ms there, 0.5 s at ten million
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1  # what msgpack, vLLM's way to EngineCore, can carry
 SLICE_BYTES = 2**16  # looked at in one step: a thread that does so gives the interpreter away between two
 # vLLM looks for each stop string in the text of every step; OpenAI's bound is 4.
 MAX_ENTRIES = {"stop": 16, "bad_words": 1024, "stop_token_ids": 1024, "logit_bias": 1024}
 
-_COUNTS = frozenset({"minItems", "minLength", "minProperties", "minContains"})
-_SCHEMA_FIELDS = ("response_format", "structured_outputs", "tools", "text")
+_GRAMMAR_FIELDS = ("response_format", "structured_outputs", "text")  # of tools the engine knows which are enforced
 _SHAPES: dict[str, tuple[type, str]] = {
     "messages": (list, "an array of messages"),
     "structured_outputs": (dict, "an object"),
 }
-_SCHEMA_TEXT = "structured_outputs.json"  # vLLM takes a schema as text there
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -66,16 +63,13 @@ def check_integers(value: Mapping[str, Any]) -> None:
     try:
         _encoder.encode(value)
     except OverflowError:
-        path = _find(value, lambda _, leaf: type(leaf) is int and not INTEGER_MIN <= leaf <= INTEGER_MAX)
+        path = _find(value, lambda leaf: type(leaf) is int and not INTEGER_MIN <= leaf <= INTEGER_MAX)
         raise BadRequest(f"`{path}` is an integer beyond 64 bits", param=path) from None
 
 
-def check_shapes(body: Mapping[str, Any], max_values: int) -> None:
-    """Refuses wrong shapes that vLLM's own validation trips over, schemas that are cheap to send and dear to build, and
-    lists that are longer than `MAX_ENTRIES`.
-
-    Args:
-        max_values: of a schema that comes as text.
+def check_shapes(body: Mapping[str, Any]) -> None:
+    """Refuses wrong shapes that vLLM's own validation trips over, grammars that no engine could afford (most that cost
+    too much are known when they are compiled, `engine.grammars`), and lists that are longer than `MAX_ENTRIES`.
 
     Raises:
         BadRequest: `param` is the field or its path.
@@ -87,41 +81,19 @@ def check_shapes(body: Mapping[str, Any], max_values: int) -> None:
         value = body.get(name)
         if isinstance(value, dict | list) and len(value) > most:
             raise BadRequest(f"`{name}` may have {most} entries, it has {len(value)}", param=name)
-    for name in _SCHEMA_FIELDS:
-        _check_schema(name, body.get(name))
-    outputs = body.get("structured_outputs")
-    schema = outputs.get("json") if type(outputs) is dict else None
-    if type(schema) is str:
-        check_count(schema.encode("utf-8", "surrogatepass"), max_values, _SCHEMA_TEXT)
-        _check_schema(_SCHEMA_TEXT, _decoded(schema))
+    for name in _GRAMMAR_FIELDS:
+        if name in body and len(repr(body[name])) > MAX_GRAMMAR_BYTES:
+            raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
 
 
-def _check_schema(name: str, value: Any) -> None:
-    path = _find(value, _too_many)
-    if path is not None:
-        raise BadRequest(f"`{name}.{path}` may be {MAX_SCHEMA_COUNT} at most", param=f"{name}.{path}")
-
-
-def _too_many(key: str | int, leaf: Any) -> bool:
-    return key in _COUNTS and type(leaf) in (int, float) and leaf > MAX_SCHEMA_COUNT
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None  # vLLM will say what is wrong with it
-
-
-def _find(value: Any, wrong: Callable[[str | int, Any], bool]) -> str | None:
-    """The dotted path of a value that is no container and is wrong, by its key or index and itself; None: there is
-    none."""
+def _find(value: Any, wrong: Callable[[Any], bool]) -> str | None:
+    """The dotted path of a value that is no container and is wrong; None: there is none."""
     nodes: list[tuple[Any, int, str | int]] = [(value, -1, "")]  # each with its parent's place here and its key there
     for place, (node, _, _) in enumerate(nodes):  # grows meanwhile
         for key, child in node.items() if type(node) is dict else enumerate(node) if type(node) is list else ():
             if type(child) is dict or type(child) is list:
                 nodes.append((child, place, key))
-            elif wrong(key, child):
+            elif wrong(child):
                 path, at = str(key), place
                 while at:
                     _, above, name = nodes[at]

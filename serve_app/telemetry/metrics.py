@@ -116,6 +116,12 @@ class RouterMetrics:
         self._gauge_ejections = Gauge(
             "serve_app_ejections", "Ejections of engine replicas.", ("model", "reason"), registry=self.registry
         )
+        self._gauge_unread = Gauge(
+            "serve_app_unread_bytes", "Of answers that clients have not read yet.", registry=self.registry
+        )
+        self._gauge_cut = Gauge(
+            "serve_app_unread_ended", "Requests ended since too much was unread of all.", registry=self.registry
+        )
         self._gauge_engine = Gauge(
             "serve_app_engine", "Live figures of an engine.", ("model", "replica", "figure"), registry=self.registry
         )
@@ -165,6 +171,11 @@ class RouterMetrics:
             self._gauge_slots.labels(model, replica, "total").set(slots.slots)
         for reason, count in view.refused.items():
             self._gauge_refused.labels(model, reason).set(count)
+
+    def unread(self, waiting_bytes: int, ended: int) -> None:
+        """Set what clients have not read, and how many requests have ended for it."""
+        self._gauge_unread.set(waiting_bytes)
+        self._gauge_cut.set(ended)
 
     def replicas(
         self, model: str, placed: Mapping[tuple[str, str], int], out: int, ejections: Mapping[Why, int]

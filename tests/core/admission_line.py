@@ -11,7 +11,7 @@ LOW, NORMAL, HIGH, CRITICAL = RequestClass
 
 
 def admission(max_queued: int = 100, max_wait_s: float = 60.0, **replicas: int) -> Admission:
-    made = Admission(Policy(max_queued, max_wait_s, no_replica_wait_s=25.0, lift_after_s=(30.0, 20.0, 10.0)))
+    made = Admission(Policy(max_queued, max_wait_s, no_replica_wait_s=25.0))
     for replica, slots in replicas.items():
         made.on_replica(replica, slots, 0.0)
     return made

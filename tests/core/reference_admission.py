@@ -1,7 +1,7 @@
 """Admission written a second time, as plainly as possible: lists, full scans, everything computed anew at every step.
 
 It shares no code with `serve_app.core` beyond the event and policy values. Slow on purpose; the property tests compare
-against it. Only what history decides is kept: the tenants' counters, the trickle's credits, who waited last.
+against it. Only what history decides is kept: the tenants' counters, what the minimum shares owe, who waited last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Request:
     arrived: float
     number: int
     level: int
-    entered: int
+    since: int
     status: str = "waiting"  # or "granted", "refused", "cancelled"
     replica: str = ""  # set while it runs
     prompt: int = 0  # charged
@@ -67,6 +67,8 @@ class Reference:
         self.since: dict[tuple[int, str], int] = {}
         self.last_tenant: dict[int, str] = {}
         self.credit = [0.0] * CLASSES
+        self.earned = [0.0] * CLASSES  # per unit of weight
+        self.paid_up: dict[tuple[int, str], float] = {}  # of these, by tenants who wait
 
     # What can be asked.
 
@@ -77,7 +79,14 @@ class Reference:
 
     def rank(self, request: Request) -> tuple[float, ...]:
         of = request.level, request.tenant
-        return -request.level, not self.owed(request.tenant), self.served[of], self.since[of], request.entered
+        return (
+            -request.level,
+            not self.owed(request.tenant),
+            self.served[of],
+            self.since[of],
+            request.arrived,
+            request.number,
+        )
 
     def running(self) -> list[Request]:
         return [r for r in self.requests.values() if r.replica]
@@ -99,7 +108,7 @@ class Reference:
 
     def free_tokens(self, replica: str) -> float:
         used = sum(r.cost for r in self.requests.values() if r.replica == replica)
-        return max(0.0, self.tokens[replica] - used)
+        return max(0.0, self.tokens[replica] - used - self.reserved[replica])
 
     def fits(self, request: Request, replica: str) -> bool:
         room = self.free(replica) >= request.slots and self.free_tokens(replica) >= request.cost
@@ -145,8 +154,6 @@ class Reference:
             dues.append(self.wait_ends(request))
             if request.arrival.deadline is not None:
                 dues.append(request.arrival.deadline)
-            if request.level == request.arrival.request_class and request.level < CLASSES - 1:
-                dues.append(request.arrived + self.policy.lift_after_s[request.level])
         return min(dues, default=None)
 
     # What can happen.
@@ -158,34 +165,29 @@ class Reference:
         for request in sorted(self.waiting(), key=lambda r: (r.arrival.deadline or 0.0, r.number)):
             if request.arrival.deadline is not None and request.arrival.deadline <= now:
                 self.refuse(request, "deadline")
-        for request in sorted(self.waiting(), key=lambda r: r.number):
+        for request in sorted(self.waiting(), key=lambda r: (r.arrived, r.number)):
             if self.wait_ends(request) <= now:
                 self.refuse(request, self.why_not_served(request))
-        for request in sorted(self.waiting(), key=lambda r: (r.level, r.number)):
-            claimed = request.arrival.request_class
-            due = claimed < CLASSES - 1 and request.arrived + self.policy.lift_after_s[claimed] <= now
-            if request.level == claimed and due:
-                self.leave(request, "between")
-                self.enter(request, request.level + 1)
         self.decide()
 
-    def arrive(self, arrival: Arrival) -> None:
+    def arrive(self, arrival: Arrival, waited_s: float = 0.0) -> None:
         number = self.tick()
-        request = Request(arrival, self.now, number, int(arrival.request_class), number, "new")
+        request = Request(arrival, self.now - waited_s, number, int(arrival.request_class), number, "new")
         self.requests[arrival.request_id] = request
         if arrival.deadline is not None and arrival.deadline <= self.now:
             return self.refuse(request, "deadline")
         if not self.empty() and self.too_large(request):
             return self.refuse(request, "too_large")
-        self.enter(request, request.level)
+        self.enter(request)
         self.decide()
         if request.status != "waiting" or arrival.accepted:
             return None
         others = [r for r in self.waiting() if r is not request and r.level >= request.level]
-        if arrival.deadline is not None and others:
-            wait = self.history.wait_behind(self, request)
-            if wait is not None and self.now + wait > arrival.deadline:
-                return self.refuse(request, "deadline")
+        wait = self.history.wait_behind(self, request) if others else None
+        if wait is not None and arrival.deadline is not None and self.now + wait > arrival.deadline:
+            return self.refuse(request, "deadline")
+        if wait is not None and self.now + wait > request.arrived + self.policy.max_wait_s:
+            return self.refuse(request, "timeout")
         return self.bound(request)
 
     def end(self, request_id: str, cancel: bool, prompt: int | None = None, output: int | None = None) -> None:
@@ -240,16 +242,28 @@ class Reference:
         self.counter += 1
         return self.counter
 
-    def enter(self, request: Request, level: int) -> None:
+    def enter(self, request: Request) -> None:
+        level = request.level
         of = level, request.tenant
         others = self.waiting(level)
         if not others:
-            self.credit[level] = 0.0
+            self.credit[level] = self.earned[level] = 0.0
         if not any(r.tenant == request.tenant for r in others):
             self.served[of] = max(self.served.get(of, 0.0), self.floor(level))
-        request.status, request.level, request.entered = "waiting", level, self.tick()
-        if not any(r.tenant == request.tenant for r in others):
-            self.since[of] = request.entered
+            self.since[of] = request.number
+            self.paid_up[of] = self.earned[level]
+        request.status = "waiting"
+
+    def needed(self, level: int) -> float:
+        """What the next request of a level by its minimum share costs, be it owed or not."""
+        firsts = {r.tenant: r for r in sorted(self.waiting(level), key=lambda r: (-r.arrived, -r.number))}
+        paid = {tenant: self.paid_up[level, tenant] for tenant in firsts}
+        eligible = {
+            tenant: self.will_have_earned(firsts[tenant]) for tenant in paid if paid[tenant] <= self.earned[level]
+        }
+        return min(
+            ((at, tenant, firsts[tenant].cost) for tenant, at in (eligible or paid).items()), default=(0, "", 0)
+        )[2]
 
     def floor(self, level: int) -> float:
         """What a tenant begins with that comes, or comes back, to a level."""
@@ -265,6 +279,10 @@ class Reference:
         request.status = status
         if not any(r.tenant == request.tenant for r in self.waiting(request.level)):
             self.last_tenant[request.level] = request.tenant
+            saved = self.earned[request.level] - self.paid_up.pop((request.level, request.tenant))
+            lost = max(0.0, saved) * self.policy.weight(request.tenant)
+            credit = self.credit[request.level]
+            self.credit[request.level] = max(min(credit, self.needed(request.level)), credit - lost)
         self.rest(request.level)
 
     def rest(self, level: int) -> None:
@@ -281,11 +299,7 @@ class Reference:
         self.refusals.append((request.arrival.request_id, reason))
 
     def charge(self, request: Request, tokens: float) -> None:
-        amount = tokens / self.policy.weight(request.tenant)
-        self.served[request.level, request.tenant] += amount
-        home = int(request.arrival.request_class)
-        if request.level != home and self.busy(home):  # it was lifted: its own class counts it, too
-            self.served[home, request.tenant] = self.served.get((home, request.tenant), self.floor(home)) + amount
+        self.served[request.level, request.tenant] += tokens / self.policy.weight(request.tenant)
 
     def stop(self, request: Request, prompt: int, output: int) -> None:
         self.charge(request, prompt - request.prompt + 2 * (output - request.output))
@@ -307,7 +321,7 @@ class Reference:
         own = (max(own[0], rest[0] - len(lower)), max(own[1], rest[1] - sum(r.cost for r in lower)))
         gone: list[Request] = []
         if max(own) > 0:
-            fresh = [r for r in same if r.level == level and not r.arrival.accepted]
+            fresh = [r for r in same if not r.arrival.accepted]
             giver = self.heaviest(fresh, own)
             if giver == new.tenant or not self.can_give(fresh, giver, own, new.tenant):
                 return self.refuse(new, "queue_full")
@@ -316,11 +330,9 @@ class Reference:
                 gone.append(mine.pop())
         while lower and lacks(rest, gone):
             lowest = [r for r in lower if r.level == lower[-1].level]
-            fresh = [r for r in lowest if r.arrival.request_class == r.level]
             left = (rest[0] - len(gone), rest[1] - sum(r.cost for r in gone))
-            giver = self.heaviest(fresh, left) if fresh else ""
-            pick = [r for r in fresh if r.tenant == giver] if fresh else lowest
-            gone.append(max(pick, key=lambda r: r.number if fresh else r.entered))
+            giver = self.heaviest(lowest, left)
+            gone.append(max((r for r in lowest if r.tenant == giver), key=lambda r: r.number))
             lower.remove(gone[-1])
         for request in gone:
             self.refuse(request, "shed")
@@ -377,56 +389,65 @@ class Reference:
             found.setdefault(request.size, request)
         return list(found.values())
 
-    def next_one(self) -> tuple[Request, str] | None:
+    def next_one(self) -> tuple[Request, str, bool] | None:
         opened = {replica for replica in self.slots if self.free(replica) and self.free_tokens(replica)}
         if not opened:
             return None
         heads = {
             level: next((r for r in self.firsts(level) if self.possible(r)), None) for level in reversed(range(CLASSES))
         }
-        order = self.in_turn({level: head for level, head in heads.items() if head is not None})
-        due = [level for level in order if self.credit[level] >= heads[level].cost]  # type: ignore[union-attr]
-        for level, only_head in [(level, True) for level in due] + [(level, False) for level in order]:
-            head = heads[level]
-            if head is None:
+        order = [level for level, head in heads.items() if head is not None]
+        keeping = set()
+        for level in order[1:]:
+            if (owed := self.due(level)) is None:
                 continue
-            if only_head or level not in due:
-                if found := self.place(head, opened):
-                    return head, found
-                if only_head:
-                    self.credit[level] = min(self.credit[level], head.cost)
+            if found := self.place(owed, opened):
+                return owed, found, True
+            of, most = (level, owed.tenant), owed.cost / self.policy.weight(owed.tenant)
+            self.credit[level] = min(self.credit[level], owed.cost)
+            self.paid_up[of] = max(self.paid_up[of], self.earned[level] - most)
+            opened -= self.kept_for(owed, opened)
+            keeping.add(level)
+        for level in order:
+            head = heads[level]
+            assert head is not None
+            if found := self.place(head, opened):
+                return head, found, False
+            if level not in keeping:
                 opened -= self.kept_for(head, opened)
-            if not only_head:
-                for request in self.firsts(level):
-                    if found := self.place(request, opened):
-                        return request, found
+            for request in self.firsts(level):
+                if found := self.place(request, opened):
+                    return request, found, False
         return None
 
-    def in_turn(self, heads: dict[int, Request]) -> list[int]:
-        """The levels, highest first; one in which all were lifted comes after their own if fair order there says so."""
-        order = sorted(heads, reverse=True)
-        for above in heads:
-            home = above - 1
-            if home not in heads or any(r.arrival.request_class == above for r in self.waiting(above)):
-                continue
-            lifted, head = heads[above].tenant, heads[home]
-            if head.arrival.request_class != home or (home, lifted) not in self.served:
-                continue
+    def due(self, level: int) -> Request | None:
+        """Of the tenants who had no more than they earned, the one that will first have earned its next request, if
+        the class has earned it, or the tenant."""
+        found = []
+        for tenant in {r.tenant for r in self.waiting(level)}:
+            mine = sorted((r for r in self.waiting(level) if r.tenant == tenant), key=lambda r: (r.arrived, r.number))
+            able = [r for r in mine if self.possible(r)]
+            if able and self.paid_up[level, tenant] <= self.earned[level]:
+                found.append((self.will_have_earned(mine[0]), tenant, able[0]))
+        if not found:
+            return None
+        _, _, head = min(found, key=lambda one: one[:2])
+        enough = self.credit[level] >= head.cost or self.earned[level] >= self.will_have_earned(head)
+        return head if enough else None
 
-            def key(tenant: str, level: int = home) -> tuple[bool, float, int]:
-                return not self.owed(tenant), self.served[level, tenant], self.since.get((level, tenant), 0)
-
-            if key(head.tenant) < key(lifted):
-                first, second = order.index(above), order.index(home)
-                order[first], order[second] = home, above
-        return order
+    def will_have_earned(self, head: Request) -> float:
+        return self.paid_up[head.level, head.tenant] + head.cost / self.policy.weight(head.tenant)
 
     def place(self, request: Request, opened: set[str]) -> str:
         fits = {replica for replica in opened if self.fits(request, replica)}
         wish = request.arrival.affinity
         return wish if wish is not None and wish in fits else self.best(fits, tokens_first=True) if fits else ""
 
-    def give(self, request: Request, replica: str) -> None:
+    def give(self, request: Request, replica: str, owed: bool) -> None:
+        level, of = request.level, (request.level, request.tenant)
+        paid = self.will_have_earned(request)
+        self.paid_up[of] = paid if owed else max(self.paid_up[of], min(paid, self.earned[level]))
+        self.credit[level] = max(0.0, self.credit[level] - request.cost)
         request.replica = replica
         request.prompt = max(1, request.arrival.prompt_tokens)
         request.output = max(0, request.cost - request.prompt) if self.policy.predict_output else 0
@@ -435,9 +456,14 @@ class Reference:
         self.last_grant[replica] = self.tick()
         self.history.grants.append((self.now, request.level, request.slots))
         self.grants.append((request.arrival.request_id, replica, self.now - request.arrived))
-        self.credit[request.level] = max(0.0, self.credit[request.level] - request.cost)
-        for level in range(CLASSES):
+        for level in range(CLASSES) if self.policy.trickle_share else ():
+            tenants = {r.tenant for r in self.waiting(level)}
+            if not tenants:
+                continue
             self.credit[level] += self.policy.trickle_share * request.cost
+            weights = sum(self.policy.weight(tenant) for tenant in tenants)
+            self.earned[level] += self.policy.trickle_share * request.cost / weights
+            self.earned[level] = max(self.earned[level], min(self.paid_up[level, tenant] for tenant in tenants))
 
 
 def beyond(requests: list[Request], max_requests: int | None, max_tokens: int | None, new: Request) -> tuple[int, int]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tests.core.reference_admission import Reference, Request
 
 FADE_S = 60.0
+CLASSES = 4
 MOST_ABOVE = 0.95
 
 
@@ -43,7 +44,8 @@ class History:
         return slots * released / busy_slot_s * (1 - share)
 
     def wait(self, line: Reference, level: int, work: float) -> float | None:
-        """Until so many slots have come free for a level."""
+        """Until so many slots have come free for a level, beside those that the ones above want."""
+        above = sum(r.slots for r in line.waiting() if r.level > level)
         slots: float = sum(line.slots.values())
         free: float = sum(line.free(replica) for replica in line.slots)
         kv = sum(line.tokens[replica] for replica, count in line.slots.items() if count)
@@ -53,17 +55,20 @@ class History:
             if room < slots:
                 slots = room
                 free = min(free, max(0.0, room - sum(r.slots for r in running)))
-        rate = self.rate(line.now, level, slots)
-        return None if rate is None else max(0.0, work - free) / rate
+        rate, whole = self.rate(line.now, level, slots), self.rate(line.now, CLASSES, slots)
+        if rate is None or whole is None:
+            return None
+        wait = max(0.0, above + work - free) / rate
+        least = line.policy.trickle_share * whole
+        return min(wait, work / least) if above and least else wait
 
     def ahead(self, line: Reference, level: int, tenant: str, own: int, in_slots: bool) -> float:
-        """What stands before and with a tenant's `own` first ones in a level, in slots or in requests."""
+        """What stands before and with a tenant's `own` first ones in its level, in slots or in requests."""
         waits = line.waiting(level)
         others = [r for r in waits if r.tenant != tenant]
         weights = sum(line.policy.weight(name) for name in {r.tenant for r in others})
         wanted = sum(r.slots if in_slots else 1 for r in others)
-        above = sum(r.slots if in_slots else 1 for r in line.waiting() if r.level > level)
-        return above + own + min(wanted, own * weights / line.policy.weight(tenant))
+        return own + min(wanted, own * weights / line.policy.weight(tenant))
 
     def wait_behind(self, line: Reference, request: Request) -> float | None:
         """Of a request that has just come, itself with it."""
@@ -73,14 +78,17 @@ class History:
     def wait_of_newcomer(self, line: Reference, level: int, tenant: str | None) -> float | None:
         """Of a request for one slot that is not there yet."""
         if tenant is None:
-            work: float = sum(r.slots for r in line.waiting() if r.level >= level) + 1
+            work: float = sum(r.slots for r in line.waiting(level)) + 1
         else:
             own = sum(r.slots for r in line.waiting(level) if r.tenant == tenant)
             work = self.ahead(line, level, tenant, own + 1, True)
-        if work == 1 and any(line.free(replica) and line.free_tokens(replica) for replica in line.slots):
+        nobody = not any(r.level > level for r in line.waiting())
+        if work == 1 and nobody and any(line.free(replica) and line.free_tokens(replica) for replica in line.slots):
             return 0.0
         return self.wait(line, level, work)
 
     def position(self, line: Reference, request: Request) -> int:
-        own = sum(r.tenant == request.tenant and r.entered <= request.entered for r in line.waiting(request.level))
-        return math.floor(self.ahead(line, request.level, request.tenant, own, False))
+        mine = [r for r in line.waiting(request.level) if r.tenant == request.tenant]
+        own = sum((r.arrived, r.number) <= (request.arrived, request.number) for r in mine)
+        above = sum(r.level > request.level for r in line.waiting())
+        return above + math.floor(self.ahead(line, request.level, request.tenant, own, False))

@@ -12,8 +12,8 @@ NEVER_S = 1e9
 
 
 def patient(max_queued: int = 10**6, **more: object) -> Policy:
-    """Nobody is refused for waiting, nobody is lifted."""
-    return Policy(max_queued, NEVER_S, NEVER_S, (NEVER_S, NEVER_S, NEVER_S), **more)  # type: ignore[arg-type]
+    """Nobody is refused for waiting."""
+    return Policy(max_queued, NEVER_S, NEVER_S, **more)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -80,25 +80,6 @@ def test_who_is_ahead_is_told_by_class_from_the_highest_down() -> None:
     assert line.ahead(CRITICAL) == ()
 
 
-def test_a_long_wait_lifts_one_class_once_behind_those_already_there() -> None:
-    line = admission(max_wait_s=1000.0, a=1)
-    arrive(line, "running", cls=CRITICAL)
-    arrive(line, "aged", cls=LOW, now=0.0)
-    arrive(line, "before", now=29.0)
-    assert line.next_due() == 30.0
-    assert line.on_tick(30.0) == []
-    arrive(line, "after", now=31.0)
-    arrive(line, "high", cls=HIGH, now=48.0)
-    assert where(line.on_done("running", 48.5)) == {"high": "a"}
-    assert where(line.on_done("high", 48.5)) == {"before": "a"}
-    assert line.snapshot(300.0).lifted == 1
-    arrive(line, "much later", cls=HIGH, now=300.0)  # by now "after" is lifted to high, "aged" still is not
-    assert line.snapshot(300.0).lifted == 2
-    assert where(line.on_done("before", 300.0)) == {"after": "a"}
-    assert where(line.on_done("after", 300.0)) == {"much later": "a"}
-    assert where(line.on_done("much later", 300.0)) == {"aged": "a"}
-
-
 def test_small_requests_do_not_starve_a_large_one() -> None:
     line = admission(a=4)
     arrive(line, *"pqrs")

@@ -27,22 +27,11 @@ def test_what_is_in_other_hands_is_not_granted_and_is_waited_for() -> None:
     assert admission.free_on("r") == (0, 39)
 
 
-def test_what_is_not_there_any_more_is_not_granted_by_what_comes_due_at_the_same_moment() -> None:
-    admission = line(slots=1, lift_after_s=(5.0, 5.0, 5.0))
-    admission.on_replica("r", 1, 0.0, None, lent=(1, 0))
-    assert admission.on_arrive(arrival("waits", LOW), 0.0) == []
-    assert admission.on_replica("r", 0, 6.0) == []
-
-
 def test_the_wait_elsewhere_counts() -> None:
     admission = line(slots=1)
     admission.on_arrive(arrival("runs"), 0.0)
     assert admission.on_arrive(arrival("old"), 10.0, waited_s=55.0) == []
     assert next(action for action in admission.on_tick(15.0) if isinstance(action, Refuse)).reason is Reason.TIMEOUT
-    assert admission.on_arrive(arrival("lifted", LOW), 20.0, waited_s=40.0) == []
-    assert admission.on_arrive(arrival("late", LOW), 20.0) == []
-    admission.on_tick(20.0)
-    assert admission.snapshot(20.0).lifted == 1
 
 
 def test_who_was_served_elsewhere_comes_after_who_was_not() -> None:

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.admission import Admission, Policy, TenantPolicy
+from serve_app.core.admission import Admission, TenantPolicy
 from serve_app.core.waiting.policy import TRICKLE_SHARE
 from serve_app.core.waiting.service import INPUT_WEIGHT, OUTPUT_WEIGHT
 from tests.core.admission_line import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
-from tests.core.simulated_line import NEVER_S, Shop, patient, shop
+from tests.core.simulated_line import Shop, patient, shop
 
 MAX_PROMPT, MAX_OUTPUT = 60, 40
-LIFTING = Policy(10**6, NEVER_S, NEVER_S, (30.0, 20.0, 10.0))
 seeds = st.integers(0, 2**32)
 
 
@@ -87,49 +86,6 @@ def test_light_tenant_is_not_delayed_by_a_heavy_one() -> None:
             there.waited_s[light] <= 2 * 10 * there.step_s
         )  # two answers of ten steps: the next turn or the one after
     assert len(there.waits) > 500
-
-
-def test_light_tenant_is_not_delayed_by_a_queue_that_has_aged() -> None:
-    there = shop(LIFTING, slots=4)
-    for _ in range(2000):
-        there.arrive("heavy")
-    for _ in range(500):
-        there.step()  # 25 s: all that waits is lifted
-    assert there.line.snapshot(there.now).lifted == len(there.waits) > 1500
-    for _ in range(40):
-        light = there.arrive("light")
-        for _ in range(25):
-            there.step()
-        assert there.waited_s[light] <= 2 * 10 * there.step_s  # as without lifts
-
-
-def test_a_lifted_request_goes_before_its_own_class_while_others_wait_in_the_class_above() -> None:
-    line = Admission(LIFTING)
-    line.on_replica("a", 1, 0.0)
-    line.on_arrive(of("heavy", "running"), 0.0)
-    for number in range(6):
-        line.on_arrive(of("heavy", f"aged{number}"), 0.0)
-    for number in range(3):
-        line.on_arrive(of("person", f"high{number}", HIGH), 22.0)
-    line.on_arrive(of("light", "fresh"), 22.0)
-    order, running = [], "running"
-    while running != "fresh":
-        running = line.on_done(running, 23.0, 10, 10)[0].request_id
-        order.append(running.rstrip("0123456789"))
-    # The class above is shared by its two tenants; once it has nobody of its own, fair order in the other class holds.
-    assert order == ["aged", "high", "aged", "high", "aged", "high", "fresh"]
-
-
-def test_service_of_lifted_requests_counts_in_their_own_class() -> None:
-    there = shop(LIFTING, slots=2)
-    for number in range(4000):
-        if number % 4 == 0:
-            there.arrive("light", NORMAL, 20, 20)
-        if number % 2 == 0:
-            there.arrive("heavy", NORMAL, 20, 20)
-        there.step()
-    assert there.line.snapshot(there.now).lifted > 500
-    assert there.service["heavy"] / there.service["light"] == pytest.approx(1.0, rel=0.02)
 
 
 def test_idle_time_is_not_saved_up() -> None:

@@ -88,10 +88,11 @@ def test_growth_of_a_class_stops_this_class_and_those_below_and_none_above() -> 
         name = f"high {number}"
         assert where(made.on_arrive(of("t", name, HIGH), 0.0)) == {name: "a"}  # and no trickle for those below
         assert made.on_done(name, 0.0) == []
-    assert where(made.on_replica("b", 1, 1.0, 1000)) == {"normal": "b"}
-    assert where(made.on_kv_debt("a", LOW, 2.0)) == {}
+    assert where(made.on_replica("b", 1, 1.0, 1000)) == {"low": "b"}  # it is owed that by now
+    assert made.on_arrive(of("t", "low again", LOW), 2.0) == []
+    assert where(made.on_kv_debt("a", LOW, 2.0)) == {"normal": "a"}
     assert where(made.on_arrive(of("t", "normal now"), 2.0)) == {"normal now": "a"}
-    assert where(made.on_kv_debt("a", None, 3.0)) == {"low": "a"}
+    assert where(made.on_kv_debt("a", None, 3.0)) == {"low again": "a"}
 
 
 def test_debt_goes_with_its_engine() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from serve_app.core.admission import Admission, Policy, TenantPolicy
 from tests.core.admission_line import CRITICAL, HIGH, LOW, admission, arrival, arrive, of, where
 
-PEOPLE_WAIT = Policy(max_queued=100, max_wait_s=60.0, no_replica_wait_s=25.0, lift_after_s=(30.0, 20.0, 10.0))
+PEOPLE_WAIT = Policy(max_queued=100, max_wait_s=60.0, no_replica_wait_s=25.0)
 
 
 def changed(line: Admission, now: float, **bounds: float) -> dict[str, str]:
@@ -66,22 +64,11 @@ def test_a_longer_wait_gives_those_who_wait_more_time() -> None:
 
 def test_without_a_replica_the_wait_for_one_follows_its_own_bound() -> None:
     line = admission()
-    arrive(line, "waits", cls=CRITICAL)  # never lifted: nothing else comes due
+    arrive(line, "waits", cls=CRITICAL)
     assert line.next_due() == 25.0
     assert changed(line, 1.0, no_replica_wait_s=3.0) == {}
     assert line.next_due() == 3.0
     assert where(line.on_tick(3.0)) == {"waits": "no_replica"}
-
-
-def test_times_of_lifting_cannot_change_and_nothing_has_changed_then() -> None:
-    line = admission(a=1)
-    arrive(line, "running", "waits")
-    before = line.snapshot(1.0)
-    other = dataclasses.replace(PEOPLE_WAIT, max_wait_s=0.5, lift_after_s=(31.0, 20.0, 10.0))
-    with pytest.raises(ValueError, match="lift_after_s"):
-        line.on_policy(other, 1.0)
-    assert line.snapshot(1.0) == before
-    assert line.next_due() == 20.0
 
 
 def test_a_share_given_while_others_wait_lets_its_tenant_run_at_once_where_it_fits() -> None:

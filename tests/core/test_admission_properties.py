@@ -17,6 +17,7 @@ from tests.core.reference_admission import Reference
 REPLICAS = ("a", "b", "c", "d")
 TENANTS = ("t", "u", "v", "w")
 OFF_GRID = 0.0123  # deadlines fall between the other moments, so that rounding in the prediction cannot decide
+waited = st.sampled_from([0.0, 0.0, 0.5, 1.5])  # elsewhere, before it came; less than any longest wait
 spans = st.sampled_from([0.0, 0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 12.0])
 classes = st.sampled_from(RequestClass)
 tenants = st.sampled_from(TENANTS)
@@ -48,7 +49,6 @@ class AdmissionMachine(RuleBasedStateMachine):
         max_queued=st.integers(0, 8) | st.just(30),
         max_wait_s=st.sampled_from([3.0, 10.0, 40.0]),
         no_replica_wait_s=waits,
-        lifts=st.tuples(waits, waits, waits),
         more=st.fixed_dictionaries(
             {
                 "max_queued_tokens": st.none() | st.integers(0, 300),
@@ -60,9 +60,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         ),
         sizes=st.lists(st.tuples(st.integers(0, 6), kv_sizes), max_size=4),
     )
-    def start(self, max_queued, max_wait_s, no_replica_wait_s, lifts, more, sizes) -> None:  # type: ignore[no-untyped-def]
-        high, normal, low = sorted(lifts)
-        self.policy = Policy(max_queued, max_wait_s, no_replica_wait_s, (low, normal, high), **more)
+    def start(self, max_queued, max_wait_s, no_replica_wait_s, more, sizes) -> None:  # type: ignore[no-untyped-def]
+        self.policy = Policy(max_queued, max_wait_s, no_replica_wait_s, **more)
         self.most = max_queued  # who may wait; more than the bound only where it was lowered under them
         self.admission = Admission(self.policy)
         self.reference = Reference(self.policy)
@@ -78,6 +77,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         affinity=st.none() | st.sampled_from(REPLICAS),
         tokens=st.tuples(st.integers(0, 40), st.integers(0, 20)),
         where=constraints,
+        waited_s=waited,
         span=spans,
     )
     def arrive(
@@ -88,6 +88,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         affinity: str | None,
         tokens: tuple[int, int],
         where: dict[str, Any],
+        waited_s: float,
         span: float,
     ) -> None:
         self.now += span
@@ -99,19 +100,27 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.arrived += 1
         self.reference.pass_time(self.now)
         self.compare(self.admission.on_tick(self.now))
-        self.reference.arrive(arrival)
-        self.compare(self.admission.on_arrive(arrival, self.now))
+        self.reference.arrive(arrival, waited_s)
+        self.compare(self.admission.on_arrive(arrival, self.now, waited_s))
 
-    @rule(request_class=classes, of=st.lists(tenants, min_size=2, max_size=6), accepted=st.booleans(), span=spans)
-    def arrive_together(self, request_class: RequestClass, of: list[str], accepted: bool, span: float) -> None:
+    @rule(
+        request_class=classes,
+        of=st.lists(tenants, min_size=2, max_size=6),
+        accepted=st.booleans(),
+        waited_s=waited,
+        span=spans,
+    )
+    def arrive_together(
+        self, request_class: RequestClass, of: list[str], accepted: bool, waited_s: float, span: float
+    ) -> None:
         """As above in a burst, and time passes in the arrival itself instead of in a tick."""
         self.now += span
         for tenant in of:
             arrival = Arrival(f"q{next(self.ids)}", request_class, tenant, 1, 9, accepted=accepted, prompt_tokens=3)
             self.arrived += 1
             self.reference.pass_time(self.now)
-            self.reference.arrive(arrival)
-            self.compare(self.admission.on_arrive(arrival, self.now))
+            self.reference.arrive(arrival, waited_s)
+            self.compare(self.admission.on_arrive(arrival, self.now, waited_s))
             if accepted and self.reference.requests[arrival.request_id].status == "waiting":
                 self.most = max(self.most, len(self.reference.waiting()))
 
@@ -200,7 +209,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.now += span
         self.reference.pass_time(self.now)
         self.reference.replica(replica, slots, kv_tokens, reserved)
-        self.compare(self.admission.on_replica(replica, slots, self.now, kv_tokens, reserved=reserved))
+        self.compare(self.admission.on_replica(replica, slots, self.now, kv_tokens, (0, reserved), reserved))
 
     @rule(replica=st.sampled_from(REPLICAS), level=st.none() | classes, span=spans)
     def kv_debt(self, replica: str, level: RequestClass | None, span: float) -> None:
@@ -220,9 +229,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         """It holds for those who wait, too, and nobody is refused because the line has become too long."""
         self.now += span
         waiting = len(self.reference.waiting())
-        self.policy = Policy(
-            max_queued, max_wait_s, no_replica_wait_s, self.policy.lift_after_s, tenants=tenants, trickle_share=0.1
-        )
+        self.policy = Policy(max_queued, max_wait_s, no_replica_wait_s, tenants=tenants, trickle_share=0.1)
         self.reference.policy = self.policy
         self.reference.pass_time(self.now)
         actions = self.admission.on_policy(self.policy, self.now)
@@ -239,20 +246,17 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @rule()
     def come_due(self) -> None:
-        """Nothing happens before `next_due`; at `next_due` something does, or somebody is lifted."""
+        """Nothing happens before `next_due`; at `next_due` something does."""
         due = self.admission.next_due()
         if due is None:
             return
         assert due > self.now
-        lifted = self.admission.snapshot(self.now).lifted
         assert self.admission.on_tick((self.now + due) / 2) == []
-        assert self.admission.snapshot(self.now).lifted == lifted
         self.reference.pass_time((self.now + due) / 2)
         self.now = due
         self.reference.pass_time(due)
-        before = self.admission.snapshot(due).lifted
         actions = self.admission.on_tick(due)
-        assert actions or self.admission.snapshot(due).lifted != before
+        assert actions
         self.compare(actions)
 
     @precondition(lambda self: self.reference.requests)
@@ -326,9 +330,6 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert seen.waiting_slots == sum(r.slots for r in waiting)
         assert seen.waiting_tokens == sum(r.cost for r in waiting)
         assert seen.oldest_wait_s == max((self.now - r.arrived for r in waiting), default=0.0)
-        aged = [r for r in waiting if r.arrival.request_class < RequestClass.CRITICAL]
-        bounds = self.policy.lift_after_s
-        assert seen.lifted == sum(r.arrived + bounds[r.arrival.request_class] <= self.now for r in aged)
         assert {r: (use.slots, use.used) for r, use in seen.replicas.items()} == {
             r: (slots, self.reference.used(r)) for r, slots in self.reference.slots.items()
         }

@@ -18,7 +18,7 @@ LONG_S = 600.0  # many fade times: what was granted before is forgotten
 
 
 def line(share: float = 0.25, slots: int = SLOTS, trickle: float = 0.0) -> Admission:
-    made = Admission(Policy(1000, 3600.0, lift_after_s=(3600.0,) * 3, trickle_share=trickle, headroom_share=share))
+    made = Admission(Policy(1000, 3600.0, trickle_share=trickle, headroom_share=share))
     made.on_replica("r", slots, 0.0)
     return made
 
@@ -46,21 +46,6 @@ def test_the_more_of_the_load_high_is_the_more_stays_free_for_it(count: int, fre
     with_high(made, count)
     assert len(granted(arrive(made, *names("n", 40), now=10.0))) == 16 - free
     assert len(granted(arrive(made, *names("h", 40), cls=HIGH, now=10.0))) == free
-
-
-def test_nothing_stays_free_for_those_who_were_lifted() -> None:
-    """Else a heavy tenant's aged queue would keep slots from all who come later, and age them, too."""
-    made = Admission(Policy(1000, 3600.0, lift_after_s=(5.0,) * 3, trickle_share=0.0, headroom_share=0.5))
-    made.on_replica("r", SLOTS, 0.0)
-    running = granted(arrive(made, *names("first", SLOTS)))
-    arrive(made, *names("aged", 2 * SLOTS))
-    for second in range(6, 12):
-        actions = made.on_tick(float(second))
-        for name in running:
-            actions += made.on_done(name, float(second))
-        running = granted(actions)
-    assert made.waiting == 0
-    assert len(granted(arrive(made, *names("n", 2 * SLOTS), now=20.0))) == SLOTS
 
 
 def test_no_more_than_the_share_stays_free() -> None:

@@ -63,7 +63,6 @@ receipts = st.builds(
     total_s=st.floats(0, 1e4),
     granted=st.booleans(),
     ahead=st.lists(st.tuples(st.sampled_from(RequestClass), st.integers(0, 9)), max_size=9).map(tuple),
-    lifted=st.booleans(),
     first_token_s=st.none() | st.floats(0, 1e4),
     replica_id=st.none() | st.text(max_size=400),
     route=st.none() | st.sampled_from(Route),
@@ -124,9 +123,9 @@ def test_a_service_level_is_told_with_what_became_of_it() -> None:
         ({"ahead": ((RequestClass.HIGH, 1),)}, 1, "Waited 2.1 s: 1 request of class high was ahead."),
         ({"ahead": ((RequestClass.HIGH, 0),)}, 1, "Waited 2.1 s."),
         (
-            {"ahead": (), "lifted": True, "deadline_s": 30.0},
+            {"ahead": (), "deadline_s": 30.0},
             1,
-            "Waited 2.1 s; it was moved up a class for its long wait; its deadline was 30.0 s.",
+            "Waited 2.1 s; its deadline was 30.0 s.",
         ),
         (
             {"route": None, "losses": 1, "first_token_s": None},

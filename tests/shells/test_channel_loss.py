@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from serve_app import channel
-from serve_app.channel import Channel, Stream
+from serve_app.channel import Channel, Stream, Unread
 from serve_app.engine import deployment
 from serve_app.engine.protocol import Batch, Frame, Usage, batch_encoder
 from serve_app.errors import EngineFailed, EngineUnreachable
@@ -199,7 +199,7 @@ def test_what_a_dropped_channel_still_brings_is_for_nobody() -> None:
 
 
 def test_frames_that_come_after_a_failure_are_dropped() -> None:
-    stream = Stream()
+    stream = Stream(Unread(), nothing)
     assert stream.push(Frame(1, b"a", 200, "sse"))
     stream.fail(EngineFailed("first"))
     stream.fail(EngineFailed("second"))

@@ -287,6 +287,38 @@ def test_a_client_that_does_not_read_stops_nobody_and_is_cut(monkeypatch: pytest
     run(scenario)
 
 
+def test_many_clients_that_do_not_read_hold_no_more_than_the_router_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        unread = client.line.unread
+        monkeypatch.setattr(unread, "_most", 50_000)
+        reads = asyncio.Event()
+
+        async def wait(reply: Reply) -> None:
+            await reads.wait()
+
+        most = 0
+        slow = [client.posting(ask(f"slow {n}", LONG), reading=wait) for n in range(8)]
+
+        def bounded() -> bool:
+            nonlocal most
+            most = max(most, unread.bytes)
+            return unread.ended >= 8
+
+        await until(bounded, SOON_S, "all of them have ended")
+        assert most <= 50_000
+        quick = await asyncio.wait_for(client.post(ask("quick", 50)), SOON_S)
+        assert quick.text == said("quick", 50)
+        reads.set()
+        for reply in await asyncio.gather(*slow):
+            assert reply.events[-1]["error"]["code"] == "slow_client"
+        assert unread.bytes == 0
+        assert client.at_rest()
+        assert (await client.get("/metrics")).body.count(b"serve_app_unread_ended 8.0") == 1
+
+    run(scenario, model(slots=9))
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_repeat_under_one_idempotency_key_gets_the_same_bytes_and_runs_nothing(stream: bool) -> None:
     async def scenario(cluster: FakeCluster) -> None:

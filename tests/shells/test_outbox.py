@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.engine import outbox
 from serve_app.engine.outbox import MAX_MESSAGE_BYTES, Outbox, merge
 from serve_app.engine.protocol import Frame, Usage, batch_decoder
+from serve_app.errors import EngineFailed
 
 
-async def drain(outbox: Outbox) -> list[bytes]:
-    outbox.close()
-    return [message async for message in outbox.messages()]
+async def drain(box: Outbox) -> list[bytes]:
+    box.close()
+    return [message async for message in box.messages()]
 
 
 def test_frames_of_one_turn_leave_in_one_message() -> None:
@@ -120,3 +123,14 @@ def test_many_frames_leave_in_messages_the_channel_can_carry() -> None:
     assert all(len(message) < 2 * MAX_MESSAGE_BYTES for message in messages)
     received = b"".join(frame.body for message in messages for frame in batch_decoder.decode(message).frames)
     assert len(received) == 64 * (MAX_MESSAGE_BYTES // 10)
+
+
+def test_a_router_that_does_not_read_is_held_no_more_for_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MAX_WAITING_BYTES", 100)
+    box = Outbox()
+    box.put(Frame(1, b"x" * 60))
+    with pytest.raises(EngineFailed, match="too slowly"):
+        box.put(Frame(2, b"x" * 60))
+    box.put(Frame(2, b"x" * 40))
+    assert sum(len(frame.body) for frame in box._take()) == 100
+    box.put(Frame(3, b"x" * 100))

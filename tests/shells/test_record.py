@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.channel import Stream
+from serve_app.channel import Stream, Unread
 from serve_app.core.estimate import Source, Use
 from serve_app.core.waiting.events import Reason
 from serve_app.engine.protocol import Usage
@@ -19,7 +19,7 @@ def record(operation: Operation = Operation.CHAT, *, made: int = 7, usage: Usage
     found = Record("a1", None, operation, "tenant", RequestClass.LOW, 100.0)
     found.model = "model"
     found.cost = Cost(40, 10, 512, 2, Source.PRIOR, None)
-    found.stream, found.usage = Stream(), usage
+    found.stream, found.usage = Stream(Unread(), lambda: None), usage
     found.stream.tokens = made
     return found
 
@@ -66,8 +66,3 @@ def test_a_refusal_has_a_reason_and_other_errors_have_none(
     ended.failed(error)
     found = ended.receipt(103.0)
     assert (found.outcome, found.refused, found.retry_after_s) == (outcome, reason, error.retry_after_s)
-
-
-@pytest.mark.parametrize(("waited_s", "lifted"), [(29.0, False), (30.0, True)])
-def test_a_wait_of_the_class_s_bound_has_lifted_it(waited_s: float, lifted: bool) -> None:
-    assert record().receipt(100.0 + waited_s).lifted is lifted

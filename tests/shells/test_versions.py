@@ -48,6 +48,7 @@ OTHERWISE: dict[str, Any] = {
     "cpus_per_rank": 2.0,
     "gpus_per_rank": 1.0,
     "accelerator_type": "H200",
+    "grammar_cpu_s": 5.0,
     "health_stall_s": 5.0,
     "drain_s": 5.0,
     "extra_engine_args": {"seed": 1},

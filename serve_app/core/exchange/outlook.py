@@ -108,13 +108,15 @@ class Outlook:
         found = figures.classes[arrival.request_class]
         if found.full:
             return Reason.QUEUE_FULL
-        if arrival.deadline is None:
-            return None
         backlog = self._backlog(model, arrival.request_class, found)
         if not (backlog.above or backlog.slots):
             return None  # as in `Admission`: who is next is not refused for a forecast
         wait_s = self.wait_s(model, arrival.request_class, arrival.tenant, arrival.slots)
-        return Reason.DEADLINE if wait_s is not None and now + wait_s > arrival.deadline else None
+        if wait_s is None:
+            return None
+        if arrival.deadline is not None and now + wait_s > arrival.deadline:
+            return Reason.DEADLINE
+        return Reason.TIMEOUT if wait_s > self._policies.get(model, UNTOLD).max_wait_s else None
 
     def refusal(self, model: str, arrival: Arrival, reason: Reason) -> Refuse:
         """The refusal, with the wait that the figures predict."""

@@ -19,7 +19,6 @@ Invariant: a ticket is known from its arrival to its end, and nothing of it afte
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -229,8 +228,7 @@ class Places:
         if line is None:
             line = self.lines[model] = Line(Admission(policy))
         line.routers.add(router)
-        with contextlib.suppress(ValueError):  # other lift times: from the next line of this model on
-            self._act(model, line.admission.on_policy(policy, now))
+        self._act(model, line.admission.on_policy(policy, now))
         line.avoids.clear()
         for engine in list(line.engines):
             self.sync(engine, now)

@@ -13,7 +13,7 @@ import math
 from serve_app.types import RequestClass
 
 FADE_S = 60.0  # long enough to hold whole answers of tens of seconds, short enough to follow a change of load
-MAX_SHARE_ABOVE = 0.95  # of the drain, taken by higher classes: the trickle is left to whoever waits
+MAX_SHARE_ABOVE = 0.95  # of the drain, taken by higher classes: what they take is measured, not certain
 
 
 class DrainRate:
@@ -24,8 +24,7 @@ class DrainRate:
         self._released = 0.0
         self._busy_slot_s = 0.0
         self._all_slot_s = 0.0
-        self._granted = [0.0] * len(RequestClass)  # by the level they were served at
-        self._claimed = [0.0] * len(RequestClass)  # by the class they claimed
+        self._granted = [0.0] * len(RequestClass)  # by class
 
     def advance(self, now: float, busy: int, slots: int) -> None:
         """Account for the time since the last call, in which `busy` of `slots` slots were busy."""
@@ -36,7 +35,6 @@ class DrainRate:
         weight_s = FADE_S * (1.0 - keep)
         self._all_slot_s = self._all_slot_s * keep + slots * weight_s
         self._granted = [granted * keep for granted in self._granted]
-        self._claimed = [granted * keep for granted in self._claimed]
         if busy:  # idle time says nothing about how long a slot is held, so it does not fade what was measured
             self._released *= keep
             self._busy_slot_s = self._busy_slot_s * keep + busy * weight_s
@@ -44,23 +42,15 @@ class DrainRate:
     def released(self, slots: int) -> None:
         self._released += slots
 
-    def granted(self, level: RequestClass, claimed: RequestClass, slots: int) -> None:
+    def granted(self, level: RequestClass, slots: int) -> None:
         self._granted[level] += slots
-        self._claimed[claimed] += slots
 
     def part(self, level: int) -> float:
-        """The part of what the replicas could release that was granted at this level and above of late."""
-        return self._part(self._granted[level:])
-
-    def part_of(self, request_class: int) -> float:
-        """The same by the class that was claimed: who was lifted is none of those above."""
-        return self._part(self._claimed[request_class:])
-
-    def _part(self, granted: list[float]) -> float:
+        """The part of what the replicas could release that was granted to this class and above of late."""
         if self._released <= 0.0 or self._busy_slot_s <= 0.0:
             return 0.0
         possible = self._released / self._busy_slot_s * self._all_slot_s
-        return sum(granted) / possible if possible > 0.0 else 0.0
+        return sum(self._granted[level:]) / possible if possible > 0.0 else 0.0
 
     def slots_per_s(self, slots: float) -> float | None:
         """Slots released per second when `slots` slots are all busy; None: not measured, or there are none."""

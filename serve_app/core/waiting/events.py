@@ -85,7 +85,7 @@ class Reason(enum.StrEnum):
     QUEUE_FULL = "queue_full"  # the line, or its class, is full of requests that have as much right to wait
     SHED = "shed"  # it was in the line, and a higher class or a lighter tenant needed its place
     DEADLINE = "deadline"  # passed, or the predicted wait exceeds it
-    TIMEOUT = "timeout"  # it waited the longest wait
+    TIMEOUT = "timeout"  # it waited the longest wait, or by the forecast would have to wait longer
     NO_REPLICA = "no_replica"  # no replica has had a slot for too long
     TOO_LARGE = "too_large"  # more slots or KV tokens than any replica has
     SESSIONS = "sessions"  # it waited the longest wait, and no replica had enough KV tokens beside its sessions
@@ -128,7 +128,7 @@ class QueueStatus:
     """Where a request stands.
 
     Args:
-        level: the class it is served as, which is the one above its own once it has been lifted.
+        level: its class.
         position: 1: it is expected to start next. An estimate: whoever arrives later may still come before it.
         expected_start_s: seconds from now; None: nothing measured yet.
     """
@@ -154,7 +154,7 @@ class ReplicaUse:
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures:
-    """One class, as claimed. `granted_tokens` only ever grows; `drain_slots_per_s` is what is left to it."""
+    """One class. `granted_tokens` only ever grows; `drain_slots_per_s` is what is left to it."""
 
     waiting: int
     waiting_tokens: int
@@ -175,7 +175,7 @@ class TenantFigures:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state in figures. Classes by label and as claimed, reasons by value; counters only ever grow.
+    """The state in figures. Classes by label, reasons by value; counters only ever grow.
 
     `arrived` always equals `granted` + `refused` + `cancelled_waiting` + `waiting`, each summed. `tenants` names those
     with the most slots and waiting requests, at most `TENANTS_SHOWN`; all others are summed under `OTHER_TENANTS`.
@@ -184,7 +184,6 @@ class Snapshot:
     waiting: Mapping[str, int]
     waiting_slots: int
     waiting_tokens: int
-    lifted: int
     oldest_wait_s: float
     replicas: Mapping[str, ReplicaUse]
     arrived: int
@@ -203,7 +202,7 @@ _MESSAGES = {
     Reason.QUEUE_FULL: "The waiting line of this model is full.",
     Reason.SHED: "The request gave its place in the full waiting line to one of a higher class or a lighter tenant.",
     Reason.DEADLINE: "The request cannot start before its deadline.",
-    Reason.TIMEOUT: "The request waited as long as is allowed and found no free slot.",
+    Reason.TIMEOUT: "No slot is free for the request within the longest wait that is allowed.",
     Reason.NO_REPLICA: "No replica of this model can serve at the moment; Retry-After says when one is expected.",
     Reason.SESSIONS: "Sessions hold the KV tokens that the request would need; it waited as long as is allowed.",
     Reason.TOO_LARGE: "The request asks for more sequences or tokens at once than a replica of this model can hold.",

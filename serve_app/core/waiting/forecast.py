@@ -2,8 +2,9 @@
 
 Before a request stand all of the classes above, its own tenant's earlier ones, and of every other tenant in its class
 as much as fair order lets pass meanwhile: for each slot of its own tenant the slots that the others' weights give them,
-and no more than they want. So a light tenant's forecast does not grow with a heavy one's queue. Trickle, guaranteed
-shares and whoever arrives later are left out: it is a forecast, and all figures are None until something is measured.
+and no more than they want. So a light tenant's forecast does not grow with a heavy one's queue. By the minimum share of
+its class the classes above do not stand before it; the shorter of the two waits counts. Guaranteed shares of tenants
+and whoever arrives later are left out: it is a forecast, and all figures are None until something is measured.
 
 Where KV tokens are what is short, not all slots can be busy: as many are counted as the tokens allow at the present
 mean of tokens per slot.
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from serve_app.core.waiting.capacity import Capacity
 from serve_app.core.waiting.drain import DrainRate
 from serve_app.core.waiting.events import QueueStatus
-from serve_app.core.waiting.level import Level, Waiting
+from serve_app.core.waiting.level import Waiting
 from serve_app.core.waiting.line import Line
 from serve_app.types import RequestClass
 
@@ -32,6 +33,7 @@ class Backlog(NamedTuple):
         weight: of the tenants who wait in its class.
         free: that could be granted to its class now.
         slots_per_s: that come free for its class while all are busy; None: not measured.
+        least_per_s: of the slots that come free, those that the minimum share of its class gives it.
     """
 
     above: int
@@ -39,6 +41,7 @@ class Backlog(NamedTuple):
     weight: float
     free: float
     slots_per_s: float | None
+    least_per_s: float = 0.0
 
     def newcomer_s(self, slots: int, own: int, weight: float) -> float | None:
         """The wait in seconds of a request of so many slots whose tenant, of this weight, has `own` slots waiting."""
@@ -47,28 +50,37 @@ class Backlog(NamedTuple):
 
     def tenant_s(self, own: int, weight: float, others: int, others_weight: float) -> float | None:
         """The wait until a tenant has had so many slots, beside others of the class who want theirs."""
-        return self.wait_s(self.above + own + _passing(others, own * others_weight / weight))
+        return self.wait_s(own + _passing(others, own * others_weight / weight))
 
     def last_s(self, slots: int) -> float | None:
         """The same behind everybody of the class."""
-        return self.wait_s(self.above + self.slots + slots)
+        return self.wait_s(self.slots + slots)
 
     def wait_s(self, work: float) -> float | None:
-        """Seconds until so many slots have come free."""
-        return None if self.slots_per_s is None else max(0.0, work - self.free) / self.slots_per_s
+        """Seconds until so many slots have come free for its class."""
+        if self.slots_per_s is None:
+            return None
+        wait_s = max(0.0, self.above + work - self.free) / self.slots_per_s
+        return min(wait_s, work / self.least_per_s) if self.least_per_s and self.above else wait_s
 
 
 class Forecast:
     """Waits in seconds. O(log n) per method.
 
     Args:
+        share: the minimum share of a class.
         kept: the free slots that a class may not take.
     """
 
     def __init__(
-        self, line: Line, capacity: Capacity, drain: DrainRate, kept: Callable[[RequestClass], int] = lambda _: 0
+        self,
+        line: Line,
+        capacity: Capacity,
+        drain: DrainRate,
+        share: Callable[[], float],
+        kept: Callable[[RequestClass], int] = lambda _: 0,
     ) -> None:
-        self._line, self._capacity, self._drain, self._kept = line, capacity, drain, kept
+        self._line, self._capacity, self._drain, self._share, self._kept = line, capacity, drain, share, kept
 
     def newcomer_s(self, level: RequestClass, slots: int, tenant: str | None, weight: float) -> float | None:
         """The wait of a request that comes now; without a tenant, behind everybody of its class."""
@@ -88,7 +100,8 @@ class Forecast:
         if slots < self._capacity.slots:
             free = min(free, max(0.0, slots - self._capacity.used))
         rate = self._drain.left_slots_per_s(level, max(1.0, slots - kept) if kept else slots)
-        return Backlog(self._above(level), stage.slots, stage.weight, free, rate)
+        least = self._share() * (self._drain.slots_per_s(slots) or 0.0)
+        return Backlog(self._above(level), stage.slots, stage.weight, free, rate, least)
 
     def is_next(self, waiting: Waiting) -> bool:
         """Whether nobody else waits at its level or above, so that it takes whatever comes free."""
@@ -107,11 +120,9 @@ class Forecast:
         lane = level.lanes[waiting.arrival.tenant]
         own = lane.ranks.rank(waiting.entry) + 1
         others = level.size - len(lane.waiting)
-        ahead = self._count_above(waiting.level) + own - 1
-        ahead += int(_passing(others, own * (level.weight - lane.weight) / lane.weight))
-        work = ahead * self._mean_slots(level, waiting.level) + waiting.slots
-        start_s = self.backlog(waiting.level).wait_s(work)
-        return QueueStatus(waiting.request_id, waiting.level, ahead + 1, start_s)
+        ahead = own - 1 + int(_passing(others, own * (level.weight - lane.weight) / lane.weight))
+        start_s = self.backlog(waiting.level).wait_s(ahead * level.slots / level.size + waiting.slots)
+        return QueueStatus(waiting.request_id, waiting.level, self._count_above(waiting.level) + ahead + 1, start_s)
 
     def slots_per_s(self, level: RequestClass | None = None) -> float | None:
         """Slots that come free while all are busy; of a level, what the classes above leave to it."""
@@ -129,9 +140,6 @@ class Forecast:
 
     def _count_above(self, level: RequestClass) -> int:
         return sum(stage.size for stage in self._line.stages[level + 1 :])
-
-    def _mean_slots(self, level: Level, name: RequestClass) -> float:
-        return (self._above(name) + level.slots) / (self._count_above(name) + level.size)
 
 
 def _passing(others: int, fair: float) -> float:

@@ -1,8 +1,8 @@
-"""One class of the line: its tenants in fair order, each with its requests in the order in which they came.
+"""One class of the line: its tenants in fair order, each with its requests by their age.
 
 Fair order is that of weighted virtual token counters (VTC; Sheng et al., "Fairness in Serving Large Language Models",
 OSDI 2024): each tenant has a counter of the service it got in this class, over its weight, and the lowest counter is
-next. A tenant that comes back from having nobody waiting is lifted to the lowest counter of those who wait (or, when
+next. A tenant that comes back from having nobody waiting is raised to the lowest counter of those who wait (or, when
 nobody waits, to that of who waited last): idle time is not saved up. Tenants below their guaranteed share come first.
 Counters start over when nobody of the class waits or runs.
 
@@ -17,48 +17,47 @@ Invariant: a request is in every index or in none; a tenant's key in the heaps i
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from serve_app.core.heap import Key, KeyedHeap
 from serve_app.core.waiting.events import Arrival, Where
-from serve_app.core.waiting.ranks import Ranks
+from serve_app.core.waiting.ranks import Place, Ranks
+from serve_app.core.waiting.trickle import MinimumShare
 from serve_app.types import RequestClass
 
 Size = tuple[int, int, Where | None]  # slots, the power of two that the tokens are below, and where it may run
-Head = tuple[Key, "Waiting", "Lane"]  # first the key of its lane with its entry, by which heads are in order
+Head = tuple[tuple[Any, ...], "Waiting", "Lane"]  # first its lane's key with its entry: the order of heads
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request in the line. `entry` orders a tenant's requests in a level; `arrived_s` is the moment of arrival."""
+    """A request in the line. `arrived_s` is the moment of arrival, `number` counts arrivals; both are its `entry`, by
+    which a tenant's requests are in order."""
 
     arrival: Arrival
     arrived_s: float
-    level: RequestClass
-    entry: int
+    number: int
     # Of the arrival, here since they are read far more often than a request comes.
     request_id: str = field(init=False)
     slots: int = field(init=False)
     cost: int = field(init=False)
+    level: RequestClass = field(init=False)
     where: Where | None = field(init=False)
     size: Size = field(init=False)
+    entry: Place = field(init=False)
 
     def __post_init__(self) -> None:
         arrival = self.arrival
         self.request_id, self.slots, self.cost = arrival.request_id, arrival.slots, arrival.cost
-        self.where = arrival.where
+        self.level, self.where, self.entry = arrival.request_class, arrival.where, (self.arrived_s, self.number)
         self.size = self.slots, self.cost.bit_length(), self.where
-
-    @property
-    def lifted(self) -> bool:
-        return self.level is not self.arrival.request_class
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One tenant in one class. `since` is the entry with which it last began to wait."""
+    """One tenant in one class. `since` is the number of the arrival with which it last began to wait."""
 
     tenant: str
     weight: float
@@ -68,9 +67,10 @@ class Lane:
     key: Key = ()  # by which it is ordered
     slots: int = 0
     tokens: int = 0
-    waiting: dict[int, Waiting] = field(default_factory=dict)  # by entry
+    paid_up: float = 0.0  # how far it has paid of what the class earns per unit of weight (`core.waiting.trickle`)
+    waiting: dict[Place, Waiting] = field(default_factory=dict)  # by entry
     ranks: Ranks = field(default_factory=Ranks)  # of the entries
-    by_size: dict[Size, OrderedDict[int, Waiting]] = field(default_factory=dict)
+    by_size: dict[Size, Ranks] = field(default_factory=dict)  # of their entries
     leads: set[Size] = field(default_factory=set)  # sizes of which the head that was looked up is its own
 
     def rank(self) -> None:
@@ -91,7 +91,7 @@ class Level:
         self.slots = 0  # that they want
         self.weight = 0.0  # of the tenants who wait
         self.running = 0  # requests that were granted at this level
-        self.credit = 0.0  # tokens of trickle that it has coming (`core.waiting.trickle`)
+        self.share = MinimumShare()
         self.changes = 0  # how often something that was looked up has become another
         self._order = (KeyedHeap(), KeyedHeap())  # waiting tenants: those owed, the others
         self._sizes: dict[Size, KeyedHeap] = {}  # waiting tenants that have a request of this size
@@ -102,16 +102,14 @@ class Level:
         self._least_of = -1
 
     def add(self, waiting: Waiting, weight: float, owed: bool) -> None:
-        """Put a request at the end of its tenant's lane; `weight` and `owed` count where the tenant is new here."""
-        if not self.size:
-            self.credit = 0.0
+        """Put a request into its tenant's lane, by its age; `weight` and `owed` count where the tenant is new here."""
         tenant, size = waiting.arrival.tenant, waiting.size
         lane = self.lanes.get(tenant)
         if lane is None:
             lane = self.lanes[tenant] = Lane(tenant, weight, owed)
         if not lane.waiting:
             lane.counter = max(lane.counter, self._floor())
-            lane.since = waiting.entry
+            lane.since = waiting.number
             lane.rank()
             if self._first is None or lane.key < self.lanes[self._first.arrival.tenant].key:
                 self._forget_first()
@@ -121,23 +119,33 @@ class Level:
         lane.ranks.add(waiting.entry)
         lane.slots += waiting.slots
         lane.tokens += waiting.cost
+        if lane.ranks.first is waiting.entry:
+            if len(lane.waiting) == 1:
+                self.share.begin(lane, not self.size)
+            else:  # it is older than those who were there
+                self.share.changed(lane)
+                if self._first is not None and self._first.arrival.tenant == tenant:
+                    self._first = None
+            self.changes += 1
         queue = lane.by_size.get(size)
         if queue is None:
-            queue = lane.by_size[size] = OrderedDict()
+            queue = lane.by_size[size] = Ranks()
             heap = self._sizes.get(size)
             if heap is None:
                 heap = self._sizes[size] = KeyedHeap()
             heap.set(tenant, lane.key)
+        queue.add(waiting.entry)
+        if queue.first is waiting.entry:
             head = self._heads.get(size)
             if head is None or (*lane.key, waiting.entry) < head[0]:
                 self._forget(size)
-        queue[waiting.entry] = waiting
         self.size += 1
         self.slots += waiting.slots
 
     def remove(self, waiting: Waiting) -> None:
         """Take a request out that is in."""
         lane, size = self.lanes[waiting.arrival.tenant], waiting.size
+        was_first = lane.ranks.first == waiting.entry
         del lane.waiting[waiting.entry]
         lane.ranks.remove(waiting.entry)
         lane.slots -= waiting.slots
@@ -148,7 +156,7 @@ class Level:
         if head is None or head[1] is waiting:
             self._forget(size)
         queue = lane.by_size[size]
-        del queue[waiting.entry]
+        queue.remove(waiting.entry)
         if not queue:
             del lane.by_size[size]
             heap = self._sizes[size]
@@ -161,7 +169,23 @@ class Level:
             self._order[not lane.owed].discard(lane.tenant)
             self.weight = self.weight - lane.weight if self.size else 0.0
             self._last = lane
+            self.share.end(lane, self.lanes)
+        elif was_first:
+            self.share.changed(lane)
         self._tidy()
+
+    def due(self, possible: Callable[[int, int, Where | None], bool]) -> Waiting | None:
+        """Whose turn it is by the class's minimum share, of those who could run."""
+
+        def choose(lane: Lane) -> Waiting | None:
+            first = lane.first
+            if possible(first.slots, first.cost, first.where):
+                return first
+            heads = (lane.waiting[queue.first] for queue in lane.by_size.values())
+            able = (one for one in heads if possible(one.slots, one.cost, one.where))
+            return min(able, key=lambda one: one.entry, default=None)
+
+        return self.share.due(self.lanes, choose)
 
     def first(self) -> Waiting | None:
         """The next one in fair order."""
@@ -197,7 +221,7 @@ class Level:
         """The head of a size that somebody has."""
         lane = self._top(self._sizes[size])
         assert lane is not None  # empty heaps are deleted
-        waiting = next(iter(lane.by_size[size].values()))
+        waiting = lane.waiting[lane.by_size[size].first]
         head = self._heads[size] = (*lane.key, waiting.entry), waiting, lane
         lane.leads.add(size)
         return head
@@ -212,11 +236,6 @@ class Level:
     def _forget_first(self) -> None:
         self._first = None
         self.changes += 1
-
-    def before(self, one: str, other: str) -> bool:
-        """Whether fair order puts a tenant before another; not where the class does not know one of them."""
-        first, second = self.lanes.get(one), self.lanes.get(other)
-        return first is not None and second is not None and first.key < second.key
 
     def charge(self, lane: Lane, tokens: float) -> None:
         """Count weighted tokens of service for a tenant; negative: it was charged too much."""
@@ -266,6 +285,9 @@ class Level:
         for lane in self.lanes.values():
             lane.weight = weight(lane.tenant)
         self.weight = sum(lane.weight for lane in self.active())
+        for lane in self.active():
+            self.share.changed(lane)
+        self.changes += 1
 
     def active(self) -> Iterator[Lane]:
         """The tenants who wait. O(of them)."""
@@ -277,7 +299,7 @@ class Level:
         return sum(len(heap) for heap in self._order)
 
     def _floor(self) -> float:
-        """What a returning tenant's counter is lifted to."""
+        """What a returning tenant's counter is raised to."""
         lowest = [lane.counter for heap in self._order if (lane := self._top(heap)) is not None]
         if lowest:
             return min(lowest)

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 
 from serve_app.types import RequestClass
 
-LIFT_LOW_AFTER_S = 30.0  # half the longest wait: the batch moves on before it times out
-LIFT_NORMAL_AFTER_S = 20.0  # an agent's step that takes longer looks stuck to its owner
-LIFT_HIGH_AFTER_S = 10.0  # people leave a silent page after about ten seconds
 DEFAULT_NO_REPLICA_WAIT_S = 30.0  # a replica that crashed is back in less if its model is small; else say so
 TRICKLE_SHARE = 0.05  # of granted tokens: keeps a batch alive under overload, and a person hardly notices it
 MAX_HEADROOM_SHARE = 0.5  # beyond, the classes that pay for it would be the exception
@@ -45,23 +42,21 @@ class Policy:
         max_queued: requests that may wait; 0: whoever cannot run at once is refused.
         max_wait_s: the longest wait, in seconds.
         no_replica_wait_s: how long a request waits while no replica has a slot at all.
-        lift_after_s: the wait after which a request of class low, normal, high is lifted, in seconds.
         max_queued_tokens: estimated tokens that may wait; None: any.
         classes: bounds of single classes, on top.
         tenants: weights and guaranteed shares; who is not named has weight 1 and no share.
-        trickle_share: of granted tokens, for each class that waits.
+        trickle_share: the guaranteed minimum share: of granted tokens, for each class that waits.
         headroom_share: of all slots, at most, kept free for the classes from `high` up while these come; 0: none.
         predict_output: charge a tenant the predicted output when a request is granted, not as it is produced (VTC with
             length prediction); either way the actual output is what it has paid in the end.
 
     Raises:
-        ValueError: a bound out of range, a class lifted later than the one below it, or shares above 1 in sum.
+        ValueError: a bound out of range, or shares above 1 in sum.
     """
 
     max_queued: int
     max_wait_s: float
     no_replica_wait_s: float = DEFAULT_NO_REPLICA_WAIT_S
-    lift_after_s: tuple[float, float, float] = (LIFT_LOW_AFTER_S, LIFT_NORMAL_AFTER_S, LIFT_HIGH_AFTER_S)
     max_queued_tokens: int | None = None
     classes: Mapping[RequestClass, ClassBound] = field(default_factory=dict)
     tenants: Mapping[str, TenantPolicy] = field(default_factory=dict)
@@ -77,11 +72,8 @@ class Policy:
                 raise ValueError(f"max_queued is {requests}")
             if tokens is not None and tokens < 0:
                 raise ValueError(f"max_queued_tokens is {tokens}")
-        if not all(wait_s > 0 for wait_s in (self.max_wait_s, self.no_replica_wait_s, *self.lift_after_s)):
+        if not all(wait_s > 0 for wait_s in (self.max_wait_s, self.no_replica_wait_s)):
             raise ValueError("every wait must be above zero")
-        low_s, normal_s, high_s = self.lift_after_s
-        if not low_s >= normal_s >= high_s:
-            raise ValueError("lift_after_s: no class may be lifted later than the one below it")
         if not 0.0 <= self.trickle_share * (len(RequestClass) - 1) < 1.0:
             raise ValueError(f"trickle_share is {self.trickle_share}: nothing would be left for the highest class")
         if not 0.0 <= self.headroom_share <= MAX_HEADROOM_SHARE:

@@ -1,48 +1,61 @@
-"""How many stand before one: numbers that come in rising order and leave from anywhere.
+"""How many stand before one: places in an order that come mostly at its end and leave from anywhere.
 
-Invariant: no run is empty or longer than `RUN`, and all numbers rise from the first run's first to the last one's last.
+Invariant: no run is empty or longer than `RUN`, and all places rise from the first run's first to the last one's last.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 
-RUN = 512  # numbers; deleting inside a run moves at most that many machine words, and 100,000 numbers are 200 runs
+RUN = 512  # places; a change inside a run moves at most that many machine words, and 100,000 places are some 200 runs
+
+Place = tuple[float, int]
 
 
 class Ranks:
-    """Rising numbers with their rank. `add` is O(1), the others O(log n), `rank` a pass over n / `RUN` lengths more."""
+    """Places with their rank. `add` at the end is O(1), all else O(log n), `rank` a pass over the runs more."""
 
     __slots__ = ("_firsts", "_runs")
 
     def __init__(self) -> None:
-        self._runs: list[list[int]] = []
-        self._firsts: list[int] = []
+        self._runs: list[list[Place]] = []
+        self._firsts: list[Place] = []
 
     @property
-    def first(self) -> int:
-        """The smallest number. IndexError: there is none."""
+    def first(self) -> Place:
+        """The smallest place. IndexError: there is none."""
         return self._firsts[0]
 
-    def add(self, number: int) -> None:
-        """Put in a number above all others."""
-        if self._runs and len(self._runs[-1]) < RUN:
-            self._runs[-1].append(number)
-        else:
-            self._runs.append([number])
-            self._firsts.append(number)
+    def __bool__(self) -> bool:
+        return bool(self._runs)
 
-    def remove(self, number: int) -> None:
-        """Take a number out that is in."""
-        at = bisect_right(self._firsts, number) - 1
+    def add(self, place: Place) -> None:
+        """Put in a place that is not in."""
+        runs, firsts = self._runs, self._firsts
+        if not runs or (place > runs[-1][-1] and len(runs[-1]) == RUN):
+            runs.append([place])
+            firsts.append(place)
+            return
+        at = len(runs) - 1 if place > runs[-1][-1] else max(0, bisect_right(firsts, place) - 1)
+        run = runs[at]
+        insort(run, place)
+        if len(run) > RUN:
+            runs.insert(at + 1, run[RUN // 2 :])
+            firsts.insert(at + 1, runs[at + 1][0])
+            del run[RUN // 2 :]
+        firsts[at] = run[0]
+
+    def remove(self, place: Place) -> None:
+        """Take a place out that is in."""
+        at = bisect_right(self._firsts, place) - 1
         run = self._runs[at]
-        del run[bisect_left(run, number)]
+        del run[bisect_left(run, place)]
         if run:
             self._firsts[at] = run[0]
         else:
             del self._runs[at], self._firsts[at]
 
-    def rank(self, number: int) -> int:
-        """How many are smaller than this number, which is in."""
-        at = bisect_right(self._firsts, number) - 1
-        return sum(map(len, self._runs[:at])) + bisect_left(self._runs[at], number)
+    def rank(self, place: Place) -> int:
+        """How many are smaller than this place, which is in."""
+        at = bisect_right(self._firsts, place) - 1
+        return sum(map(len, self._runs[:at])) + bisect_left(self._runs[at], place)

@@ -19,7 +19,7 @@ WITHIN = Room()  # beyond no bound, which is what most arrivals are
 
 
 def make_room(line: Line, policy: Policy, newcomer: Waiting) -> list[Waiting] | None:
-    """Keep the line within its bounds now that a newcomer, neither lifted nor accepted, is in it.
+    """Keep the line within its bounds now that a newcomer, which is not accepted, is in it.
 
     Returns those who left the line for it; None: there is no room for it, and nothing has changed. O(log n) for each.
     """
@@ -41,9 +41,9 @@ def make_room(line: Line, policy: Policy, newcomer: Waiting) -> list[Waiting] | 
         gone.append(_leave(line, same.youngest(giver)))
         own, of_all = _less(own, gone[-1]), _less(of_all, gone[-1])
     for lower in below:
-        while of_all and (lowest := lower.next_out(of_all)) is not None:
-            gone.append(_leave(line, lowest))
-            of_all = _less(of_all, lowest)
+        while of_all and (heaviest := lower.heaviest(of_all)) is not None:
+            gone.append(_leave(line, lower.youngest(heaviest)))
+            of_all = _less(of_all, gone[-1])
     return gone
 
 

@@ -1,10 +1,9 @@
 """What runs, and who runs next: the meeting of the line and the replicas.
 
-The order: first the classes whose trickle is due, each with its next request alone; then the classes from the highest
-down, each with its next request and, where that does not fit, with whoever behind it fits elsewhere; those below the
-classes of the headroom only while more than that is free (`core.waiting.headroom`). Where all who wait at a level were
-lifted to it, nobody is there whom they had to be lifted for: then those of their class who were not go first if fair
-order says so. Else a tenant's long queue, once it has aged, would pass all that lighter ones ask for.
+The order: first, of each class that stands below another or has to leave the headroom free, the request that its
+minimum share owes it, if any (`core.waiting.trickle`); then the classes from the highest down, each with its next
+request and, where that does not fit, with whoever behind it fits elsewhere; those below the classes of the headroom
+only while more than that is free (`core.waiting.headroom`).
 
 Invariant: what runs is known to replicas, charges and shares alike, or to none of them.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from serve_app.core.waiting import headroom, trickle
+from serve_app.core.waiting import headroom
 from serve_app.core.waiting.capacity import Capacity
 from serve_app.core.waiting.drain import DrainRate
 from serve_app.core.waiting.events import Arrival
@@ -37,7 +36,7 @@ class Running:
         self.drain = DrainRate()
         self._exhausted: tuple[int, ...] = ()  # what `_state` was when nobody could run
         self._owed: set[str] = set()  # tenants below their share
-        self.line = Line(policy.lift_after_s, lambda tenant: self._policy.weight(tenant), self._owed.__contains__)
+        self.line = Line(lambda tenant: self._policy.weight(tenant), self._owed.__contains__)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._arrivals
@@ -63,7 +62,7 @@ class Running:
             if found is None:
                 self._exhausted = self._state()
                 return None
-            return found, self._take(found)
+            return found[0], self._take(*found)
         finally:
             capacity.reopen()
 
@@ -71,7 +70,7 @@ class Running:
         """Free slots that a class may not take, since they are kept for the classes above."""
         if level >= headroom.CLASSES_FROM or not self._policy.headroom_share:
             return 0
-        part = self.drain.part_of(headroom.CLASSES_FROM)
+        part = self.drain.part(headroom.CLASSES_FROM)
         return headroom.kept(self._policy.headroom_share, self.capacity.slots, part)
 
     def progress(self, request_id: str, tokens: int) -> None:
@@ -111,49 +110,43 @@ class Running:
     def _state(self) -> tuple[int, ...]:
         """While it is the same, so is what `_next` finds.
 
-        It looks at replicas, at heads, at the trickle of levels, which grows by grants alone, and at the headroom.
+        It looks at replicas, at heads, at minimum shares, which grow by grants alone, and at the headroom.
         """
         low, normal, high, critical = self.line.stages
         kept = self.kept(RequestClass.LOW)
         return self.capacity.changes, low.changes, normal.changes, high.changes, critical.changes, kept
 
-    def _next(self) -> Waiting | None:
-        line, capacity, headroom_share = self.line, self.capacity, self._policy.headroom_share
-        heads = self._in_turn(self._heads())
+    def _next(self) -> tuple[Waiting, bool] | None:
+        """The next request, and whether it is due by the minimum share of its class."""
+        stages, capacity, headroom_share = self.line.stages, self.capacity, self._policy.headroom_share
+        heads = self._heads()
         keeping: set[RequestClass] = set()
-        for level, head in heads:
-            if trickle.due(line.stages[level], head):
+        for at, (level, _) in enumerate(heads):
+            if not at and not (headroom_share and capacity.free <= self.kept(level)):
+                continue  # its own turn comes next
+            owed = stages[level].due(capacity.possible)
+            if owed is not None:
                 capacity.turn(level)
-                if capacity.fits(head.slots, head.cost, head.where):
-                    return head
-                trickle.blocked(line.stages[level], head)
-                capacity.close(head.slots, head.cost, head.where)
+                if capacity.fits(owed.slots, owed.cost, owed.where):
+                    return owed, True
+                stages[level].share.blocked(stages[level].lanes[owed.arrival.tenant], owed.cost)
+                capacity.close(owed.slots, owed.cost, owed.where)
                 keeping.add(level)
         for level, head in heads:
             if headroom_share and capacity.free <= self.kept(level):
                 continue
             capacity.turn(level)
+            if capacity.fits(head.slots, head.cost, head.where):
+                return head, False
             if level not in keeping:
-                if capacity.fits(head.slots, head.cost, head.where):
-                    return head
                 capacity.close(head.slots, head.cost, head.where)
             most_free = capacity.most_free
             if not most_free:
                 return None
-            behind = line.stages[level].first_where(capacity.fits, most_free, capacity.most_tokens)
+            behind = stages[level].first_where(capacity.fits, most_free, capacity.most_tokens)
             if behind is not None:
-                return behind
+                return behind, False
         return None
-
-    def _in_turn(self, heads: list[tuple[RequestClass, Waiting]]) -> list[tuple[RequestClass, Waiting]]:
-        """Levels from the highest down, save where only lifted requests stand above others of their class."""
-        for at in range(1, len(heads)):
-            (above, lifted), (level, head) = heads[at - 1], heads[at]
-            if self.line.own[above] or lifted.arrival.request_class is not level or head.lifted:
-                continue
-            if self.line.stages[level].before(head.arrival.tenant, lifted.arrival.tenant):
-                heads[at - 1], heads[at] = heads[at], heads[at - 1]
-        return heads
 
     def _heads(self) -> list[tuple[RequestClass, Waiting]]:
         """Of each level, from the highest, the first that some replica could hold beside its sessions."""
@@ -167,18 +160,22 @@ class Running:
                 found.append((level, head))
         return found
 
-    def _take(self, waiting: Waiting) -> str:
-        arrival = waiting.arrival
-        home = self.line.stages[arrival.request_class] if waiting.lifted else None
-        self._service.begin(waiting, self.line.stages[waiting.level], self._policy.predict_output, home)
+    def _take(self, waiting: Waiting, due: bool) -> str:
+        arrival, level = waiting.arrival, self.line.stages[waiting.level]
+        self._service.begin(waiting, level, self._policy.predict_output)
+        level.share.pay(level.lanes[arrival.tenant], waiting.cost, due)
         self.line.remove(arrival.request_id)
         replica_id = self.capacity.take(
             arrival.request_id, waiting.slots, waiting.cost, arrival.affinity, waiting.where
         )
-        self.drain.granted(waiting.level, arrival.request_class, arrival.slots)
+        self.drain.granted(waiting.level, arrival.slots)
         self._arrivals[arrival.request_id] = arrival
         self._use(arrival, 1)
-        trickle.granted(self.line.stages, waiting, self._policy.trickle_share)
+        if self._policy.trickle_share:
+            earned = self._policy.trickle_share * waiting.cost
+            for stage in self.line.stages:
+                if stage.size:
+                    stage.share.earn(earned, stage.weight, stage.lanes)
         return replica_id
 
     def _give_back(self, request_id: str) -> None:

@@ -4,9 +4,6 @@ Weights and rules are VTC's (see `core.waiting.level`): an output token costs tw
 predicted output is charged at the start instead (the paper's variant with length prediction); what is produced beyond
 it is charged as it comes, and the end corrects either way.
 
-What was lifted is charged twice: in the class it was served in, among whose tenants it took a turn, and in its own,
-where its tenant has had so much more.
-
 Invariant: a request that has ended has charged its tenant exactly what is known of its use, and is forgotten.
 """
 
@@ -24,7 +21,6 @@ OUTPUT_WEIGHT = 2.0  # a token of output costs an engine step of its own; prices
 class _Run:
     level: Level
     lane: Lane
-    home: Level | None  # of its own class, if it was lifted out of that
     expected: int  # output tokens
     prompt: int  # charged
     output: int  # charged
@@ -37,13 +33,13 @@ class Service:
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
 
-    def begin(self, waiting: Waiting, level: Level, predict: bool, home: Level | None = None) -> None:
-        """A request begins to run; it is still in its level. `home`: that of its own class, where it was lifted."""
+    def begin(self, waiting: Waiting, level: Level, predict: bool) -> None:
+        """A request begins to run; it is still in its level."""
         arrival = waiting.arrival
         lane = level.begin(arrival.tenant)
         prompt = max(1, arrival.prompt_tokens)  # nothing is free: else a tenant of empty prompts would always be next
         expected = max(0, arrival.cost - prompt)
-        run = _Run(level, lane, home, expected, prompt, expected if predict else 0)
+        run = _Run(level, lane, expected, prompt, expected if predict else 0)
         self._runs[waiting.request_id] = run
         _charge(run, INPUT_WEIGHT * run.prompt + OUTPUT_WEIGHT * run.output)
 
@@ -76,5 +72,3 @@ class Service:
 
 def _charge(run: _Run, tokens: float) -> None:
     run.level.charge(run.lane, tokens)
-    if run.home is not None:
-        run.home.charge_elsewhere(run.lane.tenant, run.lane.weight, run.lane.owed, tokens)

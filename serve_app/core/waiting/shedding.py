@@ -1,10 +1,10 @@
 """Those of one class who may lose their place in a full line, by who should lose it first (`.room` decides).
 
 First the tenant with most for its weight, of it the youngest. A request that was granted before ("accepted") never
-does. One that was lifted stands with the class above its own, and goes after all who claimed that.
+does.
 
-Invariant: whoever waits and was not accepted is here exactly once, under the level at which it waits; a tenant's key in
-the heaps is never above its true one.
+Invariant: whoever waits and was not accepted is here exactly once; a tenant's key in the heaps is never above its true
+one.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class Sheddable:
     def __init__(self) -> None:
         self.requests = 0
         self.tokens = 0
-        self._holdings: dict[str, _Holding] = {}  # of those who claimed the level
-        self._lifted: OrderedDict[str, Waiting] = OrderedDict()
+        self._holdings: dict[str, _Holding] = {}
         self._by_requests, self._by_tokens = KeyedHeap(), KeyedHeap()
 
     def add(self, waiting: Waiting, weight: float) -> None:
@@ -57,9 +56,6 @@ class Sheddable:
             return
         self.requests += 1
         self.tokens += waiting.cost
-        if waiting.lifted:
-            self._lifted[waiting.request_id] = waiting
-            return
         tenant = waiting.arrival.tenant
         holding = self._holdings.get(tenant)
         if holding is None:
@@ -73,9 +69,6 @@ class Sheddable:
             return
         self.requests -= 1
         self.tokens -= waiting.cost
-        if waiting.lifted:
-            del self._lifted[waiting.request_id]
-            return
         tenant = waiting.arrival.tenant
         holding = self._holdings[tenant]
         del holding.requests[waiting.request_id]
@@ -99,13 +92,6 @@ class Sheddable:
     def youngest(self, tenant: str) -> Waiting:
         """The latest request of a tenant who has one here."""
         return next(reversed(self._holdings[tenant].requests.values()))
-
-    def next_out(self, room: Room) -> Waiting | None:
-        """Whom a higher class may send away next."""
-        tenant = self.heaviest(room)
-        if tenant is not None:
-            return self.youngest(tenant)
-        return next(reversed(self._lifted.values())) if self._lifted else None
 
     def can_give(self, tenant: str, room: Room, newcomer: str) -> bool:
         """Whether a tenant, having given this, still has as much for its weight as the newcomer's tenant."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 
 import psutil
@@ -24,13 +25,17 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
+from serve_app.core.grammar_bounds import too_complex
 from serve_app.engine import environment
 from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
+from serve_app.engine.grammar_child import Compiler
+from serve_app.engine.grammars import Grammars
 from serve_app.engine.live_load import LoadSink
 from serve_app.engine.liveness import StallDetector
 from serve_app.engine.protocol import EngineInfo, EngineLoad, Piece, Submit
 from serve_app.engine.recorder import Recorder
 from serve_app.engine.vllm_adapter import serving
+from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM, recorder_of_request
 from serve_app.errors import EngineFailed, EngineUnreachable
@@ -62,6 +67,9 @@ class VllmEngine:
         """Load the model and build vLLM's serving objects; blocks the loop until EngineCore answers (as vLLM does)."""
         arguments = AsyncEngineArgs(**engine_arguments(self._settings, environment.platform()))
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        if config.structured_outputs_config.backend == "auto":
+            # EngineCore has one backend for all: under "auto" that of its first request, others' grammars come after it
+            config.structured_outputs_config.backend = BACKEND
         llm = RecordedLLM(
             vllm_config=config,
             executor_class=_executor_class(config, self._settings),
@@ -71,6 +79,11 @@ class VllmEngine:
             stat_loggers=[lambda *_: LiveStats(self._sink)],
         )
         self._llm = llm
+        if llm.vllm_config.structured_outputs_config.backend == BACKEND and self._settings.task == "generate":
+            compiler = Compiler(
+                tokenizer_description(llm.vllm_config, llm.get_tokenizer()), self._settings.grammar_cpu_s
+            )
+            llm.grammars = Grammars(functools.partial(asyncio.to_thread, compiler.compile))
         serving.spare_the_event_loop()
         tasks = await llm.get_supported_tasks()
         await init_app_state(llm, self._state, serving.frontend_arguments(arguments, self._settings), tasks)
@@ -90,10 +103,10 @@ class VllmEngine:
         """See `EngineBackend.run`."""
         if not self.alive:
             raise EngineUnreachable("the engine is dead")
-        recorder = Recorder(_choices(submit), FATAL)
+        recorder = Recorder(_choices(submit), FATAL, submit.cache_salt or "")
         recorder_of_request.set(recorder)
         try:
-            answer = await serving.answer(self._state, submit)
+            answer = await serving.answer(self._running(), self._state, submit)
         except EngineDeadError as error:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:
@@ -102,10 +115,11 @@ class VllmEngine:
         except Exception as error:
             if recorder.failure is not None:
                 raise EngineFailed(f"the engine died: {error}") from error
-            yield serving.refusal(serving.error_response(error, submit))
+            refusal = _refused(recorder, submit)
+            yield refusal or serving.refusal(serving.error_response(error, submit))
             return
         if isinstance(answer, ErrorResponse):
-            yield serving.refusal(answer)
+            yield _refused(recorder, submit) or serving.refusal(answer)
             return
         if isinstance(answer, BaseModel):
             body = answer.model_dump_json(by_alias=True).encode()
@@ -119,6 +133,9 @@ class VllmEngine:
             async for text in answer:
                 if recorder.failure is not None:
                     raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
+                if status and (refusal := _refused(recorder, submit)) is not None:
+                    yield refusal
+                    return
                 yield Piece(body=text.encode(), status=status, media=media, groups=recorder.take())
                 status, media = 0, ""
         finally:
@@ -204,6 +221,13 @@ def _executor_class(config: VllmConfig, settings: ModelSettings) -> type[Executo
     from serve_app.engine.vllm_adapter.staged_executor import on_ray
 
     return on_ray(config, staged=one_bundle_per_stage(settings, environment.platform()))
+
+
+def _refused(recorder: Recorder, submit: Submit) -> Piece | None:
+    """What the client is told of its grammar instead of vLLM's words; None: it was not refused for that."""
+    if recorder.refused is None and recorder.finish_reason == "error" and serving.grammar_field(submit):
+        recorder.refused = too_complex("its masks take more CPU than the tokens of the answer may")
+    return None if recorder.refused is None else serving.refused(recorder.refused, submit)
 
 
 def _choices(submit: Submit) -> int:

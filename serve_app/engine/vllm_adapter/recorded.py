@@ -8,18 +8,25 @@ import contextvars
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from serve_app.engine.grammars import Grammars
 from serve_app.engine.live_load import LoadSink
 from serve_app.engine.recorder import Recorder
+from serve_app.engine.vllm_adapter.grammar import grammar_of
+from serve_app.errors import ServeAppError
 
 recorder_of_request: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
 
 
 class RecordedLLM(AsyncLLM):
-    """AsyncLLM whose outputs pass the recorder of the request that asked for them."""
+    """AsyncLLM whose outputs pass the recorder of the request that asked for them, and grammars `grammars` before."""
+
+    grammars: Grammars | None = None
 
     def __del__(self) -> None:
         """Nothing: `VllmEngine.shutdown` has ended it, and at the interpreter's exit vLLM's own finaliser fails."""
@@ -33,6 +40,25 @@ class RecordedLLM(AsyncLLM):
         outputs = super().encode(*args, **kwargs)
         recorder = recorder_of_request.get()
         return outputs if recorder is None else recorder.record_pooling(outputs)
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        await self.check_grammar(getattr(params, "structured_outputs", None))
+        return await super().add_request(request_id, prompt, params, *args, **kwargs)
+
+    async def check_grammar(self, constraint: StructuredOutputsParams | None) -> None:
+        """Return when the engine may compile it. Raises VLLMValidationError: it may not, and the recorder has why."""
+        recorder = recorder_of_request.get()
+        if self.grammars is None or constraint is None or recorder is None:
+            return
+        try:
+            grammar = grammar_of(constraint)
+            if grammar is not None:
+                await self.grammars.check(recorder.tenant, grammar)
+        except ServeAppError as error:
+            recorder.refused = error
+            raise VLLMValidationError(error.message) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise VLLMValidationError(f"the grammar or schema cannot be built: {error}") from error
 
     async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         # Open upstream: a cancel while the request is handed over leaves its state behind for ever.

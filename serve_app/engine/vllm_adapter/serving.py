@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 import vllm.envs
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.datastructures import State
@@ -28,6 +29,8 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 from serve_app.engine.openai_errors import error_body
 from serve_app.engine.protocol import Piece, Submit, Usage
 from serve_app.engine.trusted_models import trusted
+from serve_app.engine.vllm_adapter.recorded import RecordedLLM
+from serve_app.errors import ServeAppError
 from serve_app.settings import ModelSettings
 from serve_app.types import Operation
 
@@ -62,7 +65,7 @@ def frontend_arguments(arguments: AsyncEngineArgs, settings: ModelSettings) -> N
     return Namespace(**values)
 
 
-async def answer(state: State, submit: Submit) -> BaseModel | bytes | AsyncGenerator[str, None]:
+async def answer(llm: RecordedLLM, state: State, submit: Submit) -> BaseModel | bytes | AsyncGenerator[str, None]:
     """What vLLM's serving object says: a body, vLLM's error, or a stream of SSE events. Raises vLLM's errors."""
     body = dict(submit.body)
     raw = _raw_request(submit.request_id)
@@ -73,14 +76,20 @@ async def answer(state: State, submit: Submit) -> BaseModel | bytes | AsyncGener
     match submit.operation:
         case Operation.CHAT:
             serving = _wanted(state, "openai_serving_chat", "chat completions")
-            return await serving.create_chat_completion(ChatCompletionRequest.model_validate(body), raw)
+            chat = ChatCompletionRequest.model_validate(body)
+            await llm.check_grammar(
+                chat.extract_structured_outputs()
+            )  # with tools it is tried out before `add_request`
+            return await serving.create_chat_completion(chat, raw)
         case Operation.COMPLETION:
             serving = _wanted(state, "openai_serving_completion", "completions")
             return await serving.create_completion(CompletionRequest.model_validate(body), raw)
         case Operation.RESPONSES:
             serving = _wanted(state, "openai_serving_responses", "responses")
             body |= {"request_id": f"resp_{submit.request_id}", "store": False}
-            answer = await serving.create_responses(ResponsesRequest.model_validate(body), raw)
+            asked = ResponsesRequest.model_validate(body)
+            await llm.check_grammar(asked.extract_structured_outputs())  # its stream begins before `add_request`
+            answer = await serving.create_responses(asked, raw)
             return answer if isinstance(answer, BaseModel) else _responses_events(answer)
         case Operation.EMBEDDING:
             serving = _wanted(state, "serving_embedding", "embeddings")
@@ -120,12 +129,23 @@ def refusal(error: ErrorResponse) -> Piece:
     )
 
 
+def grammar_field(submit: Submit) -> str | None:
+    """The field of a request that becomes a grammar; None: it has none."""
+    return next((name for name in GRAMMAR_FIELDS if submit.body.get(name)), None)
+
+
+def refused(error: ServeAppError, submit: Submit) -> Piece:
+    """What we refused on its way through vLLM, by the name of its field."""
+    error.param = error.param or grammar_field(submit)
+    return Piece(body=msgspec.json.encode(error.body()), status=error.status, media="json", usage=Usage())
+
+
 def error_response(error: Exception, submit: Submit) -> ErrorResponse:
     """An error before the first output: vLLM's own as they are, others the client's where its grammar is at fault."""
     response = create_error_response(error)
     if response.error.code < 500 or isinstance(error, EngineGenerateError):
         return response
-    field = next((name for name in GRAMMAR_FIELDS if submit.body.get(name)), None)
+    field = grammar_field(submit)
     if field is None:
         logger.exception("request %s failed before its first output", submit.request_id, exc_info=error)
         return response

@@ -1,0 +1,105 @@
+"""An engine alone under grammars that cost much: `python -m tests.e2e.grammar_attack` prints what it saw as JSON.
+
+One tenant sends them and leaves after `STAYS_S`; another one's trivial request comes a second after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from typing import Any
+
+import psutil
+
+from serve_app.engine.deployment import make_backend
+from serve_app.engine.protocol import EngineBackend, Submit
+from serve_app.settings import BUILT_IN
+from serve_app.types import Operation
+
+STAYS_S = 3.0  # as the attack's clients did
+SETTLED_S = 8.0  # for what goes on after they left: what is admitted costs 2 s
+LATE_S = 90.0  # the trivial request, where nothing bounds the others
+
+TRIVIAL = {"json": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}}
+
+
+def words(count: int, seed: int) -> list[str]:
+    source = random.Random(seed)
+    return ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=12)) for _ in range(count)]
+
+
+NESTED = "((((a{0,99}b){0,99}c){0,99}d){0,99}e){0,99}"
+ATTACKS: list[dict[str, Any]] = [
+    *({"choice": words(100_000, seed)} for seed in range(4)),
+    *({"choice": words(15_000, seed)} for seed in range(4)),  # below the bound of size
+    {"json": {"enum": words(15_000, 5)}},
+    {"json": {"type": "object", "properties": {w: {"type": "string", "pattern": NESTED} for w in words(100, 6)}}},
+    {"grammar": "root ::= " + " | ".join(words(3000, 7)) + "".join(f'\n{w} ::= "{w}" [a-z]+' for w in words(3000, 7))},
+]
+AMBIGUOUS = {"grammar": 'root ::= e\ne ::= "a" e e | "a" e | "a" | [a-z] e | [a-z] e e'}
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and all below it, those that have ended too."""
+    me = psutil.Process()
+    own = me.cpu_times()
+    below = [child.cpu_times() for child in me.children(recursive=True)]
+    each = [times.user + times.system + times.children_user + times.children_system for times in below]
+    return own.user + own.system + sum(each)
+
+
+async def ask(
+    backend: EngineBackend, tenant: str, wanted: dict[str, Any], tokens: int = 60, **more: Any
+) -> dict[str, Any]:
+    body = {"model": BUILT_IN.name, "messages": [{"role": "user", "content": "Say."}], "max_tokens": tokens}
+    body |= {"structured_outputs": wanted, "temperature": 1.0, "seed": 1} | more
+    began = time.monotonic()
+    answer = b""
+    status = 0
+    async for piece in backend.run(Submit(1, f"r{random.random()}", Operation.CHAT, body, cache_salt=tenant)):
+        status = status or piece.status
+        answer += piece.body
+    return {"status": status, "seconds": time.monotonic() - began, "answer": answer.decode()}
+
+
+async def main() -> dict[str, Any]:
+    backend = make_backend(BUILT_IN.model_copy(update={"enforce_eager": True}))  # nothing is compiled but grammars
+    await backend.start()
+    try:
+        await asyncio.wait_for(ask(backend, "other", TRIVIAL), LATE_S)  # imports, caches
+        alone = await ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "1"}})
+        before = cpu_s()
+        attack = [asyncio.create_task(ask(backend, "attacker", one)) for one in ATTACKS]
+        await asyncio.sleep(1.0)
+        under = asyncio.create_task(ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "2"}}))
+        await asyncio.sleep(STAYS_S - 1.0)
+        ended = [task.result() for task in attack if task.done()]
+        for task in attack:
+            task.cancel()
+        try:
+            trivial = await asyncio.wait_for(under, LATE_S)
+        except TimeoutError:
+            trivial = {"status": 0, "seconds": LATE_S, "answer": ""}
+        await asyncio.sleep(SETTLED_S)
+        used, later = cpu_s() - before, cpu_s()
+        await asyncio.sleep(2.0)
+        after = cpu_s() - later
+        return {
+            "alone": alone,
+            "under": trivial,
+            "ended": [{"status": one["status"], "answer": one["answer"][:500]} for one in ended],
+            "attack_cpu_s": used,
+            "after_cpu_s": after,
+            "refused": await ask(backend, "third", ATTACKS[4]),
+            "refused_stream": await ask(backend, "third", ATTACKS[5], stream=True),
+            "refused_size": await ask(backend, "third", ATTACKS[0]),
+            "ambiguous": await ask(backend, "third", AMBIGUOUS, tokens=900),
+        }
+    finally:
+        await backend.shutdown()
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main())), flush=True)
