@@ -66,5 +66,4 @@ def wait_for_session(quota: Quota) -> Callable[[float], object]:
     ask = SessionAsk("tenant session", MODEL, int(0.9 * POOL_TOKENS), 1e6, wait_until=1e6)
     if quota.on_session(ask, 0.0) is not None:
         raise RuntimeError("the session does not wait")
-    openings = getattr(quota.lines, "openings", None)
-    return quota.on_tick if openings is None else lambda now: openings.take_outcomes()
+    return lambda now: quota.lines.openings.take_outcomes()

@@ -113,7 +113,7 @@ class GpuMemoryQuota:
     async def exchange(self, told: Exchange) -> Reply:
         """A router's word on requests, and what is decided at once; see `core.exchange.protocol`."""
         await self._known.wait()
-        return await self._do(lambda now: self._core.on_exchange(told, now), told.router)
+        return await self._do(lambda now: self._core.on_exchange(told, now), told.router, Entry.SESSION)
 
     async def watch(self, told: Exchange) -> Reply:
         """What is decided later: held back until there is something, or for `WATCH_S`."""

@@ -297,6 +297,25 @@ def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(wor
     with_actor(scenario)
 
 
+def test_no_router_hears_of_a_session_that_is_not_stored(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        line = RemoteLine("r line")
+        await exchanged(actor, line)
+        world.writes.clear()
+        opening = asyncio.create_task(actor.open_session(SessionAsk("s", "m", 1000, 60.0)))
+        await asyncio.sleep(0.01)
+        beat = asyncio.create_task(exchanged(actor, line))
+        await asyncio.sleep(0.05)  # the store takes its time; nothing else would keep the beat
+        assert (beat.done(), line.sessions) == (False, {})
+        world.writes.set()
+        await beat
+        assert list(line.sessions) == ["s"]
+        await opening
+
+    with_actor(scenario)
+
+
 def test_an_alarm_is_logged_once_with_its_figures(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         told = await running(actor)

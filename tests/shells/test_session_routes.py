@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.core.memory.sessions import Session, SessionAsk
 from serve_app.engine.protocol import EngineInfo
-from serve_app.errors import BadRequest, NotFound, Overloaded
+from serve_app.errors import BadRequest, Forbidden, NotFound, Overloaded
 from serve_app.http.routes import Route, SessionCall, WrongMethod, resolve
 from serve_app.http.session_routes import SessionRoutes, granted_of
 from serve_app.settings import ModelSettings, SessionSettings
@@ -93,6 +93,15 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field(wrong: dict[str, Any]
     with pytest.raises(BadRequest) as refused:
         open_(GOOD | wrong)
     assert refused.value.param == param
+
+
+def test_a_session_waits_as_the_callers_class_which_may_not_be_above_the_keys() -> None:
+    for body, level in (({}, RequestClass.NORMAL), ({"priority": "high"}, RequestClass.HIGH)):
+        ((ask, _),) = open_(GOOD | body)[1].asks
+        assert ask.request_class is level
+    with pytest.raises(Forbidden) as refused:
+        open_(GOOD | {"priority": "critical"})
+    assert refused.value.status == 403
 
 
 def test_an_unknown_model_and_one_without_places_are_refused() -> None:

@@ -7,7 +7,8 @@ Rules
 - A request is granted here if its model is not contended by the actor's last word, none of this router's own waits,
   and some engine's credit has room; else it is handed in, and the actor's order counts.
 - A request of a session is handed in whenever the actor is there: its place is granted where all routers' are. Which
-  sessions are open the actor tells; while it is away its last word counts, and such a request is one like any other.
+  sessions are open the actor tells; while it is away its last word counts, and such a request runs on credit of its
+  session's engine.
 - The actor is away from the first call that fails until its next answer. Meanwhile the router grants to who waits by
   class, then by age, from the credit it has. Who was handed in is withdrawn then, so nobody is granted twice.
 - Nothing begins later than `FENCE_S` after the last word that was answered was sent: the credit may be another's.
@@ -401,12 +402,21 @@ class RemoteLine:
 
     def _grant_here(self, waiting: Waiting, now: float) -> Grant | None:
         """Grant from credit; None: there is none, or it may be another's by now."""
-        engine = None if now >= self._good_until else self._running.begin_here(waiting)
+        if now >= self._good_until:
+            return None
+        engine = self._running.begin_here(waiting, self._only(waiting.arrival))
         if engine is None:
             return None
         self._took(waiting.model, engine)
         self.granted_here += 1
         return Grant(waiting.request_id, engine, now - waiting.arrived_s)
+
+    def _only(self, arrival: Arrival) -> str | None:
+        """The engine of a request's session; None: it has none, or none that this router can hand requests to.
+        O(sessions) for a request of one."""
+        found = (one.engine for one in self.sessions.values() if one.lease == arrival.session)
+        engine = None if arrival.session is None else next(found, None)
+        return engine if engine is not None and self._accounts.usable(engine) else None
 
     def _took(self, model: str, engine: str) -> None:
         """A request was handed to an engine; it closes behind the only one that it takes."""
