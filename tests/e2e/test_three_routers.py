@@ -210,17 +210,18 @@ def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leav
             )
             asked += [asyncio.create_task(ends.note(ask(one))) for _ in range(QUEUED) for one in others]
             await asyncio.sleep(0.2)  # so that they are in line
+            assert await asyncio.to_thread(looks_at.waiting, MODEL) > 0, "nobody is at the router: this shows nothing"
             os.kill(pid, signal.SIGKILL)
             await asyncio.gather(*asked)
         return ends
 
     ends = asyncio.run(scenario())
     print(
-        f"{len(ends.at)} requests in {attempts} attempts of the SDK and {2 * QUEUED} more; "
+        f"{len(ends.at)} requests in {attempts} attempts of the SDK (the edge repeats what had no answer) and "
+        f"{2 * QUEUED} more; "
         f"the longest time in which none ended was {ends.longest_gap_s:.1f} s"
     )
     assert len(ends.at) == 4 * QUEUED
-    assert attempts > 2 * QUEUED, "nobody was at the router that was killed: this shows nothing"
     assert ends.longest_gap_s < GAP_S
 
     now = all_routers(there)
