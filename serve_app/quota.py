@@ -167,13 +167,15 @@ class GpuMemoryQuota:
         await self._known.wait()
         wait_s, name = ask.wait_until, ask.session_id
         ask = dataclasses.replace(ask, wait_until=None if wait_s is None else time.monotonic() + wait_s)
+        future = self._asking.setdefault(
+            name, asyncio.get_running_loop().create_future()
+        )  # set while this one is stored, too
         try:
             session = await self._do(lambda now: self._core.on_session(ask, now), "", Entry.SESSION)
         except ServeAppError as error:
             self._opened(name, error)  # whoever has asked for the same one waits no more
             raise
         if session is None:
-            future = self._asking.setdefault(name, asyncio.get_running_loop().create_future())
             session = await asyncio.shield(future)
             await self._do(lambda now: None, "", Entry.SESSION)
         else:

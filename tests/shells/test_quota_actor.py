@@ -297,6 +297,24 @@ def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(wor
     with_actor(scenario)
 
 
+def test_a_session_that_opens_while_another_is_stored_is_told(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        await actor.open_session(SessionAsk("s", "m", 1000, 60.0))
+        world.writes.clear()
+        closing = asyncio.create_task(actor.close_session("s"))
+        stored = asyncio.create_task(actor.open_session(SessionAsk("stored", "m", 1000, 60.0)))
+        waits = asyncio.create_task(actor.open_session(SessionAsk("waits", "m", 1000, 60.0, 5.0)))
+        await asyncio.sleep(0.05)  # the answer that it waits is kept, for the other one's sake
+        actor._core.on_close("stored", time.monotonic())
+        actor._lines_moved()
+        world.writes.set()
+        assert (await waits).session_id == "waits"
+        await asyncio.gather(closing, stored)
+
+    with_actor(scenario)
+
+
 def test_no_router_hears_of_a_session_that_is_not_stored(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
