@@ -2,7 +2,7 @@
 
 Three parts:
 - operations: the pure ledger with 1,000 engines and 100,000 live leases, each operation timed by itself (reserve, grow,
-  settle, heartbeat, and `expire` as the quota actor's tick calls it), in a steady state.
+  end, heartbeat, and `expire` as the quota actor's tick calls it), in a steady state.
 - the actor: routers' words through the real quota actor on a local Ray of its own; an event is what a word says of one
   engine's pool, a batch is a word. Every event changes what the router uses, so that nothing is answered from memory.
 - openb: the placement policies on a real cluster's trace (`benchmarks.openb`).
@@ -49,7 +49,7 @@ ACTOR_S, QUICK_ACTOR_S = 20.0, 5.0
 
 
 def full_ledger(draw: random.Random) -> tuple[Ledger, list[str]]:
-    """A ledger with everything in it; returns the ids of the requests' leases, too."""
+    """A ledger with everything in it; returns the ids of the routers' shares, too."""
     book = Ledger()
     for number in range(ENGINES):
         book.add_device(Device(f"node-{number // 8}", number % 8, DEVICE_BYTES))
@@ -60,21 +60,21 @@ def full_ledger(draw: random.Random) -> tuple[Ledger, list[str]]:
         book.commit(f"engine-{number}", POOL_TOKENS)
     for router in range(ROUTERS):
         book.join(f"router-{router}", TTL_S, 0.0)
-    requests = []
+    shares = []
     for number in range(LEASES - ENGINES):
-        request = f"request-{number}"
+        share = f"share-{number}"
         on = Hold(f"engine-{draw.randrange(ENGINES)}", draw.randint(1, 2_000))
-        book.reserve(request, Kind.REQUEST, f"router-{number % ROUTERS}", [on])
-        requests.append(request)
-    return book, requests
+        book.reserve(share, Kind.SHARE, f"router-{number % ROUTERS}", [on])
+        shares.append(share)
+    return book, shares
 
 
 def operations(count: int, seed: int) -> dict[str, Any]:
     """Times of the ledger's operations in microseconds, by operation, and operations per second of all together."""
     draw = random.Random(seed)
-    book, requests = full_ledger(draw)
-    ids = itertools.count(len(requests))
-    times: dict[str, list[int]] = {name: [] for name in ("reserve", "grow", "settle", "heartbeat", "tick")}
+    book, shares = full_ledger(draw)
+    ids = itertools.count(len(shares))
+    times: dict[str, list[int]] = {name: [] for name in ("reserve", "grow", "end", "heartbeat", "tick")}
     clock = time.perf_counter_ns
 
     def timed(name: str, act: Callable[[], Any]) -> None:
@@ -86,13 +86,13 @@ def operations(count: int, seed: int) -> dict[str, Any]:
     began = clock()
     for step in range(count // 4):
         now += 2e-4
-        victim = draw.randrange(len(requests))
-        request, owner = f"request-{next(ids)}", f"router-{step % ROUTERS}"
+        victim = draw.randrange(len(shares))
+        share, owner = f"share-{next(ids)}", f"router-{step % ROUTERS}"
         hold = Hold(f"engine-{draw.randrange(ENGINES)}", draw.randint(1, 2_000))
-        timed("settle", partial(book.settle, requests[victim], 700))
-        timed("reserve", partial(book.reserve, request, Kind.REQUEST, owner, [hold]))
-        requests[victim] = request
-        timed("grow", partial(book.resize, request, [hold.amount + 64], growth=True))
+        timed("end", partial(book.end, shares[victim]))
+        timed("reserve", partial(book.reserve, share, Kind.SHARE, owner, [hold]))
+        shares[victim] = share
+        timed("grow", partial(book.resize, share, [hold.amount + 64], growth=True))
         timed("heartbeat", partial(book.beat, f"engine-{step % ENGINES}" if step % 2 else owner, now))
         if step % (TICK_OPERATIONS // 4) == 0:
             for one in book.owners():  # nobody falls silent here

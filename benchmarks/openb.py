@@ -38,11 +38,11 @@ from rich.table import Table
 from benchmarks.conditions import commit, processor, versions
 from benchmarks.lines import write_json
 from benchmarks.openb_bound import unallocated_bound
+from benchmarks.placer import Fgd, FirstFit, Placer
 from serve_app.core.placing.fragmentation import Workload
 from serve_app.core.placing.learned_policy import Learned
 from serve_app.core.placing.placement import Demand, Node, Placement
-from serve_app.core.placing.placement_policies import BestFit, Fgd, FirstFit, Policy
-from serve_app.core.placing.placer import Placer
+from serve_app.core.placing.placement_policies import BestFit, Policy
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 NODES_FILE, PODS_FILE = "openb_gpu_nodes.csv", "openb_gpu_pods.csv"

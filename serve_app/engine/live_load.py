@@ -12,8 +12,6 @@ class LoadSink:
         "generated",
         "kv_cache_usage",
         "preempted",
-        "prefix_hits",
-        "prefix_queries",
         "prompted",
         "running",
         "steps",
@@ -22,7 +20,6 @@ class LoadSink:
 
     def __init__(self) -> None:
         self.running = self.waiting = self.steps = self.generated = self.prompted = self.preempted = 0
-        self.prefix_queries = self.prefix_hits = 0
         self.kv_cache_usage = 0.0
 
     def snapshot(self) -> EngineLoad:
@@ -34,6 +31,4 @@ class LoadSink:
             generated_tokens=self.generated,
             prompt_tokens=self.prompted,
             preemptions=self.preempted,
-            prefix_cache_queries=self.prefix_queries,
-            prefix_cache_hits=self.prefix_hits,
         )

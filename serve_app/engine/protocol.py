@@ -110,8 +110,6 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     generated_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):

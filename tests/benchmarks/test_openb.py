@@ -9,8 +9,8 @@ import pytest
 from benchmarks import openb
 from benchmarks.openb import Plan, TraceMissingError, Visit, arrivals, demand_of, load, overlap, run, steady, visits
 from benchmarks.openb_bound import unallocated_bound
+from benchmarks.placer import FirstFit
 from serve_app.core.placing.placement import Demand, Node
-from serve_app.core.placing.placement_policies import FirstFit
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,8000,100,2,T4\nb,8000,100,2,T4\n"
 PODS = (

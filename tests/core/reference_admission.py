@@ -25,7 +25,6 @@ class Request:
     status: str = "waiting"  # or "granted", "refused", "cancelled"
     replica: str = ""  # set while it runs
     prompt: int = 0  # charged
-    output: int = 0  # charged
     produced: int = 0
 
     @property
@@ -208,9 +207,7 @@ class Reference:
         request = self.requests.get(request_id)
         if request is not None and request.replica:
             request.produced += tokens
-            if request.produced > request.output:
-                self.charge(request, 2 * (request.produced - request.output))
-                request.output = request.produced
+            self.charge(request, 2 * tokens)
 
     def replica(self, replica: str, slots: int | None, tokens: int | None = None, reserved: int = 0) -> None:
         """Another size; no slots: gone."""
@@ -302,7 +299,7 @@ class Reference:
         self.served[request.level, request.tenant] += tokens / self.policy.weight(request.tenant)
 
     def stop(self, request: Request, prompt: int, output: int) -> None:
-        self.charge(request, prompt - request.prompt + 2 * (output - request.output))
+        self.charge(request, prompt - request.prompt + 2 * (output - request.produced))
         request.replica = ""
         self.rest(request.level)
 
@@ -450,8 +447,7 @@ class Reference:
         self.credit[level] = max(0.0, self.credit[level] - request.cost)
         request.replica = replica
         request.prompt = max(1, request.arrival.prompt_tokens)
-        request.output = max(0, request.cost - request.prompt) if self.policy.predict_output else 0
-        self.charge(request, request.prompt + 2 * request.output)
+        self.charge(request, request.prompt)
         self.leave(request, "granted")
         self.last_grant[replica] = self.tick()
         self.history.grants.append((self.now, request.level, request.slots))

@@ -36,7 +36,7 @@ class Reference:
         entry = self.entries[name]
         if entry.kind is Kind.ENGINE:
             return entry.pool if entry.phase is Phase.COMMITTED else 0
-        return 0 if entry.kind is Kind.REQUEST else sum(entry.holds.values())
+        return sum(entry.holds.values())
 
     def limit(self, name: str, growth: bool) -> int:
         whole = self.capacity(name)

@@ -56,10 +56,8 @@ def test_service_of_two_who_always_wait_differs_by_no_more_than_the_papers_bound
     assert max(seen) - min(seen) <= bound
 
 
-@pytest.mark.parametrize("predict", [False, True])
-def test_weights_divide_a_class(predict: bool) -> None:
-    policy = patient(tenants={"b": TenantPolicy(3.0)}, predict_output=predict)
-    there = shop(policy)
+def test_weights_divide_a_class() -> None:
+    there = shop(patient(tenants={"b": TenantPolicy(3.0)}))
     differences(there, {"a": 1.0, "b": 3.0}, 4000, random.Random(3))
     assert there.service["b"] / there.service["a"] == pytest.approx(3.0, rel=0.05)
 
@@ -139,15 +137,16 @@ def test_without_a_word_of_its_use_a_request_has_cost_its_estimate() -> None:
 
 
 def test_who_turns_out_to_have_paid_too_much_goes_before_those_it_let_pass() -> None:
-    line = Admission(patient(predict_output=True))
+    line = Admission(patient())
     line.on_replica("a", 2, 0.0)
-    line.on_arrive(of("guessed", "g0", output=1000), 0.0)
-    line.on_arrive(of("usual", "u0", output=200), 0.0)
+    line.on_arrive(of("guessed", "g0", prompt=1000), 0.0)
+    line.on_arrive(of("usual", "u0", prompt=200), 0.0)
     for turn in range(1, 4):
-        line.on_arrive(of("usual", f"u{turn}", output=200), 0.0)
-        line.on_arrive(of("guessed", f"g{turn}", output=1000), 0.0)
-    assert where(line.on_done("u0", 1.0, 10, 200)) == {"u1": "a"}
-    assert where(line.on_done("g0", 1.0, 10, 1)) == {"g1": "a"}
+        line.on_arrive(of("usual", f"u{turn}", prompt=200), 0.0)
+        line.on_arrive(of("guessed", f"g{turn}", prompt=1000), 0.0)
+    assert where(line.on_done("u0", 1.0, 200, 0)) == {"u1": "a"}
+    assert where(line.on_done("g0", 1.0, 10, 0)) == {"g1": "a"}  # 990 of its 1,000 tokens of input were none
+    assert where(line.on_done("u1", 1.0, 200, 0)) == {"g2": "a"}  # 10 + 1,000 are fewer than what "usual" has paid
 
 
 # Between classes.

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Sequence
 from itertools import combinations, count
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,13 +68,9 @@ def test_a_chain_of_steps_is_found_where_one_has_no_room() -> None:
     assert_executable(nodes, plan.moves, plan.placement)
 
 
-def test_a_pipeline_is_made_room_for_on_several_nodes() -> None:
-    nodes = [node("a", 50), node("b", 50), node("c", 80)]
-    replicas = [replica("x", "a", 0, 30, 1), replica("y", "b", 0, 30, 1)]
-    plan = plan_defragmentation(nodes, replicas, Demand(1, 80, groups=2, whole=True))
-    assert plan is not None
-    assert len({slot.node_id for slot in plan.placement.slots}) == 2
-    assert plan.bytes_to_move == 1
+def test_nothing_is_moved_for_a_pipeline() -> None:
+    with pytest.raises(ValueError, match="pipeline"):
+        plan_defragmentation([node("a", 50)], [replica("x", "a", 0, 30, 1)], Demand(1, 80, groups=2, whole=True))
 
 
 def test_a_large_cluster_gets_a_plan_within_the_bound() -> None:

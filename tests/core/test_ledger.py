@@ -40,44 +40,44 @@ def test_a_refusal_has_the_figures_and_changes_nothing() -> None:
     assert ([*book.leases()], book.devices()) == before
 
 
-def test_a_request_in_a_share_counts_once() -> None:
+def test_a_share_in_a_session_counts_once() -> None:
     book = ledger()
-    book.reserve("share", Kind.SHARE, "router", [Hold("grant", 400)])
-    book.reserve("request", Kind.REQUEST, "router", [Hold("share", 300)])
-    assert (book.free("grant"), book.free("share")) == (500, 100)
+    book.reserve("session", Kind.SESSION, "router", [Hold("grant", 400)])
+    book.reserve("share", Kind.SHARE, "router", [Hold("session", 300)])
+    assert (book.free("grant"), book.free("session")) == (500, 100)
 
 
 def test_a_tenth_of_the_pool_is_for_those_who_outgrow_their_estimate() -> None:
     book = ledger()
-    book.reserve("request", Kind.REQUEST, "router", [Hold("grant", 900)])
+    book.reserve("share", Kind.SHARE, "router", [Hold("grant", 900)])
     with pytest.raises(InsufficientMemory):
-        book.reserve("another", Kind.REQUEST, "router", [Hold("grant", 1)])
-    book.resize("request", [1000], growth=True)
+        book.reserve("another", Kind.SHARE, "router", [Hold("grant", 1)])
+    book.resize("share", [1000], growth=True)
     with pytest.raises(InsufficientMemory):
-        book.resize("request", [1001], growth=True)
-    book.settle("request", 987)
-    assert (book.free("grant"), book.settled_given_tokens, book.settled_used_tokens) == (900, 1000, 987)
+        book.resize("share", [1001], growth=True)
+    book.end("share")
+    assert book.free("grant") == 900
 
 
 def test_nothing_lies_on_an_engine_that_loads_or_ends() -> None:
     book = ledger(pool=None)
     book.reserve("grant", Kind.ENGINE, "engine", [Hold("node/0", GIB)])
     with pytest.raises(LeaseConflict, match="reserved"):
-        book.reserve("request", Kind.REQUEST, "router", [Hold("grant", 1)])
+        book.reserve("share", Kind.SHARE, "router", [Hold("grant", 1)])
     book.commit("grant", 100)
     with pytest.raises(LeaseConflict, match="committed"):
         book.commit("grant", 200)
     book.end("grant", memory_gone=False)
     with pytest.raises(LeaseConflict, match="ending"):
-        book.reserve("request", Kind.REQUEST, "router", [Hold("grant", 1)])
+        book.reserve("share", Kind.SHARE, "router", [Hold("grant", 1)])
 
 
 def test_an_engines_memory_is_free_only_when_it_has_been_seen_free() -> None:
     book = ledger()
-    book.reserve("request", Kind.REQUEST, "router", [Hold("grant", 10)])
+    book.reserve("share", Kind.SHARE, "router", [Hold("grant", 10)])
     assert [lease.lease_id for lease in book.expire(TTL_S - 0.1)] == []
     book.beat("router", TTL_S - 0.1)
-    assert [lease.lease_id for lease in book.expire(TTL_S)] == ["request", "grant"]
+    assert [lease.lease_id for lease in book.expire(TTL_S)] == ["share", "grant"]
     assert book.lease("grant").phase is Phase.ENDING
     assert book.devices()[0].free_bytes == 4 * GIB
     book.memory_gone("grant")
@@ -130,13 +130,13 @@ def test_an_engine_that_ends_by_its_own_time_waits_for_its_memory_only() -> None
     assert book.lease("grant").phase is Phase.ENDING
 
 
-def test_a_share_never_shrinks_below_what_lies_on_it() -> None:
+def test_a_session_never_shrinks_below_what_lies_on_it() -> None:
     book = ledger()
-    book.reserve("share", Kind.SHARE, "router", [Hold("grant", 400)])
-    book.reserve("request", Kind.REQUEST, "router", [Hold("share", 300)])
+    book.reserve("session", Kind.SESSION, "router", [Hold("grant", 400)])
+    book.reserve("share", Kind.SHARE, "router", [Hold("session", 300)])
     with pytest.raises(InsufficientMemory, match="300 of 400 are in use, 299 wanted"):
-        book.resize("share", [299])
-    assert book.resize("share", [300]).capacity == 300
+        book.resize("session", [299])
+    assert book.resize("session", [300]).capacity == 300
     assert book.free("grant") == 600
 
 
@@ -159,7 +159,7 @@ def test_two_ranks_of_an_engine_are_on_two_devices() -> None:
 @pytest.mark.parametrize("holds", [[], [Hold("grant", 0)], [Hold("grant", 5), Hold("share", 5)]])
 def test_what_cannot_be_a_hold_is_said(holds: list[Hold]) -> None:
     with pytest.raises(ValueError, match=r"lies on|asked"):
-        ledger().reserve("request", Kind.REQUEST, "router", holds)
+        ledger().reserve("share", Kind.SHARE, "router", holds)
 
 
 def test_memory_follows_what_is_leased_however_often_owners_come_back() -> None:
@@ -168,8 +168,8 @@ def test_memory_follows_what_is_leased_however_often_owners_come_back() -> None:
         now = float(turn)
         book.join("router", TTL_S, now)
         book.join("engine", TTL_S, now)
-        book.reserve(f"request-{turn}", Kind.REQUEST, "router", [Hold("grant", 1)])
-        book.settle(f"request-{turn}", 1)
+        book.reserve(f"share-{turn}", Kind.SHARE, "router", [Hold("grant", 1)])
+        book.end(f"share-{turn}")
         book.expire(now)
     assert len(book._owner_alarms._entries) == 2
     assert len(book) == 1

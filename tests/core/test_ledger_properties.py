@@ -46,7 +46,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.reference.entries[name].phase, self.reference.entries[name].pool = Phase.COMMITTED, 100
         self.grant("share", Kind.SHARE, "router-1", {"engine-a": 30})
         self.grant("session", Kind.SESSION, "router-2", {"engine-a": 10})
-        self.grant("request", Kind.REQUEST, "router-1", {"share": 25})
+        self.grant("share-of-session", Kind.SHARE, "router-1", {"session": 5})
 
     def grant(self, lease_id: str, kind: Kind, owner: str, on: dict[str, int], **more: float | None) -> None:
         """Reserve what fits, in both."""
@@ -107,7 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        kind=st.sampled_from([Kind.ENGINE, Kind.ENGINE, Kind.SHARE, Kind.SESSION, Kind.REQUEST, Kind.REQUEST]),
+        kind=st.sampled_from([Kind.ENGINE, Kind.ENGINE, Kind.SHARE, Kind.SHARE, Kind.SESSION, Kind.SESSION]),
         owner=st.sampled_from(OWNERS),
         growth=st.booleans(),
         ttl_s=st.sampled_from([None, None, 1.0, 4.0]),
@@ -154,7 +154,7 @@ class LedgerMachine(RuleBasedStateMachine):
             new <= old or self.reference.held(on) + new - old <= self.reference.limit(on, growth)
             for (on, old), new in zip(entry.holds.items(), changed.values(), strict=True)
         )
-        fits &= entry.kind in (Kind.ENGINE, Kind.REQUEST) or amount >= self.reference.held(entry.lease_id)
+        fits &= entry.kind is Kind.ENGINE or amount >= self.reference.held(entry.lease_id)
         if entry.phase is Phase.ENDING or not fits:
             with pytest.raises((InsufficientMemory, LeaseConflict)):
                 self.ledger.resize(entry.lease_id, list(changed.values()), growth=growth)
@@ -169,14 +169,6 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.renew(entry.lease_id, self.now + span_s)
             if not math.isinf(entry.expires_at):
                 entry.expires_at = max(entry.expires_at, self.now + span_s)
-
-    @rule(data=st.data(), tokens=st.integers(0, 100))
-    def settle(self, data: st.DataObject, tokens: int) -> None:
-        entry = self.reference.entries.get(self.some(data, Kind.REQUEST) or "")
-        if entry is not None:
-            settled = self.ledger.settle(entry.lease_id, tokens)
-            assert (settled.given_tokens, settled.used_tokens) == (sum(entry.holds.values()), tokens)
-            self.reference.end(entry.lease_id, True)
 
     @rule(data=st.data(), memory_gone=st.booleans())
     def end(self, data: st.DataObject, memory_gone: bool) -> None:
@@ -239,8 +231,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in [*self.reference.devices, *self.reference.entries]:
             limit = max(0, self.reference.limit(name, False) - self.reference.held(name))
             assert self.ledger.free(name) == limit
-        owned = {owner: {lease.lease_id for lease in self.ledger.owned(owner)} for owner in self.ledger.owners()}
-        assert owned == {
+        owners = self.ledger._owners
+        assert {owner: set(known.leases) for owner, known in owners.items()} == {
             owner: {name for name, entry in self.reference.entries.items() if entry.owner == owner}
             for owner in self.reference.owners
         }

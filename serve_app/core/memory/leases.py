@@ -19,7 +19,6 @@ class Kind(enum.StrEnum):
     SLOTS = "slots"  # on an engine, of which it takes nothing; itself a pool, of sequences in the engine's batch
     SHARE = "share"  # on an engine or a session, in KV tokens, or on slots: what one router may hand out by itself
     SESSION = "session"  # on an engine, in KV tokens: what an agent's requests draw from
-    REQUEST = "request"  # on a share, a session or an engine, in KV tokens: the budget of one request
 
 
 class Phase(enum.StrEnum):
@@ -42,7 +41,6 @@ LIES_ON: dict[Kind, frozenset[Kind] | None] = {
     Kind.SLOTS: frozenset({Kind.ENGINE}),
     Kind.SHARE: frozenset({Kind.ENGINE, Kind.SESSION, Kind.SLOTS}),  # a session is a pool of all routers, too
     Kind.SESSION: frozenset({Kind.ENGINE}),
-    Kind.REQUEST: frozenset({Kind.ENGINE, Kind.SHARE, Kind.SESSION}),
 }
 
 
@@ -108,15 +106,6 @@ class Lease:
     def amount(self) -> int:
         """Bytes or KV tokens, over all it lies on."""
         return sum(hold.amount for hold in self.holds)
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What a request was given and what it used, in KV tokens."""
-
-    lease_id: str
-    given_tokens: int
-    used_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """The one truth about GPU memory: a tree of leases.
 
-    device (bytes) <- engine (a hold per rank) <- share of a router (KV tokens) <- request
-                                               <- session (KV tokens)           <- request, or share <- request
+    device (bytes) <- engine (a hold per rank) <- share of a router (KV tokens)
+                                               <- session (KV tokens)           <- share of a router
                                                <- slots (sequences)             <- share of a router
                    <- berth, of an engine that has not started
 
 Rules
-- Siblings are summed, children are never counted twice: a request counts in its share or session, not in the engine.
+- Siblings are summed, children are never counted twice: a share of a session counts in the session, not in the engine.
 - A tenth of an engine's KV pool is given to nobody beforehand: `grow` may use it, `reserve` may not.
 - A lease has one owner, and an owner a heartbeat. When it falls silent its leases end; those of engines stay on their
   devices as ENDING until `memory_gone` says that the memory has been seen free.
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from serve_app.core.memory.leases import GROWTH_SHARE, Device, DeviceUse, Hold, Kind, Lease, Phase, Settled, slots_of
+from serve_app.core.memory.leases import GROWTH_SHARE, Device, DeviceUse, Hold, Kind, Lease, Phase, slots_of
 from serve_app.core.memory.owners import Alarms, Owner
 from serve_app.core.memory.tree import LeaseNode, Node, check_holds, check_may_lie
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
@@ -40,8 +40,6 @@ class Ledger:
         self._leases: dict[str, LeaseNode] = {}
         self._owners: dict[str, Owner] = {}
         self._owner_alarms, self._lease_alarms = Alarms(), Alarms()
-        self.settled_given_tokens = 0  # counters: of all requests that were settled
-        self.settled_used_tokens = 0
 
     # Devices
 
@@ -233,25 +231,6 @@ class Ledger:
             lease.expires_at = expires_at
         return lease.view()
 
-    def settle(self, lease_id: str, used_tokens: int) -> Settled:
-        """A request has ended after this many KV tokens; its budget is free again.
-
-        Raises:
-            LeaseNotFound: no such lease.
-            LeaseConflict: it is no request's.
-            ValueError: negative tokens.
-        """
-        lease = self._known(lease_id)
-        if lease.kind is not Kind.REQUEST:
-            raise LeaseConflict(f"lease {lease_id!r} is of a {lease.kind}, not of a request")
-        if used_tokens < 0:
-            raise ValueError(f"used_tokens is {used_tokens}")
-        given = lease.holds[0][1]
-        self._remove(lease)
-        self.settled_given_tokens += given
-        self.settled_used_tokens += used_tokens
-        return Settled(lease_id, given, used_tokens)
-
     def end(self, lease_id: str, *, memory_gone: bool = True) -> list[Lease]:
         """End a lease and all that lies on it; returns them, what lay on it first.
 
@@ -342,11 +321,6 @@ class Ledger:
     def on(self, name: str) -> list[Lease]:
         """What lies on a device or a lease, oldest first. Raises LeaseNotFound."""
         return [child.view() for child in self._node(name).children.values()]
-
-    def owned(self, owner: str) -> list[Lease]:
-        """An owner's leases, oldest first; none of an unknown one."""
-        known = self._owners.get(owner)
-        return [] if known is None else [lease.view() for lease in known.leases.values()]
 
     def knows(self, owner: str) -> bool:
         """Whether an owner has joined and was not silent for too long, as far as `expire` has looked."""

@@ -4,10 +4,12 @@ A step drains one replica and restarts it elsewhere: its old copy is released be
 land on what it leaves. Steps run in order, and each fits at its moment.
 
 Two searches:
-- `cheapest_eviction`: what to take off one node (or, for a pipeline, off one after another) with each drained replica
-  restarted in one step where there is room. Quick at any size, and not always the fewest bytes.
+- `_first_that_works`: what to take off one node, with each drained replica restarted in one step where there is room.
+  Quick at any size, and not always the fewest bytes.
 - `search` (defrag_search.py): every order of steps by bytes moved, chains and second moves of a replica included, below
   what the first found. When it ends within `MAX_STATES` the plan is the best there is (`exact`), else the best found.
+
+A pipeline's stages stay where Ray has put them: demands and replicas here are of one group.
 
 Invariant: a plan's steps fit in order, and after the last one its placement fits; no plan where nothing helps.
 """
@@ -61,8 +63,10 @@ def plan_defragmentation(
         None when no order of steps makes it fit, or none was found within the bound.
 
     Raises:
-        ValueError: a replica's placement is not on the nodes given.
+        ValueError: a replica's placement is not on the nodes given, or the demand is a pipeline's.
     """
+    if demand.groups > 1:
+        raise ValueError(f"{demand}: nothing is moved for a pipeline")
     movable = [replica for replica in replicas if replica.movable]
     rooms = rooms_of(nodes, movable)
     quick = _first_that_works(rooms, movable, demand)
@@ -89,7 +93,7 @@ def _first_that_works(
     present = _pack([Room(room.as_node(), room.index) for room in rooms], demand)
     if present is not None:
         return (), present
-    evictions = _evictions(rooms, movable, demand)
+    evictions = (eviction for room in rooms for eviction in _node_evictions(room, movable, demand))
     for eviction in heapq.nsmallest(MAX_EVICTIONS, evictions, key=lambda e: (e.bytes_to_move, len(e.leaving))):
         moves = _relocate(rooms, eviction)
         if moves is not None:
@@ -97,23 +101,8 @@ def _first_that_works(
     return None
 
 
-def _evictions(rooms: Sequence[Room], movable: Sequence[Replica], demand: Demand) -> Iterator[_Eviction]:
-    if demand.groups == 1:
-        for room in rooms:
-            yield from _node_evictions(room, movable, demand)
-        return
-    whole = _pipeline_eviction(rooms, movable, demand)
-    if whole is not None:
-        yield whole
-
-
-def _node_evictions(
-    room: Room, movable: Sequence[Replica], demand: Demand, barred: Sequence[int] = ()
-) -> Iterator[_Eviction]:
-    """The sets of replicas whose leaving lets one group onto this node, by bytes; nothing that contains another.
-
-    `barred` devices have a rank of the same engine.
-    """
+def _node_evictions(room: Room, movable: Sequence[Replica], demand: Demand) -> Iterator[_Eviction]:
+    """The sets of replicas whose leaving lets the demand onto this node, by bytes; nothing that contains another."""
     if len(room.total) < demand.ranks or not demand.allows(room.model):
         return
     here = [replica for replica in movable if any(slot.node_id == room.node_id for slot in replica.placement.slots)]
@@ -127,8 +116,6 @@ def _node_evictions(
             for slot in replica.placement.slots:
                 if slot.node_id == room.node_id:
                     empty.give_back(slot)
-        for device in barred:
-            empty.free[device] = 0
         slot_ = _pack_group(empty, demand)
         if slot_ is not None:
             found.append(names)
@@ -147,30 +134,6 @@ def _subsets(replicas: Sequence[Replica]) -> Iterator[tuple[int, tuple[Replica, 
         last = chosen[-1] if chosen else -1
         for i in range(last + 1, len(ordered)):  # each subset once: by its members in order
             heapq.heappush(heap, (bytes_to_move + ordered[i].bytes_to_move, (*chosen, i)))
-
-
-def _pipeline_eviction(rooms: Sequence[Room], movable: Sequence[Replica], demand: Demand) -> _Eviction | None:
-    """Group after group, each onto the node where it takes fewest bytes more."""
-    now = {room.node_id: Room(room.as_node(), room.index) for room in rooms}
-    staying, leaving, slots = list(movable), list[Replica](), list[Slot]()
-    for _ in range(demand.groups):
-        barred = {node_id: [d for s in slots if s.node_id == node_id for d in s.devices] for node_id in now}
-        cheapest = min(
-            (e for room in now.values() for e in _node_evictions(room, staying, demand, barred[room.node_id])),
-            key=lambda eviction: eviction.bytes_to_move,
-            default=None,
-        )
-        if cheapest is None:
-            return None
-        for replica in cheapest.leaving:
-            staying.remove(replica)
-            leaving.append(replica)
-            for slot in replica.placement.slots:
-                now[slot.node_id].give_back(slot)
-        slot = cheapest.placement.slots[0]
-        now[slot.node_id].take(slot)
-        slots.append(slot)
-    return _Eviction(sum(replica.bytes_to_move for replica in leaving), tuple(leaving), Placement(tuple(slots)))
 
 
 def _relocate(rooms: Sequence[Room], eviction: _Eviction) -> tuple[Move, ...] | None:
@@ -205,22 +168,13 @@ def _common(one: Room, other: Room) -> Room:
 
 
 def _pack(rooms: Sequence[Room], demand: Demand) -> Placement | None:
-    """Any place for a demand, the tightest node first. Changes the rooms."""
-    slots: list[Slot] = []
+    """Any place for a demand, the tightest node first."""
     for room in sorted(rooms, key=lambda room: (sum(room.free), room.index)):
-        while len(slots) < demand.groups:
-            slot = _pack_group(room, demand)
-            if slot is None:
-                break
-            room.take(slot)
-            slots.append(slot)
-            for device in slot.devices:
-                room.free[device] = 0
-    return Placement(tuple(slots)) if len(slots) == demand.groups else None
+        slot = _pack_group(room, demand)
+        if slot is not None:
+            return Placement((slot,))
+    return None
 
 
 def _pack_group(room: Room, demand: Demand) -> Slot | None:
-    if not room.holds(demand):
-        return None
-    eligible = room.eligible(demand)
-    return room.slot(demand, tightest(room, demand, eligible)) if len(eligible) >= demand.ranks else None
+    return room.slot(demand, tightest(room, demand, room.eligible(demand))) if room.fits(demand) else None

@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from serve_app.core.placing.placement import Demand, Placement, Room, Slot
+from serve_app.core.placing.placement import Demand, Placement, Room
 from serve_app.core.placing.replicas import Move, Replica
 
 MAX_STATES = 20_000  # arrangements generated: about a second, and all there are for six replicas on four small nodes
@@ -45,7 +45,7 @@ def search(
             continue
         now = [Room(room.as_node(), room.index) for room in empty]
         _each(now, state, take=True)
-        if sum(room.groups_that_fit(demand) for room in now) >= demand.groups:
+        if any(room.fits(demand) for room in now):
             return _moves(movable, state, came_from), True
         for which, target in _steps(now, movable, state, None if limit is None else limit - bytes_moved):
             after = (*state[:which], target, *state[which + 1 :])
@@ -84,38 +84,16 @@ def _steps(now: Sequence[Room], movable: Sequence[Replica], state: _State, below
 
 def _targets(rooms: Sequence[Room], demand: Demand, settled: set[str]) -> Iterator[Placement]:
     """Every place for a demand, nodes nobody movable is on counted once for each shape."""
-    shapes: dict[tuple[object, ...], int] = {}
-    usable: list[Room] = []
+    shapes: set[tuple[object, ...]] = set()
     for room in rooms:
         shape = (room.cpu, room.memory, tuple(room.free), room.total, room.model)
         if room.node_id not in settled:
-            shapes[shape] = shapes.get(shape, 0) + 1
-            if shapes[shape] > demand.groups:  # a pipeline can use as many alike as it has groups
+            if shape in shapes:
                 continue
-        usable.append(room)
-    for slots in _slots(usable, demand, demand.groups):
-        yield Placement(slots)
-
-
-def _slots(rooms: Sequence[Room], demand: Demand, groups: int) -> Iterator[tuple[Slot, ...]]:
-    """Slots for so many groups, on nodes in their order."""
-    if groups == 0:
-        yield ()
-        return
-    for position, room in enumerate(rooms):
-        if not room.holds(demand):
-            continue
-        for devices in _devices(room, demand):
-            slot = room.slot(demand, devices)
-            if groups == 1:
-                yield (slot,)
-                continue
-            rest = Room(room.as_node(), room.index)
-            rest.take(slot)
-            for device in devices:
-                rest.free[device] = 0
-            for others in _slots([rest, *rooms[position + 1 :]], demand, groups - 1):
-                yield (slot, *others)
+            shapes.add(shape)
+        if room.holds(demand):
+            for devices in _devices(room, demand):
+                yield Placement((room.slot(demand, devices),))
 
 
 def _devices(room: Room, demand: Demand) -> Iterator[tuple[int, ...]]:

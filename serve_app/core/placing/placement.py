@@ -14,11 +14,8 @@ Invariant: what is taken of a device, of CPU or of host memory is never more tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-BUCKETS_GB = (4, 8, 12, 16, 24, 32, 48, 64)  # the sizes GPUs and their fractions are sold in
-BUCKETS_BYTES = tuple(size * 10**9 for size in BUCKETS_GB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +129,9 @@ class Room:
         amounts = tuple(self.total[i] if demand.whole else demand.amount for i in devices)
         return Slot(self.node_id, tuple(devices), amounts, demand.cpu_milli, demand.memory_bytes)
 
-    def groups_that_fit(self, demand: Demand) -> int:
-        """Groups of one engine this node has room for."""
-        if not demand.allows(self.model):
-            return 0
-        bounds = [len(self.eligible(demand)) // demand.ranks] if demand.ranks else []
-        bounds += [self.cpu // demand.cpu_milli] if demand.cpu_milli else []
-        bounds += [self.memory // demand.memory_bytes] if demand.memory_bytes else []
-        return min([*bounds, demand.groups])
+    def fits(self, demand: Demand) -> bool:
+        """Whether one group fits."""
+        return self.holds(demand) and len(self.eligible(demand)) >= demand.ranks
 
     def refusal(self, slot: Slot) -> str | None:
         """Why a slot cannot be taken; None: it can."""
@@ -176,59 +168,7 @@ class Room:
         return Node(self.node_id, self.cpu, self.memory, tuple(self.free), self.total, self.model)
 
 
-@dataclass(frozen=True, slots=True)
-class Shortfall:
-    """Why a demand fits nowhere: the groups wanted, and how many would fit by each constraint taken for itself.
-
-    `nodes` are all there are, `by_model` counts devices as if nobody had anything of them: below `wanted` the demand
-    can never fit. The first of the figures that is below `wanted` is the one to name.
-    """
-
-    wanted: int
-    nodes: int
-    by_model: int
-    by_device: int
-    by_cpu: int
-    by_memory: int
-    together: int
-    largest_free: int
-
-    def __str__(self) -> str:
-        figures = [("GPU model and size", self.by_model), ("free devices", self.by_device), ("CPU", self.by_cpu)]
-        figures += [("host memory", self.by_memory), ("all of them on one node", self.together)]
-        short = next(((name, fit) for name, fit in figures if fit < self.wanted), None)
-        if short is None:
-            return f"all {self.wanted} groups fit"
-        detail = f"; the most that is free on one device is {self.largest_free}" if short[0] == "free devices" else ""
-        return f"{short[1]} of {self.wanted} groups fit on {self.nodes} nodes by {short[0]}{detail}"
-
-
-def shortfall(rooms: Sequence[Room], demand: Demand) -> Shortfall:
-    """How far a demand is from fitting, constraint by constraint."""
-    allowed = [room for room in rooms if demand.allows(room.model)]
-
-    def groups(counts: Iterator[int]) -> int:
-        return sum(min(count, demand.groups) for count in counts)
-
-    return Shortfall(
-        wanted=demand.groups,
-        nodes=len(rooms),
-        by_model=groups(
-            _devices_of_size(r, demand) // demand.ranks if demand.ranks else demand.groups for r in allowed
-        ),
-        by_device=groups(len(r.eligible(demand)) // demand.ranks if demand.ranks else demand.groups for r in allowed),
-        by_cpu=groups(r.cpu // demand.cpu_milli if demand.cpu_milli else demand.groups for r in allowed),
-        by_memory=groups(r.memory // demand.memory_bytes if demand.memory_bytes else demand.groups for r in allowed),
-        together=groups(room.groups_that_fit(demand) for room in allowed),
-        largest_free=max((free for room in allowed for free in room.free), default=0),
-    )
-
-
-def _devices_of_size(room: Room, demand: Demand) -> int:
-    return sum(total >= demand.amount for total in room.total)
-
-
-def bucketed(amount: int, sizes: Sequence[int] = BUCKETS_BYTES) -> int:
+def bucketed(amount: int, sizes: Sequence[int]) -> int:
     """Round up to the next size; above the largest to its next multiple; no sizes: `amount` itself (whole GPUs).
 
     Multiples, since a size that is no bucket would leave gaps only its like can fill, and refusing would make a

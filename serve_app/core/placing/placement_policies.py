@@ -1,9 +1,7 @@
 """Which of the places that fit is the best: a policy gives a room (a node's free amounts) and its devices a score.
 
-    first_fit   the first node, its first devices
     best_fit    the node left with least, the devices with least that is enough
-    fgd         the place that adds least fragment for a known workload (ATC'23)
-    ours        fgd for a workload it learns, and what CPU and memory strand: learned_policy.py
+    ours        least fragment for a workload it learns, and what CPU and memory strand: learned_policy.py
 
 Rules
 - The lowest score wins, ties go to the node that came first.
@@ -33,18 +31,6 @@ class Policy(Protocol):
         """The best devices of a room that one group fits on, `eligible` being those a rank fits on."""
 
 
-class FirstFit:
-    """The first node in the cluster's order."""
-
-    epoch = 0
-
-    def seen(self, demand: Demand) -> None:
-        """Nothing is learned."""
-
-    def choose(self, room: Room, demand: Demand, eligible: Sequence[int]) -> Choice:
-        return 0.0, tuple(eligible[: demand.ranks])
-
-
 class BestFit:
     """The node left with least: the mean of CPU and device amounts left, each a share of the largest node's."""
 
@@ -61,21 +47,6 @@ class BestFit:
         taken = sum(room.total[i] for i in devices) if demand.whole else demand.amount * demand.ranks
         left = (sum(room.free) - taken) / self._amount + (room.cpu - demand.cpu_milli) / self._cpu
         return left / 2, devices
-
-
-class Fgd:
-    """Fragmentation Gradient Descent: the place that adds least to the fragment expected of the workload."""
-
-    epoch = 0
-
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-
-    def seen(self, demand: Demand) -> None:
-        """The workload was given."""
-
-    def choose(self, room: Room, demand: Demand, eligible: Sequence[int]) -> Choice:
-        return least_fragment(self._workload, room, demand, eligible)
 
 
 def tightest(room: Room, demand: Demand, eligible: Sequence[int]) -> tuple[int, ...]:

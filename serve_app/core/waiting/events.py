@@ -180,7 +180,6 @@ class Snapshot:
     """
 
     waiting: Mapping[str, int]
-    waiting_slots: int
     waiting_tokens: int
     oldest_wait_s: float
     replicas: Mapping[str, ReplicaUse]

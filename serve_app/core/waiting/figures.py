@@ -33,7 +33,6 @@ def snapshot(running: Running, forecast: Forecast, tally: Tally, now: float) -> 
     line, oldest = running.line, running.line.oldest()
     return Snapshot(
         waiting={level.label: count for level, count in line.claimed.items()},
-        waiting_slots=sum(level.slots for level in line.stages),
         waiting_tokens=line.tokens,
         oldest_wait_s=0.0 if oldest is None else now - oldest.arrived_s,
         replicas=dict(running.capacity.use()),

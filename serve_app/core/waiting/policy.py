@@ -47,8 +47,6 @@ class Policy:
         tenants: weights and guaranteed shares; who is not named has weight 1 and no share.
         trickle_share: the guaranteed minimum share: of granted tokens, for each class that waits.
         headroom_share: of all slots, at most, kept free for the classes from `high` up while these come; 0: none.
-        predict_output: charge a tenant the predicted output when a request is granted, not as it is produced (VTC with
-            length prediction); either way the actual output is what it has paid in the end.
 
     Raises:
         ValueError: a bound out of range, or shares above 1 in sum.
@@ -62,7 +60,6 @@ class Policy:
     tenants: Mapping[str, TenantPolicy] = field(default_factory=dict)
     trickle_share: float = TRICKLE_SHARE
     headroom_share: float = 0.0
-    predict_output: bool = False
 
     def __post_init__(self) -> None:
         bounds: list[tuple[int | None, int | None]] = [(self.max_queued, self.max_queued_tokens)]

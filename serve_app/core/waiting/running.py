@@ -162,7 +162,7 @@ class Running:
 
     def _take(self, waiting: Waiting, due: bool) -> str:
         arrival, level = waiting.arrival, self.line.stages[waiting.level]
-        self._service.begin(waiting, level, self._policy.predict_output)
+        self._service.begin(waiting, level)
         level.share.pay(level.lanes[arrival.tenant], waiting.cost, due)
         self.line.remove(arrival.request_id)
         replica_id = self.capacity.take(

@@ -1,8 +1,7 @@
 """What running requests are charged: the input at the start, the output as it is produced, and the rest at the end.
 
-Weights and rules are VTC's (see `core.waiting.level`): an output token costs two input tokens. With `predict` the
-predicted output is charged at the start instead (the paper's variant with length prediction); what is produced beyond
-it is charged as it comes, and the end corrects either way.
+Weights and rules are VTC's (see `core.waiting.level`): an output token costs two input tokens. The end corrects
+what was charged by the engine's own figures.
 
 Invariant: a request that has ended has charged its tenant exactly what is known of its use, and is forgotten.
 """
@@ -23,8 +22,7 @@ class _Run:
     lane: Lane
     expected: int  # output tokens
     prompt: int  # charged
-    output: int  # charged
-    produced: int = 0
+    produced: int = 0  # output tokens, charged
 
 
 class Service:
@@ -33,26 +31,21 @@ class Service:
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
 
-    def begin(self, waiting: Waiting, level: Level, predict: bool) -> None:
+    def begin(self, waiting: Waiting, level: Level) -> None:
         """A request begins to run; it is still in its level."""
         arrival = waiting.arrival
         lane = level.begin(arrival.tenant)
         prompt = max(1, arrival.prompt_tokens)  # nothing is free: else a tenant of empty prompts would always be next
         expected = max(0, arrival.cost - prompt)
-        run = _Run(level, lane, expected, prompt, expected if predict else 0)
-        self._runs[waiting.request_id] = run
-        _charge(run, INPUT_WEIGHT * run.prompt + OUTPUT_WEIGHT * run.output)
+        run = self._runs[waiting.request_id] = _Run(level, lane, expected, prompt)
+        _charge(run, INPUT_WEIGHT * run.prompt)
 
     def progress(self, request_id: str, tokens: int) -> None:
         """So many more tokens of output. An unknown id changes nothing."""
         run = self._runs.get(request_id)
-        if run is None:
-            return
-        run.produced += tokens
-        beyond = run.produced - run.output
-        if beyond > 0:
-            run.output += beyond
-            _charge(run, OUTPUT_WEIGHT * beyond)
+        if run is not None:
+            run.produced += tokens
+            _charge(run, OUTPUT_WEIGHT * tokens)
 
     def done(self, request_id: str, prompt: int | None, output: int | None) -> None:
         """It has ended after this many tokens; None: nobody knows, so the estimate stands."""
@@ -66,7 +59,7 @@ class Service:
     def _end(self, request_id: str, prompt: int | None, output: int) -> None:
         run = self._runs.pop(request_id)
         more_prompt = 0 if prompt is None else max(1, prompt) - run.prompt
-        _charge(run, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * (output - run.output))
+        _charge(run, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * (output - run.produced))
         run.level.end()
 
 

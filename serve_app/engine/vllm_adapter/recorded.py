@@ -88,8 +88,6 @@ class LiveStats(StatLoggerBase):
             sink.running = scheduler_stats.num_running_reqs
             sink.waiting = scheduler_stats.num_waiting_reqs
             sink.kv_cache_usage = scheduler_stats.kv_cache_usage
-            sink.prefix_queries += scheduler_stats.prefix_cache_stats.queries
-            sink.prefix_hits += scheduler_stats.prefix_cache_stats.hits
         if iteration_stats is not None:
             sink.generated += iteration_stats.num_generation_tokens
             sink.prompted += iteration_stats.num_prompt_tokens

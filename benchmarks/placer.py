@@ -1,4 +1,4 @@
-"""A cluster's free amounts, and the decision where a demand goes.
+"""A simulated cluster's free amounts, and the decision where a demand goes; the policies that ours is compared with.
 
 Rules
 - `place` decides and changes nothing; `take` and `give_back` change, all of it or nothing.
@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from serve_app.core.heap import KeyedHeap
+from serve_app.core.placing.fragmentation import Workload
 from serve_app.core.placing.learned_policy import Learned
-from serve_app.core.placing.placement import Demand, Node, Placement, Room, Shortfall, Slot, shortfall
-from serve_app.core.placing.placement_policies import Policy
+from serve_app.core.placing.placement import Demand, Node, Placement, Room, Slot
+from serve_app.core.placing.placement_policies import Choice, Policy, least_fragment
 
 MAX_RANKINGS = 512  # demands whose scores are kept: a heap of all nodes each, about 200 bytes a node
 
@@ -60,17 +61,12 @@ class Placer:
         self._added += 1
         self._changed(node.node_id)
 
-    def remove_node(self, node_id: str) -> None:
-        """A node is gone, and what was taken of it; an unknown one changes nothing."""
-        if self._rooms.pop(node_id, None) is not None:
-            self._changed(node_id)
-
     def nodes(self) -> list[Node]:
         """All nodes with what is free of them now."""
         return [room.as_node() for room in self._rooms.values()]
 
     def place(self, demand: Demand) -> Placement | None:
-        """Where a demand goes; None: nowhere, `why_not` says why. Nothing is taken."""
+        """Where a demand goes; None: nowhere. Nothing is taken."""
         self._policy.seen(demand)
         ranking = self._ranking(demand)
         slots: list[Slot] = []
@@ -93,10 +89,6 @@ class Placer:
                 self._changed(room.node_id)
         return Placement(tuple(slots))
 
-    def why_not(self, demand: Demand) -> Shortfall:
-        """How far a demand is from fitting, by each constraint."""
-        return shortfall(list(self._rooms.values()), demand)
-
     def take(self, placement: Placement) -> None:
         """Raises ValueError when it does not fit (any more), KeyError for an unknown node; nothing has changed then."""
         taken: list[Slot] = []
@@ -112,21 +104,17 @@ class Placer:
             self._changed(slot.node_id)
 
     def give_back(self, placement: Placement) -> None:
-        """Free what was taken; what is on a node that is not known (any more) is gone anyway.
-
-        Raises ValueError when it was not taken; nothing has changed then.
-        """
-        known = [slot for slot in placement.slots if slot.node_id in self._rooms]
+        """Raises ValueError when it was not taken, KeyError for an unknown node; nothing has changed then."""
         given: list[Slot] = []
         try:
-            for slot in known:
+            for slot in placement.slots:
                 self._rooms[slot.node_id].give_back(slot)
                 given.append(slot)
-        except ValueError:
+        except (KeyError, ValueError):
             for slot in given:
                 self._rooms[slot.node_id].take(slot)
             raise
-        for slot in known:
+        for slot in placement.slots:
             self._changed(slot.node_id)
 
     def _hold(self, room: Room, slot: Slot) -> None:
@@ -158,9 +146,9 @@ class Placer:
         else:
             stale = set(self._changes[ranking.position - self._dropped :])
         for node_id in stale:
-            room = self._rooms.get(node_id)
-            eligible = room.eligible(demand) if room is not None and room.holds(demand) else None
-            if room is None or eligible is None or len(eligible) < demand.ranks:
+            room = self._rooms[node_id]
+            eligible = room.eligible(demand) if room.holds(demand) else None
+            if eligible is None or len(eligible) < demand.ranks:
                 ranking.heap.discard(node_id)
             else:
                 ranking.heap.set(node_id, (self._policy.choose(room, demand, eligible)[0], room.index))
@@ -171,3 +159,30 @@ class Placer:
         room = self._rooms[top[1]]
         devices = self._policy.choose(room, demand, room.eligible(demand))[1]
         return room, room.slot(demand, devices)
+
+
+class FirstFit:
+    """The first node in the cluster's order."""
+
+    epoch = 0
+
+    def seen(self, demand: Demand) -> None:
+        """Nothing is learned."""
+
+    def choose(self, room: Room, demand: Demand, eligible: Sequence[int]) -> Choice:
+        return 0.0, tuple(eligible[: demand.ranks])
+
+
+class Fgd:
+    """Fragmentation Gradient Descent: the place that adds least to the fragment expected of the workload."""
+
+    epoch = 0
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    def seen(self, demand: Demand) -> None:
+        """The workload was given."""
+
+    def choose(self, room: Room, demand: Demand, eligible: Sequence[int]) -> Choice:
+        return least_fragment(self._workload, room, demand, eligible)
