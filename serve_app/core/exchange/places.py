@@ -148,7 +148,7 @@ class Places:
         while again:
             for ticket in again:
                 request = self._requests.get(ticket)
-                if request is None:
+                if request is None or request.engine:  # it has come in again meanwhile, and was granted
                     continue
                 if not self._astray(ticket):
                     for engine in list(self.lines[request.model].engines):
