@@ -18,8 +18,10 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import (
+    AnswerNotKept,
     BadRequest,
     BodyTooLarge,
+    BodyTooSlow,
     EngineFailed,
     EngineUnreachable,
     Forbidden,
@@ -203,6 +205,7 @@ _CLASS_OF_CODE: dict[str, type[ServeAppError]] = {
     EngineFailed.code: EngineFailed,
     InsufficientMemory.code: InsufficientMemory,
     LeaseNotFound.code: LeaseNotFound,
+    AnswerNotKept.code: AnswerNotKept,
     "session_not_found": LeaseNotFound,
     "slow_client": EngineFailed,
 }
@@ -216,6 +219,7 @@ _CLASS_OF_STATUS: dict[int, type[ServeAppError]] = {
         LeaseConflict,
         MethodNotAllowed,
         BodyTooLarge,
+        BodyTooSlow,
         Overloaded,
         EngineFailed,
         Unavailable,
