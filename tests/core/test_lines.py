@@ -363,14 +363,14 @@ def test_a_request_that_only_a_sessions_end_makes_room_for_holds_up_nobody() -> 
     for _ in range(3):  # the router gives its credit back
         world.settle(2)
         world.quota.on_tick(world.now)
-    assert world.quota.sessions.is_open("acme agent")
+    assert [one.ask.session_id for one in world.quota.sessions.open()] == ["acme agent"]
     large = world.arrive("r0", LOW, tokens=700)
     world.settle(3)
     assert large.state == "waits"
     others = [world.arrive("r0", level, tokens=100) for level in (HIGH, LOW)]
     world.settle(3)
     assert [one.state for one in (large, *others)] == ["waits", "runs", "runs"]
-    world.quota.on_close("acme agent")
+    world.quota.on_close("acme agent", world.now)
     world.quota.on_tick(world.now)
     world.finish("r0", f"q{others[0].number}")
     world.finish("r0", f"q{others[1].number}")
