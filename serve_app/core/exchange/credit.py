@@ -90,11 +90,9 @@ class Accounts:
             if not len(open_ones):
                 del self._open[account.model]
 
-    def choose(self, model: str, slots: int, tokens: int, affinity: str | None, only: str | None = None) -> str | None:
-        """An engine with this much credit: the affinity's, else the one with most slots, else any; `only`: this one or
-        none. O(engines) where the first has too few tokens."""
-        if only is not None:
-            return only if self._fits(only, model, slots, tokens) else None
+    def choose(self, model: str, slots: int, tokens: int, affinity: str | None) -> str | None:
+        """An engine with this much credit: the affinity's, else the one with most slots, else any. O(engines) where
+        the first has too few tokens."""
         if affinity is not None and self._fits(affinity, model, slots, tokens):
             return affinity
         open_ones = self._open.get(model)

@@ -57,11 +57,10 @@ class Holding:
         """How many run of a model."""
         return self._counts[model]
 
-    def begin_here(self, waiting: Waiting, only: str | None) -> str | None:
-        """Run a request on credit, of one engine if `only` says so; returns the engine, None where its credit or
-        nobody's has room for it."""
+    def begin_here(self, waiting: Waiting, affinity: str | None) -> str | None:
+        """Run a request on credit, of this engine if it has room; returns the engine, None where none has."""
         arrival = waiting.arrival
-        engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, arrival.affinity, only)
+        engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, affinity)
         if engine is not None:
             self._accounts.take(engine, arrival.slots, arrival.cost)
             self.touched.add(engine)

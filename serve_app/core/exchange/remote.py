@@ -404,19 +404,18 @@ class RemoteLine:
         """Grant from credit; None: there is none, or it may be another's by now."""
         if now >= self._good_until:
             return None
-        engine = self._running.begin_here(waiting, self._only(waiting.arrival))
+        engine = self._running.begin_here(waiting, self._affinity(waiting.arrival))
         if engine is None:
             return None
         self._took(waiting.model, engine)
         self.granted_here += 1
         return Grant(waiting.request_id, engine, now - waiting.arrived_s)
 
-    def _only(self, arrival: Arrival) -> str | None:
-        """The engine of a request's session; None: it has none, or none that this router can hand requests to.
-        O(sessions) for a request of one."""
+    def _affinity(self, arrival: Arrival) -> str | None:
+        """The engine of a request's session, else the one where its prompt's beginning is. O(sessions) for a request
+        of one."""
         found = (one.engine for one in self.sessions.values() if one.lease == arrival.session)
-        engine = None if arrival.session is None else next(found, None)
-        return engine if engine is not None and self._accounts.usable(engine) else None
+        return arrival.affinity if arrival.session is None else next(found, arrival.affinity)
 
     def _took(self, model: str, engine: str) -> None:
         """A request was handed to an engine; it closes behind the only one that it takes."""
