@@ -40,7 +40,8 @@ class KeyedHeap:
         entry = (*key, item)
         self._live[item] = key, entry
         heapq.heappush(self._entries, entry)
-        self._tidy()
+        if len(self._entries) > 2 * len(self._live) + SLACK:
+            self._rebuild()
 
     def replace_first(self, key: Key) -> None:
         """Give what `peek` has just found another key; half the cost of `set`."""
@@ -51,8 +52,8 @@ class KeyedHeap:
 
     def discard(self, item: str) -> None:
         """Take an item out; one that is not in it changes nothing."""
-        if self._live.pop(item, None) is not None:
-            self._tidy()
+        if self._live.pop(item, None) is not None and len(self._entries) > 2 * len(self._live) + SLACK:
+            self._rebuild()
 
     def peek(self) -> tuple[Key, str] | None:
         """The smallest key and its item; None when empty."""
@@ -66,7 +67,6 @@ class KeyedHeap:
             heapq.heappop(entries)
         return None
 
-    def _tidy(self) -> None:
-        if len(self._entries) > 2 * len(self._live) + SLACK:
-            self._entries = [entry for _, entry in self._live.values()]
-            heapq.heapify(self._entries)
+    def _rebuild(self) -> None:
+        self._entries = [entry for _, entry in self._live.values()]
+        heapq.heapify(self._entries)

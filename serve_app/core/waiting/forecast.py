@@ -95,12 +95,13 @@ class Forecast:
 
     def backlog(self, level: RequestClass) -> Backlog:
         """What stands before a newcomer of a class."""
-        stage, slots, kept = self._line.stages[level], self._usable(), self._kept(level)
-        free: float = max(0, self._capacity.free - kept)
-        if slots < self._capacity.slots:
-            free = min(free, max(0.0, slots - self._capacity.used))
-        rate = self._drain.left_slots_per_s(level, max(1.0, slots - kept) if kept else slots)
-        least = self._share() * (self._drain.slots_per_s(slots) or 0.0)
+        stage, capacity, drain = self._line.stages[level], self._capacity, self._drain
+        slots, kept = self._usable(), self._kept(level)
+        free: float = max(0, capacity.free - kept)
+        if slots < capacity.slots:
+            free = min(free, max(0.0, slots - capacity.used))
+        rate = drain.left_slots_per_s(level, max(1.0, slots - kept) if kept else slots)
+        least = self._share() * (drain.slots_per_s(slots) or 0.0)
         return Backlog(self._above(level), stage.slots, stage.weight, free, rate, least)
 
     def is_next(self, waiting: Waiting) -> bool:

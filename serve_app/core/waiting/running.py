@@ -55,12 +55,15 @@ class Running:
         O(sizes of requests) where the first of a class does not fit.
         """
         capacity = self.capacity
-        if not capacity.most_free or self._state() == self._exhausted:
+        if not capacity.most_free:
+            return None
+        kept = self.kept(RequestClass.LOW)
+        if (state := self._state(kept)) == self._exhausted:
             return None
         try:
-            found = self._next()
+            found = self._next(capacity.free <= kept)
             if found is None:
-                self._exhausted = self._state()
+                self._exhausted = state
                 return None
             return found[0], self._take(*found)
         finally:
@@ -107,22 +110,22 @@ class Running:
             self._forget(request_id)
         self._look_at_shares(*self.guarantees.shares())
 
-    def _state(self) -> tuple[int, ...]:
+    def _state(self, kept: int) -> tuple[int, ...]:
         """While it is the same, so is what `_next` finds.
 
         It looks at replicas, at heads, at minimum shares, which grow by grants alone, and at the headroom.
         """
         low, normal, high, critical = self.line.stages
-        kept = self.kept(RequestClass.LOW)
         return self.capacity.changes, low.changes, normal.changes, high.changes, critical.changes, kept
 
-    def _next(self) -> tuple[Waiting, bool] | None:
-        """The next request, and whether it is due by the minimum share of its class."""
-        stages, capacity, headroom_share = self.line.stages, self.capacity, self._policy.headroom_share
+    def _next(self, short: bool) -> tuple[Waiting, bool] | None:
+        """The next request, and whether it is due by the minimum share of its class; `short`: no more is free than the
+        headroom."""
+        stages, capacity = self.line.stages, self.capacity
         heads = self._heads()
         keeping: set[RequestClass] = set()
         for at, (level, _) in enumerate(heads):
-            if not at and not (headroom_share and capacity.free <= self.kept(level)):
+            if not at and not (short and level < headroom.CLASSES_FROM):
                 continue  # its own turn comes next
             owed = stages[level].due(capacity.possible)
             if owed is not None:
@@ -133,7 +136,7 @@ class Running:
                 capacity.close(owed.slots, owed.cost, owed.where)
                 keeping.add(level)
         for level, head in heads:
-            if headroom_share and capacity.free <= self.kept(level):
+            if short and level < headroom.CLASSES_FROM:
                 continue
             capacity.turn(level)
             if capacity.fits(head.slots, head.cost, head.where):

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from serve_app.core.heap import KeyedHeap
 from serve_app.core.waiting.level import Waiting
 
+REQUESTS, TOKENS = "requests", "tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -43,13 +45,14 @@ class _Holding:
 
 
 class Sheddable:
-    """Those of one level who may be shed, by tenant. O(log n) per method."""
+    """Those of one level who may be shed, by tenant. O(log n), save the first time that something is short."""
 
     def __init__(self) -> None:
         self.requests = 0
         self.tokens = 0
         self._holdings: dict[str, _Holding] = {}
-        self._by_requests, self._by_tokens = KeyedHeap(), KeyedHeap()
+        # Tenants by how many requests, or tokens, they have for their weight: what has been short so far.
+        self._heaps: dict[str, KeyedHeap] = {}
 
     def add(self, waiting: Waiting, weight: float) -> None:
         if waiting.arrival.accepted:
@@ -76,12 +79,17 @@ class Sheddable:
         if holding.requests:
             return  # it has less now, so its key has risen: found when it comes to the top
         del self._holdings[tenant]
-        self._by_requests.discard(tenant)
-        self._by_tokens.discard(tenant)
+        for heap in self._heaps.values():
+            heap.discard(tenant)
 
     def heaviest(self, room: Room) -> str | None:
         """The tenant that has most, for its weight, of what is short: requests, or else tokens."""
-        heap = self._by_requests if room.requests else self._by_tokens
+        short = REQUESTS if room.requests else TOKENS
+        if short not in self._heaps:
+            self._heaps[short] = KeyedHeap()
+            for tenant, holding in self._holdings.items():
+                self._rank(tenant, holding)
+        heap = self._heaps[short]
         while (top := heap.peek()) is not None:
             key, tenant = top
             self._rank(tenant, self._holdings[tenant])
@@ -112,5 +120,6 @@ class Sheddable:
             self._rank(tenant, holding)
 
     def _rank(self, tenant: str, holding: _Holding) -> None:
-        self._by_requests.set(tenant, (-len(holding.requests) / holding.weight,))
-        self._by_tokens.set(tenant, (-holding.tokens / holding.weight,))
+        for short, heap in self._heaps.items():
+            has = len(holding.requests) if short is REQUESTS else holding.tokens
+            heap.set(tenant, (-has / holding.weight,))
