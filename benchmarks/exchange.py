@@ -14,6 +14,7 @@ import argparse
 import itertools
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -70,18 +71,24 @@ class Router:
         return took_s
 
 
+def connected(engines: int, slots: int, pool_tokens: int, routers: int) -> tuple[Quota, list[Router]]:
+    """Engines of one model, and routers that have said what they reach."""
+    quota = Quota(1, {}, 0.0)
+    quota.on_devices([Device("n", number, 1000, 0) for number in range(engines)], 0.0)
+    names = [f"e{number}" for number in range(engines)]
+    for name in names:
+        told = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=slots)
+        holds = quota.on_engine(told, 0.0).holds
+        quota.on_engine(replace(told, holds=holds, kv_tokens=pool_tokens), 0.0)
+    found = [Router(f"r{number}", names) for number in range(routers)]
+    for router in found:
+        router.say(quota, router.first, 0.0)
+    return quota, found
+
+
 def full_line() -> tuple[Quota, list[Router]]:
     """Engines that are full, and a line before them."""
-    quota = Quota(1, {}, 0.0)
-    quota.on_devices([Device("n", number, 1000, 0) for number in range(ENGINES)], 0.0)
-    engines = [f"e{number}" for number in range(ENGINES)]
-    for engine in engines:
-        told = EngineReport(engine, MODEL, (Rank("n"),), 1000, 1000, slots=SLOTS)
-        holds = quota.on_engine(told, 0.0).holds
-        quota.on_engine(EngineReport(engine, MODEL, (Rank("n"),), 1000, 1000, holds, POOL_TOKENS, slots=SLOTS), 0.0)
-    routers = [Router(f"r{number}", engines) for number in range(ROUTERS)]
-    for router in routers:
-        router.say(quota, router.first, 0.0)
+    quota, routers = connected(ENGINES, SLOTS, POOL_TOKENS, ROUTERS)
     for router in routers:
         for _ in range(WAITING + ENGINES * SLOTS // ROUTERS):
             router.say(quota, (router.arrive(),), 0.0)

@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.exchange import MODEL, Router
-from serve_app.core.memory.grants import EngineReport, Rank
-from serve_app.core.memory.leases import Device
+from benchmarks.exchange import MODEL, connected
 from serve_app.core.memory.quota import Quota
 from serve_app.core.memory.sessions import SessionAsk
 
@@ -32,16 +30,7 @@ def tick_us(seed: int, quick: bool) -> dict[str, Any]:
 
 def _measure(seed: int, messages: int, *, waits: bool) -> float:
     draw = random.Random(seed)
-    quota = Quota(1, {}, 0.0)
-    quota.on_devices([Device("n", number, 1000, 0) for number in range(ENGINES)], 0.0)
-    engines = [f"e{number}" for number in range(ENGINES)]
-    for engine in engines:
-        told = EngineReport(engine, MODEL, (Rank("n"),), 1000, 1000, slots=SLOTS)
-        holds = quota.on_engine(told, 0.0).holds
-        quota.on_engine(EngineReport(engine, MODEL, (Rank("n"),), 1000, 1000, holds, POOL_TOKENS, slots=SLOTS), 0.0)
-    routers = [Router(f"r{number}", engines) for number in range(ROUTERS)]
-    for router in routers:
-        router.say(quota, router.first, 0.0)
+    quota, routers = connected(ENGINES, SLOTS, POOL_TOKENS, ROUTERS)
     for router in routers:
         for _ in range(RUNNING * ENGINES):
             router.say(quota, (router.arrive(),), 0.0)

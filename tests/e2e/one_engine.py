@@ -26,11 +26,16 @@ VLLM_VARIABLES = ("VLLM_", "OMP_", "KMP_")  # the caller's own must not decide a
 
 
 def run_alone(order: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a process of its own to an order; the test fails with its last words if it fails."""
+    """The answer of such a process; the test fails with its last words if it fails."""
+    return run_module("tests.e2e.one_engine", json.dumps(order))
+
+
+def run_module(module: str, told: str = "") -> dict[str, Any]:
+    """The last line of a module that runs an engine in a process of its own, and is told this on its input."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(VLLM_VARIABLES)}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.one_engine"],
-        input=json.dumps(order),
+        [sys.executable, "-m", module],
+        input=told,
         capture_output=True,
         text=True,
         timeout=ENGINE_S,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from serve_app.model_settings import DEFAULT_GRAMMAR_CPU_S
 from tests.e2e.grammar_attack import ATTACKS, STAYS_S
-from tests.e2e.one_engine import ENGINE_S, VLLM_VARIABLES
+from tests.e2e.one_engine import run_module
 
 # It waits for one compile of the other tenant, 0.85 s of CPU, and its own: 5 s on two cores that eight others use. What
 # bounds nothing makes it wait for half an hour.
@@ -25,17 +22,7 @@ IDLE_CPU_S = 0.5  # in 2 s of nothing to do; one that compiles has 2
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(VLLM_VARIABLES)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.grammar_attack"],
-        capture_output=True,
-        text=True,
-        timeout=ENGINE_S,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
+    return run_module("tests.e2e.grammar_attack")
 
 
 def error(answer: dict[str, Any]) -> dict[str, Any]:
