@@ -1,7 +1,7 @@
-"""Models with replicas that wait for GPU memory, or with too little of it for more, in the words of `serve-app status`.
-Pure.
+"""Models with replicas that wait for GPU memory, with too little of it for more, or with more than they were
+granted, in the words of `serve-app status`. Pure.
 
-driver.py asks the quota actor. Serve calls such a replica starting for as long as it waits.
+driver.py asks the quota actor. Serve calls a replica that waits starting.
 """
 
 from __future__ import annotations
@@ -9,29 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from serve_app.local.load import FIXED
-
 BLOCKED = "blocked: memory"
 GB = 1e9
-Waiting = Sequence[Mapping[str, Any]]  # `waiting` of the quota actor's figures
+Rows = Sequence[Mapping[str, Any]]  # one of the lists in the quota actor's figures
 
 
-def anyone(state: Mapping[str, Any]) -> bool:
-    """Whether a replica in a state does not run (yet), so that asking is worth while."""
-    return any(replica["state"] != "RUNNING" for model in state["models"] for replica in model["replicas"])
+def explained(state: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with what the quota actor's figures say of its models' memory."""
+    told = _waiting(_short(state, figures["short"]), figures["waiting"])
+    return _above(told, figures["alarms"], figures["draining"])
 
 
-def scales(state: Mapping[str, Any]) -> bool:
-    """Whether a model's number of replicas follows its load, and so may be short of memory for more."""
-    return any(model["why"] != FIXED for model in state["models"])
-
-
-def short(state: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state with what keeps models from having more replicas behind the reason of their targets.
-
-    Args:
-        models: `short` of the quota actor's figures.
-    """
+def _short(state: Mapping[str, Any], models: Rows) -> dict[str, Any]:
+    """What keeps models from having more replicas, behind the reason of their targets."""
     why = {one["model"]: one["why"] for one in models}
     told = [
         model | {"why": f"{model['why']}; held back: {why[model['name']]}"} if model["name"] in why else dict(model)
@@ -40,15 +30,29 @@ def short(state: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> dict
     return {**state, "models": told}
 
 
-def explained(state: Mapping[str, Any], waiting: Waiting) -> dict[str, Any]:
-    """The state with `blocked: memory` for the models whose replicas wait for it, and the figures as their message."""
-    models = [_explained(model, [one for one in waiting if one["model"] == model["name"]]) for model in state["models"]]
+def _waiting(state: Mapping[str, Any], found: Rows) -> dict[str, Any]:
+    """`blocked: memory` for the models whose replicas wait for it, and the figures as their message."""
+    models = [_explained(model, [one for one in found if one["model"] == model["name"]]) for model in state["models"]]
     told = [f"{model['deployment']}: {model['message']}" for model in models if model["state"] == BLOCKED]
     message = state["message"] if not told else "; ".join(told)
     return {**state, "message": message, "models": models}
 
 
-def _explained(model: Mapping[str, Any], waiting: Waiting) -> dict[str, Any]:
+def _above(state: Mapping[str, Any], alarms: Rows, draining: Sequence[str]) -> dict[str, Any]:
+    """Who uses more memory than it was granted."""
+    told = []
+    for model in state["models"]:
+        replicas = {replica["id"] for replica in model["replicas"]}
+        told += [
+            f"{model['deployment']}: {one['replica']} uses {one['measured_bytes'] / GB:.2f} GB of "
+            f"{one['granted_bytes'] / GB:.2f} GB granted" + ("; it drains" if one["replica"] in draining else "")
+            for one in alarms
+            if one["replica"] in replicas
+        ]
+    return {**state, "message": "; ".join(filter(None, [state["message"], *told]))}
+
+
+def _explained(model: Mapping[str, Any], waiting: Rows) -> dict[str, Any]:
     replicas = {replica["id"] for replica in model["replicas"]}
     ours = [one for one in waiting if one["replica"] in replicas]  # a replica that has left is not waited for
     if not ours:

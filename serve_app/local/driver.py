@@ -171,14 +171,10 @@ def look(models: Sequence[str], name: str) -> dict[str, Any]:
     details = client.get_serve_details()
     _explain(details, name)
     state = describe(details, declared_models(details, name) or models, name, _told(client, details, name))
-    if not (blocked.anyone(state) or blocked.scales(state)):
-        return state
     try:
-        found = asked_of_quota("figures")
+        return blocked.explained(state, asked_of_quota("figures"))
     except Unavailable:  # nobody waits for memory as far as can be told
         return state
-    state = blocked.short(state, found["short"])
-    return blocked.explained(state, found["waiting"]) if blocked.anyone(state) else state
 
 
 def _explain(details: Mapping[str, Any], name: str) -> None:

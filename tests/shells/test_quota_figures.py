@@ -106,7 +106,7 @@ def state(*replicas: str, running: bool = False) -> dict[str, Any]:
 
 
 def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> None:
-    found = blocked.explained(state("w"), figures(core, 2.0)["waiting"])
+    found = blocked.explained(state("w"), figures(core, 2.0))
     (model,) = found["models"]
     assert model["state"] == "blocked: memory"
     assert model["message"] == (
@@ -117,29 +117,38 @@ def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> Non
 
 
 def test_status_says_nothing_of_replicas_that_have_left_or_of_other_models(core: Quota) -> None:
-    waiting = figures(core, 2.0)["waiting"]
-    assert blocked.explained(state("another"), waiting) == state("another")
+    found = figures(core, 2.0)
+    assert blocked.explained(state("another"), found) == state("another")
     other = state("w")
     other["models"][0]["name"] = "other"
-    assert blocked.explained(other, waiting) == other
+    assert blocked.explained(other, found) == other
 
 
-def test_the_quota_actor_is_asked_only_while_a_replica_does_not_run() -> None:
-    assert blocked.anyone(state("w"))
-    assert not blocked.anyone(state("w", running=True))
-    assert not blocked.anyone(state())
+def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(core: Quota) -> None:
+    told = core.grants.told("e")
+    assert told is not None
+    core.on_engine(replace(told, measured_bytes=(61 * GB,)), 1.0)
+    found = figures(core, 2.0)
+    assert blocked.explained(state("e", running=True), found)["message"] == (
+        "engine-big: e uses 61.00 GB of 60.00 GB granted"
+    )
+    drains = blocked.explained(state("e", running=True), found | {"draining": ["e"]})
+    assert drains["message"].endswith("granted; it drains")
 
 
 def test_what_keeps_a_model_from_more_replicas_is_behind_the_reason_of_its_target() -> None:
-    model = {"name": "m", "why": "9 requests: 3 wanted"}
-    other = {"name": "o", "why": "1 request: 1 wanted"}
-    found = blocked.short({"models": [model, other]}, [{"model": "m", "why": "memory: 1 needed, 0 free"}])
+    nobody: dict[str, Any] = {"state": "running", "message": "", "replicas": []}
+    model = nobody | {"name": "m", "why": "9 requests: 3 wanted"}
+    other = nobody | {"name": "o", "why": "1 request: 1 wanted"}
+    core = Quota(1, {}, 0.0)
+    found = blocked.explained(
+        state() | {"models": [model, other]},
+        figures(core, 1.0) | {"short": [{"model": "m", "why": "memory: 1 needed, 0 free"}]},
+    )
     assert [one["why"] for one in found["models"]] == [
         f"{model['why']}; held back: memory: 1 needed, 0 free",
         other["why"],
     ]
-    assert blocked.scales({"models": [model]})
-    assert not blocked.scales({"models": [{"name": "f", "why": "a fixed number"}]})
 
 
 def test_what_is_kept_for_starts_is_in_the_figures() -> None:
