@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,6 +43,7 @@ STEP_S = 0.005  # a token
 STILL_S = 2.0  # how long a process stands still; connections are given up after ten
 LONG = 1000  # tokens: 5 s, well beyond STILL_S
 ENDLESS = 8000  # tokens: 40 s, longer than any test looks
+GIVEN_UP_S = 180.0  # a frozen replica by Serve, and another in its place
 BACK_S = 60.0  # for a killed replica to be replaced: 5 s and less on an idle machine
 CONFIG: dict[str, Any] = {
     "models": [
@@ -168,6 +170,24 @@ def test_a_process_that_stands_still_for_a_while_costs_nothing_but_time(idle: St
         os.kill(still, signal.SIGCONT)
 
     assert ends(clients) == {"done": STREAMS}
+
+
+@pytest.mark.long
+def test_whole_answers_of_an_engine_that_stands_still_for_good_come_from_the_other(idle: Stack) -> None:
+    """Nothing of them was seen. Serve gives the replica up after some 75 s."""
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": LONG}
+    still = engines(idle)[0]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        answers = [pool.submit(idle.post, "/v1/completions", body, timeout=GIVEN_UP_S) for _ in range(STREAMS)]
+        within(FILL_S, lambda: running(idle), float(STREAMS), "sequences running")
+        os.kill(still, signal.SIGSTOP)
+        try:
+            told = Counter(answer.result().status_code for answer in answers)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(still, signal.SIGKILL)
+
+    assert told == {200: STREAMS}
 
 
 def test_a_killed_engine_costs_the_streams_on_it_and_no_others(idle: Stack) -> None:
