@@ -28,6 +28,8 @@ def test_requests_without_a_first_frame_run_elsewhere_whatever_was_lost(loss: st
         freeze(cluster, "r1", "r2")
         requests = [router.asking() for _ in range(8)]
         await until(lambda: cluster["r1"].work == cluster["r2"].work == 4, SOON_S, "four on each")
+        # a request and the call that holds it come over two connections, in either order
+        await until(lambda: list(cluster["r1"].calls.values()).count("hold") == 4, SOON_S, "each is held")
         if loss == "kill":
             cluster.kill("r1")
         if loss in ("hold", "both"):
