@@ -25,6 +25,16 @@ class History:
     def busy_time(self, since: float) -> float:
         return sum(end - max(start, since) for start, end, busy, _ in self.segments if busy and end > since)
 
+    def measured(self) -> bool:
+        """Whether by some release as many slots had been released as were busy at once until then."""
+        ended = 0
+        for at, n in self.releases:
+            ended += n
+            most = max((busy for start, end, busy, _ in self.segments if start < end <= at), default=0)
+            if most and ended >= most:
+                return True
+        return False
+
     def rate(self, now: float, level: int, slots: float) -> float | None:
         released = sum(n * math.exp(-self.busy_time(at) / FADE_S) for at, n in self.releases)
         busy_slot_s = sum(
@@ -32,7 +42,7 @@ class History:
             for start, end, busy, _ in self.segments
             if busy
         )
-        if released <= 0 or busy_slot_s <= 0 or slots == 0:
+        if not self.measured() or released <= 0 or busy_slot_s <= 0 or slots == 0:
             return None
         all_slot_s = sum(
             n * FADE_S * (math.exp((end - now) / FADE_S) - math.exp((start - now) / FADE_S))

@@ -97,6 +97,7 @@ def test_where_tokens_are_short_the_forecast_does_not_count_slots_that_cannot_be
         for number in range(8):
             one.on_arrive(asks(f"r{number}", 50), 0.0)  # type: ignore[arg-type]
         one.on_done("r0", 4.0)
+        one.on_done("r1", 4.0)
     assert line.snapshot(4.0).drain_slots_per_s == pytest.approx(free.snapshot(4.0).drain_slots_per_s or 0.0)
     assert line.predicted_wait_s(NORMAL) == pytest.approx(free.predicted_wait_s(NORMAL) or 0.0)
 

@@ -100,6 +100,16 @@ def test_who_is_next_is_not_refused_for_a_forecast_and_a_lower_class_waits_behin
     assert where(line.on_done("q", 5.0)) == {"soon": "a"}
 
 
+def test_the_first_answer_of_many_makes_the_line_look_no_slower_than_it_is() -> None:
+    """Of four that run for four seconds each, one has ended: whoever comes now waits ten rounds, not forty."""
+    line = admission(a=4)
+    arrive(line, *(f"p{number}" for number in range(44)))
+    for number in range(4):
+        line.on_done(f"p{number}", 4.0)
+        assert line.on_arrive(arrival(f"after {number}"), 4.0) == []
+    assert line.predicted_wait_s(NORMAL) == pytest.approx(41.0, rel=0.05)
+
+
 def test_more_slots_than_any_replica_has_is_refused_at_once() -> None:
     line = admission(a=2, b=3)
     assert arrive(line, "p", slots=4) == [Refuse("p", Reason.TOO_LARGE, None)]
