@@ -359,5 +359,5 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 TestAdmission = AdmissionMachine.TestCase
 TestAdmission.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -4,8 +4,8 @@ Little's law on slots: slots released per busy slot-second, times the slots ther
 second when all are busy. Measured so, a quiet hour does not make the line look slow, and a new replica counts at once.
 
 Older measurements fade with `FADE_S`. All figures are None until as many slots have been released as were busy at once:
-when the first of a round of equal answers ends, all but the last moment of the others' time is counted and none of their
-ends, so that the line would look slower by as many times as there are slots, and refuse who would soon have run.
+when the first of a round of equal answers ends, the others' time is counted and none of their ends. The line would look
+slower by as many times as there are slots, and refuse who would soon have run.
 """
 
 from __future__ import annotations
