@@ -243,7 +243,7 @@ class GpuMemoryQuota:
         """See that what has changed is stored, one batch after the other; whether there is any."""
         if not self._core.unstored():
             return False
-        if self._writing is None:
+        if self._writing is None or self._writing.done():  # done, and its callback has yet to run
             self._writing = asyncio.create_task(self._write(), name="storing")
             self._writing.add_done_callback(self._written)
         return True
@@ -258,7 +258,8 @@ class GpuMemoryQuota:
         self._core.stored()
 
     def _written(self, task: asyncio.Task[None]) -> None:
-        self._writing = None
+        if self._writing is task:
+            self._writing = None
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("what has to outlive the quota actor is stored again: %r", error)
 

@@ -6,6 +6,7 @@ import pytest
 
 from serve_app.core.admission import ClassBound, Policy
 from serve_app.core.exchange.lines import CALM_S
+from serve_app.core.memory.sessions import SessionAsk
 from serve_app.core.waiting.events import Grant
 from serve_app.types import RequestClass
 from tests.core.exchange_world import MODEL, World
@@ -352,3 +353,26 @@ def test_a_router_alone_goes_by_the_true_arrival_of_who_waits_anew() -> None:
     assert head.request_id == f"q{first.number}"
     assert second.state == "waits"
     assert all(req.state == "runs" for req in held)
+
+
+def test_a_request_that_only_a_sessions_end_makes_room_for_holds_up_nobody() -> None:
+    world = connected(slots=4, tokens=1000, routers=1)
+    world.settle()
+    asked = SessionAsk("acme agent", MODEL, 500, ttl_s=600.0, wait_until=world.now + 60.0)
+    world.quota.on_session(asked, world.now)
+    for _ in range(3):  # the router gives its credit back
+        world.settle(2)
+        world.quota.on_tick(world.now)
+    assert world.quota.sessions.is_open("acme agent")
+    large = world.arrive("r0", LOW, tokens=700)
+    world.settle(3)
+    assert large.state == "waits"
+    others = [world.arrive("r0", level, tokens=100) for level in (HIGH, LOW)]
+    world.settle(3)
+    assert [one.state for one in (large, *others)] == ["waits", "runs", "runs"]
+    world.quota.on_close("acme agent")
+    world.quota.on_tick(world.now)
+    world.finish("r0", f"q{others[0].number}")
+    world.finish("r0", f"q{others[1].number}")
+    world.settle(4)
+    assert large.state == "runs"

@@ -6,6 +6,7 @@ Time is real: waits are bounded by SOON_S.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -214,6 +215,33 @@ def test_an_answer_that_depends_on_nothing_new_does_not_wait_for_what_others_sto
         assert {"engine:other", "router:new line"} <= set(world.stored)
 
     world.devices = [Device("n", 0, 100, 0), Device("n", 1, 100, 0)]
+    with_actor(scenario)
+
+
+def test_an_event_in_the_very_turn_in_which_a_write_ends_is_stored_by_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        core, looks, later = actor._core, itertools.count(), list[asyncio.Task[Any]]()
+        stored, unstored = core.stored, core.unstored
+
+        def ends() -> None:
+            stored()
+            if not later:  # runs before the callback of the write that ends here
+                later.append(asyncio.create_task(actor.engine(replace(ENGINE, owner="b", ranks=(Rank("n", 2),)))))
+
+        def looked(*args: Any) -> bool:
+            assert next(looks) < 1_000, "it looks again and again, and lets nobody else run"
+            return unstored(*args)
+
+        monkeypatch.setattr(core, "stored", ends)
+        monkeypatch.setattr(core, "unstored", looked)
+        await actor.engine(replace(ENGINE, owner="a", ranks=(Rank("n", 1),)))
+        await later[0]
+        assert {"engine:a", "engine:b"} <= set(world.stored)
+
+    world.devices = [Device("n", number, 100, 0) for number in range(3)]
     with_actor(scenario)
 
 

@@ -19,7 +19,7 @@ class Engine:
     tokens: int = 0
     debt: RequestClass | None = None  # the highest class of those who are owed tokens, as the line was told
     reclaimed: RequestClass | None = None  # the class for which growth of lower ones was asked back
-    told: tuple[int, int, int, int] | None = None  # slots and tokens it has, and those in other hands
+    told: tuple[int, int, int, int, int] | None = None  # slots and tokens it has, those lent, tokens of sessions
 
     def open_to(self, routers: set[str]) -> bool:
         """Whether somebody who is granted a place here can go there."""

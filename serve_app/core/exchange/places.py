@@ -293,8 +293,8 @@ class Places:
         if told == one.told:
             return
         one.told = told
-        slots, tokens, *lent = told
-        self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent[0], lent[1])))
+        slots, tokens, lent_slots, lent_tokens, reserved = told
+        self._act(model, line.admission.on_replica(engine, slots, now, tokens, (lent_slots, lent_tokens), reserved))
 
     def reclaim(self, now: float) -> None:
         """Have growth of lower classes given back where somebody waits, and pay what is owed where nobody does any
@@ -440,12 +440,13 @@ class Places:
             one.tokens = max(0, one.tokens - request.arrival.cost)
             self.sync(request.engine, now)
 
-    def _told(self, engine: str, one: Engine, routers: set[str]) -> tuple[int, int, int, int]:
+    def _told(self, engine: str, one: Engine, routers: set[str]) -> tuple[int, int, int, int, int]:
         if not one.open_to(routers) or engine in self.closed or slots_of(engine) not in self._ledger:
-            return 0, 0, 0, 0
+            return 0, 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)
-        return slots, tokens, max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
+        lent = max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
+        return slots, tokens, *lent, self._ledger.reserved(engine)
 
     def _unreach(self, router: str, engine: Engine) -> None:
         engine.owed.discard(router)

@@ -333,6 +333,10 @@ class Ledger:
         """What can still be reserved on a device (bytes) or a lease (KV tokens). Raises LeaseNotFound."""
         return self._node(name).free(growth=growth)
 
+    def reserved(self, name: str) -> int:
+        """What sessions hold of a lease (KV tokens). Raises LeaseNotFound."""
+        return self._node(name).reserved
+
     def amount(self, lease_id: str) -> int:
         """What a lease holds, over all it lies on; 0 of an unknown one."""
         lease = self._leases.get(lease_id)

@@ -1,6 +1,6 @@
 """The tree that leases of GPU memory make: nodes with a capacity, and what lies on them.
 
-Invariant: `held` of a node is the sum of what its children hold of it.
+Invariant: `held` of a node is the sum of what its children hold of it, `reserved` of those of them that are sessions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ class Node:
     """Something leases lie on: a device, or a lease. `limit` is what may be reserved of its capacity; the rest is for
     growth."""
 
-    __slots__ = ("capacity", "children", "held", "limit", "name")
+    __slots__ = ("capacity", "children", "held", "limit", "name", "reserved")
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name = name
         self.capacity = self.limit = capacity
-        self.held = 0
+        self.held = self.reserved = 0
         self.children: dict[str, LeaseNode] = {}
 
     def free(self, *, growth: bool) -> int:
@@ -50,22 +50,27 @@ class LeaseNode(Node):
     def attach(self) -> None:
         """Take what it holds."""
         for node, amount in self.holds:
-            node.held += amount
+            self._hold(node, amount)
             node.children[self.name] = self
 
     def detach(self) -> None:
         """Give back what it holds."""
         for node, amount in self.holds:
-            node.held -= amount
+            self._hold(node, -amount)
             del node.children[self.name]
 
     def change(self, amounts: Sequence[int]) -> None:
         """Hold other amounts of the same nodes."""
         for (node, before), amount in zip(self.holds, amounts, strict=True):
-            node.held += amount - before
+            self._hold(node, amount - before)
         self.holds = [(node, amount) for (node, _), amount in zip(self.holds, amounts, strict=True)]
         if self.kind in (Kind.SHARE, Kind.SESSION):
             self.capacity = self.limit = amounts[0]
+
+    def _hold(self, node: Node, more: int) -> None:
+        node.held += more
+        if self.kind is Kind.SESSION:
+            node.reserved += more
 
     def let_go_of(self, gone: Node) -> None:
         """A device is no more, and what it held there neither."""
