@@ -86,7 +86,7 @@ if grep -q 'option splice-request' "$config"; then changed "disconnects would go
 if grep -q 'return status 404 content-type' "$config"; then changed "what is not known would be answered in text"; fi
 [ "$(grep -c '# of serve_app' "$config")" = 2 ] || changed "clients would not be bounded"
 if [ -n "$stands" ]; then
-    echo $$ >{folder}/{front}
+    echo $$ >{folder}/{front}.new && mv -f {folder}/{front}.new {folder}/{front} # whole, for who reads it now
     # One that tells load balancers to go elsewhere is not to be stood in for.
     if grep -q 'force health checks to fail' "$config"; then rm -f {folder}/{last}
     else sed -e '/^ *stats socket /d' -e '/server-state/d' "$config" >{folder}/{last}; fi
@@ -217,7 +217,9 @@ class StandIn:
             self._process.poll()
         if (self._folder / LAST).exists() and not self._lives(front):
             self._process = subprocess.Popen([self._folder / "haproxy", "stand-in"], stdin=subprocess.DEVNULL)
-            front.write_text(f"{self._process.pid}\n")
+            whole = self._folder / f"{FRONT}.new"
+            whole.write_text(f"{self._process.pid}\n")
+            whole.replace(front)
 
     def _lives(self, front: Path) -> bool:
         try:
