@@ -22,6 +22,7 @@ import json
 import os
 import shlex
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ PER_SOURCE = 512  # connections of one address, or of one /64 of IPv6
 TOLD = 64
 PER_SOURCE_VARIABLE, TRUSTED_VARIABLE = "SERVE_APP_CONNECTIONS_PER_SOURCE", "SERVE_APP_TRUSTED_PROXIES"
 LAST, FRONT = "last.cfg", "front.pid"
+# Serve puts its own in place 27 to 34 s after a HAProxy's death (measured); who has not by then was shut down.
+STAND_IN_S = 120.0
 
 WRAPPER = """#!/bin/sh
 # Serve starts this as HAProxy, for each configuration anew. It mends the configuration, as serve_app/machine/haproxy.py
@@ -200,32 +203,42 @@ def frontend_lines(sources: Sources) -> list[str]:
 class StandIn:
     """A HAProxy on the endpoint's port while Serve has none there: Serve needs half a minute to notice, and a new one
     of its takes the port over as soon as it knows routers. It has the last configuration, without the socket by which
-    Serve would take it for its own and never replace what died.
+    Serve would take it for its own and never replace what died. Where Serve was shut down, and none of its own comes,
+    the port is closed after a while.
 
     Args:
         folder: the wrapper's.
+        within_s: how long one stands in.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, within_s: float = STAND_IN_S) -> None:
         self._folder = folder
+        self._within_s = within_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._until = 0.0  # of time.monotonic()
 
     def look(self) -> None:
         """Start it if the HAProxy that had the port is gone. To be called often."""
-        front = self._folder / FRONT
         if self._process is not None:
             self._process.poll()
-        if (self._folder / LAST).exists() and not self._lives(front):
+        front = self._front()
+        if self._process is not None and front == self._process.pid and time.monotonic() > self._until:
+            (self._folder / LAST).unlink(missing_ok=True)
+            self._process.terminate()
+        elif front is None and (self._folder / LAST).exists():
             self._process = subprocess.Popen([self._folder / "haproxy", "stand-in"], stdin=subprocess.DEVNULL)
+            self._until = time.monotonic() + self._within_s
             whole = self._folder / f"{FRONT}.new"
             whole.write_text(f"{self._process.pid}\n")
-            whole.replace(front)
+            whole.replace(self._folder / FRONT)
 
-    def _lives(self, front: Path) -> bool:
+    def _front(self) -> int | None:
+        """Which of our HAProxies has the port; None: it is gone."""
         try:
-            return bytes(self._folder) in Path("/proc", front.read_text().strip(), "cmdline").read_bytes()
+            pid = int((self._folder / FRONT).read_text())
+            return pid if bytes(self._folder) in Path(f"/proc/{pid}/cmdline").read_bytes() else None
         except OSError:
-            return False
+            return None
 
 
 def haproxy_binary() -> Path:

@@ -110,6 +110,34 @@ def test_a_killed_stand_in_is_followed_by_another(there: Edge, two: list[Router]
     within("another answers", lambda: (there.stand_in.look(), there.ask()[0])[1] == 200)
 
 
+def test_a_stand_in_ends_where_serve_puts_none_of_its_own_and_no_other_follows(there: Edge, two: list[Router]) -> None:
+    there.stand_in = haproxy.StandIn(there.folder, within_s=0.0)
+    first = there.start(*two)
+    first.kill()
+    first.wait()
+    there.stand_in.look()
+    stands = there.front()
+    within("the stand-in answers", lambda: there.ask()[0] == 200)
+    within("the stand-in has ended", lambda: not lives(there, stands))
+    there.stand_in.look()
+    assert there.front() == stands  # no other
+    assert there.ask()[0] == 0
+
+
+def test_a_stand_in_that_was_replaced_ends_its_streams_in_its_own_time(there: Edge, two: list[Router]) -> None:
+    there.stand_in = haproxy.StandIn(there.folder, within_s=0.0)
+    first = there.start(*two)
+    first.kill()
+    first.wait()
+    there.stand_in.look()
+    stands = there.front()
+    within("the stand-in answers", lambda: there.ask()[0] == 200)
+    own = there.start(*two, reload=there.start(app=False))
+    there.stand_in.look()
+    assert there.front() == own.pid != stands
+    assert (there.folder / haproxy.LAST).exists()
+
+
 def test_a_node_that_drains_is_not_stood_in_for(there: Edge, two: list[Router]) -> None:
     first = there.start(*two)
     there.config.pass_health_checks = False
