@@ -161,6 +161,14 @@ class Holding:
             self._accounts.add(said.engine, 0, said.tokens)
             self.touched.add(said.engine)
 
+    def undraw(self, lease: str, slots: int, tokens: int) -> None:
+        """So much of what requests have drawn of a session is not ours any more: it may have ended. O(requests)."""
+        for run in self._running.values():
+            if run.drawn is not None and run.drawn.lease == lease:
+                less_slots, less_tokens = min(slots, run.drawn.slots), min(tokens, run.drawn.tokens)
+                slots, tokens = slots - less_slots, tokens - less_tokens
+                run.drawn = run.drawn._replace(slots=run.drawn.slots - less_slots, tokens=run.drawn.tokens - less_tokens)
+
     def drawn(self) -> list[Drawn]:
         """What is held of sessions. O(requests)."""
         return [run.drawn for run in self._running.values() if run.drawn is not None]

@@ -1,6 +1,7 @@
 """The quota actor's end of `core.exchange.protocol`: a session for each router, and what it has yet to hear.
 
 Invariant: an action said to an incarnation is heard by that one alone, and by no later one of the same router.
+Invariant: an incarnation that is over is over: a late copy of its first message does not begin it again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Peers:
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._peers: dict[str, Peer] = {}
+        self._over: dict[str, int] = {}  # the last incarnation of routers that have to begin anew
         self._woken: set[str] = set()
         self.word = Word(0, frozenset(), frozenset())
         self._figures: dict[str, Figures] = {}  # by model, those looked at last behind the others
@@ -52,7 +54,8 @@ class Peers:
         if told.epoch != self._epoch:
             return True
         if peer is None or told.incarnation > peer.incarnation:
-            return told.seq != 1 or told.taken != 0 or not told.events
+            over = told.incarnation <= self._over.get(told.router, -1)
+            return over or told.seq != 1 or told.taken != 0 or not told.events
         return told.incarnation < peer.incarnation or told.taken > peer.receiving.last
 
     def stale_reply(self, told: Exchange) -> Reply:
@@ -65,21 +68,31 @@ class Peers:
     def begin(self, told: Exchange) -> Peer:
         """A new incarnation of a router; what the last one had yet to hear is void."""
         peer = self._peers[told.router] = Peer(told.router, told.incarnation)
+        self._over.pop(told.router, None)
         return peer
+
+    def end(self, router: str) -> None:
+        """A router has to begin anew: it is told so when it speaks."""
+        peer = self._peers.pop(router, None)
+        if peer is not None:
+            self._over[router] = peer.incarnation
+        self._woken.discard(router)
 
     def leave(self, router: str) -> None:
         """A router is gone."""
-        self._peers.pop(router, None)
-        self._woken.discard(router)
+        self.end(router)
+        self._over.pop(router, None)
 
     def names(self) -> list[str]:
         """Every router that speaks to this actor."""
         return list(self._peers)
 
-    def leave_all(self) -> None:
+    def end_all(self) -> None:
         """Nothing is known of any router any more; who watches is told to begin anew."""
-        self._woken.update(self._peers)
-        self._peers.clear()
+        watching = list(self._peers)
+        for router in watching:
+            self.end(router)
+        self._woken.update(watching)
 
     def say(self, router: str, action: Action) -> None:
         """A router is to hear this."""

@@ -372,9 +372,11 @@ class RemoteLine:
             case Booked(short, sessions):
                 self.sessions.clear()
                 self.sessions.update((one.name, one) for one in sessions)
-                for engine, slots, tokens in short:
-                    if engine in self._accounts:
-                        self._accounts.add(engine, -slots, -tokens)
+                for pool, slots, tokens in short:
+                    if pool in self._accounts:
+                        self._accounts.add(pool, -slots, -tokens)
+                    else:
+                        self._running.undraw(pool, slots, tokens)
             case Closed(engine):
                 again = self._closing.pop(engine, None)
                 if again is not None:

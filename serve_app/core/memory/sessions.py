@@ -140,7 +140,9 @@ class Sessions:
     def restore(self, one: Reserved, now: float) -> None:
         """A session from the roster. Raises as `Ledger.reserve`."""
         hold = Hold(one.engine, one.ask.tokens)
-        self._ledger.reserve(one.lease, Kind.SESSION, KEEPER, [hold], expires_at=now + one.ask.ttl_s)
+        expires_at = now + one.ask.ttl_s
+        # `growth`: what its opener was granted is free, be it that those who run have grown meanwhile
+        self._ledger.reserve(one.lease, Kind.SESSION, KEEPER, [hold], expires_at=expires_at, growth=True)
         self._ledger.open_slots(one.lease, 1)
         self._leases[one.lease] = one
         self.version += 1
@@ -182,7 +184,8 @@ class Sessions:
 
     def take_ended(self, unknown: Container[str] = ()) -> list[str]:
         """End closed sessions of which nothing runs any more, where that is known; returns their engines. O(closed)."""
-        ended = [self._leases[lease] for lease in self._closed if not self._in_use(lease)]
+        there = [lease for lease in self._closed if lease in self._ledger]  # else ended by silence, and forgotten soon
+        ended = [self._leases[lease] for lease in there if not self._in_use(lease)]
         ended = [one for one in ended if one.engine not in unknown]
         for one in ended:
             self._ledger.end(one.lease)
