@@ -113,6 +113,27 @@ def test_a_message_of_a_session_that_was_begun_by_an_old_message_is_stale() -> N
     assert later.stale
 
 
+def test_an_incarnation_that_was_ended_is_not_begun_again_by_a_copy_of_its_first_message() -> None:
+    world = connected(routers=1)
+    router = world.routers["r0"]
+    router.line._begin(router.line._link.epoch, world.now)
+    first = router.line.next_exchange(world.now)
+    assert first is not None
+    copy = Message("r0", world.now, first)
+    world.deliver(copy)
+    world.settle(2)
+    world.arrive("r0", LOW)  # of this the first message says nothing
+    world.settle(2)
+    world.quota.lines._peers.end("r0")
+    reply = world.deliver(copy)
+    assert reply is not None
+    assert reply.reply is not None
+    assert reply.reply.stale
+    world.check_accounts()
+    world.settle(3)
+    world.accounted()
+
+
 def test_what_is_handed_in_after_a_crash_comes_in_by_age_whoever_is_heard_first() -> None:
     world = connected()
     running = full(world)

@@ -35,11 +35,11 @@ WEIGHTS = {
     "draw_on": 8,
 }
 LEVELS = list(RequestClass)
-FOUND_BEFORE = (5855, 50926, 285, 4002, 4692, 5291, 5973)
+FOUND_BEFORE = (5855, 50926, 285, 4002, 4692, 5291, 5973, 8373)
 # a wait that was over in the very moment of its cancel, twice; one granted where its router had just not been able to
 # go, and was again in the same message: it had two places; what was drawn of a session that had ended was gone by all
 # the same; a copy of a first message began an incarnation again that was over; a closed session ended by silence in the
-# moment in which its last request ended; one was granted tokens that growth took before it was opened
+# moment in which its last request ended; of two openings granted at once the first gave back the second's tokens, twice
 
 
 class History:

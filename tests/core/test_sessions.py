@@ -135,6 +135,23 @@ def test_an_opening_waits_as_its_class_and_its_tenant() -> None:
     there.bring_to_rest()
 
 
+def test_two_that_are_granted_in_the_same_moment_both_have_their_tokens() -> None:
+    there = world()
+    running = there.arrive("r0", NORMAL, tokens=900)
+    there.settle(2)
+    for name in ("a", "b"):
+        assert there.quota.on_session(ask(name, 400, wait_until=there.now + 30.0), there.now) is None
+    behind = there.arrive("r0", LOW, tokens=300)
+    there.settle(2)
+    there.finish("r0", f"q{running.number}")
+    there.settle(2)
+    assert [there.quota.sessions.get(f"t0 {name}") is not None for name in ("a", "b")] == [True, True]
+    assert behind.state == "waits"
+    for name in ("a", "b"):
+        there.quota.on_close(f"t0 {name}", there.now)
+    there.bring_to_rest()
+
+
 def test_an_engine_takes_no_more_sessions_than_it_has_places_beside_its_line() -> None:
     there = world()
     for number in range(2):

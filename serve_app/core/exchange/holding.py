@@ -164,10 +164,11 @@ class Holding:
     def undraw(self, lease: str, slots: int, tokens: int) -> None:
         """So much of what requests have drawn of a session is not ours any more: it may have ended. O(requests)."""
         for run in self._running.values():
-            if run.drawn is not None and run.drawn.lease == lease:
-                less_slots, less_tokens = min(slots, run.drawn.slots), min(tokens, run.drawn.tokens)
+            drawn = run.drawn
+            if drawn is not None and drawn.lease == lease:
+                less_slots, less_tokens = min(slots, drawn.slots), min(tokens, drawn.tokens)
                 slots, tokens = slots - less_slots, tokens - less_tokens
-                run.drawn = run.drawn._replace(slots=run.drawn.slots - less_slots, tokens=run.drawn.tokens - less_tokens)
+                run.drawn = drawn._replace(slots=drawn.slots - less_slots, tokens=drawn.tokens - less_tokens)
 
     def drawn(self) -> list[Drawn]:
         """What is held of sessions. O(requests)."""

@@ -235,7 +235,7 @@ class Openings:
             return
         del self._waiting[session_id]
         ask = waiting.ask
-        self._places.accounts.give_back(KEEPER, action.replica_id, 1, ask.tokens)  # of which the queue hears last
+        self._places.take_over(action.request_id)  # of which the queue hears last
         self._outcomes[session_id] = self._sessions.reserve(ask, action.replica_id, now)
         self._places.done(action.request_id, 0, 0, now)
 

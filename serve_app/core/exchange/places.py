@@ -82,6 +82,12 @@ class Places:
             admission = self.lines[request.model].admission
             self._act(request.model, admission.on_done(ticket, now, prompt_tokens, output_tokens))
 
+    def take_over(self, ticket: str) -> None:
+        """What a granted request holds goes to whoever has called, before the line hears of its end."""
+        request = self._requests[ticket]
+        self.accounts.give_back(request.router, request.engine, request.slots, request.tokens)
+        request.slots = request.tokens = 0
+
     def cancel(self, ticket: str, now: float) -> None:
         """A request is of no use any more, waiting or running. An unknown ticket changes nothing."""
         request = self._end(ticket, now)

@@ -141,7 +141,7 @@ class Sessions:
         """A session from the roster. Raises as `Ledger.reserve`."""
         hold = Hold(one.engine, one.ask.tokens)
         expires_at = now + one.ask.ttl_s
-        # `growth`: what its opener was granted is free, be it that those who run have grown meanwhile
+        # `growth`: what was granted for it is there, be it that those who run have grown since
         self._ledger.reserve(one.lease, Kind.SESSION, KEEPER, [hold], expires_at=expires_at, growth=True)
         self._ledger.open_slots(one.lease, 1)
         self._leases[one.lease] = one
