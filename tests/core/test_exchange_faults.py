@@ -41,6 +41,19 @@ def answer(world: World, name: str) -> Message:
     return reply
 
 
+def begun(world: World) -> Message:
+    """The first message of another incarnation of the first router, which the actor has answered."""
+    line = world.routers["r0"].line
+    line._begin(line._link.epoch, world.now)
+    first = line.next_exchange(world.now)
+    assert first is not None
+    message = Message("r0", world.now, first)
+    reply = world.deliver(message)
+    assert reply is not None
+    world.deliver(reply)
+    return message
+
+
 def test_a_grant_that_comes_too_late_is_not_used() -> None:
     world = connected()
     running = full(world)
@@ -97,17 +110,11 @@ def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
 
 def test_a_message_of_a_session_that_was_begun_by_an_old_message_is_stale() -> None:
     world = connected(routers=1)
-    router = world.routers["r0"]
-    router.line._begin(router.line._link.epoch, world.now)
-    first = router.line.next_exchange(world.now)
-    assert first is not None
-    reply = world.deliver(Message("r0", world.now, first))
-    assert reply is not None
-    world.deliver(reply)
-    router.line.serve("other", world.policy)
+    first = begun(world)
+    world.routers["r0"].line.serve("other", world.policy)
     world.settle(1)
     world.wait(6.0)  # it falls silent, and its session is gone
-    world.deliver(Message("r0", world.now, first))  # the network had kept this
+    world.deliver(first)  # the network had kept this
     later = answer(world, "r0").reply
     assert later is not None
     assert later.stale
@@ -115,17 +122,12 @@ def test_a_message_of_a_session_that_was_begun_by_an_old_message_is_stale() -> N
 
 def test_an_incarnation_that_was_ended_is_not_begun_again_by_a_copy_of_its_first_message() -> None:
     world = connected(routers=1)
-    router = world.routers["r0"]
-    router.line._begin(router.line._link.epoch, world.now)
-    first = router.line.next_exchange(world.now)
-    assert first is not None
-    copy = Message("r0", world.now, first)
-    world.deliver(copy)
+    first = begun(world)
     world.settle(2)
     world.arrive("r0", LOW)  # of this the first message says nothing
     world.settle(2)
     world.quota.lines._peers.end("r0")
-    reply = world.deliver(copy)
+    reply = world.deliver(first)
     assert reply is not None
     assert reply.reply is not None
     assert reply.reply.stale
