@@ -349,8 +349,21 @@ class World:
 
     # What must be so
 
+    def check_grants(self) -> None:
+        """An account has at least what its owner's granted requests hold, be it the opener of sessions."""
+        lines = self.quota.lines
+        granted: dict[tuple[str, str], list[int]] = {}
+        for request in lines._places._requests.values():
+            if request.engine:
+                sums = granted.setdefault((request.router, request.engine), [0, 0])
+                sums[:] = sums[0] + request.slots, sums[1] + request.tokens
+        for (owner, engine), sums in granted.items():
+            had = lines._accounts.held(owner, engine)
+            assert all(one <= held for one, held in zip(sums, had, strict=True)), f"{owner} was granted more"
+
     def check_accounts(self) -> None:
         """A router whose word still counts never goes by more than the ledger has for it."""
+        self.check_grants()
         lines, quota = self.quota.lines, self.quota
         for engine, promised in lines._places.promised().items():
             assert all(one <= free for one, free in zip(promised, lines._accounts.free(engine), strict=True)), engine
