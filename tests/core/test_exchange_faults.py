@@ -126,13 +126,36 @@ def test_an_incarnation_that_was_ended_is_not_begun_again_by_a_copy_of_its_first
     world.settle(2)
     world.arrive("r0", LOW)  # of this the first message says nothing
     world.settle(2)
-    world.quota.lines._peers.end("r0")
+    world.quota.lines._peers.leave("r0")
     reply = world.deliver(first)
     assert reply is not None
     assert reply.reply is not None
     assert reply.reply.stale
     world.check_accounts()
     world.settle(3)
+    world.accounted()
+
+
+def test_credit_of_a_router_that_was_silent_is_not_claimed_from_the_next_actor() -> None:
+    world = connected()
+    assert world.routers["r0"].line._accounts.credit("e")[0] == 1
+    for _ in range(12):
+        world.settle_one("r1")
+        world.wait(0.4)  # r0 is silent
+    assert not world.quota.ledger.knows("r0")
+    both = world.arrive("r1", HIGH, slots=2)
+    for _ in range(3):
+        world.settle_one("r1")
+    assert both.state == "runs", "the silent router's slot is another's"
+    world.crash()
+    for _ in range(3):
+        world.settle_one("r0")  # first
+        world.settle_one("r1")
+    assert world.quota.lines._accounts.held("r1", "e")[0] == 2
+    assert world.routers["r0"].line._accounts.credit("e")[0] == 0
+    world.settle(4)
+    world.finish("r1", f"q{both.number}")
+    world.settle(8)
     world.accounted()
 
 

@@ -35,11 +35,13 @@ WEIGHTS = {
     "draw_on": 8,
 }
 LEVELS = list(RequestClass)
-FOUND_BEFORE = (5855, 50926, 285, 4002, 4692, 5291, 5973, 8373)
+FOUND_BEFORE = (5855, 50926, 285, 4002, 4692, 5291, 5973, 8373, 10452, 12409)
 # a wait that was over in the very moment of its cancel, twice; one granted where its router had just not been able to
 # go, and was again in the same message: it had two places; what was drawn of a session that had ended was gone by all
 # the same; a copy of a first message began an incarnation again that was over; a closed session ended by silence in the
-# moment in which its last request ended; of two openings granted at once the first gave back the second's tokens, twice
+# moment in which its last request ended; of two openings granted at once the first gave back the second's tokens, too,
+# twice; the copy of a first message again, of a router that had been gone; a router that had been silent claimed credit
+# from the next actor that the one before had given to another
 
 
 class History:

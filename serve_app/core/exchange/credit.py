@@ -157,12 +157,13 @@ class Accounts:
         )
         return tuple(one for one in found if one.slots or one.tokens)
 
-    def restate(self) -> tuple[Amount, ...]:
-        """The accounts as they are, held and credit together; what requests hold is said whether it was had or not."""
+    def restate(self, *, good: bool) -> tuple[Amount, ...]:
+        """The accounts as they are, held and credit together; what requests hold is said whether it was had or not.
+        `good`: the credit is still ours; else it is let go of."""
         found = []
         for engine, account in self._accounts.items():
             account.asked = False
-            account.slots, account.tokens = max(0, account.slots), max(0, account.tokens)
+            account.slots, account.tokens = (max(0, account.slots), max(0, account.tokens)) if good else (0, 0)
             found.append(Amount(engine, account.held_slots + account.slots, account.held_tokens + account.tokens))
         return tuple(found)
 

@@ -125,7 +125,7 @@ class Lines:
             if self._differ:
                 self._differ.clear()
                 self._forget([told.router], now)
-                self._peers.end(told.router)
+                self._peers.leave(told.router)
             self._after(now, {event.model for event in events if isinstance(event, Arrive)})
             booked = None
             if any(isinstance(event, Held) for event in events):
@@ -206,7 +206,7 @@ class Lines:
                 owing = self._places.owing(engine)
                 self._forget(sorted(owing), now)
                 for router in owing:
-                    self._peers.end(router)  # it says all anew with its next word
+                    self._peers.leave(router)  # it says all anew with its next word
                 self._places.sync(engine, now)
             self._after(now)
 
@@ -250,7 +250,7 @@ class Lines:
             self._hand_in(now)
             for router in self._peers.deaf(now):
                 self._forget([router], now)
-                self._peers.end(router)  # if it lives it says all anew with its next word
+                self._peers.leave(router)  # if it lives it says all anew with its next word
             self._places.on_tick(now)
             self.openings.on_tick(now)
             self._after(now)
@@ -276,7 +276,7 @@ class Lines:
             yield
         except Exception:
             self._accounts.recount(self._peers.names())
-            self._peers.end_all()
+            self._peers.leave_all()
             self._gather_until = dict.fromkeys(self._places.lines, now + HAND_IN_S)
             self._places = Places(self._ledger, self._sessions, self._say, self._accounts)
             self._places.closed = self._closed

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from serve_app.core.exchange.protocol import Exchange, Figures, Queued, Receiving, Reply, Sending, Word
 from serve_app.core.exchange.words import Action, Amount, Event
 
+OVER = 1024  # routers of which it is kept: more than a cluster starts while a message is on its way
 DEAF_S = 1.0  # a router acknowledges within a round trip, since it watches; this is a machine that is very busy
 
 
@@ -36,7 +37,7 @@ class Peers:
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._peers: dict[str, Peer] = {}
-        self._over: dict[str, int] = {}  # the last incarnation of routers that have to begin anew
+        self._over: dict[str, int] = {}  # routers that have no incarnation now: their last, who left last behind
         self._woken: set[str] = set()
         self.word = Word(0, frozenset(), frozenset())
         self._figures: dict[str, Figures] = {}  # by model, those looked at last behind the others
@@ -71,27 +72,25 @@ class Peers:
         self._over.pop(told.router, None)
         return peer
 
-    def end(self, router: str) -> None:
-        """A router has to begin anew: it is told so when it speaks."""
+    def leave(self, router: str) -> None:
+        """A router is gone, or has to begin anew: it is told so when it speaks."""
         peer = self._peers.pop(router, None)
         if peer is not None:
+            self._over.pop(router, None)
             self._over[router] = peer.incarnation
+            if len(self._over) > OVER:
+                del self._over[next(iter(self._over))]
         self._woken.discard(router)
-
-    def leave(self, router: str) -> None:
-        """A router is gone."""
-        self.end(router)
-        self._over.pop(router, None)
 
     def names(self) -> list[str]:
         """Every router that speaks to this actor."""
         return list(self._peers)
 
-    def end_all(self) -> None:
+    def leave_all(self) -> None:
         """Nothing is known of any router any more; who watches is told to begin anew."""
         watching = list(self._peers)
         for router in watching:
-            self.end(router)
+            self.leave(router)
         self._woken.update(watching)
 
     def say(self, router: str, action: Action) -> None:

@@ -11,7 +11,8 @@ Rules
   session's engine.
 - The actor is away from the first call that fails until its next answer. Meanwhile the router grants to who waits by
   class, then by age, from the credit it has. Who was handed in is withdrawn then, so nobody is granted twice.
-- Nothing begins later than `FENCE_S` after the last word that was answered was sent: the credit may be another's.
+- Nothing begins later than `FENCE_S` after the last word that was answered was sent: the credit may be another's. It is
+  not claimed from the next actor, either.
 - A new epoch, or an incarnation the actor does not know: the router says what it has and hands in again who waits, with
   the time already waited.
 - Requests are handed in as what was said before is acknowledged, higher classes first. While the actor is away no more
@@ -335,7 +336,8 @@ class RemoteLine:
         self._outlook.begin()
         self._closing.clear()
         self.alone = True
-        events: list[Event] = [Hello(self._accounts.restate() + _sums(self._running.drawn()))]
+        holds = self._accounts.restate(good=now < self._good_until) + _sums(self._running.drawn())
+        events: list[Event] = [Hello(holds)]
         events += [Rules(model, policy) for model, policy in self._policies.items()]
         events += [Reach(model, engine, usable) for engine, model, usable in self._accounts.engines()]
         events += self._running.owed()
