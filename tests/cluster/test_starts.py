@@ -90,6 +90,7 @@ class Load:
             client.join()
 
 
+@pytest.mark.long
 def test_shares_start_where_the_ledger_has_room_and_no_more_of_them_than_it_has_room_for(nodes: Lab) -> None:
     nodes.add("a", 1, 8)
     full = share("full", FULL_GB)

@@ -15,6 +15,7 @@ from tests.e2e import stack as stacks
 from tests.e2e.observe import Observer
 from tests.e2e.reference import Reference
 from tests.e2e.stack import SIMULATED, Stack
+from tests.e2e.three import three as three_routers
 from tests.requires import missing, requires
 
 
@@ -28,6 +29,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     requires("vllm")
     requires("linux")
     with stacks.own(tmp_path_factory.mktemp("e2e-state")) as started:
+        yield started
+
+
+@pytest.fixture(scope="package")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Another one, with three routers and simulated engines, for as long."""
+    requires("linux")
+    with three_routers(tmp_path_factory.mktemp("three")) as started:
         yield started
 
 

@@ -235,6 +235,7 @@ def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(there: Pl
     assert after == {name: ids for name, ids in before.items() if name != "added"}
 
 
+@pytest.mark.long
 def test_a_model_taken_out_and_put_back_at_once_goes_on_when_its_former_self_ends(there: Place) -> None:
     """What the former one still runs outlives the change; when that is over, nothing of the new one may end with it."""
     (before,) = there.replicas(OTHER)[OTHER]

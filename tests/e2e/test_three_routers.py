@@ -1,7 +1,6 @@
 """Three routers, one engine of few slots, one line: one order, and a router that is killed costs nobody else anything.
 
-Moments are those of the receipts, of one monotonic clock, since all routers are on this machine. The minimum
-share, which lets lower classes pass on purpose, is switched off (`trickle_share: 0`).
+Moments are those of the receipts, of one monotonic clock, since all routers are on this machine.
 """
 
 from __future__ import annotations
@@ -13,32 +12,20 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.e2e import stack as stacks
 from tests.e2e.observe import FILL_S, IDLE_S, Observer, within
-from tests.e2e.stack import PEOPLE_KEY, REQUEST_TIMEOUT_S, Stack
-from tests.e2e.test_explain import routers
+from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.test_operations import HTTP_PROCESSES
-from tests.requires import requires
+from tests.e2e.three import MODEL, ROUTERS, SLOTS, all_routers
 
-MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
 TOKENS = 24  # 0.12 s of the engine's time: 33 requests a second
 LONGER = 60  # 0.3 s: 13 a second
-CONFIG: dict[str, Any] = {
-    "models": [
-        {"name": MODEL, "engine": "simulated", "max_num_seqs": SLOTS, "simulated": {"decode_step_s": 0.005}},
-    ],
-    "router": {"replicas": ROUTERS},
-    "admission": {"max_queued": 1000, "trickle_share": 0.0},
-    "auth": {"keys": [{"key": PEOPLE_KEY, "tenant": "people", "max_class": "high", "admin": True}]},
-}
 RANK = {"low": 0, "normal": 1, "high": 2}
 EXCHANGE_S = 0.5  # one exchange is a few milliseconds; a process of three may be kept waiting by a busy machine
 MIXED, MIXED_PER_S = 120, 60.0  # far more than the engine serves, and less than the client can send
@@ -47,7 +34,6 @@ SIGMAS = 4.0  # a fair order fails once in 16,000 runs
 QUEUED = 40  # requests that each router has when one is killed
 RETRIES = 8  # of the SDK: half a second, doubled each time, up to 8 s
 GAP_S = 10.0  # a dead router's slots are back after 4.5 s; the rest is for a busy machine
-RESTART_S = 60.0  # of a router, which takes some seconds
 BURST_S = 10.0  # for a request that needs every slot at once, and so waits for all credit to come back
 ID_HEADER = "x-serve-app-request-id"
 
@@ -60,20 +46,6 @@ class Served:
     level: str
     arrived: float
     granted: float
-
-
-@pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    requires("linux")
-    with stacks.own(tmp_path_factory.mktemp("three"), CONFIG, "three") as started:
-        all_routers(started)
-        yield started
-
-
-def all_routers(there: Stack) -> list[Stack]:
-    """Each router by its own port, once all of them are there."""
-    within(RESTART_S, lambda: len(routers(there)), ROUTERS, "routers")
-    return routers(there)
 
 
 @asynccontextmanager
@@ -109,9 +81,9 @@ async def receipts(client: httpx.AsyncClient, groups: dict[str, str]) -> list[Se
     return found
 
 
-async def served(there: Stack, plan: Sequence[tuple[str, dict[str, Any]]], per_s: float | None) -> list[Served]:
+async def served(three: Stack, plan: Sequence[tuple[str, dict[str, Any]]], per_s: float | None) -> list[Served]:
     """Requests of these groups, through all routers in turn; all at once, or so many a second."""
-    async with clients(all_routers(there)) as opened:
+    async with clients(all_routers(three)) as opened:
         asked: list[Awaitable[str]] = []
         for client, (_, more) in zip(itertools.cycle(opened), plan, strict=False):
             asked.append(asyncio.create_task(ask(client, **more)))
@@ -139,10 +111,10 @@ def rank_gap(found: Sequence[Served], first: str, second: str) -> float:
     return (sum(other) / len(other) - sum(one) / len(one)) / deviation
 
 
-def test_no_router_grants_a_lower_class_while_a_higher_one_has_waited_for_an_exchange_anywhere(there: Stack) -> None:
+def test_no_router_grants_a_lower_class_while_a_higher_one_has_waited_for_an_exchange_anywhere(three: Stack) -> None:
     draw = random.Random(1)
     plan = [(level, {"priority": level, "max_tokens": LONGER}) for level in draw.choices(list(RANK), k=MIXED)]
-    found = asyncio.run(served(there, plan, MIXED_PER_S))
+    found = asyncio.run(served(three, plan, MIXED_PER_S))
     waits = {level: [one.granted - one.arrived for one in found if one.level == level] for level in RANK}
     most = {level: max(spans) for level, spans in waits.items()}
     print(f"longest waits {most}")
@@ -151,23 +123,23 @@ def test_no_router_grants_a_lower_class_while_a_higher_one_has_waited_for_an_exc
     assert rank_gap(found, "high", "low") > SIGMAS
 
 
-def test_groups_of_equal_class_are_served_alike(there: Stack) -> None:
+def test_groups_of_equal_class_are_served_alike(three: Stack) -> None:
     """The control: the same class by other words, in a drawn order; the measure is the one that tells high from low."""
     plan: list[tuple[str, dict[str, Any]]] = [("word", {"priority": "normal"}), ("tier", {"service_tier": "default"})]
     plan = plan * EQUAL
     random.Random(2).shuffle(plan)
-    found = asyncio.run(served(there, plan, None))
+    found = asyncio.run(served(three, plan, None))
     assert {one.level for one in found} == {"normal"}
     gap = rank_gap(found, "word", "tier")
     print(f"mean ranks differ by {gap:+.2f} standard deviations")
     assert abs(gap) < SIGMAS
 
 
-def process(there: Stack, router: Stack) -> int:
+def process(three: Stack, router: Stack) -> int:
     """Of the router with this address."""
-    assert there.cluster is not None
+    assert three.cluster is not None
     port = int(router.base_url.rsplit(":", 1)[1])
-    (pid,) = {one.pid for one in there.cluster.listeners() if one.port == port and one.process == HTTP_PROCESSES[-1]}
+    (pid,) = {one.pid for one in three.cluster.listeners() if one.port == port and one.process == HTTP_PROCESSES[-1]}
     return pid
 
 
@@ -186,9 +158,9 @@ class Ends:
         return max((after - before for before, after in itertools.pairwise(sorted(self.at))), default=0.0)
 
 
-def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leaves_nothing(there: Stack) -> None:
-    first, second, victim = all_routers(there)
-    pid, looks_at = process(there, victim), Observer(victim)
+def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leaves_nothing(three: Stack) -> None:
+    first, second, victim = all_routers(three)
+    pid, looks_at = process(three, victim), Observer(victim)
     attempts = 0
 
     async def attempted(request: httpx.Request) -> None:
@@ -201,7 +173,7 @@ def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leav
         async with (
             clients([first, second]) as others,
             httpx.AsyncClient(event_hooks=hooks, timeout=REQUEST_TIMEOUT_S) as http,
-            there.async_client(max_retries=RETRIES, http_client=http) as sdk,
+            three.async_client(max_retries=RETRIES, http_client=http) as sdk,
         ):
             by_sdk = [sdk.completions.create(model=MODEL, prompt="a", max_tokens=TOKENS) for _ in range(2 * QUEUED)]
             asked = [asyncio.create_task(ends.note(one)) for one in by_sdk]
@@ -224,10 +196,10 @@ def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leav
     assert len(ends.at) == 4 * QUEUED
     assert ends.longest_gap_s < GAP_S
 
-    now = all_routers(there)
+    now = all_routers(three)
     for router in now:
         Observer(router).wait_idle(MODEL)
-    within(IDLE_S, lambda: held_beyond_credit(there), [], "tokens that no router needs")
+    within(IDLE_S, lambda: held_beyond_credit(three), [], "tokens that no router needs")
     for router in now:
         began = time.monotonic()
         answer = router.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2, "n": SLOTS})
@@ -236,9 +208,9 @@ def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leav
         assert time.monotonic() - began < BURST_S
 
 
-def held_beyond_credit(there: Stack) -> list[str]:
+def held_beyond_credit(three: Stack) -> list[str]:
     """What is held of the engine by others than the routers that are there, or by them beyond what is credit."""
-    answer = there.get("/admin/quota")
+    answer = three.get("/admin/quota")
     if answer.status_code != 200:
         return [answer.text]
     wrong = []
