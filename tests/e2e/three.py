@@ -22,7 +22,7 @@ CONFIG: dict[str, Any] = {
         {
             "name": WIDE,
             "engine": "simulated",
-            "max_num_seqs": 32,
+            "max_num_seqs": 48,
             "replicas": {"min_replicas": REPLICAS, "max_replicas": REPLICAS},
             "simulated": {"decode_step_s": 2 * STEP_S, "kv_cache_tokens": 65_536},
             "cpus_per_rank": 0.5,
