@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.e2e.changing import CHANGED_S, POLL_S, Load, Place, title
+from tests.e2e.stack import Stack
 
 ACTOR = "ray::GpuMemoryQuota"
 CLIENT_PAIRS = 2
@@ -46,8 +47,9 @@ def within(condition: Callable[[], Any], bound_s: float, what: str) -> float:
     return time.monotonic() - began
 
 
-def actor(there: Place) -> int | None:
+def actor(there: Place | Stack) -> int | None:
     """The quota actor's process; Ray adds the method that runs there to its title."""
+    assert there.cluster is not None
     found = [pid for pid in there.cluster.pids() if (title(pid) or "").startswith(ACTOR)]
     return found[0] if len(found) == 1 else None
 

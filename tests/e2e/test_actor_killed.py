@@ -10,19 +10,16 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import httpx
-import pytest
 
-from tests.e2e.changing import KEY, REQUEST_S, STEADY, Place, configured, model, place
-from tests.e2e.crashing import actor, kill, settled
-from tests.requires import requires
+from tests.e2e.crashing import actor, kill
+from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
+from tests.e2e.three import WIDE, WIDE_STEP_S
 
-CLIENTS, SLOTS, ROUTERS = 30, 64, 2
-STEP_S, TOKENS = 0.01, 50
-SERVICE_S = STEP_S * TOKENS
+CLIENTS, TOKENS = 30, 50
+SERVICE_S = WIDE_STEP_S * TOKENS
 BEFORE_S, AFTER_S = 3.0, 12.0  # of load on both sides of the blow
 DOWN_S = (
     5.0  # the actor is killed again and again for so long: past the routers' fence, so that they stop by themselves
@@ -43,40 +40,29 @@ class Asked:
     done: float
 
 
-@pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    requires("linux")
-    simulated = {"decode_step_s": STEP_S, "kv_cache_tokens": 65_536}
-    two = {"min_replicas": 2, "max_replicas": 2}
-    config = configured(router={"replicas": ROUTERS}, auth={"keys": [{"key": KEY, "admin": True}]})
-    config["models"] = [model(STEADY, max_num_seqs=SLOTS, simulated=simulated, replicas=two)]
-    with place(tmp_path_factory.mktemp("killed"), config) as started:
-        settled(started)
-        yield started
-
-
 async def asks(client: httpx.AsyncClient, until: float, told: list[Asked]) -> None:
-    body = {"model": STEADY, "prompt": "The river", "max_tokens": TOKENS, "stream": True}
+    body = {"model": WIDE, "prompt": "The river", "max_tokens": TOKENS, "stream": True}
     while time.monotonic() < until:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             came = [time.monotonic() async for _ in response.aiter_lines()]
         told.append(Asked(response.headers.get(ID_HEADER, ""), response.status_code, came[0], came[-1]))
 
 
-async def load(there: Place) -> tuple[list[Asked], float, float]:
+async def load(three: Stack) -> tuple[list[Asked], float, float]:
     """What was asked, when the actor was killed, and when the process that stayed was started."""
     told: list[Asked] = []
-    headers, limits = {"Authorization": f"Bearer {KEY}"}, httpx.Limits(max_connections=None)
-    options = {"base_url": there.endpoint.url, "headers": headers, "timeout": REQUEST_S, "limits": limits}
-    async with httpx.AsyncClient(**options) as client:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=three.base_url, headers=three.headers(), timeout=REQUEST_TIMEOUT_S, limits=limits
+    ) as client:
         until = time.monotonic() + BEFORE_S + DOWN_S + AFTER_S
         clients = [asyncio.create_task(asks(client, until, told)) for _ in range(CLIENTS)]
         await asyncio.sleep(BEFORE_S)
-        pid = actor(there)
+        pid = actor(three)
         assert pid is not None
         killed = time.monotonic()
         kill(pid)
-        while (found := actor(there)) in (None, pid) or time.monotonic() < killed + DOWN_S:
+        while (found := actor(three)) in (None, pid) or time.monotonic() < killed + DOWN_S:
             if found not in (None, pid):
                 pid = found
                 kill(pid)
@@ -86,12 +72,12 @@ async def load(there: Place) -> tuple[list[Asked], float, float]:
     return told, killed, up
 
 
-def test_what_was_granted_completes_in_time_and_grants_go_on_with_the_new_actors_first_word(there: Place) -> None:
-    told, killed, up = asyncio.run(load(there))
+def test_what_was_granted_completes_in_time_and_grants_go_on_with_the_new_actors_first_word(three: Stack) -> None:
+    told, killed, up = asyncio.run(load(three))
     assert {one.status for one in told} == {200}
 
     def granted(one: Asked) -> float:
-        receipt = there.endpoint.get(f"/admin/requests/{one.id}").json()
+        receipt = three.get(f"/admin/requests/{one.id}").json()
         return float(receipt["arrived"] + receipt["wait_s"])
 
     running = [one for one in told if one.first <= killed < one.done]

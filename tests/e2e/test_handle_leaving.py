@@ -18,7 +18,7 @@ from tests.e2e.observe import ABORT_S, FILL_S, Observer, within
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, TINY, Stack
 
 TOKENS = {SIMULATED: LONG, TINY: 2000}  # of the real one some three seconds and more
-MODELS = [TINY, SIMULATED]
+MODELS = [pytest.param(TINY, marks=pytest.mark.long), SIMULATED]  # test_disconnect has both always
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,16 @@ from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 from tests.e2e.test_operations import HTTP_PROCESSES, _http_status
 
 MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
-WIDE, REPLICAS = "wide", 2
-STEP_S = 0.005
+WIDE, WIDE_STEP_S, REPLICAS = "wide", 0.01, 2
 CONFIG: dict[str, Any] = {
     "models": [
-        {"name": MODEL, "engine": "simulated", "max_num_seqs": SLOTS, "simulated": {"decode_step_s": STEP_S}},
+        {"name": MODEL, "engine": "simulated", "max_num_seqs": SLOTS, "simulated": {"decode_step_s": 0.005}},
         {
             "name": WIDE,
             "engine": "simulated",
             "max_num_seqs": 48,
             "replicas": {"min_replicas": REPLICAS, "max_replicas": REPLICAS},
-            "simulated": {"decode_step_s": 2 * STEP_S, "kv_cache_tokens": 65_536},
+            "simulated": {"decode_step_s": WIDE_STEP_S, "kv_cache_tokens": 65_536},
             "cpus_per_rank": 0.5,
         },
     ],
