@@ -11,9 +11,9 @@ from tests.e2e.three import REPLICAS, WIDE
 
 PREFIXES = 12
 REQUESTS = 6  # of each prefix
-CLIENTS = 8
+CLIENTS = 6
 SHARE = 0.95  # one by one nothing is in the way; a channel that has just opened may move a bound once
-BUSY_SHARE = 0.85  # eight at once are below the quarter of a replica's slots that is free of the bound, mostly
+BUSY_SHARE = 0.85  # six at once are below the quarter of a replica's slots that is free of the bound, mostly
 PROMPT_TOKENS = re.compile(rf'serve_app_engine\{{figure="prompt_tokens",model="{WIDE}",replica="([^"]+)"\}} (\S+)')
 PLACED = re.compile(rf'serve_app_placed\{{key="prefix",model="{WIDE}",place="([^"]+)"\}} (\S+)')
 
