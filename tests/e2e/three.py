@@ -1,4 +1,4 @@
-"""One stack of three routers for the modules that look at one line, or at one replica set, from several routers."""
+"""One stack of three routers for the modules that look at one line from several of them."""
 
 from __future__ import annotations
 
@@ -10,35 +10,25 @@ from typing import Any
 
 from tests.e2e import stack as stacks
 from tests.e2e.observe import within
-from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
+from tests.e2e.stack import Stack
 from tests.e2e.test_operations import HTTP_PROCESSES, _http_status
 
 MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
-WIDE, WIDE_STEP_S, REPLICAS = "wide", 0.01, 2
+WIDE, WIDE_STEP_S = "wide", 0.01
 CONFIG: dict[str, Any] = {
     "models": [
         {"name": MODEL, "engine": "simulated", "max_num_seqs": SLOTS, "simulated": {"decode_step_s": 0.005}},
         {
             "name": WIDE,
             "engine": "simulated",
-            "max_num_seqs": 48,
-            "replicas": {"min_replicas": REPLICAS, "max_replicas": REPLICAS},
+            "max_num_seqs": 64,
+            "replicas": {"min_replicas": 2, "max_replicas": 2},
             "simulated": {"decode_step_s": WIDE_STEP_S, "kv_cache_tokens": 65_536},
             "cpus_per_rank": 0.5,
         },
     ],
     "router": {"replicas": ROUTERS},
-    "admission": {
-        "max_queued": 1000,
-        "trickle_share": 0.0,  # the minimum share lets lower classes pass on purpose
-        "classes": {"normal": {"ttft_slo_s": 60.0, "itl_slo_s": 10.0}},  # kept by whatever is answered at all
-    },
-    "auth": {
-        "keys": [
-            {"key": PEOPLE_KEY, "tenant": "people", "max_class": "high", "admin": True},
-            {"key": BATCH_KEY, "tenant": "batch", "max_class": "low", "default_class": "low"},
-        ]
-    },
+    "admission": {"max_queued": 1000, "trickle_share": 0.0},  # the minimum share lets lower classes pass on purpose
 }
 RESTART_S = 60.0  # of a router, which takes some seconds
 
