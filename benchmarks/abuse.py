@@ -166,7 +166,7 @@ async def attack(stage: Stage, keys: list[str], options: argparse.Namespace, con
     console.print(f"  left: {left}", highlight=False)
     counts = crowd.counts
     crowd.counts = Counts()
-    critical = Crowd(host, port, MODEL, keys[len(CLASSES) - 1 : len(CLASSES)], options.seed, TOKENS)
+    critical = Crowd(host, port, MODEL, [keys[CLASSES.index("critical")]], options.seed, TOKENS)
     most = await full_at_once(stage, critical)  # of the class for which no headroom is kept
     return {
         "status_500": counts.status.get(500, 0),

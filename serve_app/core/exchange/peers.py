@@ -76,7 +76,6 @@ class Peers:
         """A router is gone, or has to begin anew: it is told so when it speaks."""
         peer = self._peers.pop(router, None)
         if peer is not None:
-            self._over.pop(router, None)
             self._over[router] = peer.incarnation
             if len(self._over) > OVER:
                 del self._over[next(iter(self._over))]
