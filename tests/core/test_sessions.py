@@ -289,6 +289,19 @@ def test_an_id_that_is_no_session_is_known_as_none_without_a_message() -> None:
     assert not any(router.line.sessions for router in there.routers.values())
 
 
+def test_what_an_actor_could_not_book_of_a_session_is_on_no_request_any_more() -> None:
+    there = world()
+    opened(there, "s", 100)
+    first, second = (there.arrive("r0", NORMAL, tokens=40, session=lease(there, "s")) for _ in range(2))
+    there.settle(1)
+    assert (first.drawn, second.drawn) == ((1, 40), None), "a session has one slot"
+    held = there.routers["r0"].line._running
+    held.undraw(lease(there, "s"), 1, 30)
+    assert [(one.slots, one.tokens) for one in held.drawn()] == [(0, 10)]
+    held.undraw(lease(there, "s"), 1, 30)
+    assert [(one.slots, one.tokens) for one in held.drawn()] == [(0, 0)]
+
+
 def test_while_the_actor_is_away_a_request_runs_on_its_sessions_engine_while_there_is_credit_and_holds_up_nobody() -> (
     None
 ):
@@ -360,6 +373,19 @@ def test_a_closed_session_keeps_what_its_requests_hold_until_they_end() -> None:
     there.settle(2)
     assert before not in there.quota.ledger
     there.bring_to_rest()
+
+
+def test_a_closed_session_that_falls_silent_is_ended_once() -> None:
+    there = world()
+    opened(there, "s", 600, ttl_s=3.0)
+    there.arrive("r0", NORMAL, tokens=200, session=lease(there, "s"))
+    there.settle(1)
+    before = lease(there, "s")
+    there.quota.on_close("t0 s", there.now)
+    assert [one.lease_id for one in there.quota.ledger.expire(there.now + 4.0)] == [before]
+    assert there.quota.sessions.take_ended() == []
+    there.quota.sessions.forget(before)
+    assert there.quota.sessions.take_ended() == []
 
 
 def test_a_session_ends_with_its_engine_and_its_waiting_requests_go_on_as_any_other() -> None:

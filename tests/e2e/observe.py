@@ -1,7 +1,8 @@
-"""What the tests see of the inside: the figures of GET /metrics, as any operator would."""
+"""What the tests see of the inside: the figures of GET /metrics, as any operator would, and who answers on a port."""
 
 from __future__ import annotations
 
+import http.client
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ POLL_S = 0.02  # between two looks; a look itself costs the stack some 10 ms
 ABORT_S = 1.0  # what is promised for a client's disconnect
 IDLE_S = 30.0  # for what is already ending to end, on a machine others use as well
 FILL_S = 30.0  # for requests in flight to reach the line or the engine
+PROBE_S = 10.0  # a listener that does not answer a local call for that long is not one that serves without a key
+HTTP_PROCESSES = ("haproxy", "ray::ProxyActor", "ray::ServeRepli")  # as /proc names them, 15 characters at most
 
 
 class Observer:
@@ -95,3 +98,15 @@ def within(bound_s: float, look: Callable[[], object], wanted: object, what: str
             return
         assert asked_s <= bound_s, f"{what}: {seen} after {asked_s:.2f} s, wanted {wanted} within {bound_s} s"
         time.sleep(POLL_S)
+
+
+def http_status(port: int) -> int | None:
+    """How a GET of the models without a key is answered; None where HTTP is not spoken."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_S)
+    try:
+        connection.request("GET", "/v1/models")
+        return connection.getresponse().status
+    except (http.client.HTTPException, OSError):
+        return None
+    finally:
+        connection.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 
 import grpc
@@ -11,13 +10,11 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.local import Listener
-from tests.e2e.observe import Observer
+from tests.e2e.observe import HTTP_PROCESSES, PROBE_S, Observer, http_status
 from tests.e2e.stack import PEOPLE_KEY, TINY, Stack
 from tests.requires import missing
 
-PROBE_S = 10.0  # a listener that does not answer a local call for that long is not one that serves without a key
 ENGINE_CORE = ("VLLM", "EngineCore", "spawn_main")  # its title, and what it is before it has one
-HTTP_PROCESSES = ("haproxy", "ray::ProxyActor", "ray::ServeRepli")  # as /proc names them, 15 characters at most
 
 
 def test_health_and_readiness_answer(stack: Stack) -> None:
@@ -142,7 +139,7 @@ def test_every_way_in_asks_for_the_key(stack: Stack) -> None:
     assert stack.cluster is not None
     speaking = {}
     for one in stack.cluster.listeners():
-        if one.process in HTTP_PROCESSES and (status := _http_status(one.port)) is not None:
+        if one.process in HTTP_PROCESSES and (status := http_status(one.port)) is not None:
             speaking[one.process, one.port] = status
 
     assert ("haproxy", stack.cluster.instance.http_port) in speaking
@@ -164,7 +161,7 @@ def _refuses_grpc(one: Listener) -> bool:
 
 
 def _refuses_http(one: Listener) -> bool:
-    return _http_status(one.port) == 401
+    return http_status(one.port) == 401
 
 
 def _grpc_status(port: int, method: str) -> grpc.StatusCode:
@@ -177,15 +174,3 @@ def _grpc_status(port: int, method: str) -> grpc.StatusCode:
             status: grpc.StatusCode = error.code()
             return status
     return grpc.StatusCode.OK
-
-
-def _http_status(port: int) -> int | None:
-    """How a GET of the models without a key is answered; None where HTTP is not spoken."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_S)
-    try:
-        connection.request("GET", "/v1/models")
-        return connection.getresponse().status
-    except (http.client.HTTPException, OSError):
-        return None
-    finally:
-        connection.close()

@@ -19,9 +19,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.observe import FILL_S, IDLE_S, Observer, within
+from tests.e2e.observe import FILL_S, HTTP_PROCESSES, IDLE_S, Observer, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
-from tests.e2e.test_operations import HTTP_PROCESSES
 from tests.e2e.three import MODEL, ROUTERS, SLOTS, all_routers
 
 TOKENS = 24  # 0.12 s of the engine's time: 33 requests a second

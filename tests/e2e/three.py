@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e import stack as stacks
-from tests.e2e.observe import within
+from tests.e2e.observe import HTTP_PROCESSES, http_status, within
 from tests.e2e.stack import Stack
-from tests.e2e.test_operations import HTTP_PROCESSES, _http_status
 
 MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
 WIDE, WIDE_STEP_S = "wide", 0.01
@@ -45,7 +44,7 @@ def routers(there: Stack) -> list[Stack]:
     """Each router by its own port, beside the endpoint."""
     assert there.cluster is not None
     ports = {one.port for one in there.cluster.listeners() if one.process == HTTP_PROCESSES[-1]}
-    return [replace(there, base_url=f"http://127.0.0.1:{port}") for port in sorted(ports) if _http_status(port) == 401]
+    return [replace(there, base_url=f"http://127.0.0.1:{port}") for port in sorted(ports) if http_status(port) == 401]
 
 
 def all_routers(there: Stack) -> list[Stack]:

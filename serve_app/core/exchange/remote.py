@@ -476,7 +476,7 @@ class RemoteLine:
         if self.alone:
             return
         contended = self._link.contended
-        for engine in self._accounts.names() if every else list(self._running.touched):
+        for engine in self._accounts.names() if every else sorted(self._running.touched):
             if self._accounts.model(engine) in self._link.recovering:
                 continue
             back = self._accounts.surplus(engine, contended)

@@ -248,13 +248,19 @@ class Capacity:
         if only is not None:
             entry = self._replicas[only].entry if only in self._replicas else None
             top = None if entry is None or only in avoid or only in self._closed else entry
-        else:
+        elif avoid:
             top = self._first(self._by_tokens, avoid)
+            if top is not None and -top[0] >= tokens:
+                firsts = (self._first(self._by_free[count], avoid) for count in reversed(self._counts))
+                top = next(first for first in firsts if first is not None)  # `top` itself is among them
+        else:
+            if not self._looked:
+                self._look()
+            top = self._best
+            if top is not None and -top[0] >= tokens:
+                top = self._first(self._by_free[self._most_free])
         if top is None:
             return
-        if only is None and -top[0] >= tokens:
-            firsts = (self._first(self._by_free[count], avoid) for count in reversed(self._counts))
-            top = next(first for first in firsts if first is not None)  # `top` itself is among them
         replica_id = top[-1]
         if not self._holds(replica_id, slots, tokens):
             others = [] if only is not None else self._by_tokens

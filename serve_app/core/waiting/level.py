@@ -28,6 +28,7 @@ from serve_app.core.waiting.trickle import MinimumShare
 from serve_app.types import RequestClass
 
 Size = tuple[int, int, Where | None]  # slots, the power of two that the tokens are below, and where it may run
+Possible = Callable[[int, int, Where | None], bool]  # whether there is, or could be, room for slots and tokens
 Head = tuple[tuple[Any, ...], "Waiting", "Lane"]  # first its lane's key with its entry: the order of heads
 
 
@@ -80,6 +81,15 @@ class Lane:
     @property
     def first(self) -> Waiting:
         return self.waiting[self.ranks.first]
+
+    def first_possible(self, possible: Possible) -> Waiting | None:
+        """The first one that could run. O(sizes) where it is not the first of all."""
+        first = self.waiting[self.ranks.first]
+        if possible(first.slots, first.cost, first.where):
+            return first
+        heads = (self.waiting[queue.first] for queue in self.by_size.values())
+        able = (one for one in heads if possible(one.slots, one.cost, one.where))
+        return min(able, key=lambda one: one.entry, default=None)
 
 
 class Level:
@@ -174,18 +184,9 @@ class Level:
             self.share.changed(lane)
         self._tidy()
 
-    def due(self, possible: Callable[[int, int, Where | None], bool]) -> Waiting | None:
+    def due(self, possible: Possible) -> Waiting | None:
         """Whose turn it is by the class's minimum share, of those who could run."""
-
-        def choose(lane: Lane) -> Waiting | None:
-            first = lane.first
-            if possible(first.slots, first.cost, first.where):
-                return first
-            heads = (lane.waiting[queue.first] for queue in lane.by_size.values())
-            able = (one for one in heads if possible(one.slots, one.cost, one.where))
-            return min(able, key=lambda one: one.entry, default=None)
-
-        return self.share.due(self.lanes, choose)
+        return self.share.due(self.lanes, possible)
 
     def first(self) -> Waiting | None:
         """The next one in fair order."""
@@ -194,9 +195,7 @@ class Level:
             self._first = None if lane is None else lane.first
         return self._first
 
-    def first_where(
-        self, fits: Callable[[int, int, Where | None], bool], most_slots: float, most_tokens: float
-    ) -> Waiting | None:
+    def first_where(self, fits: Possible, most_slots: float, most_tokens: float) -> Waiting | None:
         """The next head whose slots and tokens fit, none of them above these. O(sizes), O(1) while nothing changes and
         even the cheapest does not fit."""
         if self._least_of == self.changes and most_tokens < self._least:

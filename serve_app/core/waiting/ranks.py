@@ -32,11 +32,14 @@ class Ranks:
     def add(self, place: Place) -> None:
         """Put in a place that is not in."""
         runs, firsts = self._runs, self._firsts
-        if not runs or (place > runs[-1][-1] and len(runs[-1]) == RUN):
-            runs.append([place])
-            firsts.append(place)
+        if not runs or place > runs[-1][-1]:
+            if runs and len(runs[-1]) < RUN:
+                runs[-1].append(place)
+            else:
+                runs.append([place])
+                firsts.append(place)
             return
-        at = len(runs) - 1 if place > runs[-1][-1] else max(0, bisect_right(firsts, place) - 1)
+        at = max(0, bisect_right(firsts, place) - 1)
         run = runs[at]
         insort(run, place)
         if len(run) > RUN:

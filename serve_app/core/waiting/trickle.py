@@ -22,13 +22,13 @@ Invariant: a tenant is in one of the two heaps while it waits, and in none other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from serve_app.core.heap import KeyedHeap
 
 if TYPE_CHECKING:
-    from serve_app.core.waiting.level import Lane, Waiting
+    from serve_app.core.waiting.level import Lane, Possible, Waiting
 
 
 class MinimumShare:
@@ -82,16 +82,19 @@ class MinimumShare:
                 self._earned = top[0][0]  # somebody always is next
             self.changed(lanes[top[1]])
 
-    def due(self, lanes: Mapping[str, Lane], choose: Callable[[Lane], Waiting | None]) -> Waiting | None:
-        """The request that goes before the higher classes, if any; `choose`: the first of a tenant that could run."""
+    def due(self, lanes: Mapping[str, Lane], possible: Possible) -> Waiting | None:
+        """The request that goes before the higher classes, if any: of the first tenant that has one that could run."""
+        top = self._eligible.peek()
         aside: list[Lane] = []
         head: Waiting | None = None
-        while head is None and (top := self._eligible.peek()) is not None:
+        while top is not None:
             lane = lanes[top[1]]
-            head = choose(lane)
-            if head is None:  # only a session's end makes room for any of its requests
-                self._eligible.discard(lane.tenant)
-                aside.append(lane)
+            head = lane.first_possible(possible)
+            if head is not None:
+                break
+            self._eligible.discard(lane.tenant)  # only a session's end makes room for any of its requests
+            aside.append(lane)
+            top = self._eligible.peek()
         for one in aside:
             self.changed(one)
         if head is None or (self.credit < head.cost and self._earned < lane.paid_up + head.cost / lane.weight):
