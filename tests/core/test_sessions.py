@@ -232,6 +232,29 @@ def test_twenty_routers_cannot_run_twenty_sequences_of_one_session() -> None:
     there.bring_to_rest()
 
 
+@pytest.mark.parametrize("tokens", [60, 100])
+def test_the_next_request_of_a_session_begins_as_the_one_before_ends_though_it_came_before_that_was_known(
+    tokens: int,
+) -> None:
+    there = world(routers=2, slots=1)
+    opened(there, "s", 100)
+    holder = there.arrive("r0", NORMAL, tokens=10)
+    there.settle(2)
+    waits = there.arrive("r0", CRITICAL, tokens=10)
+    first = there.arrive("r0", NORMAL, tokens=tokens, session=lease(there, "s"))
+    there.settle(1)
+    second, third = (there.arrive("r1", LOW, tokens=tokens, session=lease(there, "s")) for _ in range(2))
+    there.settle(1)
+    assert (first.state, second.state, third.state) == ("runs", "waits", "waits")
+    for router, before, after in (("r0", first, second), ("r1", second, third)):
+        there.finish(router, f"q{before.number}")
+        there.settle(1)
+        assert (after.state, after.drawn) == ("runs", (1, tokens))
+    assert (holder.state, waits.state) == ("runs", "waits")
+    there.bring_to_rest()
+    assert not there.quota.lines._places._short
+
+
 def test_what_a_session_does_not_cover_comes_from_its_engine_at_once_or_by_the_line() -> None:
     there = world(engines=2)
     session = opened(there, "s", 100)

@@ -25,6 +25,7 @@ class Accounts:
         self._held: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
         self._told: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine, what its requests hold of that
         self.opened: set[tuple[str, str]] = set()  # routers and engines whose account was nothing before
+        self.freed: set[str] = set()  # engines and sessions of which slots have come back
         self.overdrawn = 0  # counter: tokens that routers went by and the ledger had given to others
 
     def held(self, router: str, engine: str) -> tuple[int, int]:
@@ -102,6 +103,8 @@ class Accounts:
         self._put(slots_of(engine), router, had_slots, had_slots - less_slots, growth=False)
         self._put(engine, router, had_tokens, had_tokens - less_tokens, growth=False)
         self._set(router, engine, had_slots - less_slots, had_tokens - less_tokens)
+        if less_slots:
+            self.freed.add(engine)
 
     def book(self, router: str, engine: str, slots: int, tokens: int) -> tuple[int, int]:
         """A router says what its account is; returns what could be had of that."""

@@ -71,6 +71,7 @@ class Request:
     tokens: int = 0
     drawn: Drawn | None = None
     whole: Arrival | None = None  # as it came, where it waits for less
+    short_of: str = ""  # the session whose slot was another request's when it came; empty: none, or it runs
     produced: int = 0  # tokens of output, as far as they were told
 
     @property

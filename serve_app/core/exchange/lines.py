@@ -426,6 +426,7 @@ class Lines:
     def _settle(self, now: float) -> None:
         """What is to be done over, and what has become of sessions."""
         self._places.once_more(now)
+        self._places.draw_anew(now)
         for engine in self._sessions.take_ended(self._closed):
             self._places.sync(engine, now)
         self.openings.settle(now)

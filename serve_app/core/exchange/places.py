@@ -11,7 +11,8 @@ Rules
   that is closed, where that is not known since the actor's own death.
 - A request of a session draws on that when it comes: its tokens, and its one slot where these and what is free are
   enough. Then it begins, and its use is charged to its tenant like any other's. Else it waits in the line for the rest,
-  on the session's engine alone. If the session goes with its engine, it is a request like any other.
+  on the session's engine alone, or until the session's slot has come back and its tokens are enough. If the session
+  goes with its engine, it is a request like any other.
 
 Invariant: what a line may grant on an engine is free there in the ledger.
 Invariant: a ticket is known from its arrival to its end, and nothing of it after that.
@@ -60,6 +61,7 @@ class Places:
         self._requests: dict[str, Request] = {}
         self._tickets: dict[str, dict[str, None]] = {}  # by router, in the order they came
         self._again: list[str] = []  # tickets whose grant found nothing
+        self._short: dict[str, dict[str, None]] = {}  # tickets that wait and are short of a session's slot, by session
 
     # Requests
 
@@ -448,6 +450,9 @@ class Places:
             return
         self._sessions.touch(one.lease, now)
         slots, tokens = self.accounts.free(one.lease)
+        if not slots:
+            request.short_of = one.lease
+            self._short.setdefault(one.lease, {})[arrival.request_id] = None
         if not tokens:
             return
         drawn = Drawn(arrival.request_id, one.lease, min(1, slots), min(tokens, arrival.cost))
@@ -466,6 +471,39 @@ class Places:
         self.sync(one.engine, now)
         self.used(Usage(request.model, arrival.request_class, arrival.tenant, 1, arrival.prompt_tokens, 0))
         self._say(router, Grant(arrival.request_id, one.engine, now - request.arrived_s))
+
+    def draw_anew(self, now: float) -> None:
+        """A session's slot that has come back is that of the first who waits and whom its tokens are enough for."""
+        freed, self.accounts.freed = self.accounts.freed, set()
+        for lease in sorted(freed & self._short.keys()):
+            for ticket in list(self._short[lease]):
+                request, (slots, tokens) = self._requests.get(ticket), self.accounts.free(lease)
+                one = self._sessions.of(lease)
+                if one is None or not slots or one.engine in self.closed:
+                    break
+                if request is None or request.engine or one.engine in request.arrival.avoid:
+                    continue
+                drawn = request.drawn
+                whole = replace(request.whole or request.arrival, avoid=request.arrival.avoid)
+                if tokens + (0 if drawn is None else drawn.tokens) < whole.cost:
+                    continue
+                del self._requests[ticket]
+                self._act(request.model, self.lines[request.model].admission.on_cancel(ticket, now), ended=ticket)
+                self._requests[ticket] = request
+                if drawn is not None:
+                    self.accounts.give_back(request.router, lease, 0, drawn.tokens)
+                request.arrival, request.whole, request.drawn = whole, None, None
+                self._draw(request, now)
+                self._has_place(request)
+
+    def _has_place(self, request: Request) -> None:
+        """A request runs, or has ended: it is short of nothing."""
+        if request.short_of:
+            waiting = self._short[request.short_of]
+            del waiting[request.arrival.request_id]
+            if not waiting:
+                del self._short[request.short_of]
+            request.short_of = ""
 
     def _undraw(self, routers: Iterable[str], leases: Sequence[str], now: float) -> None:
         """Requests that wait for these sessions' engine wait for any from now on."""
@@ -494,6 +532,7 @@ class Places:
             return None
         self._tickets.get(request.router, {}).pop(ticket, None)
         self.growth.ended(ticket)
+        self._has_place(request)
         if request.drawn is not None:
             self.accounts.give_back(request.router, request.drawn.lease, request.drawn.slots, request.drawn.tokens)
             self._sessions.touch(request.drawn.lease, now)
@@ -530,6 +569,7 @@ class Places:
         arrival = request.arrival
         self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
         request.engine, request.slots, request.tokens = engine, arrival.slots, arrival.cost
+        self._has_place(request)
         one = self.lines[request.model].engines[engine]
         one.slots += arrival.slots
         one.tokens += arrival.cost
