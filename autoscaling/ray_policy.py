@@ -18,10 +18,9 @@ from ray.serve.config import AutoscalingContext
 from ray.util.metrics import Counter
 
 from autoscaling import readings
-from autoscaling.placing import Placing, of_this_process
-from autoscaling.policies.ongoing import Ongoing, within_room
+from autoscaling.placement_hook import Placing, of_this_process
+from autoscaling.policies import Decision, Ongoing, Signals, within_room
 from autoscaling.readings import RouterCounts
-from autoscaling.signals import Decision, Signals
 from serve_app.names import ROUTER
 
 logger = logging.getLogger("ray.serve")

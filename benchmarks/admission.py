@@ -29,9 +29,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.conditions import commit, processor, versions
-from benchmarks.lines import write_json
-from serve_app.core.admission import Action, Admission, Arrival, Grant, Policy, TenantPolicy
+from benchmarks.common.conditions import here
+from benchmarks.common.output import write_json
+from benchmarks.common.stats import quantile_us
+from serve_app.core.queue import Action, Admission, Arrival, Grant, Policy, TenantPolicy
 from serve_app.types import RequestClass
 
 REPLICAS, WAITING, TENANTS = 1_000, 100_000, 1_000
@@ -150,25 +151,19 @@ def measure(case: Case, events: int, seed: int) -> dict[str, Any]:
             times[kind].append(clock() - began)
             cpu.append(cpu_clock() - cpu_began)
             load.took(actions)
-    every = sorted(span for spans in times.values() for span in spans)
-    cpu.sort()
+    every = [span for spans in times.values() for span in spans]
     return {
         "decisions_per_s": round(len(every) / (sum(every) / 1e9)),
         "decisions_per_cpu_s": round(len(cpu) / (sum(cpu) / 1e9)),
-        "cpu_p99_us": percentile(cpu, 0.99),
-        "p50_us": percentile(every, 0.5),
-        "p99_us": percentile(every, 0.99),
-        "max_us": percentile(every, 1.0),
+        "cpu_p99_us": quantile_us(cpu, 0.99),
+        "p50_us": quantile_us(every, 0.5),
+        "p99_us": quantile_us(every, 0.99),
+        "max_us": quantile_us(every, 1.0),
         "longest_collection_us": round(max(collected_s) * 1e6, 1),
         "waiting": load.line.waiting,
         "running": load.line.granted,
-        "by_event": {kind: percentile(sorted(spans), 0.99) for kind, spans in times.items()},
+        "by_event": {kind: quantile_us(spans, 0.99) for kind, spans in times.items()},
     }
-
-
-def percentile(ordered: list[int], share: float) -> float:
-    """Of nanoseconds in order, in microseconds."""
-    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1000, 1)
 
 
 def show(console: Console, cases: dict[str, dict[str, Any]]) -> None:
@@ -229,7 +224,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the decisions' load")
     options = parser.parse_args()
     console = Console(stderr=True)
-    conditions = {"versions": versions(), "processor": processor(), "commit": commit(), "seed": options.seed}
+    conditions = here(seed=options.seed)
     console.print(conditions)
     result: dict[str, Any] = {}
     if options.part != "memory":

@@ -12,8 +12,9 @@ import asyncio
 import json
 import time
 
-from tests.shells.asgi_client import CHAT, Client
-from tests.shells.fake_engines import MODEL, FakeCluster, run
+from tests.fakes.asgi_client import CHAT, Client
+from tests.fakes.engines import FakeCluster, run
+from tests.fakes.quota import MODEL
 
 SIZE = 7 * 2**20
 TICK_S = 0.001

@@ -23,9 +23,9 @@ from contextlib import contextmanager
 
 import requests
 
-from benchmarks.arms import die_with_parent
-from benchmarks.procs import title_of
-from benchmarks.scaling_stack import MODEL, Stage, stack
+from benchmarks.common.arms import die_with_parent
+from benchmarks.common.processes import arguments_of, title_of
+from benchmarks.common.scaling_stack import MODEL, Stage, stack
 
 CONFIG = {
     "models": [{"name": MODEL, "engine": "simulated", "max_num_seqs": 4, "simulated": {"decode_step_s": 0.005}}],
@@ -57,16 +57,9 @@ def found(stage: Stage) -> dict[str, int]:
     """The newest HAProxy that listens to Serve, and its manager."""
     pids = stage.cluster.pids()
     manager = max((pid for pid in pids if title_of(pid).startswith(MANAGER)), default=0)
-    ours = [pid for pid in pids if f"\0{stage.cluster.instance.run_dir}/h/" in _arguments(pid)]
+    folder = f"{stage.cluster.instance.run_dir}/h/"
+    ours = [pid for pid in pids if any(word.startswith(folder) for word in arguments_of(pid))]
     return {"manager": manager, "haproxy": max(ours, default=0)}
-
-
-def _arguments(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
-            return "\0" + file.read()
-    except OSError:
-        return ""
 
 
 def ask(stage: Stage) -> str:

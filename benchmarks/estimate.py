@@ -22,52 +22,41 @@ Prints conditions, tables, and as its last line one JSON object.
 from __future__ import annotations
 
 import argparse
-import csv
 import heapq
 import itertools
-import json
 import math
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.conditions import commit, processor, versions
-from benchmarks.lines import write_json
+from benchmarks.common.conditions import here
+from benchmarks.common.output import write_json
+from benchmarks.common.traces import (
+    AZURE_FILE,
+    DATA,
+    MODEL,
+    MOONCAKE_FILE,
+    Request,
+    TraceMissingError,
+    azure,
+    mooncake,
+    request,
+)
 from serve_app.core.estimate import DEFAULT_QUANTILE, PRIOR_BYTES_PER_TOKEN, Estimator, Use
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-AZURE_FILE, MOONCAKE_FILE = "azure_llm_2023_conversation.csv", "mooncake_conversation.jsonl"
 FIXED_TOKENS = 256  # of an answer, for all, until estimates are learned
 QUANTILES = (0.5, 0.7, DEFAULT_QUANTILE, 0.9, 0.95)
 ITL_S = 0.03  # of an 8B model under load, about
-BYTES_PER_TOKEN, BYTES_SIGMA = 4.2, 0.15
 CLIENTS, HEAVIEST, TOP_FIVE = 50, 0.30, 0.65  # shares of the requests
 CLIENT_REQUESTS, CLIENT_RATE = 20_000, 5.0
 QUICK_REQUESTS = 3_000  # of each workload
 PARTS = 10
-MODEL = "m"
-
-
-class TraceMissingError(Exception):
-    """The traces are not beside the project."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One of a workload; `at_s` from its start."""
-
-    at_s: float
-    tenant: str
-    prompt_bytes: int
-    prompt_tokens: int
-    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,32 +71,6 @@ class Result:
     missing_share: float
     prompt_error: float
     us: float
-
-
-def request(draw: random.Random, at_s: float, tenant: str, prompt: int, output: int) -> Request:
-    """A request of a trace with a text of drawn size."""
-    per_token = BYTES_PER_TOKEN * math.exp(draw.gauss(0.0, BYTES_SIGMA))
-    return Request(at_s, tenant, round(prompt * per_token), prompt, output)
-
-
-def azure(folder: Path, draw: random.Random) -> list[Request]:
-    """The Azure trace as one tenant."""
-    with (folder / AZURE_FILE).open() as lines:
-        rows = list(csv.DictReader(lines))
-    moments = [datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp() for row in rows]
-    return [
-        request(draw, moment - moments[0], "azure", int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-        for moment, row in zip(moments, rows, strict=True)
-    ]
-
-
-def mooncake(folder: Path, draw: random.Random) -> list[Request]:
-    """The Mooncake trace as one tenant."""
-    with (folder / MOONCAKE_FILE).open() as lines:
-        rows = [json.loads(line) for line in lines]
-    return [
-        request(draw, row["timestamp"] / 1000, "mooncake", row["input_length"], row["output_length"]) for row in rows
-    ]
 
 
 def clients(draw: random.Random, count: int) -> list[Request]:
@@ -232,13 +195,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, help="where the traces are")
     options = parser.parse_args()
     console = Console(stderr=True, width=130)
-    conditions = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "processor": processor(),
-        "commit": commit(),
-        "seed": options.seed,
-    }
+    conditions = here(seed=options.seed)
     console.print(conditions)
     try:
         found = workloads(options.data, options.seed, QUICK_REQUESTS if options.quick else None)

@@ -20,15 +20,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.conditions import commit, processor, versions
-from benchmarks.lines import write_json
-from serve_app.core.admission import Policy
-from serve_app.core.exchange.protocol import Exchange
-from serve_app.core.exchange.words import Arrive, Done, Event, Hello, Reach, Rules
-from serve_app.core.memory.grants import EngineReport, Rank
-from serve_app.core.memory.leases import Device
-from serve_app.core.memory.quota import Quota
-from serve_app.core.waiting.events import Arrival, Grant
+from benchmarks.common.conditions import here
+from benchmarks.common.output import write_json
+from serve_app.core.memory import Device, EngineReport, Rank
+from serve_app.core.queue import Arrival, Grant, Policy
+from serve_app.core.quota import Quota
+from serve_app.core.shared_queue import Arrive, Done, Event, Exchange, Hello, Reach, Rules
 from serve_app.types import RequestClass
 
 ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 3, 8, 64, 1_000_000
@@ -122,7 +119,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer events")
     options = parser.parse_args()
     console = Console(stderr=True)
-    conditions = {"versions": versions(), "processor": processor(), "commit": commit()}
+    conditions = here()
     console.print(conditions)
     by_batch: dict[str, Any] = {}
     table = Table("events a message", "events/s", "message p50 us", "p99 us", title=f"{ROUTERS} routers")

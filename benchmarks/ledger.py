@@ -27,15 +27,14 @@ import ray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import openb
-from benchmarks.conditions import commit, processor, versions
-from benchmarks.lines import write_json
-from serve_app.core.admission import Policy
-from serve_app.core.exchange.remote import RemoteLine
-from serve_app.core.memory.grants import EngineReport, Rank
-from serve_app.core.memory.leases import Device, Hold, Kind
-from serve_app.core.memory.ledger import Ledger
-from serve_app.quota_actor import quota_actor
+from benchmarks.common.conditions import here
+from benchmarks.common.output import write_json
+from benchmarks.common.stats import quantile_us
+from benchmarks.openb import main as openb
+from serve_app.core.memory import Device, EngineReport, Hold, Kind, Ledger, Rank
+from serve_app.core.queue import Policy
+from serve_app.core.shared_queue import RemoteLine
+from serve_app.quota import quota_actor
 from serve_app.settings import QuotaSettings
 
 ENGINES, LEASES, ROUTERS = 1_000, 100_000, 16
@@ -95,26 +94,21 @@ def operations(count: int, seed: int) -> dict[str, Any]:
         timed("grow", partial(book.resize, share, [hold.amount + 64], growth=True))
         timed("heartbeat", partial(book.beat, f"engine-{step % ENGINES}" if step % 2 else owner, now))
         if step % (TICK_OPERATIONS // 4) == 0:
-            for one in book.owners():  # nobody falls silent here
+            for one in list(book._owners):  # nobody falls silent here
                 book.beat(one, now)
             timed("tick", partial(book.expire, now))
     elapsed_s = (clock() - began) / 1e9
     assert len(book) == LEASES
-    every = sorted(itertools.chain.from_iterable(spans for name, spans in times.items() if name != "tick"))
+    every = [span for name, spans in times.items() if name != "tick" for span in spans]
     return {
         "ops_per_s": round(len(every) / elapsed_s),
-        "op_p50_us": percentile(every, 0.5),
-        "op_p99_us": percentile(every, 0.99),
+        "op_p50_us": quantile_us(every, 0.5),
+        "op_p99_us": quantile_us(every, 0.99),
         "by_operation": {
-            name: {"p50_us": percentile(sorted(spans), 0.5), "p99_us": percentile(sorted(spans), 0.99)}
+            name: {"p50_us": quantile_us(spans, 0.5), "p99_us": quantile_us(spans, 0.99)}
             for name, spans in times.items()
         },
     }
-
-
-def percentile(ordered: list[int], share: float) -> float:
-    """Of nanoseconds in order, in microseconds."""
-    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1000, 2)
 
 
 @contextmanager
@@ -195,7 +189,7 @@ def main() -> None:
     parser.add_argument("--without-actor", action="store_true", help="leave out what needs Ray")
     options = parser.parse_args()
     console = Console(stderr=True)
-    conditions = {"versions": versions(), "processor": processor(), "commit": commit(), "seed": options.seed}
+    conditions = here(seed=options.seed)
     console.print(conditions)
     result = operations(QUICK_OPERATIONS if options.quick else OPERATIONS, options.seed)
     show(console, result)

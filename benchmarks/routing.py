@@ -26,16 +26,15 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.conditions import commit, processor, versions
-from benchmarks.estimate import DATA, MOONCAKE_FILE, TraceMissingError
-from benchmarks.lines import write_json
+from benchmarks.common.conditions import here
+from benchmarks.common.output import write_json
+from benchmarks.common.traces import DATA, MOONCAKE_FILE, TraceMissingError
 from serve_app.core.routing import BOUND, FREE_SHARE, Routing
 
 REPLICAS, SLOTS, CACHE_BLOCKS = 8, 16, 3000
@@ -216,8 +215,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, help="where the trace is")
     options = parser.parse_args()
     console = Console(stderr=True, width=130)
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    conditions = {"date": date, "versions": versions(), "processor": processor(), "commit": commit()}
+    conditions = here()
     console.print(conditions)
     try:
         trace = load_trace(options.data, QUICK_REQUESTS if options.quick else None)

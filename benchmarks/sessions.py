@@ -14,14 +14,11 @@ import argparse
 import asyncio
 import contextlib
 import json
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,11 +26,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import conditions
-from benchmarks.arms import HOST, OURS, Arm, BenchmarkError, ModelChoice, start
-from benchmarks.lines import write_json
-from benchmarks.throughput import CONSOLE_WIDTH, on_terminate
-from serve_app.engine.tiny_model import ensure_tiny_model
+from benchmarks.common import conditions
+from benchmarks.common.arms import HOST, OURS, Arm, BenchmarkError, ModelChoice, start
+from benchmarks.common.output import write_json
+from benchmarks.common.run import CONSOLE_WIDTH
+from benchmarks.common.stage import run_folder
+from serve_app.engine import ensure_tiny_model
 
 SLOTS = 8  # of the engine's line: few, so that a line is full without a machine full of clients
 KV_CACHE_BYTES = 2**27  # a hundred prompts of the load: its cache turns over within a run
@@ -216,23 +214,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 when figures were got, whatever they are; 1 when they could not be."""
     plan = plan_of(sys.argv[1:] if arguments is None else arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else CONSOLE_WIDTH)
-    signal.signal(signal.SIGTERM, on_terminate)
     model = ModelChoice(path=str(ensure_tiny_model()), max_num_seqs=SLOTS, kv_cache_bytes=KV_CACHE_BYTES)
     facts = conditions.collect(model, asdict(plan), [])
     console.print_json(json.dumps(facts))
-    folder = Path(tempfile.mkdtemp(prefix="serve-bench-"))
-    arm: Arm | None = None
-    try:
+    with run_folder(console) as folder, ExitStack() as ending:
         arm = start(OURS, model, folder)
+        ending.callback(arm.stop)
         console.print(f"  up after {arm.start_s:.0f} s on port {arm.port}")
         result = asyncio.run(measure(arm, model, plan))
-    except BenchmarkError as error:
-        console.print(f"failed: {error}\nlogs are in {folder}", style="red", markup=False)
-        return 1
-    finally:
-        if arm is not None:
-            arm.stop()
-    shutil.rmtree(folder)  # only after a success: a failure's logs are worth keeping
     print_tables(console, result)
     write_json({"sessions": result, "conditions": facts})
     return 0

@@ -10,29 +10,25 @@ Invariant: at any time at most one arm is under load; any failed request ends th
 from __future__ import annotations
 
 import json
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import conditions, report
-from benchmarks.arms import BenchmarkError, ModelChoice
-from benchmarks.lines import write_json
-from benchmarks.plan import Plan, order, parse_arguments, plan_of, seed_of
-from benchmarks.report import Analysis, Window
-from benchmarks.stage import Stage, measure
-from serve_app.engine.tiny_model import ensure_tiny_model
+from benchmarks.common import conditions, report
+from benchmarks.common.arms import ModelChoice
+from benchmarks.common.output import write_json
+from benchmarks.common.plan import Plan, order, parse_arguments, plan_of, seed_of
+from benchmarks.common.report import Analysis, Window
+from benchmarks.common.run import CONSOLE_WIDTH, FOREIGN_LIMIT_CORES
+from benchmarks.common.stage import Stage, measure, run_folder
+from serve_app.engine import ensure_tiny_model
 
 IDLE_LIMIT_CORES = 0.02  # an idle arm above this would slow the other by more than we want to tell apart
-FOREIGN_LIMIT_CORES = 0.2  # a tenth of a two-core machine: more moves a ratio by more than its bar
-CONSOLE_WIDTH = 150  # of tables when the output is not a terminal
 
 
 def settle_idle(stage: Stage, plan: Plan, choice: str) -> None:
@@ -95,30 +91,19 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
         )
 
 
-def on_terminate(signum: int, _frame: FrameType | None) -> None:
-    """Turn a signal into an exception, so that the servers are taken down on the way out."""
-    raise SystemExit(128 + signum)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when figures were got, whatever they are; 1 when they could not be."""
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments, str(__doc__))
     plan = plan_of(options)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else CONSOLE_WIDTH)
-    signal.signal(signal.SIGTERM, on_terminate)
     if options.raw is not None:
         options.raw.mkdir(parents=True, exist_ok=True)
     model = ModelChoice(path=options.model or str(ensure_tiny_model()))
-    folder = Path(tempfile.mkdtemp(prefix="serve-bench-"))
-    stage = Stage(model, folder, options.vllm_arg, console, one_at_a_time=options.idle == "stop")
-    try:
+    with (
+        run_folder(console) as folder,
+        closing(Stage(model, folder, options.vllm_arg, console, one_at_a_time=options.idle == "stop")) as stage,
+    ):
         windows, facts = run(stage, plan, options.idle, options.raw)
-    except BenchmarkError as error:
-        console.print(f"failed: {error}\nlogs are in {folder}", style="red", markup=False)
-        return 1
-    finally:
-        stage.close()
-    shutil.rmtree(folder)  # only after a success: a failure's logs are worth keeping
     result = report.build(Analysis(windows, plan.arms, plan.clients, seed=plan.seed), facts)
     if options.batch_curve:
         result["batch_curve"] = report.batch_curve(result)

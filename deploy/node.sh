@@ -41,7 +41,7 @@ bring_packages() {
 set_up() {
     if [ -z "${SERVE_APP_PYTHON:-}" ]; then
         python=$(usable_python)
-        bring_packages "$python" -I "$root/serve_app/preflight.py" ${1:+--device "$1"}
+        bring_packages "$python" -I "$root/serve_app/system/preflight.py" ${1:+--device "$1"}
         "$python" -I "$root/scripts/install.py" --device "${1:-}"
     fi
     # `ray down`, `ray exec` and `ray attach` look for `ray` in a login shell
@@ -57,10 +57,10 @@ if [ "${1:-}" = setup ]; then
 fi
 if [ -n "${SERVE_APP_PYTHON:-}" ]; then
     export PYTHONPATH="$root"
-    exec "$SERVE_APP_PYTHON" -P -m serve_app.machine "$@"
+    exec "$SERVE_APP_PYTHON" -P -m serve_app.cluster.node "$@"
 fi
 if [ ! -x "$root/.venv/bin/python" ]; then
     echo "node.sh: nothing is installed in $root/.venv; run \`node.sh setup\` first" >&2
     exit 1
 fi
-exec "$root/.venv/bin/python" -P -m serve_app.machine "$@"
+exec "$root/.venv/bin/python" -P -m serve_app.cluster.node "$@"

@@ -93,10 +93,10 @@ def say(text: str) -> None:
 
 
 def load_preflight(root: Path) -> ModuleType:
-    """`serve_app.preflight` by its path: importing the package would need what is not installed yet."""
-    spec = importlib.util.spec_from_file_location("preflight", root / "serve_app" / "preflight.py")
+    """`serve_app.system.preflight` by its path: importing the package would need what is not installed yet."""
+    spec = importlib.util.spec_from_file_location("preflight", root / "serve_app" / "system" / "preflight.py")
     if spec is None or spec.loader is None:
-        raise Failure("serve_app/preflight.py cannot be read")
+        raise Failure("serve_app/system/preflight.py cannot be read")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from serve_app.handle import connect
+    from serve_app.client import connect
 
 __all__ = ["connect"]
 
@@ -13,7 +13,7 @@ __all__ = ["connect"]
 def __getattr__(name: str) -> Any:
     """`connect` brings Ray with it, so it is imported when it is asked for."""
     if name == "connect":
-        from serve_app.handle import connect
+        from serve_app.client import connect
 
         return connect
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

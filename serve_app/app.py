@@ -13,16 +13,21 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from serve_app import settings as configuration
-from serve_app.engine.deployment import EngineReplica
-from serve_app.engine.engine_args import placement
-from serve_app.engine.environment import platform
+from serve_app.engine import EngineReplica, placement, platform
 from serve_app.errors import ConfigError
-from serve_app.http.keys import DEFAULT_KEY_FILE, load_or_create_key
+from serve_app.http import RouterReplica
 from serve_app.names import ROUTER, deployment_of
-from serve_app.router import RouterReplica
-from serve_app.serve_adapter import DirectedRequestRouter, pin_version
-from serve_app.settings import AutoscaleSettings, ModelSettings, QuotaSettings, Settings
-from serve_app.versions import engine_version, router_version
+from serve_app.ray_adapter import DirectedRequestRouter, pin_version
+from serve_app.settings import (
+    DEFAULT_KEY_FILE,
+    AutoscaleSettings,
+    ModelSettings,
+    QuotaSettings,
+    Settings,
+    engine_version,
+    load_or_create_key,
+    router_version,
+)
 
 logger = logging.getLogger("serve_app")
 
@@ -54,7 +59,8 @@ def build(args: Mapping[str, Any]) -> Application:
     settings = with_keys(configuration.load(file) if file is not None else configuration.parse(given))
     engines = {model.name: _engine(model, settings.quota) for model in settings.models}
     config = settings.model_dump(mode="json")
-    return _router(settings, config).bind(config, engines)
+    application: Application = _router(settings, config).bind(config, engines)
+    return application
 
 
 def with_keys(settings: Settings) -> Settings:
@@ -68,7 +74,6 @@ def with_keys(settings: Settings) -> Settings:
 
 def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
     deployment = serve.deployment(
-        EngineReplica,
         name=deployment_of(model.name),
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=model.drain_s,
@@ -77,10 +82,10 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         max_surge_percent=model.replicas.max_surge_percent,
         logging_config=LOGGING,
-        request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),
+        request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),  # type: ignore[arg-type]
         **_scale(model),
         **placement(model, platform()),
-    )
+    )(EngineReplica)
     return pin_version(deployment, engine_version(model)).bind(
         model.model_dump(mode="json"), quota.model_dump(mode="json")
     )
@@ -120,7 +125,6 @@ def _router_scale(settings: Settings) -> dict[str, Any]:
 
 def _router(settings: Settings, config: dict[str, Any]) -> Any:
     deployment = serve.deployment(
-        RouterReplica,
         name=ROUTER,
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=ROUTER_DRAIN_S,
@@ -129,5 +133,5 @@ def _router(settings: Settings, config: dict[str, Any]) -> Any:
         ray_actor_options={"num_cpus": settings.router.cpus},
         user_config=config,  # what the running replicas take over when it changes
         **_router_scale(settings),
-    )
+    )(RouterReplica)
     return pin_version(deployment, router_version())

@@ -14,7 +14,19 @@ hypothesis.settings.load_profile("ours")
 
 # What starts processes depends on a machine that others load, too. CI gives such a test a second attempt and names it
 # in its summary (RERUN), with the first attempt's error; whoever develops gets none. Pure code never gets one.
-WITH_PROCESSES = ("tests/e2e/", "tests/cluster/", "tests/shells/")
+WITH_PROCESSES = (
+    "tests/e2e/",
+    "tests/cluster/",
+    "tests/cli/",
+    "tests/client/",
+    "tests/engine/",
+    "tests/http/",
+    "tests/quota/",
+    "tests/router/",
+    "tests/settings/",
+    "tests/system/",
+    "tests/transport/",
+)
 CI_RERUNS = 1
 
 STATUS = pytest.StashKey[int]()

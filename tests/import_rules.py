@@ -10,13 +10,13 @@ from pathlib import PurePosixPath
 
 # What a pure core may name besides the standard library.
 CORE_FOLDERS = ("serve_app/core", "autoscaling/policies")
-CORE_FILES = ("autoscaling/signals.py",)
+CORE_FILES = ("autoscaling/policies/signals.py",)
 CORE_MAY_IMPORT = (
     "serve_app.core",
     "serve_app.types",
     "serve_app.errors",
     "autoscaling.policies",
-    "autoscaling.signals",
+    "autoscaling.policies.signals",
 )
 # No clock, no randomness of its own, no I/O, nothing that runs beside the caller.
 CLOCKS = {"datetime", "time"}
@@ -46,7 +46,9 @@ IMPURE = frozenset(CLOCKS | ENTROPY | CONCURRENCY | IO)
 IMPURE_CALLS = frozenset({"open", "input", "print", "__import__", "exec", "eval"})
 
 VLLM_PACKAGE = "serve_app/engine/vllm_adapter/"
-PRIVATE_RAY_FILES = frozenset({"serve_app/serve_adapter.py", "serve_app/local/driver.py", "autoscaling/placing.py"})
+PRIVATE_RAY_FILES = frozenset(
+    {"serve_app/ray_adapter/serve.py", "serve_app/cluster/local/driver.py", "autoscaling/placement_hook.py"}
+)
 
 # Spelled in parts, or this file would name what no file may.
 REGISTRIES = re.compile(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app import preflight
+from serve_app.system import preflight
 
 ROOT = Path(__file__).resolve().parent.parent
 MAY_LACK_IN_CI = frozenset({"gpu"})

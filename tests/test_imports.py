@@ -40,8 +40,8 @@ def all_files() -> Iterator[Path]:
         "import time",
         "import ray",
         "import serve_app.settings",
-        "from serve_app import settings",
-        "from serve_app.router import Router",
+        "from serve_app.settings import settings",
+        "from serve_app.http.deployment import Router",
         "from ..settings import Settings",
         "from .. import quota",
         "import pydantic",
@@ -66,7 +66,7 @@ def test_an_impure_core_is_seen(source: str) -> None:
         "import random\ndef pick(rng: random.Random) -> float:\n    return rng.random()",
         "import random\nrng = random.Random(7)",
         "from random import Random",
-        "from serve_app.core.waiting.line import Line",
+        "from serve_app.core.queue.queue import Line",
         "from serve_app.errors import Overloaded\nfrom serve_app.types import RequestClass",
         "from . import line\nfrom .line import Line\nfrom ..types import RequestClass",
         "from autoscaling.policies import base",
@@ -103,7 +103,7 @@ def test_a_module_named_like_vllm_is_not_vllm() -> None:
 )
 def test_private_ray_outside_its_adapters_is_seen(source: str) -> None:
     assert rules.private_ray_complaints(source, SHELL)
-    assert rules.private_ray_complaints(source, "serve_app/serve_adapter.py") == []
+    assert rules.private_ray_complaints(source, "serve_app/ray_adapter/serve.py") == []
 
 
 def test_public_ray_is_accepted() -> None:

@@ -39,7 +39,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     requires("make")
     requires("system packages")
     root = tmp_path_factory.mktemp("make") / "check out"
-    for name in ("Makefile", "pyproject.toml", "requirements", "scripts", "serve_app/preflight.py"):
+    for name in ("Makefile", "pyproject.toml", "requirements", "scripts", "serve_app/system/preflight.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         copy: Callable[..., object] = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, root / name)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from scripts import install
-from serve_app import preflight
+from serve_app.system import preflight
 
 FAKE_PYTHON = """#!{python}
 import os, pathlib, sys

@@ -1,0 +1,1 @@
+"""Decisions without effects: standard library only, time and randomness are arguments."""

@@ -18,15 +18,23 @@ from typing import Any
 import msgspec
 import ray.util
 
-from serve_app.engine import environment, layout, under_grant
-from serve_app.engine.granted import Grant
-from serve_app.engine.outbox import Outbox
-from serve_app.engine.protocol import NO_SLOTS, EngineBackend, EngineInfo, EngineLoad, Frame, Submit, WireAddress
-from serve_app.engine.wire_server import WireServer
+from serve_app.engine import environment, grant_request, rank_layout
+from serve_app.engine.memory_grant import Grant
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.names import CHANNELS, ONGOING
-from serve_app.quota_actor import QuotaActor
+from serve_app.quota import QuotaActor
 from serve_app.settings import ModelSettings, QuotaSettings
+from serve_app.transport import (
+    NO_SLOTS,
+    EngineBackend,
+    EngineInfo,
+    EngineLoad,
+    Frame,
+    Outbox,
+    Submit,
+    WireAddress,
+    WireServer,
+)
 
 logger = logging.getLogger("ray.serve")
 
@@ -74,14 +82,14 @@ class EngineReplica:
         quota: how the cluster's memory is counted; None: this engine takes what it takes, and no ledger knows of it.
     """
 
-    async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:
+    async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
         self._settings = ModelSettings.model_validate(settings)
         self._attachments: dict[str, _Attachment] = {}
         self._ending = False
         self._draining: asyncio.Task[None] | None = None
         self._wire: WireServer | None = None
         sys.setswitchinterval(THREAD_SWITCH_S)
-        self._layout = layout.of_this_replica(self._settings, environment.platform())
+        self._layout = rank_layout.of_this_replica(self._settings, environment.platform())
         self._grant = None if quota is None else await self._obtain(QuotaSettings.model_validate(quota))
         self._backend = make_backend(self._settings)
         started = time.monotonic()
@@ -108,20 +116,20 @@ class EngineReplica:
     async def _obtain(self, quota: QuotaSettings) -> Grant:
         """Wait for this engine's memory and for its turn to load, and size it to what it got."""
         settings, platform = self._settings, environment.platform()
-        ranks = under_grant.ranks_of_this_replica(settings, platform, self._layout.nodes)
+        ranks = grant_request.ranks_of_this_replica(settings, platform, self._layout.nodes)
         loop = asyncio.get_running_loop()
 
         def drain() -> None:
             loop.call_soon_threadsafe(self.drain)
 
         actor = QuotaActor(quota)
-        devices = under_grant.Devices(actor, settings, platform)
-        grant = under_grant.grant_of_this_replica(settings, actor, platform, ranks, devices, self._lost_grant, drain)
+        devices = grant_request.Devices(actor, settings, platform)
+        grant = grant_request.grant_of_this_replica(settings, actor, platform, ranks, devices, self._lost_grant, drain)
         holds = await grant.obtain(quota.wait_s)
-        under_grant.see_only(settings, platform, holds[0])
+        grant_request.see_only(settings, platform, holds[0])
         together = settings.ranks // len(ranks)
         whole_bytes = await asyncio.to_thread(devices.whole_bytes, holds[0].on)
-        self._settings = under_grant.sized(settings, platform, holds, together, whole_bytes)
+        self._settings = grant_request.sized(settings, platform, holds, together, whole_bytes)
         return grant
 
     def drain(self) -> None:
@@ -129,7 +137,8 @@ class EngineReplica:
         if self._draining is None:
             logger.info("engine %s makes room: it drains and ends", self._settings.name)
             self._draining = asyncio.create_task(self._leave())
-            self._share_slots()
+            for attachment in self._attachments.values():
+                attachment.outbox.set_slots(NO_SLOTS)
 
     async def _leave(self) -> None:
         deadline = time.monotonic() + self._settings.drain_s
@@ -164,7 +173,8 @@ class EngineReplica:
         return {ONGOING: sum(len(one.tasks) for one in attached), CHANNELS: sum(one.streams for one in attached)}
 
     async def open_wire(self, router_id: str, replica_id: str) -> WireAddress:
-        """A way in for one connection of this router (`serve_app.wire`): its channel, which takes its requests, too."""
+        """A way in for one connection of this router (`serve_app.transport.tcp`): its channel, which takes its
+        requests, too."""
         if self._wire is None:
             self._wire = WireServer(self, ray.util.get_node_ip_address())
         return await self._wire.admit(router_id)
@@ -179,7 +189,7 @@ class EngineReplica:
         """The channel to one router: encoded `Batch` messages until the router closes it."""
         attachment = self._attachments.setdefault(router_id, _Attachment())
         attachment.streams += 1
-        self._share_slots()
+        attachment.outbox.set_slots(self._info.slots if self._draining is None else NO_SLOTS)
         try:
             async for message in attachment.outbox.messages():
                 yield message
@@ -232,14 +242,6 @@ class EngineReplica:
         del self._attachments[router_id]
         for task in attachment.tasks.values():
             task.cancel()
-        self._share_slots()
-
-    def _share_slots(self) -> None:
-        """Divide the batch among the attached routers; what the division leaves over goes to the first ones."""
-        count = len(self._attachments)
-        for index, attachment in enumerate(self._attachments.values()):
-            share = self._info.slots // count + (index < self._info.slots % count)
-            attachment.outbox.set_slots(NO_SLOTS if self._draining is not None else max(1, share))
 
     async def check_health(self) -> None:
         """Called by Serve; raises when the engine is dead or frozen. Then the replica ends by itself: Serve would ask

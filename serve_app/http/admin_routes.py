@@ -36,7 +36,8 @@ class AdminRoutes:
     """
 
     def __init__(self, figures: Figures, away: tuple[type[BaseException], ...], receipt: FindReceipt) -> None:
-        self._figures, self._away, self._receipt = figures, away, receipt
+        self._figures, self._receipt = figures, receipt
+        self._away: tuple[type[BaseException], ...] = (TimeoutError, *away)
 
     async def answer(self, route: Route, identity: Identity) -> Answer:
         """The whole answer.
@@ -54,7 +55,7 @@ class AdminRoutes:
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await self._figures()
-        except (TimeoutError, *self._away) as error:
+        except self._away as error:
             raise Unavailable("the quota actor does not answer at the moment", code="no_quota") from error
 
     async def request(self, request_id: str) -> dict[str, Any]:

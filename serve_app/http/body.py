@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow
-from serve_app.http.values import check_count, check_integers
+from serve_app.http.value_checks import check_count, check_integers
 from serve_app.settings import HttpSettings
 
 LARGE_BYTES = 2**16  # a body below it is checked within some 2 ms; the way to another thread and back takes 0.1 ms

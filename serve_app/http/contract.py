@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from serve_app.errors import BadRequest, Forbidden
-from serve_app.http.values import check_shapes
+from serve_app.http.value_checks import check_shapes
 from serve_app.settings import HttpSettings
 from serve_app.types import CLASS_ALIASES, Contract, Identity, Operation, RequestClass
 

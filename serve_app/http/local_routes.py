@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from serve_app.dispatch import ModelLine
 from serve_app.errors import Forbidden, NotFound, Unavailable
 from serve_app.http.routes import Local, Route
-from serve_app.telemetry.metrics import RouterMetrics
+from serve_app.router import ModelRouter, RouterMetrics
 from serve_app.types import Identity
 
 Headers = list[tuple[bytes, bytes]]
@@ -26,11 +25,11 @@ class LocalRoutes:
     """Answers everything that needs no engine slot.
 
     Args:
-        lines: one per model, by name.
+        models: by name.
     """
 
-    def __init__(self, lines: Mapping[str, ModelLine], metrics: RouterMetrics) -> None:
-        self._lines = lines
+    def __init__(self, models: Mapping[str, ModelRouter], metrics: RouterMetrics) -> None:
+        self._models = models
         self._metrics = metrics
         self._created = int(time.time())
 
@@ -46,15 +45,15 @@ class LocalRoutes:
             case Local.READY:
                 return self._ready()
             case Local.MODELS:
-                cards = await asyncio.gather(*(self._card(line) for line in self._lines.values()))
+                cards = await asyncio.gather(*(self._card(model) for model in self._models.values()))
                 return 200, JSON, msgspec.json.encode({"object": "list", "data": cards})
             case Local.MODEL:
-                line = self._lines.get(route.argument)
-                if line is None:
+                model = self._models.get(route.argument)
+                if model is None:
                     raise NotFound(
                         f"the model {route.argument!r} does not exist", param="model", code="model_not_found"
                     )
-                return 200, JSON, msgspec.json.encode(await self._card(line))
+                return 200, JSON, msgspec.json.encode(await self._card(model))
             case _ if not (identity.admin or identity.metrics):
                 raise Forbidden(
                     "this key may not read the metrics: set metrics or admin on it (auth.keys)", code="not_admin"
@@ -65,31 +64,33 @@ class LocalRoutes:
     def _ready(self) -> Answer:
         """Ready while any model can be served, whenever this router started: one that is added, still loads or fails
         does not take the others' traffic away. A model that starts from zero can be served without a replica."""
-        missing = [name for name, line in self._lines.items() if not line.ready and line.model.replicas.min_replicas]
-        if len(missing) == len(self._lines):
+        missing = [
+            name for name, model in self._models.items() if not model.ready and model.settings.replicas.min_replicas
+        ]
+        if len(missing) == len(self._models):
             raise Unavailable(f"no replica of {', '.join(missing)} is running", code="not_ready")
         return 200, JSON, msgspec.json.encode({"status": "ready", "without_replica": missing})
 
-    async def _card(self, line: ModelLine) -> dict[str, Any]:
+    async def _card(self, model: ModelRouter) -> dict[str, Any]:
         card: dict[str, Any] = {
-            "id": line.model.name,
+            "id": model.settings.name,
             "object": "model",
             "created": self._created,
             "owned_by": "serve-app",
         }
-        info = await line.info()
+        info = await model.info()
         if info is not None:
             card["max_model_len"] = info.max_model_len
         return card
 
     async def _exposition(self) -> bytes:
-        for name, line in list(self._lines.items()):
-            names = sorted(line.replicas)
-            loads = await asyncio.gather(*(line.load(replica) for replica in names))
-            if self._lines.get(name) is not line:
+        for name, model in list(self._models.items()):
+            names = sorted(model.replicas)
+            loads = await asyncio.gather(*(model.load(replica) for replica in names))
+            if self._models.get(name) is not model:
                 continue  # taken out meanwhile, and its figures with it
-            self._metrics.line(name, line.line.snapshot(), line.use, line.blocked)
-            self._metrics.unread(line.unread.bytes, line.unread.ended)
-            self._metrics.replicas(name, line.placed, line.health.out, line.health.ejections)
+            self._metrics.queue(name, model.queue.view(), model.use, model.blocked)
+            self._metrics.unread(model.unread.bytes, model.unread.ended)
+            self._metrics.replicas(name, model.placed, model.health.out, model.health.ejections)
             self._metrics.engines(name, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
         return self._metrics.render()

@@ -1,7 +1,7 @@
 """Tells a client where its request stands while it waits in the line: comments of the stream that its answer will be.
 
 `: queue position=3 expected_start_s=1.2`, the second figure once something is measured. A position is an estimate, as
-`core.admission.QueueStatus` says, and may rise.
+`core.queue.admission.QueueStatus` says, and may rise.
 
 Invariant: no comment goes out once `end` has returned, so none comes between the frames of an answer; and none within
 `FIRST_S`, so a request that is answered or refused by then has its own status and headers.
@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
-from serve_app.core.admission import QueueStatus
+from serve_app.core.queue import QueueStatus
 
 FIRST_S = 0.1  # a wait that a person notices; what the line refuses on arrival is refused long before
 LOOK_S = 1.0  # a look takes 8 us with 1,500 in the line: not even a hundredth of a core for a thousand who wait

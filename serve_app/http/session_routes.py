@@ -18,16 +18,14 @@ from typing import Any
 
 import msgspec
 
-from serve_app.core.exchange.openings import TOO_LARGE
-from serve_app.core.memory.sessions import Session, SessionAsk, bytes_of, name_of, own_id, tokens_in
-from serve_app.core.placing.placement import bucketed
-from serve_app.dispatch import ModelLine
-from serve_app.engine.protocol import EngineInfo
+from serve_app.core.memory import Session, SessionAsk, bucketed, bytes_of, name_of, own_id, tokens_in
+from serve_app.core.shared_queue import TOO_LARGE
 from serve_app.errors import BadRequest, Overloaded, Unavailable
 from serve_app.http.contract import class_of
 from serve_app.http.routes import Route, SessionCall
-from serve_app.session_book import SessionBook
+from serve_app.router import ModelRouter, SessionBook
 from serve_app.settings import ModelSettings, SessionSettings
+from serve_app.transport import EngineInfo
 from serve_app.types import Identity
 
 Headers = list[tuple[bytes, bytes]]
@@ -52,11 +50,11 @@ class SessionRoutes:
     """The routes.
 
     Args:
-        line_of: the line of the model of this name; raises for one that is none.
+        model_of: the model of this name; raises for one that is none.
     """
 
-    def __init__(self, book: SessionBook, line_of: Callable[[object], ModelLine]) -> None:
-        self._book, self._line_of = book, line_of
+    def __init__(self, book: SessionBook, model_of: Callable[[object], ModelRouter]) -> None:
+        self._book, self._model_of = book, model_of
 
     async def answer(
         self, route: Route, identity: Identity, headers: Headers, body: Mapping[str, Any], settings: SessionSettings
@@ -88,8 +86,8 @@ class SessionRoutes:
                 f"`{unknown[0]}` is no field of a session; they are {', '.join(_FIELDS)}", param=unknown[0]
             )
         session_id = _session_id(body, dict(headers).get(SESSION_HEADER))
-        line = self._line_of(body.get("model"))
-        model = line.model
+        found = self._model_of(body.get("model"))
+        model = found.settings
         field = _size_field(body)
         size = _number(body, field, 0, MAX_VRAM_GB if field == "vram_gb" else MAX_KV_TOKENS, whole=field == "kv_tokens")
         ttl_s = _number(body, "ttl_s", MIN_TTL_S, MAX_TTL_S, DEFAULT_TTL_S)
@@ -99,9 +97,9 @@ class SessionRoutes:
             raise BadRequest(f"{model.name} takes no sessions: its session_slots are 0", param="model")
         if not settings.per_tenant:
             raise Overloaded("no tenant may have sessions here: sessions.per_tenant is 0", code="too_many_sessions")
-        info = await line.info()
+        info = await found.info()
         if info is None:
-            start_s = None if line.ready else line.line.expected_start_s()
+            start_s = None if found.ready else found.queue.expected_start_s()
             raise Unavailable(f"no engine of {model.name} has told the size of its KV cache", retry_after_s=start_s)
         tokens, granted = granted_of(field, size, model, info)
         ask = SessionAsk(

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from autoscaling.signals import Signals
+from autoscaling.policies import Signals
 from serve_app.names import BLOCKED_PREFIX, CHANNELS, GRANTED_PREFIX, ONGOING, ROUTER, WAITING_PREFIX, deployment_of
 
 MODEL = "org/m"

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from autoscaling.policies.ongoing import within_room
+from autoscaling.policies import Decision, Room, within_room
 from autoscaling.ray_policy import ScalingPolicy
-from autoscaling.signals import Decision, Room
 from tests.autoscaling.fake_serve import ENGINE, FakeServe
 
 

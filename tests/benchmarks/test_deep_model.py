@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.deep_model import deepened
-from serve_app.engine.tiny_model import LAYERS, ensure_tiny_model
+from benchmarks.overload.deep_model import deepened
+from serve_app.engine import ensure_tiny_model
+from serve_app.engine.tiny_model import LAYERS
 
 
 def test_each_layer_is_there_so_many_times_and_all_else_once(tmp_path: Path) -> None:

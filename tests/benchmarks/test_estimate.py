@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import estimate
-from benchmarks.estimate import ITL_S, Request, TraceMissingError, clients, compare, constant, judge, replay, workloads
+from benchmarks.common import traces
+from benchmarks.common.traces import Request, TraceMissingError
+from benchmarks.estimate import ITL_S, clients, compare, constant, judge, replay, workloads
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
@@ -60,8 +62,8 @@ def test_the_constant_is_todays_ratio_and_its_own_answer() -> None:
 
 
 def test_traces_become_workloads_in_order_of_arrival(tmp_path: Path) -> None:
-    (tmp_path / estimate.AZURE_FILE).write_text(AZURE)
-    (tmp_path / estimate.MOONCAKE_FILE).write_text(MOONCAKE)
+    (tmp_path / traces.AZURE_FILE).write_text(AZURE)
+    (tmp_path / traces.MOONCAKE_FILE).write_text(MOONCAKE)
     found = workloads(tmp_path, 1, 2)
     assert [(one.prompt_tokens, one.output_tokens) for one in found["azure"]] == [(374, 44), (396, 109)]
     assert found["azure"][1].at_s == pytest.approx(4.31458)
@@ -70,5 +72,5 @@ def test_traces_become_workloads_in_order_of_arrival(tmp_path: Path) -> None:
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceMissingError, match=estimate.AZURE_FILE):
+    with pytest.raises(TraceMissingError, match=traces.AZURE_FILE):
         workloads(tmp_path, 1, None)

@@ -6,16 +6,16 @@ import dataclasses
 import random
 import xml.etree.ElementTree as ET
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import fairness
-from benchmarks.fairness import MANY, TWO, Plan, as_json, simulate
-from benchmarks.fairness_line import FIFO, OURS, Shape, capacity, play
-from benchmarks.fairness_metric import (
+from benchmarks.fairness import main
+from benchmarks.fairness.main import MANY, TWO, Plan, as_json, simulate
+from benchmarks.fairness.metric import (
     WINDOW_S,
     Answer,
     Span,
@@ -29,9 +29,11 @@ from benchmarks.fairness_metric import (
     service_ratio,
     tokens_per_s,
 )
-from benchmarks.fairness_plot import scale, svg
-from benchmarks.fairness_trace import CLIENTS, HEAVY, LIGHT, Lengths, arrivals, skewed, two_clients
+from benchmarks.fairness.plot import plot
+from benchmarks.fairness.simulation import FIFO, OURS, Shape, capacity, play
+from benchmarks.fairness.trace import CLIENTS, HEAVY, LIGHT, Lengths, arrivals, skewed, two_clients
 
+SVG = "{http://www.w3.org/2000/svg}"
 LENGTHS = [Lengths(prompt, output) for prompt in (20, 100, 300) for output in (5, 40, 120)]
 SMALL = Shape(slots=8, kv_tokens=2_000, prefill_tokens_per_s=20_000.0, decode_step_s=0.02, sequence_step_s=0.001)
 
@@ -195,7 +197,7 @@ def test_a_run_is_a_function_of_its_requests() -> None:
 
 
 @pytest.mark.parametrize("arm", [FIFO, OURS], ids=lambda arm: arm.name)
-def test_every_request_is_served_whole_and_none_before_it_came(arm: fairness.Arm) -> None:
+def test_every_request_is_served_whole_and_none_before_it_came(arm: main.Arm) -> None:
     requests = two_clients(3, LENGTHS, 20.0, 30.0)
     answers = play(requests, arm, SMALL).answers
     assert [(one.client, one.arrived_s) for one in answers] == [(one.tenant, one.at_s) for one in requests]
@@ -235,7 +237,7 @@ def test_the_benchmark_on_a_tiny_trace_tells_fair_from_order_of_arrival() -> Non
     told: list[str] = []
     found = as_json(simulate(LENGTHS, plan, told.append))
     assert len(told) == 3
-    assert set(found["keys"][OURS.name]) >= set(fairness.BARS)
+    assert set(found["keys"][OURS.name]) >= set(main.BARS)
     assert found["keys"][FIFO.name]["service_ratio"] == pytest.approx(2.0, rel=0.15)
     assert found["keys"][FIFO.name]["throughput_over_fifo"] == found["keys"][FIFO.name]["light_ttft_p99_gain"] == 1.0
     assert 1.0 <= found["keys"][OURS.name]["service_ratio"] < 1.05
@@ -247,31 +249,35 @@ def test_the_benchmark_on_a_tiny_trace_tells_fair_from_order_of_arrival() -> Non
 
 
 def test_the_command_line_leaves_the_real_engine_out_when_told() -> None:
-    assert fairness.plan_of(["--simulated-only", "--seeds", "3", "--seed", "5"])[0].seeds == (5, 6, 7)
-    assert fairness.plan_of(["--simulated-only"])[0].real is None
-    assert fairness.plan_of([])[0].real is not None
+    assert main.plan_of(["--simulated-only", "--seeds", "3", "--seed", "5"])[0].seeds == (5, 6, 7)
+    assert main.plan_of(["--simulated-only"])[0].real is None
+    assert main.plan_of([])[0].real is not None
 
 
 # The picture.
 
 
-def test_the_picture_has_a_line_for_each_client_of_each_arm_on_one_scale() -> None:
+def test_the_picture_has_a_line_for_each_client_of_each_arm_on_one_scale(tmp_path: Path) -> None:
     arms = {
         "fifo": [served("a", 0.0, 10.0, 0, 50), served("<b>", 0.0, 10.0, 0, 100)],
         "ours": [served("a", 0.0, 10.0, 0, 75)],
     }
-    root = ET.fromstring(svg(arms, 0.0, 10.0, "a & b"))
-    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
-    ends = [float(line.attrib["points"].split(",")[-1]) for line in lines]
-    assert len(lines) == 3
+    file = tmp_path / "plot.svg"
+    plot(arms, 0.0, 10.0, "a & b", file)
+    root = ET.parse(file).getroot()
+    # the clients' lines; those of the grid and of the legend are black or short
+    paths = [path for path in root.iter(SVG + "path") if path.attrib.get("d", "").count("L") > 2]
+    ends = [float(path.attrib["d"].split()[-1]) for path in paths if "clip-path" in path.attrib]
+    assert len(ends) == 3
     assert ends[0] < ends[2] < ends[1]  # "<b>" sorts first and got 200, "a" 100, in the other panel 150
+    texts = {text.text for text in root.iter(SVG + "text")}
+    assert {"a & b", "<b>", "a", "fifo", "ours"} <= texts
+    before = file.read_bytes()
+    plot(arms, 0.0, 10.0, "a & b", file)
+    assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize(("most", "end", "step"), [(100.0, 100.0, 20.0), (101.0, 150.0, 50.0), (0.7, 0.8, 0.2)])
-def test_an_axis_ends_at_a_round_number(most: float, end: float, step: float) -> None:
-    assert scale(most) == pytest.approx((end, step))
-
-
-def test_nothing_served_is_not_drawn() -> None:
+def test_nothing_served_is_not_drawn(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
-        svg({"fifo": [Answer("a", 0.0, 1, 1)]}, 0.0, 1.0, "")
+        plot({"fifo": [Answer("a", 0.0, 1, 1)]}, 0.0, 1.0, "", tmp_path / "plot.svg")
+    assert not list(tmp_path.iterdir())

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from benchmarks.arms import HOST, BenchmarkError, ModelChoice, our_settings
-from benchmarks.estimate import Request
-from benchmarks.fairness_metric import Answer
-from benchmarks.fairness_real import ADMISSION, Loader, drawn_lengths
-from benchmarks.fairness_trace import HEAVY, LIGHT, Lengths
+from benchmarks.common.arms import HOST, BenchmarkError, ModelChoice, our_settings
+from benchmarks.common.traces import Request
+from benchmarks.fairness.metric import Answer
+from benchmarks.fairness.real import ADMISSION, Loader, drawn_lengths
+from benchmarks.fairness.trace import HEAVY, LIGHT, Lengths
 from serve_app.settings import parse
 
 KEYS = {LIGHT: "key-of-light", HEAVY: "key-of-heavy"}

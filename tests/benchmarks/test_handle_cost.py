@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.callers import BARE, HANDLE, SDK, STREAMED, WHOLE, CallSpec, drive
-from benchmarks.handle import CLIENT, Analysis, Plan, Window, build, plan_of
-from benchmarks.procs import ENGINE_CORE
+from benchmarks.common.processes import ENGINE_CORE
+from benchmarks.handle.callers import BARE, HANDLE, SDK, SDK_BY_HANDLE, STREAMED, WHOLE, CallSpec, drive
+from benchmarks.handle.main import CLIENT, Analysis, Plan, Window, build, plan_of
 
 TOKENS = 3
 CHUNK = 'data: {{"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{}]{}}}\n\n'
@@ -27,8 +27,8 @@ def window(caller: str, number: int, latency_ms: float, cpu_s: dict[str, float])
 def test_callers_alternate_in_every_round() -> None:
     plan = plan_of(["--quick", "--clients", "1,8"])
     windows = list(plan.windows())
-    assert len(windows) == plan.rounds * 2 * 2 * 3
-    assert [caller for *_, caller in windows[:6]] == [SDK, HANDLE, BARE] * 2
+    assert len(windows) == plan.rounds * 2 * 2 * 4
+    assert [caller for *_, caller in windows[:8]] == [SDK, HANDLE, SDK_BY_HANDLE, BARE] * 2
     assert {number for number, *_ in windows} == set(range(1, plan.rounds + 1))
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 
 import pytest
 
-from benchmarks.abuse_client import BAD_BODIES, Crowd
-from benchmarks.line_attack import BARS, HIGH, LOW, MIXES, NORMAL, QUICK_MIXES, crowd, people, policy, value_of
-from benchmarks.line_cases import POLICY, Loop
-from benchmarks.line_network import ROUND_TRIP_S, Asked, Network
-from benchmarks.line_staying import ANSWER_S, SLOTS, WINDOW_S, Granted, Staying
-from benchmarks.line_staying import Crowd as Clients
+from benchmarks.abuse.clients import BAD_BODIES, Crowd
+from benchmarks.line_attack.cases import POLICY, Loop
+from benchmarks.line_attack.main import BARS, HIGH, LOW, MIXES, NORMAL, QUICK_MIXES, crowd, people, policy, value_of
+from benchmarks.line_attack.network import ROUND_TRIP_S, Asked, Network
+from benchmarks.line_attack.staying import ANSWER_S, SLOTS, WINDOW_S, Granted, Staying
+from benchmarks.line_attack.staying import Crowd as Clients
 
 
 def test_clients_who_stay_fill_the_slots_and_each_is_answered_in_turn() -> None:
@@ -93,7 +94,7 @@ def test_every_figure_has_a_bar_and_a_quick_run_only_mixes_that_are_there() -> N
     ("data", "found", "counted"),
     [
         (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", (200, 0.0), (0, 0)),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}", (200, 0.0), (1, 0)),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}", (0, 1.0), (1, 1)),
         (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: [DONE]\n\n", (200, 0.0), (0, 0)),
         (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: {}\n\n", (200, 0.0), (1, 0)),
         (b"HTTP/1.1 429 Busy\r\nRetry-After: 3\r\n\r\n", (429, 3.0), (0, 0)),
@@ -102,8 +103,18 @@ def test_every_figure_has_a_bar_and_a_quick_run_only_mixes_that_are_there() -> N
     ],
 )
 def test_what_came_back_is_judged(data: bytes, found: tuple[int, float], counted: tuple[int, int]) -> None:
-    crowd_ = Crowd("h", 1, "tiny", ["k"], 1, 8)
-    assert crowd_._judge(data, b"") == found
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(data)
+        writer.close()
+
+    async def asked() -> tuple[Crowd, tuple[int, float]]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            crowd_ = Crowd("127.0.0.1", server.sockets[0].getsockname()[1], "tiny", ["k"], 1, 8)
+            return crowd_, await crowd_._ask(b"{}", {})
+
+    crowd_, judged = asyncio.run(asked())
+    assert judged == found
     assert crowd_.counts.cut == counted[0]
     assert bool(crowd_.counts.samples) >= bool(counted[1])
 

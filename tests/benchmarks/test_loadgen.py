@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.loadgen import Request, drive, slices_of
-from benchmarks.sse import Usage
-from benchmarks.workload import Spec
+from benchmarks.common.loadgen import Request, drive, slices_of
+from benchmarks.common.sse import Usage
+from benchmarks.common.workload import Spec
 
 TOKENS = 12
 TOKENS_PER_EVENT = 2

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import openb
-from benchmarks.openb import Plan, TraceMissingError, Visit, arrivals, demand_of, load, overlap, run, steady, visits
-from benchmarks.openb_bound import unallocated_bound
-from benchmarks.placer import FirstFit
-from serve_app.core.placing.placement import Demand, Node
+from benchmarks.openb import main
+from benchmarks.openb.bound import unallocated_bound
+from benchmarks.openb.fgd import FirstFit
+from benchmarks.openb.main import (
+    Plan,
+    TraceMissingError,
+    Visit,
+    arrivals,
+    demand_of,
+    load,
+    overlap,
+    run,
+    steady,
+    visits,
+)
+from benchmarks.openb.pods import Node, Pod
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,8000,100,2,T4\nb,8000,100,2,T4\n"
 PODS = (
@@ -21,8 +33,8 @@ PODS = (
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    (tmp_path / openb.NODES_FILE).write_text(NODES)
-    (tmp_path / openb.PODS_FILE).write_text(PODS)
+    (tmp_path / main.NODES_FILE).write_text(NODES)
+    (tmp_path / main.PODS_FILE).write_text(PODS)
     return tmp_path
 
 
@@ -30,20 +42,20 @@ def node(name: str, gpus: int, cpu: int = 100_000) -> Node:
     return Node(name, cpu, 10**9, (1000,) * gpus, (1000,) * gpus)
 
 
-def whole(cpu: int = 0) -> Demand:
-    return Demand(1, 1000, cpu_milli=cpu, whole=True)
+def whole(cpu: int = 0) -> Pod:
+    return Pod(1, 1000, cpu_milli=cpu, whole=True)
 
 
 def test_a_pod_of_the_trace_becomes_a_demand(trace: Path) -> None:
     _, (single, half, pair, cpu) = load(trace)
-    assert single == Demand(1, 1000, cpu_milli=1000, memory_bytes=openb.MIB, whole=True)
+    assert single == Pod(1, 1000, cpu_milli=1000, memory_bytes=main.MIB, whole=True)
     assert (half.ranks, half.amount, half.whole) == (1, 500, False)
     assert (pair.ranks, pair.whole, pair.models) == (2, True, frozenset({"T4", "G2"}))
     assert (cpu.ranks, cpu.amount, cpu.whole) == (0, 0, False)
 
 
 def test_a_gpu_that_is_cut_in_700s_leaves_300_at_full_demand() -> None:
-    pod = Demand(1, 700)
+    pod = Pod(1, 700)
     outcome, came = arrivals([node("a", 7)], [pod], FirstFit(), seed=1)
     assert len(came) == 10
     assert outcome.decisions == 13
@@ -52,7 +64,7 @@ def test_a_gpu_that_is_cut_in_700s_leaves_300_at_full_demand() -> None:
 
 
 def test_the_bound_counts_what_fits_together_on_a_gpu() -> None:
-    counts = {Demand(1, 700): 4.0, Demand(1, 300): 2.0}
+    counts = {Pod(1, 700): 4.0, Pod(1, 300): 2.0}
     # two GPUs full, two with 700: 3.4 of 4
     assert unallocated_bound([node("a", 4)], counts) == pytest.approx(0.15, abs=1e-3)
 
@@ -95,12 +107,14 @@ def test_the_steady_state_starts_full_and_keeps_its_demand() -> None:
 
 
 def test_a_run_has_every_policy_and_the_bound(trace: Path) -> None:
-    result = run(Plan(seeds=2, warmup=0.5, window=0.5), trace)
-    assert list(result["openb"]) == ["ours", "best_fit", "first_fit", "fgd", "bound"]
+    plan = Plan(seeds=2, warmup=0.5, window=0.5)
+    assert list(run(plan, trace)["openb"]) == ["ours", "best_fit", "first_fit", "fgd", "bound"]
+    result = run(replace(plan, cpu=True), trace)
+    assert list(result["openb"]) == ["ours", "best_fit", "first_fit", "fgd", "fgd_cpu", "bound"]
     for figures in result["openb"].values():
         assert list(figures) == ["unallocated_at_100", "unallocated_steady"]
         assert all(0 <= share <= 1 for share in figures.values())
-    assert len(openb.verdicts(result["openb"])) == 4
+    assert len(main.verdicts(result["openb"])) == 4
 
 
 def test_a_missing_trace_is_said_and_is_no_failure(
@@ -108,7 +122,7 @@ def test_a_missing_trace_is_said_and_is_no_failure(
 ) -> None:
     with pytest.raises(TraceMissingError, match="openb_gpu_pods"):
         load(tmp_path)
-    assert openb.main(["--data", str(tmp_path)]) == 0
+    assert main.main(["--data", str(tmp_path)]) == 0
     assert "skipped" in capsys.readouterr().out
 
 

@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks.offered import (
+from benchmarks.common.arms import OURS, VLLM
+from benchmarks.overload.answers import Decision, Window, brief, quantile, quantiles
+from benchmarks.overload.offered_load import (
     GROUP_SHARES,
     GROUPS,
     HIGH,
@@ -33,11 +35,11 @@ from benchmarks.offered import (
     text,
     wire,
 )
-from benchmarks.overload_answers import Decision, Window, brief, quantile, quantiles
-from benchmarks.overload_plan import (
+from benchmarks.overload.plan import (
     ARMS,
     CONTROL,
     ENOUGH_P99,
+    FIFO,
     PEAK,
     STAYING,
     Levels,
@@ -45,8 +47,9 @@ from benchmarks.overload_plan import (
     parse_arguments,
     plan_of,
 )
-from benchmarks.overload_report import build, gaps, high_ratio, over_peak, print_tables
-from benchmarks.overload_stage import HELD, admission_of, keys_of, metrics_of
+from benchmarks.overload.plot import TITLES, plot
+from benchmarks.overload.report import build, gaps, high_ratio, over_peak, print_tables
+from benchmarks.overload.stage import HELD, admission_of, keys_of, metrics_of
 from serve_app.settings import parse
 
 ROWS = [(1000, 211), (20, 5), (400, 417)]
@@ -402,3 +405,15 @@ def test_levels_follow_from_the_unloaded_figures() -> None:
     assert LEVELS.itl_level_ms == 6.0
     assert [LEVELS.deadline_ms(group) for group in GROUPS] == [None, 1000, 5000]
     assert [LEVELS.patience_s(group) for group in GROUPS] == [5.0, 8.0, 40.0]
+
+
+def test_the_plot_shows_every_arm_that_was_measured(tmp_path: Path) -> None:
+    result = build(
+        [window([row(1, first_s=0.1)], load) for load in (0.5, PEAK)] + [window([row(1)], arm=FIFO)], LEVELS, {}
+    )
+    file = tmp_path / "plot.svg"
+    plot(result, file)
+    text = file.read_text()
+    assert TITLES[OURS] in text
+    assert TITLES[FIFO] in text
+    assert TITLES[VLLM] not in text

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from itertools import islice, pairwise
 
 import pytest
+from rich.console import Console
 
-from benchmarks.plan import Plan, labels_of, order, parse_arguments, plan_of, seed_of
-from benchmarks.workload import prompts
+from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.plan import Plan, labels_of, order, parse_arguments, plan_of, seed_of
+from benchmarks.common.stage import run_folder
+from benchmarks.common.workload import prompts
 
 KEYS = ["--clients", "1,8"]
 
@@ -61,3 +65,18 @@ def test_a_batch_curve_needs_the_single_client(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         parse_arguments(["--batch-curve", "--clients", "8"], "text")
     assert "needs 1" in capsys.readouterr().err
+
+
+def test_logs_of_a_run_are_kept_when_it_fails_and_only_then(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with run_folder(Console()) as folder:
+            assert folder.is_dir()
+        assert not folder.exists()
+        with pytest.raises(SystemExit) as ended, run_folder(Console()) as kept:
+            raise BenchmarkError("the server is gone")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 1
+    assert "the server is gone" in capsys.readouterr().out
+    kept.rmdir()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import lines, report
-from benchmarks.report import Analysis, Window
+from benchmarks.common import output, report
+from benchmarks.common.report import Analysis, Window
 
 ARMS, CLIENTS = ("vllm", "ours"), (1, 32)
 ENGINE_S, OUTSIDE_S, WINDOW_S = 2.0, 0.5, 5.0
@@ -112,13 +112,13 @@ def test_a_long_line_is_written_whole_when_the_pipe_takes_it_in_pieces(monkeypat
         taken.extend(data[:7])
         return min(7, len(data))
 
-    monkeypatch.setattr(lines.os, "write", write_some)
+    monkeypatch.setattr(output.os, "write", write_some)
     value = {"numbers": list(range(100))}
-    lines.write_json(value)
+    output.write_json(value)
     assert taken.endswith(b"}\n")
     assert json.loads(taken) == value
 
 
 def test_what_is_not_json_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
-        lines.write_json({"ratio": float("nan")})
+        output.write_json({"ratio": float("nan")})

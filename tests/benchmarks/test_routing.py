@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import routing
-from benchmarks.estimate import TraceMissingError
+from benchmarks.common.traces import TraceMissingError
 from benchmarks.routing import Engines, arms, heated, load_trace, play, rendezvous, request
 
 

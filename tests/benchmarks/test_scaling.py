@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from benchmarks.scaling import COUNTED, STEPS, Counted, Cycle, Rise, configuration, parse_arguments, result, table
-from benchmarks.watch import Look, first, read
+from benchmarks.scaling.main import COUNTED, STEPS, Counted, Cycle, Rise, configuration, parse_arguments, result, table
+from benchmarks.scaling.watch import Look, first, read
 from serve_app.settings import parse
 
 
@@ -24,7 +22,7 @@ def cycle(total: float = 10.0, fewest: int = COUNTED, failures: tuple[str, ...] 
 def test_a_line_of_the_child_is_a_look_at_each_model() -> None:
     replicas = [{"id": "a", "state": "RUNNING", "node": "n1"}, {"id": "b", "state": "STARTING", "node": ""}]
     model = {"name": "m", "target": 2, "replicas": replicas, "ongoing": 3, "waiting": 1, "why": "so"}
-    seen = read(json.dumps({"at": 5.0, "models": [model]}))["m"]
+    seen = read({"event": "look", "at": 5.0, "models": [model]})["m"]
     assert (seen.at, seen.target, seen.ongoing, seen.waiting, seen.why) == (5.0, 2, 3, 1, "so")
     assert (seen.running, seen.placed) == ({"a"}, {"a"})
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.sse import EventKind, SseSplitter, Usage, classify, parse_usage
+from benchmarks.common.sse import EventKind, SseSplitter, Usage, classify, parse_usage
 
 
 def event(**fields: object) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import stats
+from benchmarks.common import stats
 
 
 @pytest.fixture

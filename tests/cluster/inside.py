@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.util import placement_group_table
 
-from serve_app.local import driver
+from serve_app.cluster.local import driver
 from serve_app.names import APPLICATION
 
 LOOK_S = 0.5  # a look costs the controller some milliseconds

@@ -23,10 +23,11 @@ from typing import Any
 
 import requests
 
-from serve_app.local.node import LOOPBACK, node_environment, usable_environment
-from serve_app.local.ports import reserved_block
-from serve_app.local.processes import end_marked, marked
+from serve_app.cluster.local import LOOPBACK
+from serve_app.cluster.local.node import node_environment, usable_environment
+from serve_app.cluster.local.ports import reserved_block
 from serve_app.names import MARK, deployment_of
+from serve_app.system import end_marked, marked
 
 KEY = "sk-placement-0123456789"
 ORDER_S = 90.0  # the slowest order ends a cluster under load: Serve's 20 s, and a second or two for each node

@@ -11,22 +11,19 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
-from autoscaling.placing import give_up_bundles
-from serve_app.declare import BUILD, application
-from serve_app.local import driver
-from serve_app.local.node import LOOPBACK
-from serve_app.local.processes import with_descendants
+from autoscaling.placement_hook import give_up_bundles
+from serve_app.cluster.local import LOOPBACK, driver
 from serve_app.names import APPLICATION
-from serve_app.settings import parse
+from serve_app.settings import BUILD, application, parse
 
 OBJECT_STORE_BYTES = 80_000_000  # Ray wants 75 MB at least; requests do not go through it
 COMMON: dict[str, Any] = {
@@ -96,10 +93,11 @@ class Nodes:
     def kill(self, name: str) -> None:
         """Take a node away as a power cut does: Ray's own helper leaves its workers a second or two to live."""
         node = self._nodes.pop(name)
-        services = [one.process.pid for several in node.all_processes.values() for one in several]
-        for pid in with_descendants(services):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for service in [one.process.pid for several in node.all_processes.values() for one in several]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in [*psutil.Process(service).children(recursive=True), psutil.Process(service)]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
         self._cluster.remove_node(node, allow_graceful=False)
 
     def status(self, models: list[str]) -> dict[str, Any]:

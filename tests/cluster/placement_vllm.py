@@ -19,11 +19,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from vllm.platforms import current_platform
 from vllm.v1.executor import ray_executor_v2
 
-from serve_app.engine import deployment, environment, layout
-from serve_app.engine.engine_args import placement
+from serve_app.engine import deployment, environment, placement, rank_layout
 from serve_app.engine.vllm_adapter import staged_executor
 from serve_app.errors import EngineFailed
-from serve_app.settings import ModelSettings
+from serve_app.settings.settings import ModelSettings
 from tests.e2e.one_engine import complete
 
 REPORTS = "PLACEMENT_RANKS"  # the folder in which each rank says where it is
@@ -67,7 +66,7 @@ class Replica:
         environment.platform = lambda: "gpu"
         staged_executor.StagedRayExecutor = CountedGpuExecutor
         self._model = ModelSettings.model_validate(settings)
-        self._layout = layout.of_this_replica(self._model, environment.platform())
+        self._layout = rank_layout.of_this_replica(self._model, environment.platform())
         started = time.monotonic()
         self._backend = deployment.make_backend(self._model)
         await self._backend.start()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from autoscaling.placing import NODE_LABEL
+from autoscaling.placement_hook import NODE_LABEL
 from serve_app.names import deployment_of
 from tests.cluster.placement_lab import Lab, lab
 from tests.requires import requires

@@ -6,17 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.admission import Policy
-from serve_app.core.exchange.credit import ASK_AGAIN_S
-from serve_app.core.exchange.protocol import Exchange, Reply
-from serve_app.core.exchange.remote import RemoteLine
-from serve_app.core.exchange.words import Hello
-from serve_app.core.memory.grants import OWNER_TTL_S, EngineReply, EngineReport, Rank
-from serve_app.core.memory.leases import Device, Hold, Phase
-from serve_app.core.memory.quota import RECOVERY_S, SILENT_S, Quota
-from serve_app.core.memory.roster import Entry, Key, Value
-from serve_app.core.memory.sessions import SessionAsk
-from serve_app.core.memory.starts import FAILED_S
+from serve_app.core.memory import (
+    OWNER_TTL_S,
+    Device,
+    EngineReply,
+    EngineReport,
+    Entry,
+    Hold,
+    Key,
+    Phase,
+    Rank,
+    SessionAsk,
+    Value,
+)
+from serve_app.core.memory.start_reservations import FAILED_S
+from serve_app.core.queue.admission import Policy
+from serve_app.core.quota import RECOVERY_S, SILENT_S, Quota
+from serve_app.core.shared_queue import Exchange, Hello, RemoteLine, Reply
+from serve_app.core.shared_queue.router_credit import ASK_AGAIN_S
 
 TICK_S = 0.5
 TOKENS = 1600
@@ -264,7 +271,7 @@ def test_routers_that_speak_of_an_engine_that_has_gone_leave_nothing_behind() ->
     shell.quota.on_memory_gone("e")
     shell.router("r")
     assert shell.limit("r") == 0
-    assert shell.quota.lines._accounts._held == {}
+    assert shell.quota.lines.accounts._held == {}
 
 
 def test_words_under_an_older_epoch_change_nothing() -> None:
@@ -319,7 +326,7 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
     assert list(shell.stored) == [(Entry.ENGINE, "stays")]
     assert quota.grants.owners() == ["stays"]
     sessions, openings = quota.sessions, quota.lines.openings
-    kept = [quota.lines._accounts._held, sessions._open, sessions._leases, sessions._closed, openings._waiting]
+    kept = [quota.lines.accounts._held, sessions._open, sessions._leases, sessions._closed, openings._waiting]
     assert [len(one) for one in kept] == [0] * len(kept)
-    assert sorted(quota.ledger.owners()) == ["sessions", "stays"]
+    assert sorted(quota.ledger._owners) == ["sessions", "stays"]
     assert len(quota.ledger) == 2, "an engine and its slots"

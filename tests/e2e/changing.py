@@ -19,11 +19,11 @@ from typing import Any
 
 import requests
 
-from serve_app.declare import application
+from serve_app.cluster.local import LocalCluster, driver
 from serve_app.errors import Unavailable
-from serve_app.local import LocalCluster, driver, marked
 from serve_app.names import APPLICATION, deployment_of
-from serve_app.settings import parse
+from serve_app.settings import application, parse
+from serve_app.system import marked
 
 KEY = "sk-changes-0123456789"
 STEADY = "steady"  # the model that no test changes

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from serve_app.engine.deployment import make_backend
-from serve_app.engine.protocol import EngineBackend, Submit
-from serve_app.settings import BUILT_IN
+from serve_app.settings.settings import BUILT_IN
+from serve_app.transport import EngineBackend, Submit
 from serve_app.types import Operation
 
 STAYS_S = 3.0  # as the attack's clients did

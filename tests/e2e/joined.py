@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from unittest import mock
 
-from serve_app.handle import Client, connect
-from serve_app.local import LocalCluster
-from serve_app.local.state import STATE_VARIABLE
+from serve_app.client import Client, connect
+from serve_app.cluster.local import LocalCluster
+from serve_app.cluster.local.state import STATE_VARIABLE
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, Stack
 from tests.requires import ROOT, missing
 

@@ -17,7 +17,7 @@ ABORT_S = 1.0  # what is promised for a client's disconnect
 IDLE_S = 30.0  # for what is already ending to end, on a machine others use as well
 FILL_S = 30.0  # for requests in flight to reach the line or the engine
 PROBE_S = 10.0  # a listener that does not answer a local call for that long is not one that serves without a key
-HTTP_PROCESSES = ("haproxy", "ray::ProxyActor", "ray::ServeRepli")  # as /proc names them, 15 characters at most
+HTTP_PROCESSES = ("haproxy", "ray::ProxyActor", "ray::ServeReplica")  # how the names of processes begin
 
 
 class Observer:

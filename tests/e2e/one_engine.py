@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from serve_app.engine.deployment import make_backend
-from serve_app.engine.protocol import EngineBackend, Submit
-from serve_app.settings import ModelSettings
+from serve_app.settings.settings import ModelSettings
+from serve_app.transport import EngineBackend, Submit
 from serve_app.types import Operation
 
 ENGINE_S = 600.0  # beside the shared engine on two cores a start takes minutes, seconds elsewhere

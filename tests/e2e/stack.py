@@ -18,11 +18,10 @@ from typing import Any
 import openai
 import requests
 
-from serve_app.declare import application
-from serve_app.engine.tiny_model import ensure_tiny_model
-from serve_app.local import LocalCluster, marked
-from serve_app.local.remote import RemoteDriver
-from serve_app.settings import parse
+from serve_app.cluster.local import LocalCluster, RemoteDriver
+from serve_app.engine import ensure_tiny_model
+from serve_app.settings import application, parse
+from serve_app.system import marked
 
 TINY = "tiny"
 SIMULATED = "tiny-sim"

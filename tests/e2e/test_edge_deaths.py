@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from serve_app.machine.haproxy import BUFFER_BYTES, FRONT, PER_SOURCE, REQUEST_S, TOLD
+from serve_app.system.haproxy import BUFFER_BYTES, FRONT, PER_SOURCE, REQUEST_S, TOLD
 from tests.e2e import stack as stacks
 from tests.e2e.changing import title
 from tests.e2e.crashing import kill, within

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from serve_app.engine.tiny_model import ensure_tiny_model
+from serve_app.engine import ensure_tiny_model
 from tests.e2e import one_engine, prompts
 from tests.e2e.reference import Reference
 from tests.requires import requires

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.model_settings import DEFAULT_GRAMMAR_CPU_S
+from serve_app.settings.model import DEFAULT_GRAMMAR_CPU_S
 from tests.e2e.grammar_attack import ATTACKS, STAYS_S
 from tests.e2e.one_engine import run_module
 

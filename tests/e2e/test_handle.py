@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from serve_app import connect
+from serve_app.client import Client
 from serve_app.errors import ConfigError, Forbidden, Overloaded, ServeAppError, Unauthorized
-from serve_app.handle import Client
 from tests.e2e.joined import cluster_of, environment, full, joined, run
 from tests.e2e.observe import Observer
 from tests.e2e.stack import SIMULATED, TINY, Stack

@@ -9,8 +9,8 @@ import pytest
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from serve_app.client import Client
 from serve_app.errors import Forbidden, NotFound, Overloaded, Unauthorized
-from serve_app.handle import Client
 from serve_app.names import APPLICATION, ROUTER
 from tests.e2e import caller_app
 from tests.e2e.joined import LONG, full, joined

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.handle import Client, connect
-from serve_app.inside.streams import Stream, SyncStream
+from serve_app.client import Client, connect
+from serve_app.client.streams import Stream, SyncStream
 from tests.e2e.joined import LONG, PROGRAM_S, environment, full, joined, running
 from tests.e2e.observe import ABORT_S, FILL_S, Observer, within
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, TINY, Stack

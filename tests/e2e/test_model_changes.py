@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.declare import application
-from serve_app.local.remote import RemoteDriver
+from serve_app.cluster.local import RemoteDriver
 from serve_app.names import deployment_of
-from serve_app.settings import parse
+from serve_app.settings import application, parse
 from tests.e2e.changing import (
     CHANGED_S,
     KEY,

@@ -9,7 +9,7 @@ import grpc
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve_app.local import Listener
+from serve_app.system import Listener
 from tests.e2e.observe import HTTP_PROCESSES, PROBE_S, Observer, http_status
 from tests.e2e.stack import PEOPLE_KEY, TINY, Stack
 from tests.requires import missing
@@ -139,11 +139,11 @@ def test_every_way_in_asks_for_the_key(stack: Stack) -> None:
     assert stack.cluster is not None
     speaking = {}
     for one in stack.cluster.listeners():
-        if one.process in HTTP_PROCESSES and (status := http_status(one.port)) is not None:
+        if one.process.startswith(HTTP_PROCESSES) and (status := http_status(one.port)) is not None:
             speaking[one.process, one.port] = status
 
     assert ("haproxy", stack.cluster.instance.http_port) in speaking
-    assert any(name == "ray::ServeRepli" for name, _ in speaking)
+    assert any(name.startswith("ray::ServeReplica") for name, _ in speaking)
     assert set(speaking.values()) == {401}
 
 

@@ -19,18 +19,7 @@ import pytest
 
 from serve_app.names import ROUTER, deployment_of
 from tests.e2e.changing import CHANGED_S, OTHER, STEADY, Load, Place, configured, model, place
-from tests.e2e.crashing import (
-    CLIENT_PAIRS,
-    actor,
-    difference,
-    failed,
-    kill,
-    known,
-    load,
-    settled,
-    unless_gone,
-    within,
-)
+from tests.e2e.crashing import CLIENT_PAIRS, actor, difference, failed, kill, known, load, settled, unless_gone, within
 from tests.requires import requires
 
 ROUTERS = 2

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from serve_app.engine.memory import CPU_OVERHEAD_BYTES, GIB
+from serve_app.engine.memory_size import CPU_OVERHEAD_BYTES, GIB
 from serve_app.names import deployment_of
 from tests.e2e.changing import KEY, POLL_S, Place, place, title
 from tests.requires import requires

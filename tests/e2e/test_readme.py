@@ -1,4 +1,4 @@
-"""The README's examples do what it says, word for word."""
+"""Every example of the README and of `docs/` does what it says, word for word."""
 
 from __future__ import annotations
 
@@ -10,22 +10,33 @@ from pathlib import Path
 
 import pytest
 
-from serve_app import settings as configuration
-from serve_app.settings import Settings
+from serve_app.settings import load
 from tests.e2e.joined import cluster_of
 from tests.e2e.stack import Stack
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE_S = 60  # bound of one example; each takes a second or two on an idle machine
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str) -> dict[str, str]:
+    """The fenced blocks of a language in all documents, by document and number."""
+    return {
+        f"{document.name}-{number}": block
+        for document in DOCUMENTS
+        for number, block in enumerate(
+            re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL), start=1
+        )
+    }
 
 
-SHELL = [block for block in blocks("bash") if "curl" in block]
+def examples(found: dict[str, str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("example", list(found.values()), ids=list(found))
+
+
+SHELL = {name: block for name, block in blocks("bash").items() if "curl" in block}
 PYTHON = blocks("python")
+YAML = blocks("yaml")
 
 
 def environment(stack: Stack) -> dict[str, str]:
@@ -35,15 +46,15 @@ def environment(stack: Stack) -> dict[str, str]:
     return os.environ | exported | inside
 
 
-def test_the_readme_has_the_examples_it_should() -> None:
-    assert len(SHELL) >= 1
-    assert len(PYTHON) >= 5
-    assert sum("connect(" in example for example in PYTHON) == 4
-    (exports,) = [block for block in blocks("bash") if block.startswith("export")]
+def test_the_documents_have_the_examples_they_should() -> None:
+    assert [name for name in SHELL if name.startswith("README")]
+    assert len([name for name in PYTHON if name.startswith("README")]) >= 3
+    assert sum("connect(" in example for example in PYTHON.values()) >= 6
+    (exports,) = [block for block in blocks("bash").values() if block.startswith("export")]
     assert set(re.findall(r"export (\w+)=", exports)) == {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
 
 
-@pytest.mark.parametrize("example", SHELL)
+@examples(SHELL)
 def test_the_curl_example_answers(stack: Stack, example: str) -> None:
     done = subprocess.run(
         ["bash", "-euc", example],
@@ -57,7 +68,7 @@ def test_the_curl_example_answers(stack: Stack, example: str) -> None:
     assert '"chat.completion"' in done.stdout
 
 
-@pytest.mark.parametrize("example", PYTHON)
+@examples(PYTHON)
 def test_the_python_examples_run(stack: Stack, example: str) -> None:
     if "connect(" in example:
         cluster_of(stack)
@@ -73,16 +84,9 @@ def test_the_python_examples_run(stack: Stack, example: str) -> None:
     assert done.stdout.strip()
 
 
-def test_the_table_of_settings_names_every_setting_and_no_other() -> None:
-    table = README[README.index("## Configuration") : README.index("## What it needs")]
-    for section, field in Settings.model_fields.items():
-        model = field.annotation if section != "models" else configuration.ModelSettings
-        if section == "auth":
-            continue
-        for name in model.model_fields:  # type: ignore[union-attr]
-            assert f"`{name}`" in table or f".{name}`" in table or f"[].{name}`" in table, f"{section}.{name}"
-
-
-def test_every_file_the_readme_points_to_exists() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target
+@examples(YAML)
+def test_the_configurations_are_valid(tmp_path: Path, example: str) -> None:
+    """Each is a whole configuration, or completes one."""
+    file = tmp_path / "config.yaml"
+    file.write_text(example)
+    assert load(file).models

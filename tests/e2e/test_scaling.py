@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarks.watch import Look, Watch, first
+from benchmarks.scaling.watch import Look, Watch, first
 from tests.e2e import stack as stacks
 from tests.e2e.stack import Stack
 from tests.requires import requires

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import requests
 
-from serve_app.declare import application
-from serve_app.engine.tiny_model import ensure_tiny_model
-from serve_app.local.remote import RemoteDriver
-from serve_app.settings import parse
+from serve_app.cluster.local import RemoteDriver
+from serve_app.engine import ensure_tiny_model
+from serve_app.settings import application, parse
 from tests.e2e import prompts
 from tests.e2e.observe import Observer
 from tests.e2e.reference import Reference

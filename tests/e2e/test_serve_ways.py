@@ -15,9 +15,9 @@ import pytest
 import requests
 import yaml
 
+from serve_app.cli.deploy import export
 from serve_app.names import APPLICATION, ROUTER, deployment_of
 from serve_app.settings import parse
-from serve_app.terminal.deploy import export
 from tests.e2e.changing import KEY, OTHER, STEADY, Place, configured, model, place, running
 from tests.requires import requires
 

@@ -138,7 +138,9 @@ def process(three: Stack, router: Stack) -> int:
     """Of the router with this address."""
     assert three.cluster is not None
     port = int(router.base_url.rsplit(":", 1)[1])
-    (pid,) = {one.pid for one in three.cluster.listeners() if one.port == port and one.process == HTTP_PROCESSES[-1]}
+    (pid,) = {
+        one.pid for one in three.cluster.listeners() if one.port == port and one.process.startswith(HTTP_PROCESSES[-1])
+    }
     return pid
 
 

@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from serve_app.engine.wire_server import TICKET_BYTES
-from serve_app.local import Listener
 from serve_app.names import deployment_of
-from serve_app.wire import HEADER_BYTES
+from serve_app.system import Listener
+from serve_app.transport.tcp import HEADER_BYTES
+from serve_app.transport.tcp_server import TICKET_BYTES
 from tests.e2e import stack as stacks
 from tests.e2e.changing import title
 from tests.e2e.observe import ABORT_S, FILL_S, IDLE_S, Observer, within

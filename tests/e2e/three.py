@@ -43,7 +43,7 @@ def three(state_dir: Path) -> Iterator[Stack]:
 def routers(there: Stack) -> list[Stack]:
     """Each router by its own port, beside the endpoint."""
     assert there.cluster is not None
-    ports = {one.port for one in there.cluster.listeners() if one.process == HTTP_PROCESSES[-1]}
+    ports = {one.port for one in there.cluster.listeners() if one.process.startswith(HTTP_PROCESSES[-1])}
     return [replace(there, base_url=f"http://127.0.0.1:{port}") for port in sorted(ports) if http_status(port) == 401]
 
 

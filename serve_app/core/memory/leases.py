@@ -15,7 +15,7 @@ class Kind(enum.StrEnum):
     """What a lease is for, and so what it lies on and in which unit it counts."""
 
     ENGINE = "engine"  # on devices, in bytes: weights and KV pool of one engine, a hold per rank
-    BERTH = "berth"  # on a device, in bytes: kept for an engine that has not started (`core.memory.berths`)
+    BERTH = "berth"  # on a device, in bytes: kept for an engine that has not started (`core.memory.reservations`)
     SLOTS = "slots"  # on an engine or a session, of which it takes nothing; itself a pool, of sequences in the batch
     SHARE = "share"  # on an engine or a session, in KV tokens, or on slots: the account of one router
     SESSION = "session"  # on an engine, in KV tokens: what an agent's requests draw from

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from serve_app.core.memory.lease_owners import Alarms, Owner
+from serve_app.core.memory.lease_tree import LeaseNode, Node, check_holds, check_may_lie
 from serve_app.core.memory.leases import GROWTH_SHARE, Device, DeviceUse, Hold, Kind, Lease, Phase, slots_of
-from serve_app.core.memory.owners import Alarms, Owner
-from serve_app.core.memory.tree import LeaseNode, Node, check_holds, check_may_lie
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 
@@ -298,11 +298,6 @@ class Ledger:
             ended += self.end(lease_id, memory_gone=False)
         return ended
 
-    def next_due(self) -> float | None:
-        """When `expire` may have something to do; None: never as things are."""
-        moments = [at for at in (self._owner_alarms.next(), self._lease_alarms.next()) if at is not None]
-        return min(moments, default=None)
-
     # Looking
 
     def __contains__(self, lease_id: str) -> bool:
@@ -327,17 +322,9 @@ class Ledger:
         """Whether an owner has joined and was not silent for too long, as far as `expire` has looked."""
         return owner in self._owners
 
-    def owners(self) -> list[str]:
-        return list(self._owners)
-
     def free(self, name: str, *, growth: bool = False) -> int:
         """What can still be reserved on a device (bytes) or a lease (KV tokens). Raises LeaseNotFound."""
         return self._node(name).free(growth=growth)
-
-    def amount(self, lease_id: str) -> int:
-        """What a lease holds, over all it lies on; 0 of an unknown one."""
-        lease = self._leases.get(lease_id)
-        return 0 if lease is None else sum(amount for _, amount in lease.holds)
 
     def held(self, name: str) -> int:
         """What lies on a device or a lease. Raises LeaseNotFound."""

@@ -2,7 +2,7 @@
 
 Rules
 - A session is a lease on its engine, and a pool for its requests: its tokens, and one slot of its own beside those of
-  the queue (`core.exchange.places` draws from it). An engine takes as many sessions as it has such slots.
+  the queue (`core.shared_queue.granting` draws from it). An engine takes as many sessions as it has such slots.
 - Requests renew a session when they come and when they end; one that has a request running is not silent.
 - A session that is closed while a request of it runs is unknown at once, and keeps what that holds until its end.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 from serve_app.core.memory.leases import Hold, Kind, slots_of
@@ -95,6 +95,22 @@ def name_of(tenant: str, session_id: str) -> str:
 def own_id(name: str) -> str:
     """A session's id as its tenant knows it."""
     return name.rpartition(" ")[2]
+
+
+def bucketed(amount: int, sizes: Sequence[int]) -> int:
+    """Round up to the next size; above the largest to its next multiple; no sizes: `amount` itself (whole GPUs).
+
+    Multiples, since a size that is no bucket would leave gaps only its like can fill, and refusing would make a
+    deployment setting decide what can run.
+
+    Raises:
+        ValueError: a negative amount, or sizes that do not rise from above zero.
+    """
+    if amount < 0 or any(size <= 0 for size in sizes) or list(sizes) != sorted(set(sizes)):
+        raise ValueError(f"amount is {amount}, sizes are {sizes}")
+    if not sizes:
+        return amount
+    return next((size for size in sizes if size >= amount), -(-amount // sizes[-1]) * sizes[-1])
 
 
 def tokens_in(size: int, pool_bytes: int, pool_tokens: int, block_tokens: int) -> int:

@@ -13,13 +13,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-from serve_app.engine.protocol import ENDED, EngineInfo, EngineLoad, Piece, Submit, Usage
 from serve_app.engine.simulated import requests
 from serve_app.engine.simulated.requests import Generation
 from serve_app.engine.simulated.scheduler import Sequence, SimulatedScheduler, State
 from serve_app.engine.simulated.text import WordTokenizer, Writer, embedding, embedding_document
 from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
+from serve_app.transport import ENDED, EngineInfo, EngineLoad, Piece, Submit, Usage
 from serve_app.types import Operation
 
 DEFAULT_MAX_MODEL_LEN = 8192  # tokens; what the built-in model `tiny` has

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import psutil
 from pydantic import BaseModel, ValidationError
@@ -28,18 +27,17 @@ from vllm.v1.executor import Executor
 from serve_app.core.grammar_bounds import too_complex
 from serve_app.engine import environment
 from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
-from serve_app.engine.grammar_child import Compiler
-from serve_app.engine.grammars import Grammars
-from serve_app.engine.live_load import LoadSink
-from serve_app.engine.liveness import StallDetector
-from serve_app.engine.protocol import EngineInfo, EngineLoad, Piece, Submit
-from serve_app.engine.recorder import Recorder
+from serve_app.engine.grammar_compiler import Compiler
+from serve_app.engine.grammar_queue import Grammars
+from serve_app.engine.stall_detector import StallDetector
+from serve_app.engine.token_recorder import Recorder
 from serve_app.engine.vllm_adapter import serving
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM, recorder_of_request
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
+from serve_app.transport import EngineInfo, EngineLoad, Piece, Submit
 
 PROBE_TIMEOUT_S = 2.0  # a round trip to an idle EngineCore takes 1 ms; a busy one answers between two steps
 KILLED_S = 1.0  # only the kernel is left to wait for
@@ -57,7 +55,7 @@ class VllmEngine:
     def __init__(self, settings: ModelSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._sink = LoadSink()
+        self._live = LiveStats()
         self._llm: RecordedLLM | None = None
         self._state = State()
         self._stall = StallDetector(settings.health_stall_s)
@@ -76,14 +74,14 @@ class VllmEngine:
             log_requests=False,
             log_stats=False,
             usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[lambda *_: LiveStats(self._sink)],
+            stat_loggers=[lambda *_: self._live],
         )
         self._llm = llm
         if llm.vllm_config.structured_outputs_config.backend == BACKEND and self._settings.task == "generate":
             compiler = Compiler(
                 tokenizer_description(llm.vllm_config, llm.get_tokenizer()), self._settings.grammar_cpu_s
             )
-            llm.grammars = Grammars(functools.partial(asyncio.to_thread, compiler.compile))
+            llm.grammars = Grammars(lambda grammar: asyncio.to_thread(compiler.compile, grammar))
         serving.spare_the_event_loop()
         tasks = await llm.get_supported_tasks()
         await init_app_state(llm, self._state, serving.frontend_arguments(arguments, self._settings), tasks)
@@ -99,7 +97,7 @@ class VllmEngine:
             kv_block_tokens=cache.block_size,
         )
 
-    async def run(self, submit: Submit) -> AsyncIterator[Piece]:
+    async def run(self, submit: Submit) -> AsyncGenerator[Piece, None]:
         """See `EngineBackend.run`."""
         if not self.alive:
             raise EngineUnreachable("the engine is dead")
@@ -144,7 +142,7 @@ class VllmEngine:
 
     def load(self) -> EngineLoad:
         """See `EngineBackend.load`."""
-        return self._sink.snapshot()
+        return self._live.load
 
     @property
     def alive(self) -> bool:
@@ -160,7 +158,7 @@ class VllmEngine:
         done, _ = await asyncio.wait({self._probe}, timeout=PROBE_TIMEOUT_S)
         if done:
             self._probe.result()
-        stalled_s = self._stall.observe(bool(done), (self._sink.steps, self._cpu_time_s()), self._clock())
+        stalled_s = self._stall.observe(bool(done), (self._live.load.steps, self._cpu_time_s()), self._clock())
         if stalled_s is not None:
             raise EngineFailed(f"the engine is frozen: no answer, no step and no CPU time for {stalled_s:.0f} s")
 
@@ -217,7 +215,8 @@ def _end(processes: list[psutil.Process]) -> None:
 
 def _executor_class(config: VllmConfig, settings: ModelSettings) -> type[Executor]:
     if config.parallel_config.distributed_executor_backend != "ray":
-        return Executor.get_class(config)
+        chosen: type[Executor] = Executor.get_class(config)
+        return chosen
     from serve_app.engine.vllm_adapter.staged_executor import on_ray
 
     return on_ray(config, staged=one_bundle_per_stage(settings, environment.platform()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from vllm.config import VllmConfig
 from vllm.parser.abstract_parser import structured_outputs_to_format
@@ -13,9 +13,9 @@ from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 from xgrammar import StructuralTag
 
-from serve_app.engine.grammars import Grammar
+from serve_app.engine.grammar_queue import Grammar
 
-BACKEND = "xgrammar"  # the only one that knows the structural tags of strict tools (docs/decisions.md)
+BACKEND: Final = "xgrammar"  # the only one that knows the structural tags of strict tools (docs/decisions.md)
 
 
 def grammar_of(constraint: StructuredOutputsParams) -> Grammar | None:

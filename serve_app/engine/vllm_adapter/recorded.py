@@ -8,17 +8,18 @@ import contextvars
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from serve_app.engine.grammars import Grammars
-from serve_app.engine.live_load import LoadSink
-from serve_app.engine.recorder import Recorder
+from serve_app.engine.grammar_queue import Grammars
+from serve_app.engine.token_recorder import Recorder
 from serve_app.engine.vllm_adapter.grammar import grammar_of
 from serve_app.errors import ServeAppError
+from serve_app.transport import EngineLoad
 
 recorder_of_request: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
 
@@ -72,8 +73,8 @@ class RecordedLLM(AsyncLLM):
 class LiveStats(StatLoggerBase):
     """Keeps the newest figures of each engine step; vLLM calls `record` in our event loop, no RPC."""
 
-    def __init__(self, sink: LoadSink) -> None:
-        self._sink = sink
+    def __init__(self) -> None:
+        self.load = EngineLoad()
 
     def record(
         self,
@@ -82,16 +83,17 @@ class LiveStats(StatLoggerBase):
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        sink = self._sink
-        sink.steps += 1
+        load = self.load
+        found: dict[str, float] = {"steps": load.steps + 1}
         if scheduler_stats is not None:
-            sink.running = scheduler_stats.num_running_reqs
-            sink.waiting = scheduler_stats.num_waiting_reqs
-            sink.kv_cache_usage = scheduler_stats.kv_cache_usage
+            found["running"] = scheduler_stats.num_running_reqs
+            found["waiting"] = scheduler_stats.num_waiting_reqs
+            found["kv_cache_usage"] = scheduler_stats.kv_cache_usage
         if iteration_stats is not None:
-            sink.generated += iteration_stats.num_generation_tokens
-            sink.prompted += iteration_stats.num_prompt_tokens
-            sink.preempted += iteration_stats.num_preempted_reqs
+            found["generated_tokens"] = load.generated_tokens + iteration_stats.num_generation_tokens
+            found["prompt_tokens"] = load.prompt_tokens + iteration_stats.num_prompt_tokens
+            found["preemptions"] = load.preemptions + iteration_stats.num_preempted_reqs
+        self.load = msgspec.structs.replace(load, **found)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say: the replica logs its own start."""

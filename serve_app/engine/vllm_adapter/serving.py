@@ -27,11 +27,11 @@ from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, Tokenize
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from serve_app.engine.openai_errors import error_body
-from serve_app.engine.protocol import Piece, Submit, Usage
 from serve_app.engine.trusted_models import trusted
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
 from serve_app.errors import ServeAppError
 from serve_app.settings import ModelSettings
+from serve_app.transport import Piece, Submit, Usage
 from serve_app.types import Operation
 
 logger = logging.getLogger("ray.serve")
@@ -73,6 +73,7 @@ async def answer(llm: RecordedLLM, state: State, submit: Submit) -> BaseModel | 
         body["priority"] = submit.priority
         if submit.cache_salt is not None:
             body["cache_salt"] = submit.cache_salt
+    answered: BaseModel | bytes | AsyncGenerator[str, None]
     match submit.operation:
         case Operation.CHAT:
             serving = _wanted(state, "openai_serving_chat", "chat completions")
@@ -80,25 +81,26 @@ async def answer(llm: RecordedLLM, state: State, submit: Submit) -> BaseModel | 
             await llm.check_grammar(
                 chat.extract_structured_outputs()
             )  # with tools it is tried out before `add_request`
-            return await serving.create_chat_completion(chat, raw)
+            answered = await serving.create_chat_completion(chat, raw)
         case Operation.COMPLETION:
             serving = _wanted(state, "openai_serving_completion", "completions")
-            return await serving.create_completion(CompletionRequest.model_validate(body), raw)
+            answered = await serving.create_completion(CompletionRequest.model_validate(body), raw)
         case Operation.RESPONSES:
             serving = _wanted(state, "openai_serving_responses", "responses")
             body |= {"request_id": f"resp_{submit.request_id}", "store": False}
             asked = ResponsesRequest.model_validate(body)
             await llm.check_grammar(asked.extract_structured_outputs())  # its stream begins before `add_request`
-            answer = await serving.create_responses(asked, raw)
-            return answer if isinstance(answer, BaseModel) else _responses_events(answer)
+            responses = await serving.create_responses(asked, raw)
+            answered = responses if isinstance(responses, BaseModel) else _responses_events(responses)
         case Operation.EMBEDDING:
             serving = _wanted(state, "serving_embedding", "embeddings")
             response = await serving(TypeAdapter(EmbeddingRequest).validate_python(body), raw)
-            return bytes(response.body)
+            answered = bytes(response.body)
         case Operation.TOKENIZE:
-            return await state.serving_tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
+            answered = await state.serving_tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
         case Operation.DETOKENIZE:
-            return await state.serving_tokenization.create_detokenize(DetokenizeRequest.model_validate(body), raw)
+            answered = await state.serving_tokenization.create_detokenize(DetokenizeRequest.model_validate(body), raw)
+    return answered
 
 
 def _wanted(state: State, name: str, what: str) -> Any:

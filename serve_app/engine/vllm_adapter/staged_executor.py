@@ -18,6 +18,7 @@ import ray
 from ray.util import get_current_placement_group
 from vllm.config import ParallelConfig, VllmConfig
 from vllm.v1.executor import Executor, ray_executor_v2
+from vllm.v1.executor.ray_utils import get_bundles_sorted_by_node
 
 
 def on_ray(config: VllmConfig, *, staged: bool) -> type[Executor]:
@@ -30,7 +31,8 @@ def on_ray(config: VllmConfig, *, staged: bool) -> type[Executor]:
     # vLLM sets it unless VLLM_WORKER_MULTIPROC_METHOD is set; without it EngineCore joins the machine's newest Ray
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     if not staged:
-        return Executor.get_class(config)
+        chosen: type[Executor] = Executor.get_class(config)
+        return chosen
     os.environ.pop("VLLM_RAY_BUNDLE_INDICES", None)  # an operator's order of bundles of one rank
     return StagedRayExecutor
 
@@ -47,7 +49,8 @@ def _in_place_of(**functions: Any) -> Iterator[None]:
 
 
 def _connect(parallel_config: ParallelConfig, *_: Any, **__: Any) -> None:
-    """Without vLLM's check for one GPU a bundle; the replica has checked its bundles (`serve_app.engine.layout`)."""
+    """Without vLLM's check for one GPU a bundle; the replica has checked its bundles
+    (`serve_app.engine.rank_layout`)."""
     if not ray.is_initialized():
         ray.init(runtime_env=parallel_config.ray_runtime_env)
 
@@ -57,10 +60,9 @@ class StagedRayExecutor(ray_executor_v2.RayExecutorV2):
 
     def _init_executor(self) -> None:
         ranks = self.parallel_config.tensor_parallel_size
-        by_node = ray_executor_v2.get_bundles_sorted_by_node
 
         def bundle_of_each_rank(group: Any) -> list[tuple[int, str, str]]:
-            return [bundle for bundle in by_node(group) for _ in range(ranks)]
+            return [bundle for bundle in get_bundles_sorted_by_node(group) for _ in range(ranks)]
 
         with _in_place_of(initialize_ray_cluster=_connect, get_bundles_sorted_by_node=bundle_of_each_rank):
             super()._init_executor()

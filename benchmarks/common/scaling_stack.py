@@ -1,0 +1,169 @@
+"""The stack that `benchmarks.scaling` measures, and its clients.
+
+Invariant: after the block nothing of the stack is left; every request a client made is counted as answered or failed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.common.arms import BenchmarkError
+from serve_app.cluster.local import LocalCluster, RemoteDriver
+from serve_app.settings import application, parse
+
+MODEL = "tiny"
+LOGICAL_CPUS = 8  # for Ray's placement: one for each engine, however few cores the machine has
+UP_TIMEOUT_S = 240.0  # as in `benchmarks.common.arms`
+DRIVER_END_S = 40.0  # above the driver's own bound for ending Serve
+REQUEST_TIMEOUT_S = 300.0  # engines start beside the one that answers, on the same cores
+WORK_POLL_S = 0.1  # a look at the engines' own figures costs a router and each engine about a millisecond
+TICK_S = 0.25
+
+
+@dataclass(slots=True)
+class Stage:
+    """A running stack."""
+
+    cluster: LocalCluster
+    key: str
+
+    def get(self, path: str) -> requests.Response:
+        return requests.get(f"{self.cluster.url}{path}", headers=self._headers(), timeout=REQUEST_TIMEOUT_S)
+
+    def ask(self, tokens: int) -> requests.Response:
+        """One answer of exactly that many tokens, over a connection of its own: HAProxy spreads those over routers."""
+        body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True}
+        headers = self._headers() | {"Connection": "close"}
+        url = f"{self.cluster.url}/v1/completions"
+        return requests.post(url, json=body, headers=headers, timeout=REQUEST_TIMEOUT_S)
+
+    def working(self) -> frozenset[str]:
+        """Engine replicas that run something, by their own figures: whichever router answers has asked each of them."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        return frozenset(
+            sample.labels["replica"]
+            for family in families
+            for sample in family.samples
+            if sample.name == "serve_app_engine" and sample.labels["figure"] == "running" and sample.value > 0
+        )
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"}
+
+
+@contextmanager
+def stack(
+    config: dict[str, Any], keys: Sequence[Mapping[str, Any]] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[Stage]:
+    """A stack of the block's own, ready for requests.
+
+    Args:
+        keys: further ones beside the stage's own, which is an operator's.
+        environment: goes before what the node has by itself.
+
+    Raises:
+        BenchmarkError: it does not come up.
+    """
+    key = f"sk-{secrets.token_urlsafe(24)}"
+    settings = parse(config | {"auth": {"keys": [{"key": key, "admin": True}, *map(dict, keys)]}}).without_secrets()
+    with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
+        cluster = LocalCluster.start(
+            "scaling", num_cpus=LOGICAL_CPUS, state_dir=folder, models=[MODEL], extra_environment=environment
+        )
+        driver: RemoteDriver | None = None
+        try:
+            log = Path(folder) / "driver.log"
+            driver = RemoteDriver(cluster.serve_order(application(settings)), log=log)
+            stage = Stage(cluster, key)
+            _wait_ready(stage, driver, log)
+            yield stage
+        finally:
+            if driver is not None:
+                driver.send({"do": "shutdown"})
+                driver.wait(DRIVER_END_S)
+                driver.close()
+            cluster.stop()
+
+
+def _wait_ready(stage: Stage, driver: RemoteDriver, log: Path) -> None:
+    deadline, last = time.monotonic() + UP_TIMEOUT_S, "nothing"
+    while time.monotonic() < deadline:
+        event = driver.event(TICK_S)
+        last = last if event is None else str(event)
+        if event is not None and (event["event"] in ("error", "end") or event.get("state") == "failed"):
+            break
+        if event is not None and event.get("state") == "running" and _ready(stage):
+            return
+    raise BenchmarkError(f"the stack did not start; last seen: {last}\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def _ready(stage: Stage) -> bool:
+    try:
+        return stage.get("/ready").status_code == 200
+    except requests.ConnectionError:
+        return False  # HAProxy does not listen yet
+
+
+@dataclass(slots=True)
+class Clients:
+    """Clients that ask again as soon as they have an answer. `failures` says how each failed request ended."""
+
+    stage: Stage
+    count: int
+    tokens: int
+    answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self) -> float:
+        """Start them all; returns the moment before the first."""
+        began = time.monotonic()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(self.count)]
+        for thread in self._threads:
+            thread.start()
+        return began
+
+    def finish(self) -> float:
+        """Let each end its present request; returns the moment after the last."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        return time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        """Whether one of them has ended its only request (see `once`)."""
+        return self.answered + len(self.failures) > 0
+
+    def once(self) -> float:
+        """Start them for one request each; returns the moment before the first."""
+        self._stop.set()
+        return self.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                answer = self.stage.ask(self.tokens)
+                failure = None if answer.status_code == 200 else f"{answer.status_code} {answer.text[:200]}"
+            except requests.RequestException as error:
+                failure = f"{type(error).__name__}: {error}"
+            with self._lock:
+                if failure is None:
+                    self.answered += 1
+                else:
+                    self.failures.append(failure)
+            if self._stop.is_set():
+                return

@@ -1,0 +1,57 @@
+"""Published request traces, read from `shared/data` beside the project."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+AZURE_FILE, MOONCAKE_FILE = "azure_llm_2023_conversation.csv", "mooncake_conversation.jsonl"
+BYTES_PER_TOKEN, BYTES_SIGMA = 4.2, 0.15
+MODEL = "m"
+
+
+class TraceMissingError(Exception):
+    """The traces are not beside the project."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of a workload; `at_s` from its start."""
+
+    at_s: float
+    tenant: str
+    prompt_bytes: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+def request(draw: random.Random, at_s: float, tenant: str, prompt: int, output: int) -> Request:
+    """A request of a trace with a text of drawn size."""
+    per_token = BYTES_PER_TOKEN * math.exp(draw.gauss(0.0, BYTES_SIGMA))
+    return Request(at_s, tenant, round(prompt * per_token), prompt, output)
+
+
+def azure(folder: Path, draw: random.Random) -> list[Request]:
+    """The Azure trace as one tenant."""
+    with (folder / AZURE_FILE).open() as lines:
+        rows = list(csv.DictReader(lines))
+    moments = [datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp() for row in rows]
+    return [
+        request(draw, moment - moments[0], "azure", int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+        for moment, row in zip(moments, rows, strict=True)
+    ]
+
+
+def mooncake(folder: Path, draw: random.Random) -> list[Request]:
+    """The Mooncake trace as one tenant."""
+    with (folder / MOONCAKE_FILE).open() as lines:
+        rows = [json.loads(line) for line in lines]
+    return [
+        request(draw, row["timestamp"] / 1000, "mooncake", row["input_length"], row["output_length"]) for row in rows
+    ]

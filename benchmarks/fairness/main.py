@@ -1,0 +1,248 @@
+"""Is the line fair, and what does that cost: `python -m benchmarks.fairness [--quick] [--simulated-only] [--plot SVG]`.
+
+Our line against the same line with one tenant for all, which is order of arrival (`fifo`), on the same requests: VTC's
+two experiments (`benchmarks.fairness.metric` has the paper and the figures, `.trace` the requests,
+`.simulation` the simulated engine and the arms), and a short one through the whole stack with vLLM
+(`.real`). Keys of the JSON object that is the last line, each the median over seeds:
+
+    service_ratio         two clients, demand 1:2, together 2.6 times what the engine can serve, for ten minutes: the
+                          service of the better served one over the other's, after the first minute. Bar: 1.05
+    max_diff_over_rate    the same: VTC's difference in windows of 60 s, the largest one, over the rate of service of
+                          both. Bar: 0.29. `max_diff_over_rate_27` is that of the 27 clients
+    throughput_over_fifo  the same: tokens/s over those of `fifo`. Bar: 0.99. `throughput_over_fifo_27` is how soon all
+                          requests of the 27 clients were served
+    light_ttft_p99_gain   27 clients, 1.25 times what can be served: p99 of the time to the first token of all requests
+                          of light clients under `fifo`, over ours. Light is who asks for less than one of 27 equal
+                          parts of what can be served (`light_clients`). Bar: 10
+
+`simulated` has every arm by experiment with its spread over seeds, `real` the run on the engine. What the engine can
+serve is measured first, on the simulated one in overload, on the real one in a closed loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.conditions import here
+from benchmarks.common.output import write_json
+from benchmarks.common.stage import on_terminate
+from benchmarks.common.stats import shorten
+from benchmarks.common.traces import DATA, Request, TraceMissingError
+from benchmarks.fairness.metric import Answer, Span, first_token_waits, judge, light_clients, p99, worth
+from benchmarks.fairness.plot import plot
+from benchmarks.fairness.real import QUICK_REAL, REAL, RealPlan, on_vllm
+from benchmarks.fairness.simulation import ARMS, FIFO, OURS, Arm, Shape, capacity, play
+from benchmarks.fairness.trace import Lengths, azure_lengths, skewed, two_clients
+
+TWO, MANY = "two clients", "27 clients"
+OVERLOAD = {TWO: 2.6, MANY: 1.25}  # VTC's: 4.5 requests/s where 1.7 are served; 753 s to serve the 600 s of its trace
+LENGTH_S, WARM_S = 600.0, 60.0  # VTC's real trace has ten minutes; estimates are learned in the first one
+CAPACITY_S = 900.0  # 600 s of it are counted: a thousand requests
+SEEDS, QUICK_SEEDS = 5, 2
+BARS = {
+    "service_ratio": 1.05,
+    "max_diff_over_rate": 0.29,
+    "throughput_over_fifo": 0.99,
+    "light_ttft_p99_gain": 10.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run. `real`: None leaves the real engine out."""
+
+    seeds: tuple[int, ...]
+    arms: tuple[Arm, ...] = ARMS
+    length_s: float = LENGTH_S
+    warm_s: float = WARM_S
+    capacity_s: float = CAPACITY_S
+    shape: Shape = field(default_factory=Shape)
+    real: RealPlan | None = REAL
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One arm on one trace. The waits are of light clients' requests: to the first token, in seconds."""
+
+    service_ratio: float
+    max_diff_over_rate: float
+    mean_diff_over_rate: float
+    tokens_per_s: float
+    ended_s: float
+    light_clients: int = 0
+    light_requests: int = 0
+    light_ttft_p50_s: float | None = None
+    light_ttft_p99_s: float | None = None
+
+
+def figures_of(answers: Sequence[Answer], plan: Plan, ended_s: float, rate: float | None) -> Figures:
+    """Of one run. `rate`: of service that the engine has for all; None: first tokens are not asked for."""
+    found = judge(answers, Span(plan.warm_s, plan.length_s))
+    if rate is None:
+        return Figures(**asdict(found), ended_s=ended_s)
+    light = light_clients(answers, plan.length_s, rate)
+    waits = first_token_waits(answers, light)
+    p50_s, p99_s = (median(waits), p99(waits)) if waits else (None, None)
+    return Figures(**asdict(found), ended_s=ended_s, light_clients=len(light), light_requests=len(waits),
+                   light_ttft_p50_s=p50_s, light_ttft_p99_s=p99_s)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Every arm by experiment and seed, and two clients of the first seed as they went."""
+
+    requests_per_s: float
+    runs: dict[str, dict[str, list[Figures]]]
+    drawn: dict[str, Sequence[Answer]]
+
+    def throughput_over_fifo(self, arm: str) -> dict[str, list[float]]:
+        """By experiment and seed. Two clients' line never ends: what was served; the others' does: how soon."""
+        two, many = self.runs[TWO], self.runs[MANY]
+        return {
+            TWO: [one.tokens_per_s / fifo.tokens_per_s for one, fifo in zip(two[arm], two[FIFO.name], strict=True)],
+            MANY: [fifo.ended_s / one.ended_s for one, fifo in zip(many[arm], many[FIFO.name], strict=True)],
+        }
+
+    def light_gain(self, arm: str) -> list[float]:
+        """By seed: how much sooner light clients' slowest first tokens come than in order of arrival."""
+        pairs = zip(self.runs[MANY][arm], self.runs[MANY][FIFO.name], strict=True)
+        return [
+            fifo.light_ttft_p99_s / one.light_ttft_p99_s
+            for one, fifo in pairs
+            if fifo.light_ttft_p99_s is not None and one.light_ttft_p99_s is not None
+        ]
+
+    def keys(self, arm: str) -> dict[str, float]:
+        """The figures of an arm that are reported first."""
+        runs = {name: by_arm[arm] for name, by_arm in self.runs.items()}
+        differences = {name: median(one.max_diff_over_rate for one in found) for name, found in runs.items()}
+        throughput = {name: median(ratios) for name, ratios in self.throughput_over_fifo(arm).items()}
+        return {
+            "service_ratio": median(one.service_ratio for one in runs[TWO]),
+            "max_diff_over_rate": differences[TWO],
+            "throughput_over_fifo": throughput[TWO],
+            "light_ttft_p99_gain": median(self.light_gain(arm)),
+            "max_diff_over_rate_27": differences[MANY],
+            "throughput_over_fifo_27": throughput[MANY],
+        }
+
+
+def simulate(lengths: Sequence[Lengths], plan: Plan, told: Callable[[str], None]) -> Simulated:
+    """Both experiments, every arm on the same requests of each seed. TWO is cut where its requests end."""
+    per_s = capacity(lengths, plan.shape, plan.capacity_s)
+    told(f"the engine ends {per_s:.2f} requests/s")
+    service_per_s = per_s * fmean(worth(one.prompt, one.output) for one in lengths)
+    runs: dict[str, dict[str, list[Figures]]] = {name: {arm.name: [] for arm in plan.arms} for name in (TWO, MANY)}
+    drawn: dict[str, Sequence[Answer]] = {}
+    for seed in plan.seeds:
+        traces: dict[str, list[Request]] = {
+            TWO: two_clients(seed, lengths, OVERLOAD[TWO] * per_s, plan.length_s),
+            MANY: skewed(seed, lengths, OVERLOAD[MANY] * per_s, plan.length_s),
+        }
+        for arm in plan.arms:
+            cut = play(traces[TWO], arm, plan.shape, plan.length_s)
+            runs[TWO][arm.name].append(figures_of(cut.answers, plan, cut.ended_s, None))
+            whole = play(traces[MANY], arm, plan.shape)
+            runs[MANY][arm.name].append(figures_of(whole.answers, plan, whole.ended_s, service_per_s))
+            if seed == plan.seeds[0]:
+                drawn[arm.name] = cut.answers
+        told(f"seed {seed}: {', '.join(f'{name} {len(trace)} requests' for name, trace in traces.items())}")
+    return Simulated(per_s, runs, drawn)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    ordered = [shorten(value) for value in sorted(values)]
+    return {"median": shorten(median(values)), "least": ordered[0], "most": ordered[-1]}
+
+
+def as_json(found: Simulated) -> dict[str, Any]:
+    """Every arm by experiment, with spreads over seeds."""
+    result: dict[str, Any] = {"capacity_requests_per_s": shorten(found.requests_per_s)}
+    for name, by_arm in found.runs.items():
+        result[name] = {}
+        for arm, runs in by_arm.items():
+            columns = {key: [asdict(one)[key] for one in runs] for key in asdict(runs[0])}
+            figures = {key: spread(values) for key, values in columns.items() if None not in values and any(values)}
+            figures["throughput_over_fifo"] = spread(found.throughput_over_fifo(arm)[name])
+            if name == MANY and (gains := found.light_gain(arm)):
+                figures["light_ttft_p99_gain"] = spread(gains)
+            result[name][arm] = figures
+    result["keys"] = {arm: {key: shorten(value) for key, value in found.keys(arm).items()} for arm in found.runs[TWO]}
+    return result
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """A table of each experiment: medians over seeds, least and most beside them."""
+    rows = {
+        TWO: ("service_ratio", "max_diff_over_rate", "mean_diff_over_rate", "throughput_over_fifo"),
+        MANY: (
+            "max_diff_over_rate", "throughput_over_fifo", "light_ttft_p50_s", "light_ttft_p99_s", "light_ttft_p99_gain",
+        ),
+    }  # fmt: skip
+    for name, keys in rows.items():
+        table = Table("arm", *keys, title=f"{name}, {OVERLOAD[name]} times capacity")
+        for arm, figures in result[name].items():
+            cells = [figures[key] for key in keys]
+            table.add_row(arm, *(f"{one['median']:g} [{one['least']:g}, {one['most']:g}]" for one in cells))
+        console.print(table)
+
+
+def plan_of(arguments: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
+    """The command line; exits with code 2 and a message when it makes no sense."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="under two minutes: two seeds, two arms, a short real run")
+    parser.add_argument("--simulated-only", action="store_true", help="no real engine")
+    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--seeds", type=int, help="how many")
+    parser.add_argument("--data", type=Path, default=DATA, help="where the trace is")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="a plot of service over time, two clients, first seed"
+    )
+    given = parser.parse_args(arguments)
+    count = given.seeds or (QUICK_SEEDS if given.quick else SEEDS)
+    real = None if given.simulated_only else QUICK_REAL if given.quick else REAL
+    seeds = tuple(range(given.seed, given.seed + count))
+    return Plan(seeds, (FIFO, OURS) if given.quick else ARMS, real=real), given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when figures were got, whatever they are; 1 when they could not be."""
+    plan, given = plan_of(sys.argv[1:] if arguments is None else arguments)
+    console = Console(stderr=True, width=140, highlight=False)
+    signal.signal(signal.SIGTERM, on_terminate)
+    conditions = here(seeds=list(plan.seeds), shape=asdict(plan.shape), overload=OVERLOAD)
+    console.print_json(json.dumps(conditions))
+    try:
+        found = simulate(azure_lengths(given.data), plan, console.print)
+    except TraceMissingError as missing:
+        console.print(f"skipped: {missing}")
+        return 1
+    result = as_json(found)
+    show(console, result)
+    if given.plot is not None:
+        panels = {name: found.drawn[name] for name in (FIFO.name, OURS.name)}
+        title = "service (prompt + 2 x output tokens), two clients with demand 1:2 in overload"
+        plot(panels, 0.0, plan.length_s, title, given.plot)
+    real: dict[str, Any] | None = None
+    if plan.real is not None:
+        try:
+            real = on_vllm(plan.real, plan.seeds[0], console)
+        except BenchmarkError as error:
+            console.print(f"failed: {error}", style="red", markup=False)
+            return 1
+    keys = result["keys"][OURS.name]
+    write_json({**keys, "bars": BARS, "simulated": result, "real": real, "conditions": conditions})
+    return 0

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.line_attack`."""
+
+from benchmarks.line_attack.main import main
+
+main()

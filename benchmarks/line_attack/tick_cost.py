@@ -1,0 +1,58 @@
+"""What a router's message costs the quota actor's core while a session waits: 20 routers, 200 engines of one model.
+
+Every message has an arrival and an end, as `benchmarks.exchange` has them; CPU time of one core, of the message and of
+what the actor does with it besides. A session waits throughout for more tokens than any engine has free.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.exchange import MODEL, connected
+from serve_app.core.memory import SessionAsk
+from serve_app.core.quota import Quota
+
+ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 20, 200, 64, 100_000
+MESSAGES, QUICK_MESSAGES = 500, 100
+WARM = 20  # messages
+RUNNING = 2  # of a router on each engine, in the mean
+
+
+def tick_us(seed: int, quick: bool) -> dict[str, Any]:
+    """Microseconds a message with a session waiting, and without; means, and the ratio."""
+    messages = QUICK_MESSAGES if quick else MESSAGES
+    alone, beside = (_measure(seed, messages, waits=waits) for waits in (False, True))
+    return {"value": round(beside, 1), "without": round(alone, 1), "ratio": round(beside / alone, 2)}
+
+
+def _measure(seed: int, messages: int, *, waits: bool) -> float:
+    draw = random.Random(seed)
+    quota, routers = connected(ENGINES, SLOTS, POOL_TOKENS, ROUTERS)
+    for router in routers:
+        for _ in range(RUNNING * ENGINES):
+            router.say(quota, (router.arrive(),), 0.0)
+    after = wait_for_session(quota) if waits else (lambda now: None)
+    spent_s, now = 0.0, 0.0
+    for number in range(WARM + messages):
+        now += 5e-4
+        router = draw.choice(routers)
+        said = (router.arrive(), router.end()) if router.running else (router.arrive(),)
+        took_s = router.say(quota, said, now)
+        began = time.process_time()
+        after(now)
+        quota.lines.peers.take_woken()
+        quota.lines.next_due()
+        took_s += time.process_time() - began
+        spent_s += took_s if number >= WARM else 0.0
+    return spent_s / messages * 1e6
+
+
+def wait_for_session(quota: Quota) -> Callable[[float], object]:
+    """Have a session wait; returns what the actor's shell does after each message while one does."""
+    ask = SessionAsk("tenant session", MODEL, int(0.9 * POOL_TOKENS), 1e6, wait_until=1e6)
+    if quota.on_session(ask, 0.0) is not None:
+        raise RuntimeError("the session does not wait")
+    return lambda now: quota.lines.openings.take_outcomes()

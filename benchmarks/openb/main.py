@@ -1,0 +1,303 @@
+"""FGD's protocol on the published GPU trace: `python -m benchmarks.openb [--quick]`.
+
+Pods of the trace ("Beware of Fragmentation", ATC'23) are sampled with replacement onto its nodes. A pod of several GPUs
+takes whole ones on one node; CPU, host memory and thousandths of a GPU are constraints; `gpu_spec` would name the
+models a pod allows ("T4|P100"), and is empty throughout this trace.
+
+    arrivals   none departs, until 130% of the cluster's GPUs have been asked for: the share of GPUs unallocated when
+               demand reaches 100%, as the paper measures it
+    steady     the cluster starts full: live demand is 110% of its GPUs. Pods then arrive as a Poisson process and stay
+               an exponential time of one mean for all (the trace's own lifetimes have a mean 48 times their median:
+               a handful of pods would decide the figure). What does not fit is lost. The share of GPUs unallocated,
+               averaged over time after a warm-up
+
+Pods without a GPU are left out, and CPU and host memory are without bound: production's placement decides by free GPU
+amounts alone, among nodes that Ray offers. `--cpu` keeps the trace's CPU, host memory and all of its pods; Ray's part,
+to find the nodes that have enough, is then the simulated cluster's. That is the paper's own protocol.
+
+The same seeds, pods and times for every policy. `ours` is production's and learns from what arrives; `best_fit` and
+`fgd` decide by the same amounts, `fgd` given the trace's own distribution beforehand. `fgd_cpu` (with `--cpu`) is the
+paper's, which knows the CPU too. The bound holds for every scheduler: see bound.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import heapq
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.conditions import here
+from benchmarks.common.output import write_json
+from benchmarks.openb.bound import unallocated_bound
+from benchmarks.openb.fgd import BestFit, Fgd, FirstFit, PodPolicy, TraceWorkload
+from benchmarks.openb.placer import ByAmounts, Ours, Placer
+from benchmarks.openb.pods import Node, Placement, Pod
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+NODES_FILE, PODS_FILE = "openb_gpu_nodes.csv", "openb_gpu_pods.csv"
+DEVICE_MILLI = 1000  # a GPU in the trace's unit
+MIB = 2**20
+SEEDS, QUICK_SEEDS = 10, 2  # ten: the paper's number
+ARRIVALS_UNTIL = 1.3  # of the cluster's GPUs: the paper's
+MEASURED_AT = 1.0
+STEADY_DEMAND = 1.1  # of the cluster's GPUs, alive at a time if nothing were lost
+STEADY_WARMUP, STEADY_WINDOW = 2.0, 2.0  # mean lifetimes: e^-2, 14%, of what was there at the start is left
+QUICK_WARMUP, QUICK_WINDOW = 1.0, 0.5
+CONSOLE_WIDTH = 130  # of tables when the output is not a terminal
+OURS, BEST_FIT, FIRST_FIT, FGD, FGD_CPU, BOUND = "ours", "best_fit", "first_fit", "fgd", "fgd_cpu", "bound"
+UNBOUNDED = 10**12  # a node so large that what CPU is left of it changes no score
+FGD_MARGIN = 0.05  # relative: ours may be this much worse than FGD
+
+
+class TraceMissingError(Exception):
+    """The trace is not beside the project."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run: seeds, mean lifetimes of the steady variant, and whether CPU and host memory bound anything."""
+
+    seeds: int = SEEDS
+    warmup: float = STEADY_WARMUP
+    window: float = STEADY_WINDOW
+    cpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run of one policy: the share of GPUs unallocated, its decisions and their CPU seconds, taking included."""
+
+    unallocated: float
+    decisions: int
+    seconds: float
+
+
+def load(folder: Path = DATA) -> tuple[list[Node], list[Pod]]:
+    """The trace's nodes and pods.
+
+    Raises:
+        TraceMissingError: it is not in the folder.
+    """
+    if not (folder / NODES_FILE).exists() or not (folder / PODS_FILE).exists():
+        raise TraceMissingError(f"the trace ({NODES_FILE}, {PODS_FILE}) is not in {folder}")
+    with (folder / NODES_FILE).open() as lines:
+        nodes = [node_of(row) for row in csv.DictReader(lines)]
+    with (folder / PODS_FILE).open() as lines:
+        return nodes, [demand_of(row) for row in csv.DictReader(lines)]
+
+
+def node_of(row: Mapping[str, str]) -> Node:
+    """A line of the nodes' file."""
+    devices = (DEVICE_MILLI,) * int(row["gpu"])
+    memory_bytes = int(row["memory_mib"]) * MIB
+    return Node(row["sn"], int(row["cpu_milli"]), memory_bytes, devices, devices, row["model"])
+
+
+def demand_of(row: Mapping[str, str]) -> Pod:
+    """A line of the pods' file."""
+    gpus, milli = int(row["num_gpu"]), int(row["gpu_milli"])
+    return Pod(
+        ranks=gpus,
+        amount=milli if gpus else 0,
+        cpu_milli=int(row["cpu_milli"]),
+        memory_bytes=int(row["memory_mib"]) * MIB,
+        whole=gpus > 0 and milli == DEVICE_MILLI,
+        models=frozenset(filter(None, row["gpu_spec"].split("|"))),
+    )
+
+
+def gpus_alone(nodes: Sequence[Node], pods: Sequence[Pod]) -> tuple[list[Node], list[Pod]]:
+    """Nodes and pods of which nothing but GPUs can run short."""
+    return (
+        [replace(node, cpu_milli=0, memory_bytes=0) for node in nodes if node.total],
+        [replace(pod, cpu_milli=0, memory_bytes=0) for pod in pods if pod.ranks],
+    )
+
+
+def policies(nodes: Sequence[Node], pods: Sequence[Pod]) -> dict[str, Callable[[], PodPolicy]]:
+    """What is compared, each made anew for a run."""
+    cpu, amount = max(n.cpu_milli for n in nodes), max(sum(n.total) for n in nodes)
+    best_fit = BestFit(cpu, amount)
+    amounts = TraceWorkload(Counter(replace(pod, cpu_milli=0, memory_bytes=0) for pod in pods if pod.ranks))
+    found: dict[str, Callable[[], PodPolicy]] = {
+        OURS: lambda: ByAmounts(Ours(), best_fit),
+        BEST_FIT: lambda: ByAmounts(BestFit(UNBOUNDED, amount), best_fit),
+        FIRST_FIT: FirstFit,
+        FGD: lambda: ByAmounts(Fgd(amounts), best_fit),
+    }
+    if any(pod.cpu_milli for pod in pods):
+        found[FGD_CPU] = lambda: Fgd(TraceWorkload(Counter(pods)))
+    return found
+
+
+def arrivals(nodes: Sequence[Node], pods: Sequence[Pod], policy: PodPolicy, seed: int) -> tuple[Outcome, list[Pod]]:
+    """Nothing departs; also returns the pods that had come when demand reached what is measured at."""
+    draw, placer = random.Random(seed), Placer(nodes, policy)
+    capacity = sum(sum(node.total) for node in nodes)
+    demanded = allocated = decisions = 0
+    came: list[Pod] = []
+    unallocated: float | None = None
+    began = time.process_time()
+    while demanded < ARRIVALS_UNTIL * capacity:
+        pod = draw.choice(pods)
+        placement = placer.place(pod)
+        decisions += 1
+        demanded += pod.ranks * pod.amount
+        if placement is not None:
+            placer.take(placement)
+            allocated += pod.ranks * pod.amount
+        if unallocated is None:
+            came.append(pod)
+            if demanded >= MEASURED_AT * capacity:
+                unallocated = 1 - allocated / capacity
+    assert unallocated is not None  # more is demanded in the end than where it is measured
+    return Outcome(unallocated, decisions, time.process_time() - began), came
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A pod of the steady variant and when it comes and would go, in mean lifetimes."""
+
+    pod: Pod
+    comes: float
+    goes: float
+
+
+def visits(nodes: Sequence[Node], pods: Sequence[Pod], seed: int, until: float) -> list[Visit]:
+    """Those there at the start, then those that come; ordered by when they come."""
+    draw = random.Random(seed)
+    capacity = sum(sum(node.total) for node in nodes)
+    found: list[Visit] = []
+    demanded = 0
+    while demanded < STEADY_DEMAND * capacity:  # an exponential time has no memory: what is left of it is one again
+        found.append(Visit(draw.choice(pods), 0.0, draw.expovariate(1.0)))
+        demanded += found[-1].pod.ranks * found[-1].pod.amount
+    rate = STEADY_DEMAND * capacity / fmean(pod.ranks * pod.amount for pod in pods)
+    now = draw.expovariate(rate)
+    while now < until:
+        found.append(Visit(draw.choice(pods), now, now + draw.expovariate(1.0)))
+        now += draw.expovariate(rate)
+    return found
+
+
+def steady(nodes: Sequence[Node], coming: Sequence[Visit], policy: PodPolicy, since: float, until: float) -> Outcome:
+    """Visits come and go; the share of GPUs unallocated from `since` to `until`, over time."""
+    placer = Placer(nodes, policy)
+    capacity = sum(sum(node.total) for node in nodes)
+    leaving: list[tuple[float, int, Placement]] = []
+    used = 0.0  # milli-GPU times mean lifetimes inside the window
+    began = time.process_time()
+    for number, visit in enumerate(coming):
+        while leaving and leaving[0][0] <= visit.comes:
+            placer.give_back(heapq.heappop(leaving)[2])
+        placement = placer.place(visit.pod)
+        if placement is not None:
+            placer.take(placement)
+            heapq.heappush(leaving, (visit.goes, number, placement))
+            used += visit.pod.ranks * visit.pod.amount * overlap(visit, since, until)
+    share = used / (capacity * (until - since))
+    return Outcome(1 - share, len(coming), time.process_time() - began)
+
+
+def overlap(visit: Visit, since: float, until: float) -> float:
+    """For how long of a window a visit is there."""
+    return max(0.0, min(visit.goes, until) - max(visit.comes, since))
+
+
+def run(plan: Plan, folder: Path = DATA, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Both variants with all seeds: the means under "openb", all figures under "openb_runs", cost under "openb_cost".
+
+    Raises:
+        TraceMissingError: the trace is not there.
+    """
+    nodes, pods = load(folder)
+    if not plan.cpu:
+        nodes, pods = gpus_alone(nodes, pods)
+    until = plan.warmup + plan.window
+    runs: dict[str, dict[str, list[float]]] = {}
+    cost: dict[str, list[Outcome]] = {}
+
+    def note(name: str, variant: str, unallocated: float) -> None:
+        runs.setdefault(name, {}).setdefault(variant, []).append(unallocated)
+
+    for seed in range(plan.seeds):
+        coming = visits(nodes, pods, seed, until)
+        came: list[Pod] = []
+        for name, make in policies(nodes, pods).items():
+            at_100, came = arrivals(nodes, pods, make(), seed)
+            in_steady = steady(nodes, coming, make(), plan.warmup, until)
+            note(name, "unallocated_at_100", at_100.unallocated)
+            note(name, "unallocated_steady", in_steady.unallocated)
+            cost.setdefault(name, []).extend((at_100, in_steady))
+            say(f"seed {seed} {name:>9}: {at_100.unallocated:.2%} at 100%, {in_steady.unallocated:.2%} steady")
+        there: dict[Pod, float] = {}
+        for visit in coming:
+            stay = overlap(visit, plan.warmup, until) / plan.window
+            there[visit.pod] = there.get(visit.pod, 0.0) + stay
+        note(BOUND, "unallocated_at_100", unallocated_bound(nodes, Counter(came), DEVICE_MILLI))
+        note(BOUND, "unallocated_steady", unallocated_bound(nodes, there, DEVICE_MILLI))
+    return {
+        "openb": {name: {variant: fmean(all_) for variant, all_ in figures.items()} for name, figures in runs.items()},
+        "openb_runs": runs,
+        "openb_cost": {
+            name: 1e6 * sum(one.seconds for one in outcomes) / sum(one.decisions for one in outcomes)
+            for name, outcomes in cost.items()
+        },
+    }
+
+
+def verdicts(means: Mapping[str, Mapping[str, float]]) -> list[tuple[str, bool]]:
+    """The bars, and whether each is met."""
+    found = []
+    for variant in ("unallocated_at_100", "unallocated_steady"):
+        ours, fgd, best = (means[name][variant] for name in (OURS, FGD, BEST_FIT))
+        found.append((f"{variant}: ours {ours:.4f}, no worse than best fit's {best:.4f}", ours <= best))
+        limit = fgd * (1 + FGD_MARGIN)
+        found.append((f"{variant}: ours {ours:.4f}, at most FGD's {fgd:.4f} and 5% of it", ours <= limit))
+    return found
+
+
+def show(console: Console, result: Mapping[str, Any]) -> None:
+    """The table and the bars."""
+    table = Table(title="GPUs unallocated, mean over seeds and standard deviation between them")
+    for heading in ("policy", "at 100% demand", "steady at 110%", "CPU us a decision"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for name, runs in result["openb_runs"].items():
+        cells = [f"{fmean(all_):.2%} ± {stdev(all_) if len(all_) > 1 else 0:.2%}" for all_ in runs.values()]
+        cost = result["openb_cost"].get(name)
+        table.add_row(name, *cells, f"{cost:.0f}" if cost is not None else "")
+    console.print(table)
+    for text, met in verdicts(result["openb"]):
+        console.print(f"  {'met' if met else 'MISSED'}: {text}", style=None if met else "red")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when figures were got, or when there is no trace to get them from."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two seeds and a shorter steady state, under two minutes")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the trace")
+    parser.add_argument("--cpu", action="store_true", help="with the trace's CPU and host memory")
+    options = parser.parse_args(arguments)
+    plan = replace(Plan(QUICK_SEEDS, QUICK_WARMUP, QUICK_WINDOW) if options.quick else Plan(), cpu=options.cpu)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else CONSOLE_WIDTH)
+    console.print_json(data=here(plan=asdict(plan)))
+    try:
+        result = run(plan, options.data, console.print)
+    except TraceMissingError as missing:
+        console.print(f"skipped: {missing}", style="yellow")
+        return 0
+    show(console, result)
+    write_json({"openb": result["openb"]})
+    return 0

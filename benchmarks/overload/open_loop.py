@@ -1,0 +1,255 @@
+"""Clients that do not wait for each other, in a process of their own, light because it shares a core with the server.
+
+`python -m benchmarks.overload.open_loop` reads one JSON `Spec` from standard input, writes `begin` and `end` to
+standard output at the edges of its measuring window and the result as one JSON line last, as
+`benchmarks.common.loadgen` does.
+
+Open loop: each request goes out at its moment, over an idle connection or a new one, whatever became of the others; its
+times count from that moment, so a generator that is late itself is not hidden. A client whose first token has not come
+within its group's patience closes its connection; one that is refused does not come back. With `clients` set it is a
+closed loop instead: so many at a time, without patience. With `staying` set it is one whose clients each keep to a
+group, with so many for each; who is refused waits its Retry-After and asks the same again, and its times count from the
+first time.
+
+Invariant: every request that was sent ends as exactly one `Ended`, and none of them holds back another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.common.loadgen import own_cpu_s
+from benchmarks.common.output import write_json, write_line
+from benchmarks.overload.offered_load import GROUPS, Label, Offer, endless, lengths, offers, text, wire
+from benchmarks.overload.open_loop_client import Client, Ended, Flight
+
+DRAIN_S = 90.0  # after the last arrival: nothing that was granted runs longer than a tenth of it
+IDLE_S = 2.0  # of a connection that is used again; servers close theirs after five
+CLOSED_MOST = 20_000  # requests of a closed loop, made beforehand: more than any machine here serves in one
+RETRY_S = 1.0  # of a client that stays and was told no Retry-After
+MAX_SAMPLES = 5  # of failures: enough to see what went wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One run. `labels` has the fields of a `Label` for each group and tenant, `patience_s` a figure for each group."""
+
+    name: str
+    host: str
+    port: int
+    model: str
+    folder: str
+    longest: int
+    seed: int
+    rate: float
+    warmup_s: float
+    window_s: float
+    tail_s: float
+    clients: int
+    labels: dict[str, list[list[Any]]]
+    patience_s: dict[str, float]
+    staying: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.clients or self.staying)
+
+    @property
+    def span_s(self) -> float:
+        return self.warmup_s + self.window_s + self.tail_s
+
+    def offered(self) -> list[Offer]:
+        """All requests of the run, in the order in which they are sent."""
+        drawn_from = lengths(Path(self.folder), self.longest)
+        if self.closed:
+            return list(islice(endless(drawn_from, self.seed), CLOSED_MOST))
+        return offers(drawn_from, self.rate, self.span_s, self.seed)
+
+    def label(self, offer: Offer) -> Label:
+        return Label(*self.labels[offer.group][offer.tenant])
+
+
+@dataclass(slots=True)
+class Run:
+    """What all clients share."""
+
+    spec: Spec
+    queue: Iterator[tuple[Offer, bytes]]
+    loop: asyncio.AbstractEventLoop
+    over: asyncio.Future[None]
+    began: float = 0.0
+    cpu_s: float = 0.0
+    cut: bool = False  # nothing new is sent
+    flying: int = 0
+    flights: list[Flight] = field(default_factory=list)
+    idle: list[Client] = field(default_factory=list)
+    connecting: set[asyncio.Task[Any]] = field(default_factory=set)
+    by_group: dict[str, deque[tuple[Offer, bytes]]] = field(default_factory=dict)  # for clients who stay
+    away: dict[int, tuple[Flight, bytes]] = field(default_factory=dict)  # refused, and coming again
+    refusals: int = 0  # of those who stay
+
+    def start(self) -> None:
+        spec, self.began = self.spec, self.loop.time()
+        self.loop.call_later(spec.warmup_s, self._open_window)
+        self.loop.call_later(spec.warmup_s + spec.window_s, self._close_window)
+        self.loop.call_later(spec.span_s, self._cut)
+        self.loop.call_later(spec.span_s + DRAIN_S, self._give_up)
+        if spec.closed:
+            for group in [group for group, count in spec.staying.items() for _ in range(count)]:
+                self._next(group)
+            for _ in range(spec.clients):
+                self._next()
+        else:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        """Send what is due, then sleep until the next is: one timer, however many are to come."""
+        for offer, data in self.queue:
+            due = self.began + offer.at_s
+            if due > self.loop.time():
+                self.loop.call_at(due, self._send_and_go_on, offer, data, due)
+                return
+            self._send(offer, data, due)
+
+    def _send_and_go_on(self, offer: Offer, data: bytes, due: float) -> None:
+        self._send(offer, data, due)
+        self._schedule()
+
+    def _next(self, group: str = "") -> None:
+        """Of a closed loop, of this group if any."""
+        if self.cut:
+            return
+        waiting = self.by_group.setdefault(group, deque())
+        while not waiting:
+            offer, data = next(self.queue)
+            self.by_group.setdefault(offer.group if group else group, deque()).append((offer, data))
+        self._send(*waiting.popleft(), self.loop.time())
+
+    def _send(self, offer: Offer, data: bytes, due: float) -> None:
+        flight = Flight(offer, due, self.loop.time())
+        self.flights.append(flight)
+        self.flying += 1
+        self._launch(flight, data)
+
+    def _come_again(self, number: int) -> None:
+        """A client that stays, after its Retry-After."""
+        found = self.away.pop(number, None)
+        if found is not None:
+            self._launch(*found)
+
+    def _launch(self, flight: Flight, data: bytes) -> None:
+        now = self.loop.time()
+        flight.data = data
+        while self.idle:
+            client = self.idle.pop()
+            if now - client.idle_since < IDLE_S and not client.transport.is_closing():
+                client.begin(flight, data)
+                return
+            client.transport.close()
+        new = Client(self)
+        new.begin(flight, data)
+        task = self.loop.create_task(self.loop.create_connection(lambda: new, self.spec.host, self.spec.port))
+        self.connecting.add(task)
+        task.add_done_callback(lambda done: self._connected(done, flight))
+
+    def _connected(self, task: asyncio.Task[Any], flight: Flight) -> None:
+        self.connecting.discard(task)
+        if error := task.exception():
+            self.end(flight, Ended.FAILED, f"no connection: {error}")
+
+    def end(self, flight: Flight, outcome: Ended, code: str = "") -> None:
+        """The first end of a request counts."""
+        if flight.ended:
+            return
+        if self.spec.staying and outcome is Ended.REFUSED and not self.cut:
+            self.refusals += 1
+            number = flight.offer.number
+            self.away[number] = flight, flight.data
+            self.loop.call_later(flight.retry_s or RETRY_S, self._come_again, number)
+            return
+        flight.outcome, flight.code, flight.ended = outcome, code, self.loop.time()
+        if flight.timer is not None:
+            flight.timer.cancel()
+        self.flying -= 1
+        if self.spec.staying:
+            self._next(flight.offer.group)
+        elif self.spec.clients:
+            self._next()
+        if self.cut and not self.flying and not self.over.done():
+            self.over.set_result(None)
+
+    def leaves_at(self, flight: Flight) -> float | None:
+        return None if self.spec.closed else flight.due + self.spec.patience_s[flight.offer.group]
+
+    def free(self, client: Client) -> None:
+        self.idle.append(client)
+
+    def _open_window(self) -> None:
+        write_line("begin")
+        self.cpu_s = own_cpu_s()
+
+    def _close_window(self) -> None:
+        self.cpu_s = own_cpu_s() - self.cpu_s
+        write_line("end")
+
+    def _cut(self) -> None:
+        self.cut = True
+        for flight, _ in list(self.away.values()):
+            self.end(flight, Ended.REFUSED, "still refused at the end")
+        self.away.clear()
+        if not self.flying and not self.over.done():
+            self.over.set_result(None)
+
+    def _give_up(self) -> None:
+        for flight in self.flights:
+            self.end(flight, Ended.FAILED, "hung")
+
+
+async def drive(spec: Spec) -> dict[str, Any]:
+    """Run one spec to its end in the running loop."""
+    draw, where = random.Random(spec.seed), f"{spec.host}:{spec.port}"
+    made = (  # a closed loop makes its requests as it goes, an open one before it begins
+        (o, wire(o, spec.label(o), f"{spec.name}-{o.number}", where, spec.model, text(o, draw))) for o in spec.offered()
+    )
+    loop = asyncio.get_running_loop()
+    run = Run(spec, made if spec.closed else iter(list(made)), loop, loop.create_future())
+    run.start()
+    await run.over
+    failed = [flight.code for flight in run.flights if flight.outcome is Ended.FAILED]
+    return {
+        "window_s": spec.window_s,
+        "rows": [flight.row(run.began) for flight in run.flights],
+        "cpu_s": run.cpu_s,
+        "refusals": run.refusals,
+        "failed": len(failed),
+        "failed_samples": failed[:MAX_SAMPLES],
+        "errors": 0,  # what failed is a figure of this benchmark, and no end of it
+        "error_samples": [],
+    }
+
+
+def main() -> int:
+    """0: there is a result."""
+    spec = Spec(**json.loads(sys.stdin.read()))
+    missing = set(GROUPS) - set(spec.labels)
+    if missing:
+        raise ValueError(f"no labels for {sorted(missing)}")
+    gc.disable()  # a collection would show as a wait; a run allocates some tens of megabytes
+    write_json(uvloop.run(drive(spec)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""One client connection of `benchmarks.overload.open_loop`, and the request on it.
+
+Invariant: a request ends once, whatever its connection does afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from benchmarks.common.sse import AnswerReader, Usage
+from benchmarks.overload.offered_load import Offer
+
+REFUSING = (429, 503)
+
+
+class Ended(enum.StrEnum):
+    """How a request ended for its client."""
+
+    FINISHED = "finished"
+    REFUSED = "refused"  # told so; `code` says why
+    ABANDONED = "abandoned"  # the client left before its first token
+    FAILED = "failed"  # anything else; `code` begins to say what
+
+
+@dataclass(slots=True)
+class Flight:
+    """One request on its way. Moments are those of the loop's clock; `due` is when it was to be sent."""
+
+    offer: Offer
+    due: float
+    sent: float
+    first: float = 0.0
+    last: float = 0.0
+    ended: float = 0.0
+    events: int = 0
+    usage: Usage | None = None
+    outcome: Ended = Ended.FAILED
+    code: str = ""
+    retry_s: float | None = None  # of its last refusal
+    data: bytes = b""  # as it was sent
+    timer: asyncio.TimerHandle | None = None
+
+    def row(self, began: float) -> list[Any]:
+        """The fields of `overload_answers.Answer`. Of an answer without usage each event counts as a token."""
+        usage, offer = self.usage or Usage(0, self.events), self.offer
+        gap_ms = (self.last - self.first) / (usage.completion_tokens - 1) * 1e3 if usage.completion_tokens > 1 else None
+        return [
+            offer.number,
+            offer.group,
+            offer.prompt_tokens + offer.output_tokens,
+            round(self.due - began, 4),
+            self.outcome.value,
+            self.code,
+            round(self.first - self.due, 6) if self.first else None,
+            round(self.ended - self.due, 6),
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            None if gap_ms is None else round(gap_ms, 4),
+            round((self.sent - self.due) * 1e3, 3),
+        ]
+
+
+class Clients(Protocol):
+    """What a connection needs of the whole."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def leaves_at(self, flight: Flight) -> float | None:
+        """When its client gives up without a first token; None: never."""
+        ...
+
+    def end(self, flight: Flight, outcome: Ended, code: str = "") -> None:
+        """A request is over."""
+        ...
+
+    def free(self, client: Client) -> None:
+        """The connection can take another request."""
+        ...
+
+
+class Client(asyncio.Protocol):
+    """One connection with one request in flight at a time."""
+
+    def __init__(self, run: Clients) -> None:
+        self.run = run
+        self.transport: Any = None
+        self.flight: Flight | None = None
+        self.answer = AnswerReader(run.loop.time)
+        self.idle_since = 0.0
+        self.waiting = b""
+
+    def begin(self, flight: Flight, data: bytes) -> None:
+        self.flight, self.waiting = flight, data
+        self.answer.begin()
+        flight.retry_s = None
+        leaves_at = self.run.leaves_at(flight)
+        if leaves_at is not None:
+            flight.timer = self.run.loop.call_at(leaves_at, self._leave, flight)
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        if self.flight is None:
+            self.transport.close()
+        else:
+            self.transport.write(self.waiting)
+
+    def _leave(self, flight: Flight) -> None:
+        """The client closes its connection, as a browser does."""
+        if self.flight is flight:
+            self.flight = None
+            if self.transport is not None:
+                self.transport.abort()
+            self.run.end(flight, Ended.ABANDONED)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.answer.feed(data)
+        except ConnectionError as error:
+            self._fail(str(error))
+        flight, stamps = self.flight, self.answer.stamps
+        if flight is None:
+            return
+        if stamps:
+            flight.first, flight.last, flight.events = stamps[0], stamps[-1], len(stamps)
+            if flight.timer is not None:
+                flight.timer.cancel()
+        flight.usage, flight.retry_s = self.answer.usage, self.answer.retry_s
+        if self.answer.complete:
+            self._answered(flight)
+
+    def _answered(self, flight: Flight) -> None:
+        self.flight = None
+        outcome, code = self._what(flight)
+        if self.answer.parser.should_keep_alive() and outcome is not Ended.FAILED:
+            self.idle_since = self.run.loop.time()
+            self.run.free(self)
+        else:
+            self.transport.close()
+        self.run.end(flight, outcome, code)
+
+    def _what(self, flight: Flight) -> tuple[Ended, str]:
+        status, body = self.answer.status, self.answer.body
+        if status == 200 and not body and flight.usage is not None:
+            if flight.usage.completion_tokens == flight.offer.output_tokens:
+                return Ended.FINISHED, ""
+            return Ended.FAILED, f"{flight.usage.completion_tokens} tokens of {flight.offer.output_tokens}"
+        if status in REFUSING:
+            try:
+                return Ended.REFUSED, str(json.loads(body)["error"]["code"])
+            except (ValueError, KeyError, TypeError):
+                pass  # not one of ours: HAProxy's own, or a server's plain text
+        return Ended.FAILED, f"status {status}: {body[:300]!r}"
+
+    def _fail(self, why: str) -> None:
+        flight, self.flight = self.flight, None
+        if self.transport is not None:
+            self.transport.close()
+        if flight is not None:
+            self.run.end(flight, Ended.FAILED, why)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"connection lost: {exc}")

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.residue`."""
+
+from benchmarks.residue.main import main
+
+main()

@@ -1,0 +1,121 @@
+"""The quota actor in the router's own process: `GpuMemoryQuota` as it is, with a store and devices that are at hand.
+
+What routers and engines say to it is not copied and crosses no border, so a request costs what the actor's own work
+is. Engines say every `BEAT_S` that they are there, as real ones do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from unittest import mock
+
+from serve_app.core.memory import Device, EngineReport, Rank
+from serve_app.core.shared_queue import Exchange, Reply
+from serve_app.quota import GpuMemoryQuota, InventorySettings
+from serve_app.quota import actor as quota
+
+BEAT_S = 1.0
+NODE = "here"
+LAST_WORDS, LAST_WORD_S = 100, 0.05
+DEVICE_BYTES, ENGINE_BYTES = 1_000_000, 1_000
+
+
+class _Store(dict[str, Any]):
+    """In place of `Shelf`."""
+
+    def put(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def forget(self, name: str) -> None:
+        self.pop(name, None)
+
+    def all(self) -> dict[str, Any]:
+        return dict(self)
+
+
+class _Devices:
+    """In place of `Inventory`: one device, on which what has ended is gone."""
+
+    async def devices(self) -> list[Device]:
+        return [Device(NODE, 0, DEVICE_BYTES, 0)]
+
+    async def gone(self, told: EngineReport | None) -> bool:
+        return True
+
+
+class NearQuota:
+    """The actor and its engines. Entered with `near_quota`."""
+
+    def __init__(self, actor: GpuMemoryQuota) -> None:
+        self._actor = actor
+        self._engines: dict[str, EngineReport] = {}
+
+    async def exchange(self, told: Exchange) -> Reply:
+        return await self._actor.exchange(told)
+
+    async def watch(self, told: Exchange) -> Reply:
+        return await self._actor.watch(told)
+
+    async def engine_runs(self, name: str, model: str, slots: int, kv_tokens: int) -> None:
+        """An engine gets its memory and starts."""
+        told = EngineReport(name, model, (Rank(NODE),), ENGINE_BYTES, ENGINE_BYTES, slots=slots, measures=False)
+        reply = await self._actor.engine(told)
+        told = dataclasses.replace(told, holds=reply.holds, kv_tokens=kv_tokens, kv_bytes=ENGINE_BYTES)
+        self._engines[name] = told
+        await self._actor.engine(told)
+
+    async def engine_ends(self, name: str) -> None:
+        """An engine has ended, and its memory is free."""
+        await self._actor.engine(dataclasses.replace(self._engines.pop(name), gone=True))
+
+    async def beat(self) -> None:
+        """Engines go on saying that they are there; never returns."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for told in list(self._engines.values()):
+                if told.owner in self._engines:  # one may have ended meanwhile
+                    await self._actor.engine(told)
+
+    async def left(self) -> dict[str, Any]:
+        """What the lines still have of requests, once the last words about them had time to come; empty: nothing."""
+        for _ in range(LAST_WORDS):
+            if not (found := self._held()):
+                break
+            await asyncio.sleep(LAST_WORD_S)
+        return found
+
+    def _held(self) -> dict[str, Any]:
+        lines = self._actor._core.lines
+        waiting = {
+            model: line.admission.snapshot(time.monotonic()).waiting for model, line in lines.places.lines.items()
+        }
+        found = {model: dict(counts) for model, counts in waiting.items() if sum(counts.values())}
+        requests = list(lines.places.requests._requests)
+        return found | ({"requests": requests} if requests else {})
+
+
+@contextlib.asynccontextmanager
+async def near_quota() -> AsyncIterator[NearQuota]:
+    """An actor that has just come up, until the end of the block."""
+    actor = GpuMemoryQuota.__new__(GpuMemoryQuota)
+    with (
+        mock.patch.object(quota, "Shelf", return_value=_Store()),
+        mock.patch.object(quota, "Inventory", return_value=_Devices()),
+    ):
+        await actor.__init__(InventorySettings())  # type: ignore[misc]
+    near = NearQuota(actor)
+    beats = asyncio.create_task(near.beat(), name="engines-beat")
+    try:
+        yield near
+    finally:
+        tasks = [beats, *actor._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if actor._due is not None:
+            actor._due.cancel()

@@ -1,0 +1,274 @@
+"""How soon replicas follow the load: `python -m benchmarks.scaling [--quick] [--cycles N] [--engine vllm|simulated]`.
+
+Three routers, one model, engines by load: a burst takes it from 1 replica to 3, silence to 0, one request back to 1;
+each cycle does all of it. Prints conditions, progress and a table, and as its last line one JSON object.
+
+Where the moments come from:
+- decision: from the first request of the burst to the first look at Serve's details with a higher target. In it are the
+  sampling of the routers' numbers, the look-back, `upscale_delay_s` (in the conditions) and a turn of the controller.
+- placement: from then to the first look in which a new replica's process is there (it has a node).
+- engine start: from then to the first look at the engines' own figures in which a new one runs a request.
+- idle drain: from the look with the lower target to the one in which the replicas that leave have ended.
+
+Invariant: a cycle with a failed request or with a count that is not that of the requests ends the run with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import conditions
+from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.output import write_json
+from benchmarks.common.scaling_stack import MODEL, WORK_POLL_S, Clients, Stage, stack
+from benchmarks.scaling.watch import PERIOD_S, Look, Watch
+from serve_app.names import APPLICATION
+
+ROUTERS, REPLICAS = 3, 3
+TARGET = 8  # requests a replica: as many as an engine runs at once here, so that what is beyond them waits
+BURST = REPLICAS * TARGET  # clients that ask without pause: what three replicas are wanted for
+COUNTED = 6  # requests whose count is looked at: fewer than one replica is wanted for
+CYCLES = 3  # of a full run: a median, and what the others differ from it by
+BOUND_S = 300.0  # of any one step: two engines start beside a busy third one on two cores
+COUNTED_TOKENS = {"vllm": 6000, "simulated": 1500}  # of each of them: 15 s, far longer than they are looked at
+COUNT_S = 3.0  # for which the count must not change: several samples of each router
+SCALE = {
+    "min_replicas": 0,
+    "max_replicas": REPLICAS,
+    "target_ongoing_requests": TARGET,
+    "upscale_delay_s": 2.0,  # the shipped 30 s would be in every figure as 30 s more
+    "downscale_delay_s": 5.0,
+    "downscale_to_zero_delay_s": 10.0,  # the next burst of a cycle finds the replica that answered the last request
+}
+STEPS = ("total", "decision", "placement", "engine_start")
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """The moments of a first new replica, in seconds after the request that made it necessary."""
+
+    decided: float
+    placed: float
+    works: float
+
+    def as_json(self) -> dict[str, float]:
+        parts = (self.works, self.decided, self.placed - self.decided, self.works - self.placed)
+        return {step: round(part, 2) for step, part in zip(STEPS, parts, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The fewest and the most that were seen of COUNTED requests, and what was seen of none."""
+
+    fewest: int
+    most: int
+    idle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What one cycle measured, seconds and counts."""
+
+    extra: Rise
+    from_zero: Rise
+    idle_drain_s: float
+    counted: Counted
+    running: tuple[int, ...]  # numbers of running replicas, in the order they were seen
+    answered: int
+    failures: tuple[str, ...]
+
+
+def configuration(engine: str) -> dict[str, Any]:
+    model: dict[str, Any] = {"name": MODEL, "engine": engine, "max_num_seqs": TARGET, "replicas": SCALE}
+    if engine == "vllm":
+        model |= {"path": "tiny", "dtype": "float32", "max_model_len": 8192, "kv_cache_gb": 0.25}
+    else:
+        model |= {"simulated": {"decode_step_s": 0.01, "start_s": 2.0}}
+    # what waits while engines start on the same cores is not the question here
+    admission = {"max_wait_s": BOUND_S, "no_replica_wait_s": BOUND_S}
+    return {"models": [model], "router": {"replicas": ROUTERS}, "admission": admission}
+
+
+class Measurement:
+    """The steps of a cycle on a running stack."""
+
+    def __init__(self, stage: Stage, watch: Watch, tokens: int, counted_tokens: int, console: Console) -> None:
+        self._stage, self._watch, self._console = stage, watch, console
+        self._tokens, self._counted_tokens = tokens, counted_tokens
+
+    def warm(self) -> None:
+        """A first replica, whose start reads cold files and is not measured."""
+        if self._stage.ask(5).status_code != 200:
+            raise BenchmarkError("the first request was not answered")
+        self._until(lambda look: len(look.running) == 1, "one replica")
+
+    def cycle(self) -> Cycle:
+        began = time.monotonic()
+        before = self._until(lambda look: len(look.running) == 1 == len(look.replicas), "one replica")
+        clients = Clients(self._stage, BURST, self._tokens)
+        extra = self._rise(clients.start(), before, REPLICAS)
+        drain_s = self._drain(clients.finish())
+        counted, more = self._count()
+        self._until(lambda look: look.target == 0 and not look.replicas, "no replica")
+        last = Clients(self._stage, 1, self._tokens)
+        none = self._until(lambda look: not look.replicas, "no replica")
+        from_zero = self._rise(last.once(), none, 1)
+        last.finish()
+        everybody = (clients, more, last)
+        running = [len(look.running) for look in self._watch.looks(MODEL) if look.at >= began]
+        steps = tuple(n for index, n in enumerate(running) if not index or running[index - 1] != n)
+        failures = tuple(failure for one in everybody for failure in one.failures)
+        return Cycle(extra, from_zero, drain_s, counted, steps, sum(one.answered for one in everybody), failures)
+
+    def _rise(self, asked: float, before: Look, wanted: int) -> Rise:
+        """From a demand to the first new replica that works; returns once `wanted` replicas do."""
+        decided = self._until(lambda look: look.target > before.target, "a higher target", asked)
+        placed = self._until(lambda look: bool(look.placed - before.replicas.keys()), "a process", asked)
+        works = self._working(before, 1)
+        self._console.print(
+            f"  {before.target} -> {wanted}: decided after {decided.at - asked:.1f} s, placed after "
+            f"{placed.at - asked:.1f} s, works after {works - asked:.1f} s"
+        )
+        if wanted > len(before.replicas) + 1:
+            self._working(before, wanted - len(before.replicas))
+        return Rise(decided.at - asked, placed.at - asked, works - asked)
+
+    def _working(self, before: Look, count: int) -> float:
+        """Wait until so many replicas that were not there before have run a request."""
+        seen: set[str] = set()
+        deadline = time.monotonic() + BOUND_S
+        while time.monotonic() < deadline:
+            seen |= self._stage.working() - before.replicas.keys()
+            if len(seen) >= count:
+                return time.monotonic()
+            time.sleep(WORK_POLL_S)
+        raise BenchmarkError(f"not within {BOUND_S:g} s: {count} new replicas at work, seen {len(seen)}")
+
+    def _count(self) -> tuple[Counted, Clients]:
+        """What is counted while exactly COUNTED requests run, and 0 before and after."""
+        self._until(lambda look: look.ongoing == 0 == look.waiting, "no request")
+        clients = Clients(self._stage, COUNTED, self._counted_tokens)
+        clients.once()
+        self._until(lambda look: _total(look) >= COUNTED, "the requests counted")
+        began = time.monotonic()
+        self._until(lambda look: look.at > began + COUNT_S, "looks", began)
+        if clients.idle:
+            raise BenchmarkError("a request ended while they were counted")
+        seen = [_total(look) for look in self._watch.looks(MODEL) if look.at > began]
+        clients.finish()
+        idle = self._until(lambda look: look.ongoing == 0 == look.waiting, "no request")
+        return Counted(min(seen), max(seen), _total(idle)), clients
+
+    def _drain(self, silent_since: float) -> float:
+        """The longest of the idle drains down to one replica."""
+        self._until(lambda look: look.target == 1 == len(look.replicas), "one replica left", silent_since)
+        drains: list[float] = []
+        looks = [look for look in self._watch.looks(MODEL) if look.at >= silent_since]
+        for previous, look in itertools.pairwise(looks):
+            if look.target < previous.target:
+                gone = next(one for one in looks if one.at >= look.at and len(one.replicas) <= look.target)
+                drains.append(gone.at - look.at)
+        if not drains:
+            raise BenchmarkError("the replicas that leave began to leave before the last request had ended")
+        return max(drains)
+
+    def _until(self, condition: Callable[[Look], bool], what: str, since: float | None = None) -> Look:
+        try:
+            return self._watch.until(MODEL, condition, BOUND_S, since)
+        except TimeoutError as error:
+            raise BenchmarkError(f"{what}: {error}") from None
+
+
+def _total(look: Look) -> int:
+    return (look.ongoing or 0) + (look.waiting or 0)
+
+
+def result(cycles: Sequence[Cycle]) -> dict[str, Any]:
+    """The object of the last line: medians over the cycles, and all of them."""
+    extra = [cycle.extra.as_json() for cycle in cycles]
+    from_zero = [cycle.from_zero.as_json() for cycle in cycles]
+    seen = sorted({n for cycle in cycles for n in (cycle.counted.fewest, cycle.counted.most)})
+    idle = max(cycle.counted.idle for cycle in cycles)
+    return {
+        "failed": sum(len(cycle.failures) for cycle in cycles),
+        "answered": sum(cycle.answered for cycle in cycles),
+        "replicas_seen": [list(cycle.running) for cycle in cycles],
+        "first_extra_replica_s": medians(extra) | {"cycles": extra},
+        "from_zero_s": medians(from_zero) | {"cycles": from_zero},
+        "idle_drain_s": round(statistics.median(cycle.idle_drain_s for cycle in cycles), 2),
+        "idle_drains_s": [round(cycle.idle_drain_s, 2) for cycle in cycles],
+        "ongoing_true": {"requests": COUNTED, "seen": seen, "idle": idle, "exact": seen == [COUNTED] and not idle},
+    }
+
+
+def medians(rises: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each step by itself: with several cycles they need not add up."""
+    return {step: round(statistics.median(rise[step] for rise in rises), 2) for step in STEPS}
+
+
+def table(told: dict[str, Any]) -> Table:
+    made = Table("seconds", *STEPS, "each cycle's total")
+    for title, key in (
+        ("first extra replica works", "first_extra_replica_s"),
+        ("first replica from zero", "from_zero_s"),
+    ):
+        totals = ", ".join(f"{cycle['total']:.1f}" for cycle in told[key]["cycles"])
+        made.add_row(title, *(f"{told[key][step]:.1f}" for step in STEPS), totals)
+    made.add_row("idle drain, three routers", f"{told['idle_drain_s']:.1f}", "", "", "", "")
+    return made
+
+
+def facts(engine: str, tokens: int, cycles: int) -> dict[str, Any]:
+    return conditions.here(
+        engine=engine,
+        config=configuration(engine),
+        burst_clients=BURST,
+        tokens=tokens,
+        cycles=cycles,
+        look_period_s=PERIOD_S,
+    )
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description="How soon replicas follow load.")
+    parser.add_argument("--quick", action="store_true", help="one cycle instead of three")
+    parser.add_argument("--cycles", type=int, default=None, help=f"how many cycles; default {CYCLES}")
+    parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer in the burst")
+    chosen = parser.parse_args(arguments)
+    chosen.cycles = chosen.cycles or (1 if chosen.quick else CYCLES)
+    return chosen
+
+
+def main(arguments: Sequence[str]) -> int:
+    chosen = parse_arguments(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    told = facts(chosen.engine, chosen.tokens, chosen.cycles)
+    console.print_json(data=told)
+    try:
+        with (
+            stack(configuration(chosen.engine)) as stage,
+            Watch(stage.cluster.environment(), [MODEL], APPLICATION) as watch,
+        ):
+            measurement = Measurement(stage, watch, chosen.tokens, COUNTED_TOKENS[chosen.engine], console)
+            measurement.warm()
+            cycles = [measurement.cycle() for _ in range(chosen.cycles)]
+    except BenchmarkError as error:
+        console.print(f"no figure: {error}", markup=False)
+        return 1
+    figures = result(cycles)
+    for failure in {failure for cycle in cycles for failure in cycle.failures}:
+        console.print(f"failed: {failure}", markup=False)
+    console.print(table(figures))
+    write_json(figures | {"conditions": told})
+    return 1 if figures["failed"] or not figures["ongoing_true"]["exact"] else 0

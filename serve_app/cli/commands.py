@@ -1,0 +1,332 @@
+"""The command line: `serve-app up | deploy | export | status | quota | defrag | explain | chat | down`.
+
+Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for something
+that failed, 2 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, ParamSpec
+
+import typer
+from rich.console import Console
+
+from serve_app import settings as configuration
+from serve_app.cluster.local import DEFAULT_INSTANCE, LOOPBACK, InstanceState
+from serve_app.errors import BadRequest, ConfigError, ServeAppError
+from serve_app.settings import Settings
+
+DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOTHING_RUNS = 3
+EXIT_INTERRUPTED = 130  # as shells put it: 128 + SIGINT
+
+P = ParamSpec("P")
+app = typer.Typer(
+    name="serve-app",
+    help="Serve open-weight models on this machine through one OpenAI-compatible endpoint.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+InstanceOption = Annotated[str, typer.Option("--instance", help="Name of the instance.")]
+ConfigOption = Annotated[Path, typer.Option("--config", help="YAML configuration; see docs/settings.md.")]
+PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="A cluster instead of an instance here.", show_default=False)
+]
+UrlOption = Annotated[str | None, typer.Option("--url", help="Another endpoint than the instance's.")]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", envvar="SERVE_APP_API_KEY", help="API key; of `explain` an operator's.")
+]
+StateOption = Annotated[
+    str | None,
+    typer.Option("--state-dir", envvar="SERVE_APP_STATE", help="Where instances are recorded.", show_default=False),
+]
+
+
+def _reported(command: Callable[P, int]) -> Callable[P, None]:
+    """Turn the command's result into the exit status, and our errors into one line."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except ServeAppError as error:
+            Console(stderr=True).print(
+                f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
+            )
+            code = EXIT_USAGE if isinstance(error, ConfigError | BadRequest) else EXIT_FAILED
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+        raise typer.Exit(code)
+
+    return run
+
+
+def configured(config: Path | None, model: str | None) -> Settings:
+    """The settings of a file, or the defaults; `model` replaces the models by one of that name or path.
+
+    Raises:
+        ConfigError: wrong settings, or a path where nothing is.
+    """
+    chosen = configuration.load(config) if config is not None else Settings()
+    if model is None:
+        return chosen
+    name = model
+    if model.startswith(("/", ".", "~")):
+        folder = Path(model).expanduser().resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--model {model}: there is no such folder", param="model")
+        name, model = folder.name, str(folder)
+    data = chosen.model_dump(mode="json", exclude_unset=True)
+    return configuration.parse({**data, "models": [{"name": name, "path": model}]})
+
+
+@app.command()
+@_reported
+def up(
+    config: Annotated[Path | None, typer.Option("--config", help="YAML configuration; see docs/settings.md.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Serve this instead of the configured models: 'tiny', an id, a folder."),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = 8000,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 to be reached from other machines.")
+    ] = LOOPBACK,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    cpus: Annotated[
+        int | None, typer.Option("--cpus", min=1, help="Logical CPUs Ray may place on; counted by default.")
+    ] = None,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Run Ray's dashboard too (loopback).")] = False,
+    state_dir: StateOption = None,
+) -> int:
+    """Start an instance and keep it in the foreground; Ctrl-C ends all of it."""
+    from serve_app.cli.up import UpOptions
+    from serve_app.cli.up import up as run
+
+    chosen = configured(config, model)
+    options = UpOptions(chosen, instance, port, host, state_dir, num_cpus=cpus, dashboard=dashboard)
+    return run(options, Console())
+
+
+@app.command()
+@_reported
+def deploy(
+    config: ConfigOption,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            help="Ray's GCS, host:port, or 'auto'; by default RAY_ADDRESS, else the instance on this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it runs.")] = True,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1, help="The longest wait, in seconds.")
+    ] = DEPLOY_TIMEOUT_S,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Send the configuration to a running instance or cluster. Models it does not change go on undisturbed."""
+    from serve_app.cli import deploy as deploying
+
+    chosen = configured(config, None)
+    target = deploying.find(address, InstanceState(instance, state_dir))
+    return deploying.deploy(chosen, target, wait=wait, timeout_s=timeout_s, console=Console())
+
+
+@app.command()
+@_reported
+def export(
+    config: ConfigOption,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on; Serve's default is 0.0.0.0.")
+    ] = None,
+    port: PortOption = None,
+    head_only: Annotated[
+        bool,
+        typer.Option("--head-only/--every-node", help="HAProxy on the head alone, or on every node with replicas."),
+    ] = False,
+) -> int:
+    """Print the configuration as Serve's own, for `serve deploy` and Serve's REST interface. It holds no key."""
+    from serve_app.cli import deploy as deploying
+
+    location: Literal["HeadOnly", "EveryNode"] = "HeadOnly" if head_only else "EveryNode"
+    print(deploying.export(configured(config, None), host=host, port=port, proxy_location=location), end="")
+    return 0
+
+
+@app.command()
+@_reported
+def status(
+    as_json: JsonOption = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Show models, replicas and their states. Exit status 3 when nothing runs."""
+    from serve_app.cli import instances
+
+    found = instances.status(InstanceState(instance, state_dir))
+    if found is None:
+        message: dict[str, Any] = {"instance": instance, "state": "stopped"}
+        print(json.dumps(message) if as_json else f"{instance}: nothing runs")
+        return EXIT_NOTHING_RUNS
+    return _print(found, as_json, instances.show)
+
+
+@app.command()
+@_reported
+def quota(
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Show who has the GPU memory: devices, engines, sessions, and who waits for some."""
+    from serve_app.cli import deploy as deploying
+    from serve_app.cli import quota as ledger
+
+    found = ledger.quota(deploying.find(address, InstanceState(instance, state_dir)).environment)
+    return _print(found, as_json, ledger.show)
+
+
+@app.command()
+@_reported
+def defrag(
+    plan_only: Annotated[bool, typer.Option("--plan", help="Only say what would be done.")] = False,
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Make room for an engine that waits for memory: others drain and restart, one at a time, no request is lost."""
+    from serve_app.cli import deploy as deploying
+    from serve_app.cli import quota as ledger
+
+    environment = deploying.find(address, InstanceState(instance, state_dir)).environment
+    plan = ledger.defrag(environment, begin=not plan_only)
+    found = {"plan": plan, "begun": plan is not None and not plan_only}
+    return _print(found, as_json, ledger.show_plan)
+
+
+@app.command()
+@_reported
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Which model; by default the first.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    priority: Annotated[
+        str | None, typer.Option("--priority", help="Class: low, normal, high, critical; as far as the key allows.")
+    ] = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Talk to a model of a running instance, as it answers."""
+    from serve_app.cli import chat as talk
+
+    console = Console()
+    found = _found(url, key, instance, state_dir)
+    if found is None:
+        return EXIT_NOTHING_RUNS
+    url, key = found
+    endpoint = talk.Endpoint(url, key)
+    if model is None:
+        served = talk.models(endpoint)
+        if not served:
+            raise BadRequest(f"{url} serves no model", param="model")
+        model = served[0]
+    conversation = talk.Conversation(endpoint, model, console, system=system, priority=priority)
+    if prompt is not None:
+        conversation.say(prompt)
+    else:
+        talk.interactive(conversation, console)
+    return 0
+
+
+@app.command()
+@_reported
+def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = None) -> int:
+    """End an instance, wherever it was started. Without one it does nothing."""
+    from serve_app.cli import instances
+
+    ended = instances.down(InstanceState(instance, state_dir), print)
+    print(f"{instance}: ended" if ended else f"{instance}: nothing runs")
+    return 0
+
+
+@app.command()
+@_reported
+def presets(
+    config: Annotated[Path | None, typer.Option("--config", help="Tell it of the models of this file.")] = None,
+) -> int:
+    """Say what each `preset` of a model sets, or what the models of a configuration come to with theirs."""
+    from serve_app.cli import presets as telling
+
+    print("\n".join(telling.known() if config is None else telling.of(configured(config, None))))
+    return 0
+
+
+@app.command()
+@_reported
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(help="Of the answer's headers (x-serve-app-request-id, x-request-id), or of its body.")
+    ],
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Say what became of a request, and why: its wait, its place, its tokens, its refusal."""
+    from serve_app.cli import chat as talk
+    from serve_app.cli import explain as explaining
+
+    found = _found(url, key, instance, state_dir)
+    if found is None:
+        return EXIT_NOTHING_RUNS
+    return _print(explaining.receipt(talk.Endpoint(*found), request_id), as_json, explaining.show)
+
+
+def _print(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any], Console], None]) -> int:
+    if as_json:
+        print(json.dumps(found))
+    else:
+        show(found, Console())
+    return 0
+
+
+def _found(url: str | None, key: str | None, instance: str, state_dir: str | None) -> tuple[str, str | None] | None:
+    """URL and key of an endpoint, those of the instance where none is given; None: it does not run, which was said."""
+    if url is not None:
+        return url, key
+    running = InstanceState(instance, state_dir).read()
+    if running is None:
+        Console(stderr=True).print(f"{instance}: nothing runs; start it with `serve-app up`", markup=False)
+        return None
+    return running.url, key or _key_in(running.api_key_file)
+
+
+def _key_in(path: str | None) -> str | None:
+    """The key kept in the file; None when there is none to read."""
+    try:
+        return Path(path).read_text().strip() if path else None
+    except OSError as error:
+        raise ConfigError(f"{path}: the API key cannot be read: {error.strerror}; give one with --key") from None
+
+
+def main() -> None:
+    """Entry point of the `serve-app` command."""
+    app()

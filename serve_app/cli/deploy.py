@@ -1,0 +1,154 @@
+"""`serve-app deploy` and `serve-app export`: the configuration to a running cluster, or as Serve's own configuration.
+
+Invariant: a configuration that cannot be right is refused before anything is touched; models that a change does not
+name go on undisturbed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from serve_app.cli import keys
+from serve_app.cli.format import replica_states
+from serve_app.cli.progress import Progress
+from serve_app.cluster.local import LOOPBACK, InstanceState, RemoteDriver, driver_environment
+from serve_app.errors import ConfigError, Unavailable
+from serve_app.names import APPLICATION, MARK
+from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application, deployment_config
+from serve_app.system import marked
+
+TICK_S = 0.25
+FINAL = ("running", "failed")  # states after which the driver has nothing more to tell
+# Serve's own default is 127.0.0.1, where HAProxy on one machine reaches no router on another, nor a client any of them.
+ON_A_CLUSTER = {"host": "0.0.0.0", "proxy_location": "EveryNode"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A running Ray cluster: the environment of a driver, and the instance it is where it is one of this machine."""
+
+    environment: dict[str, str]
+    state: InstanceState | None
+
+
+def find(address: str | None, state: InstanceState) -> Target:
+    """The cluster at `address` (or in RAY_ADDRESS), else the local instance.
+
+    Raises:
+        Unavailable: no instance of this name runs.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        instance, token = state.read(), state.token()
+        if instance is None or token is None or not instance.address or not marked(instance.mark):
+            raise Unavailable(
+                f"{state.name}: nothing runs; start it with `serve-app up`, or name a cluster with --address",
+                code="not_running",
+            )
+        return Target(driver_environment(instance.address, token, instance.mark), state)
+    # the mark, where a machine's keeper deploys: what it has started must end with the node
+    passed_on = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH_") or name == MARK}
+    return Target({"RAY_ADDRESS": address, **passed_on}, None)
+
+
+def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, console: Console) -> int:
+    """Declare the application there. Returns the exit status: 1 when it did not come up, with the reason shown.
+
+    Raises:
+        Unavailable: the cluster cannot be reached, or Serve cannot build the application: nothing has changed then; or
+            it does not run in time.
+    """
+    resolved = keys.resolve(settings, target.state or DEFAULT_KEY_FILE)
+    instance = target.state.read() if target.state is not None else None
+    serve: dict[str, Any] = dict(ON_A_CLUSTER)
+    if instance is not None:
+        serve = {"host": LOOPBACK, "port": instance.http_port, "proxy_location": "HeadOnly"}
+    order: dict[str, Any] = {
+        "do": "declare",
+        "environment": target.environment,
+        "application": application(resolved.settings),
+        "serve": serve,
+        "wait": wait,
+        "models": [model.name for model in settings.models],
+    }
+
+    def declared() -> None:
+        """What `status` and `chat` go by; from here on the running application is the new one, or becomes it."""
+        if instance is not None and target.state is not None:
+            file = str(resolved.file) if resolved.file else None
+            target.state.write(dataclasses.replace(instance, models=tuple(order["models"]), api_key_file=file))
+            keys.keep(resolved)
+
+    with Progress(console) as progress:
+        progress.begin("Declaring the application")
+        status = _follow(order, timeout_s, progress, declared)
+    if resolved.generated:
+        console.print(f"API key in {resolved.file}", markup=False, highlight=False, soft_wrap=True)
+    if status is not None:
+        console.print(f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip(), markup=False)
+    return 0 if not wait or (status is not None and status["state"] == "running") else 1
+
+
+def _follow(
+    order: dict[str, Any], timeout_s: float, progress: Progress, declared: Callable[[], None]
+) -> dict[str, Any] | None:
+    """Let a driver carry out the order; returns the last state it told, None when none was to be waited for."""
+    status: dict[str, Any] | None = None
+    phase = ""
+    deadline = time.monotonic() + timeout_s
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "driver.log"
+        driver = RemoteDriver(order, log)
+        try:
+            while time.monotonic() < deadline:
+                event = driver.event(TICK_S)
+                if event is None:
+                    continue
+                if event["event"] == "error":
+                    raise Unavailable(event["message"], code="deploy_failed")
+                if event["event"] == "end":
+                    if phase and (not order["wait"] or (status is not None and status["state"] in FINAL)):
+                        return status
+                    raise Unavailable(f"the process that deploys it has ended: {_last_line(log)}", code="deploy_failed")
+                if event["event"] == "phase":
+                    phase = event["phase"]
+                    declared()
+                    progress.begin("Waiting until it runs" if order["wait"] else "Declared")
+                    continue
+                status = {key: value for key, value in event.items() if key != "event"}
+                progress.detail(replica_states(status))
+            left = "does not run" if phase else "is not declared"
+            raise Unavailable(f"it {left} after {timeout_s:.0f} s; `serve-app status` says more", code="deploy_failed")
+        finally:
+            driver.close()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "without a word"
+
+
+def export(settings: Settings, *, host: str | None, port: int | None, proxy_location: ProxyLocation | None) -> str:
+    """Serve's configuration as YAML, for `serve deploy` and Serve's REST interface.
+
+    Raises:
+        ConfigError: no key is configured; one made here would be known to nobody there.
+    """
+    if not settings.auth.keys:
+        raise ConfigError(
+            "auth.keys: give at least one key (or its digest): an exported configuration makes none", param="auth.keys"
+        )
+    entry = application(settings.without_secrets(), name=APPLICATION)
+    return yaml.safe_dump(
+        deployment_config([entry], host=host, port=port, proxy_location=proxy_location), sort_keys=False
+    )

@@ -1,0 +1,150 @@
+"""`serve-app status` and `serve-app down`: instances started anywhere on this machine by this user.
+
+Invariant: `down` leaves no process of the instance and may be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from serve_app.cluster.local import (
+    DEFAULT_QUESTION_S,
+    FIXED,
+    SERVE_SHUTDOWN_S,
+    TERM_GRACE_S,
+    Instance,
+    InstanceState,
+    ask,
+    clean_up,
+    driver_environment,
+)
+from serve_app.errors import Unavailable
+from serve_app.names import APPLICATION
+from serve_app.system import POLL_S, end_marked, marked, start_ticks
+
+STATUS_FRESH_S = 12.0  # `up` writes its state every 5 s; older than this and it is asked of Serve itself
+SUPERVISOR_STOP_S = 75.0  # above everything `up` waits for when it ends
+
+
+def status(state: InstanceState) -> dict[str, Any] | None:
+    """The instance as `status --json` prints it; None when nothing runs.
+
+    Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node}], models [{name,
+    deployment, state, message, replicas [{id, state, node}], target, ongoing, waiting, why}].
+    """
+    instance = state.read()
+    if instance is None or not marked(instance.mark):
+        return None
+    seen = state.read_status() if time.time() - state.status_time_s() < STATUS_FRESH_S else None
+    return {
+        "instance": instance.name,
+        "url": instance.url,
+        "api_key_file": instance.api_key_file,
+        "dashboard_url": instance.dashboard_url,
+        **(seen or _asked(state, instance)),
+    }
+
+
+def _asked(state: InstanceState, instance: Instance) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"state": "starting", "message": "", "models": [], "routers": []}
+    token = state.token()
+    coming_up = _supervised(instance) and state.read_status() is None
+    if coming_up or not instance.address or token is None:
+        return nothing
+    try:
+        answer = ask(_order("status", instance, token))
+    except Unavailable as error:
+        return nothing | {"state": "unreachable", "message": error.message}
+    return nothing | {key: value for key, value in (answer or {}).items() if key != "event"}
+
+
+def _order(what: str, instance: Instance, token: str) -> dict[str, Any]:
+    environment = driver_environment(instance.address, token, instance.mark)
+    return {"do": what, "environment": environment, "models": list(instance.models), "name": APPLICATION}
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """`status` as a table."""
+    console.print(f"{found['instance']}: {found['state']} at {found['url']}", markup=False, highlight=False)
+    if found["message"]:
+        console.print(found["message"], markup=False, highlight=False, soft_wrap=True)
+    table = Table("model", "deployment", "state", "ongoing", "waiting", "replica", "", "node")
+    for model in found["models"]:
+        running = sum(replica["state"] == "RUNNING" for replica in model["replicas"])
+        state = f"{model['state']} {running}/{model['target']}"
+        counts = ("-" if model[what] is None else str(model[what]) for what in ("ongoing", "waiting"))
+        first = (model["name"], model["deployment"], state, *counts)
+        for index, replica in enumerate(model["replicas"] or [{"id": "-", "state": "-", "node": "-"}]):
+            table.add_row(
+                *(first if index == 0 else ("",) * len(first)), replica["id"], replica["state"], replica["node"][:12]
+            )
+    for replica in found["routers"]:
+        table.add_row("", "Router", "", "", "", replica["id"], replica["state"], replica["node"][:12])
+    if table.row_count:
+        console.print(table)
+    for model in found["models"]:
+        if model["why"] != FIXED:
+            why = f"{model['name']}: {model['target']} replicas: {model['why']}"
+            console.print(why, markup=False, highlight=False, soft_wrap=True)
+    if found["api_key_file"]:
+        console.print(f"API key in {found['api_key_file']}", markup=False, highlight=False, soft_wrap=True)
+
+
+def down(state: InstanceState, say: Callable[[str], None]) -> bool:
+    """End the instance, whoever started it. Returns whether any process of it ran.
+
+    An `up` that still lives is asked to end it and watched; what is left after that, or was left by an owner that died,
+    is ended here: first through Serve, then by process.
+    """
+    instance = state.read()
+    if instance is None:
+        return False
+    ran = bool(marked(instance.mark))
+    if state.owned_elsewhere() and _supervised(instance):
+        say("Asking the process that runs it to end")
+        _ask_supervisor(state, instance)
+    if state.owned_elsewhere():
+        say("Ending its processes; the program that owns it goes on")
+        end_marked(instance.mark, TERM_GRACE_S, spare=(os.getpid(),))
+        return ran
+    state.acquire()
+    try:
+        left = bool(marked(instance.mark))
+        token = state.token()
+        if left and instance.address and token is not None:
+            say("Ending the application")
+            _shut_down_serve(instance, token, say)
+        if left:
+            say("Ending what is left")
+        clean_up(state)
+    finally:
+        state.release()
+    return ran
+
+
+def _shut_down_serve(instance: Instance, token: str, say: Callable[[str], None]) -> None:
+    try:
+        ask(_order("shutdown", instance, token), SERVE_SHUTDOWN_S + DEFAULT_QUESTION_S)
+    except Unavailable as error:
+        say(f"Serve could not be asked to end ({error.message})")
+
+
+def _supervised(instance: Instance) -> bool:
+    """Whether the recorded `up` still is that process."""
+    pid = instance.supervisor_pid
+    return pid is not None and instance.supervisor_ticks == start_ticks(pid)
+
+
+def _ask_supervisor(state: InstanceState, instance: Instance) -> None:
+    assert instance.supervisor_pid is not None
+    os.kill(instance.supervisor_pid, signal.SIGTERM)
+    deadline = time.monotonic() + SUPERVISOR_STOP_S
+    while time.monotonic() < deadline and _supervised(instance) and state.owned_elsewhere():
+        time.sleep(POLL_S)

@@ -1,0 +1,137 @@
+"""`serve-app quota`: the ledger of GPU memory as a person or a program reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from serve_app.cluster.local import ask
+from serve_app.errors import Unavailable
+
+GB = 1e9
+SIZES = ("total", "reserved", "granted", "free")
+
+
+def quota(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The figures of the quota actor of the cluster that a driver with this environment reaches.
+
+    Raises:
+        Unavailable: no cluster answers there, or it has no quota actor.
+    """
+    answer = ask({"do": "quota", "environment": dict(environment)})
+    if answer is None:
+        raise Unavailable("the cluster did not answer", code="not_running")
+    return {key: value for key, value in answer.items() if key != "event"}
+
+
+def defrag(environment: Mapping[str, str], *, begin: bool) -> dict[str, Any] | None:
+    """The plan that makes room for the first engine that waits; None: nobody waits, or nothing helps.
+
+    Raises:
+        Unavailable: as `quota`.
+    """
+    answer = ask({"do": "defrag", "environment": dict(environment), "begin": begin})
+    if answer is None:
+        raise Unavailable("the cluster did not answer", code="not_running")
+    plan = answer["plan"]
+    return None if plan is None else dict(plan)
+
+
+def show_plan(found: Mapping[str, Any], console: Console) -> None:
+    """The `plan`, and whether it is `begun`, as a person reads it."""
+    plan = found["plan"]
+    if plan is None:
+        console.print("Nothing to do: nobody waits for memory, or no restart would make room.")
+        return
+    waits = plan["waits"]
+    console.print(
+        f"{waits['owner']} of {waits['model']} waits for {waits['ranks']} x {_gb(waits['least_bytes'])}",
+        markup=False,
+        highlight=False,
+    )
+    table = Table("step", "replica", "model", "drains on", "expected on", "to load")
+    for number, step in enumerate(plan["steps"], start=1):
+        places = (", ".join(map(_short, step[name])) for name in ("source", "target"))
+        table.add_row(str(number), step["owner"], step["model"], *places, _gb(step["bytes_to_move"]))
+    console.print(table)
+    console.print("Begun: one replica at a time." if found["begun"] else "Only planned; `serve-app defrag` does it.")
+
+
+def show(found: Mapping[str, Any], console: Console) -> None:
+    """The figures as tables."""
+    say = partial(console.print, markup=False, highlight=False)
+    sizes = "  ".join(f"{name} {_gb(found[f'{name}_bytes'])}" for name in SIZES)
+    rebuilt = "  (the ledger is being rebuilt)" if found["recovering"] else ""
+    say(f"{sizes}  fragmentation {found['fragmentation']:.2f}{rebuilt}")
+    if found["fragmented"]:
+        where = (
+            "of what is free lies where the models here do not fit; `serve-app defrag` makes room for one that waits"
+        )
+        say(f"{found['fragmentation']:.0%} {where}", style="yellow")
+    devices = Table("device", *SIZES, "%")
+    for one in found["devices"]:
+        amounts = (_gb(one[f"{name}_bytes"]) for name in SIZES)
+        devices.add_row(_short(one["device"]), *amounts, f"{one['percent']:.0f}")
+    console.print(devices)
+    engines = Table("replica", "model", "state", "granted", "measured", "KV tokens", "routers", "sessions", "in use")
+    for one in found["engines"]:
+        measured = "" if one["measured_bytes"] is None else _gb(one["measured_bytes"])
+        tokens = (str(one[name]) for name in ("kv_tokens", "kv_tokens_routers", "kv_tokens_sessions", "kv_tokens_used"))
+        engines.add_row(one["replica"], one["model"] or "", one["state"], _gb(one["granted_bytes"]), measured, *tokens)
+    console.print(engines)
+    if any(level["waiting"] for one in found["lines"] for level in one["classes"].values()):
+        console.print(_lines(found["lines"]))
+    for one in found["waiting"]:
+        why = f"blocked: memory, for {one['waits_s']:.0f} s: {one['why']}"
+        say(f"{one['replica']} of {one['model']}: {why}", style="yellow")
+    for one in found["kept"]:
+        whose = one["replica"] or (f"the restart of {one['after']}" if one["after"] else "its next start")
+        say(f"{one['model']}: {_gb(one['bytes'])} of {_short(one['device'])} are kept for {whose}")
+    for one in found["short"]:
+        say(f"{one['model']}: no more replicas: {one['why']}", style="yellow")
+    for one in found["alarms"]:
+        memory = f"{_gb(one['measured_bytes'])} of {_gb(one['granted_bytes'])} granted on {_short(one['device'])}"
+        drains = "; it drains" if one["replica"] in found["draining"] else ""
+        say(f"{one['replica']} of {one['model']} uses {memory}{drains}", style="red")
+    if found["sessions"]:
+        sessions = Table("session", "model", "replica", "asked", "KV tokens", "ends in")
+        for one in found["sessions"]:
+            texts = (str(one[name]) for name in ("session", "model", "replica", "asked", "tokens"))
+            sessions.add_row(*texts, f"{one['expires_in_s']} s")
+        console.print(sessions)
+
+
+def _lines(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Who waits for a place, by model and class, and who of the tenants waits most."""
+    table = Table("line of", "class", "waiting", "tokens", "granted", "comes free", "longest wait", "most waiting")
+    for one in lines:
+        most = max(one["tenants"], key=lambda name: one["tenants"][name]["waiting"], default="")
+        for name, level in reversed(one["classes"].items()):
+            if level["waiting"]:
+                rate = level["drain_slots_per_s"]
+                table.add_row(
+                    one["model"],
+                    name,
+                    str(level["waiting"]),
+                    str(level["waiting_tokens"]),
+                    str(level["granted"]),
+                    "" if rate is None else f"{rate:.1f}/s",
+                    f"{one['oldest_wait_s']:.1f} s",
+                    escape(most),
+                )
+    return table
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:.2f} GB"
+
+
+def _short(device: str) -> str:
+    """A device's key with the node's id cut to what tells nodes apart."""
+    node, _, index = device.rpartition("/")
+    return f"{node[:8]}/{index}"

@@ -1,0 +1,250 @@
+"""`serve-app up`: start an instance, keep it in the foreground, take it down.
+
+Invariant: whichever way it ends, by Ctrl-C in any phase, an application that does not start, a cluster that dies, no
+process of the instance is left when it returns.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from serve_app.cli import keys
+from serve_app.cli.chat import Endpoint, session
+from serve_app.cli.format import curl_line, duration, state_line
+from serve_app.cli.progress import Progress
+from serve_app.cli.signals import Interrupted, interruptible
+from serve_app.cluster.local import LOOPBACK, InstanceState, LocalCluster, RemoteDriver, clean_up, require_free
+from serve_app.errors import ServeAppError, Unavailable
+from serve_app.settings import BUILD, Settings, application
+
+DEFAULT_PORT = 8000
+TICK_S = 0.25  # how often progress and the end of the driver are looked at
+READY_S = 120.0  # from Serve's "running" to the first 200 of /ready: HAProxy reloads within seconds
+READY_REQUEST_S = 5.0
+SHUTDOWN_S = 25.0  # for Serve, above the driver's own bound for it
+EXIT_INTERRUPTED = 130  # as shells put it: 128 + SIGINT
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What to run and where; `application` is `module:function`, called with the resolved configuration."""
+
+    settings: Settings
+    instance: str
+    port: int = DEFAULT_PORT
+    host: str = LOOPBACK
+    state_dir: str | None = None
+    num_cpus: int | None = None
+    dashboard: bool = False
+    application: str = BUILD
+
+
+def up(options: UpOptions, console: Console) -> int:
+    """Run until interrupted.
+
+    Returns the exit status: 0 after Ctrl-C while serving, 1 for a failure, 130 for a start that was interrupted or an
+    end that was forced.
+
+    Raises:
+        ServeAppError: nothing was started: wrong settings, port taken, instance running.
+    """
+    with interruptible():
+        session = _Session(options, console)
+        try:
+            code = session.run()
+        except Interrupted:
+            code = 0 if session.serving else EXIT_INTERRUPTED
+        try:
+            session.take_down()
+        except Interrupted:
+            session.force()
+            code = EXIT_INTERRUPTED
+        return code
+
+
+class _Session:
+    """One run of `up`."""
+
+    def __init__(self, options: UpOptions, console: Console) -> None:
+        self.serving = False
+        self._options = options
+        self._console = console
+        self._state = InstanceState(options.instance, options.state_dir)
+        self._progress = Progress(console)
+        self._cluster: LocalCluster | None = None
+        self._driver: RemoteDriver | None = None
+        self._deployed = False
+        self._state.require_unowned()
+        if (
+            self._state.read() is None
+        ):  # else its own leftovers may hold the port: they are ended first, then it is looked at
+            require_free(options.host, options.port)
+        self._state.create()
+        self._keys = keys.resolve(options.settings, self._state)
+
+    def run(self) -> int:
+        """Start, announce, watch; returns only with a failure's exit status."""
+        try:
+            with self._progress:
+                self._start_cluster()
+                self._start_application()
+                self._wait_ready()
+            self.serving = True
+            self._announce()
+            self._watch()
+        except ServeAppError as error:
+            self._console.print(Text(f"error: {error.message}", "red"), soft_wrap=True)
+        return 1
+
+    def take_down(self) -> None:
+        """End everything in order, with progress."""
+        if self._cluster is None:
+            # its start cleaned up after itself, unless a second Ctrl-C cut that short; then it has let go of the lock
+            if not self._state.owned_elsewhere():
+                clean_up(self._state, grace_s=0.0)
+            return
+        with self._progress as progress:
+            if self._driver is not None and self._deployed:
+                progress.begin("Ending the application (Ctrl-C again to force)")
+                self._driver.send({"do": "shutdown"})
+                self._driver.wait(SHUTDOWN_S)
+            progress.begin("Ending Ray")
+            if self._driver is not None:
+                self._driver.close()
+            self._cluster.stop()
+        self._console.print(
+            f"Everything of {self._options.instance!r} has ended. Logs: {self._state.logs}", soft_wrap=True
+        )
+
+    def force(self) -> None:
+        """End everything now."""
+        self._console.print("Killing what is left.")
+        clean_up(self._state, grace_s=0.0)
+
+    def _start_cluster(self) -> None:
+        options = self._options
+        self._progress.begin("Starting a Ray of its own")
+        self._cluster = LocalCluster.start(
+            options.instance,
+            options.port,
+            host=options.host,
+            num_cpus=options.num_cpus,
+            dashboard=options.dashboard,
+            state_dir=options.state_dir,
+            models=[model.name for model in options.settings.models],
+            supervised=True,
+            api_key_file=str(self._keys.file) if self._keys.file else None,
+        )
+        keys.keep(self._keys)
+
+    def _start_application(self) -> None:
+        """Deploy, and follow the engines until Serve calls all of it running."""
+        assert self._cluster is not None
+        instance = self._cluster.instance
+        self._progress.begin("Deploying the application")
+        order = self._cluster.serve_order(application(self._keys.settings, import_path=self._options.application))
+        self._driver = RemoteDriver(order, log=Path(instance.run_dir) / "driver.log")
+        loading = opening = False
+        while True:
+            status = self._next_status()
+            if status is None:
+                continue
+            if not loading:
+                loading = True
+                self._progress.begin("Loading " + ", ".join(instance.models))
+            if not opening and status["models"] and all(model["state"] == "healthy" for model in status["models"]):
+                opening = True
+                self._progress.begin("Opening the endpoint")
+            if status["state"] == "failed":
+                raise Unavailable(f"the application did not start: {status['message']}", code="application_failed")
+            if status["state"] == "running":
+                return
+            self._progress.detail(state_line(status, with_state=False))
+
+    def _wait_ready(self) -> None:
+        """Until the endpoint itself answers, through HAProxy."""
+        assert self._cluster is not None
+        endpoint = Endpoint(self._cluster.url, self._keys.key)
+        # without a key at hand, its refusal is the answer: only a router that runs asks for one
+        wanted = {"200"} if self._keys.key else {"200", "401"}
+        deadline = time.monotonic() + READY_S
+        answer = "nothing"
+        while time.monotonic() < deadline:
+            try:
+                with session(endpoint) as http:
+                    answer = str(http.get(f"{endpoint.url}/ready", timeout=READY_REQUEST_S).status_code)
+            except requests.RequestException as error:
+                answer = type(error).__name__
+            if answer in wanted:
+                return
+            self._progress.detail(f"/ready answers {answer}")
+            self._next_status()
+        raise Unavailable(f"/ready still answers {answer} after {READY_S:.0f} s", code="application_failed")
+
+    def _next_status(self) -> dict[str, Any] | None:
+        """The next state of the application, or None when there is no news yet.
+
+        Raises:
+            Unavailable: the driver or the cluster has ended.
+        """
+        assert self._driver is not None
+        assert self._cluster is not None
+        event = self._driver.event(TICK_S)
+        if not self._cluster.alive:
+            raise Unavailable("the local cluster ended unexpectedly", code="cluster_failed")
+        if event is None or event["event"] == "phase":
+            return None
+        if event["event"] == "error":
+            raise Unavailable(event["message"], code="application_failed")
+        if event["event"] == "end":
+            raise Unavailable("the process that deploys the application ended unexpectedly", code="cluster_failed")
+        status = {key: value for key, value in event.items() if key != "event"}
+        self._deployed = True
+        self._state.write_status(status)
+        return status
+
+    def _announce(self) -> None:
+        assert self._cluster is not None
+        kept = f"  (kept in {self._keys.file})" if self._keys.generated else "  (from the configuration)"
+        lines = [
+            f"Serving {', '.join(self._cluster.instance.models)} at {self._cluster.url}",
+            f"API key   {self._keys.key}{kept}"
+            if self._keys.key
+            else "API key   as configured (only digests are known here)",
+            f"Try       {curl_line(self._cluster.url, self._keys.key, self._options.settings)}",
+        ]
+        if self._cluster.instance.dashboard_url:
+            lines.append(f"Dashboard {self._cluster.instance.dashboard_url}  (token in {self._state.token_file})")
+        lines.append("Ctrl-C ends everything.")
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _watch(self) -> None:
+        """Show the state until something ends it, by an exception."""
+        began = time.monotonic()
+        shown = ""
+        live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
+        if live is not None:
+            live.start()
+        try:
+            while True:
+                status = self._next_status()
+                if status is None:
+                    continue
+                line = state_line(status)
+                if live is not None:
+                    live.update(Text(f"{line}  up {duration(time.monotonic() - began)}", "dim"), refresh=True)
+                elif line != shown:
+                    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                shown = line
+        finally:
+            if live is not None:
+                live.stop()

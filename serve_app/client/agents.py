@@ -1,0 +1,211 @@
+"""Agents under a bound: each task runs with KV cache of its own, no more of them at a time than asked for.
+
+    async with AgentScheduler(llm, concurrency=4, vram_gb=0.25) as agents:
+        for topic in topics:
+            agents.submit(research(topic))  # async def (session) -> anything
+    print([run.result for run in agents.runs])
+
+Invariant: no more than `concurrency` tasks run at any time; each has an open session while it runs, and that is closed
+when it ends, however it ends. What one task raises is in its run and reaches no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from serve_app.client.session import AgentSession
+from serve_app.errors import InsufficientMemory, Overloaded
+
+DEFAULT_MAX_WAITING = 10_000  # tasks; each is a coroutine and a few hundred bytes, more is a loop that ran away
+STEP_WAIT_S = 30.0  # of one attempt to reserve: the server waits for 60 s at most, and an attempt less is soon repeated
+
+Task = Callable[[AgentSession], Awaitable[Any]]
+
+
+class Sessions(Protocol):
+    """Where sessions come from: `serve_app.client.client.Client`."""
+
+    def session(self, session_id: str | None = None, **asked: Any) -> AgentSession: ...
+
+
+class AgentState(enum.StrEnum):
+    """How far a run is."""
+
+    WAITING = "waiting"  # for its turn, or for its memory
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"  # the task raised
+    REFUSED = "refused"  # its memory was not to be had
+    CANCELLED = "cancelled"
+
+
+@dataclass(slots=True, eq=False)
+class AgentRun:
+    """One task: `result` once it is done, `error` if it failed or was refused."""
+
+    name: str
+    state: AgentState = AgentState.WAITING
+    result: Any = None
+    error: BaseException | None = None
+    _task: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in (AgentState.WAITING, AgentState.RUNNING)
+
+    def cancel(self) -> None:
+        """End it, waiting or running; its session is closed. Of one that has ended nothing changes."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait(self) -> Any:
+        """Its result, when it is there.
+
+        Raises:
+            What the task raised; InsufficientMemory and the like: it was refused; CancelledError: it was cancelled.
+        """
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        if self.error is not None:
+            raise self.error
+        if self.state is AgentState.CANCELLED:
+            raise asyncio.CancelledError(f"agent {self.name} was cancelled")
+        return self.result
+
+
+class AgentScheduler:
+    """Runs agent tasks; see the module. Leaving its `async with` block waits for them all; by an error, cancels them.
+
+    Args:
+        llm: a client (`serve_app.connect`).
+        concurrency: tasks that run at a time.
+        vram_gb, kv_tokens, model, ttl_s: of each task's session, as `Client.session` has them; `submit` may say others.
+        wait_s: how long a task waits for its memory once it is its turn; None: as long as it takes; 0: not at all.
+        max_waiting: tasks that wait for their turn.
+
+    Raises:
+        ValueError: a bound below one, or a negative wait.
+    """
+
+    def __init__(
+        self,
+        llm: Sessions,
+        *,
+        concurrency: int,
+        vram_gb: float | None = None,
+        kv_tokens: int | None = None,
+        model: str | None = None,
+        ttl_s: float | None = None,
+        wait_s: float | None = None,
+        max_waiting: int = DEFAULT_MAX_WAITING,
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency is {concurrency}; at least one task has to run")
+        if max_waiting < 0 or (wait_s is not None and wait_s < 0):
+            raise ValueError(f"max_waiting is {max_waiting}, wait_s is {wait_s}; neither can be negative")
+        self._llm = llm
+        self._asked = {"vram_gb": vram_gb, "kv_tokens": kv_tokens, "model": model, "ttl_s": ttl_s}
+        self._wait_s, self._max_waiting, self._concurrency = wait_s, max_waiting, concurrency
+        self._turns = asyncio.Semaphore(concurrency)
+        self._open: set[AgentRun] = set()
+        self.runs: list[AgentRun] = []  # all that were submitted, in that order
+
+    def submit(self, task: Task, *, name: str | None = None, **asked: Any) -> AgentRun:
+        """Let a task wait for its turn and its memory, then run; returns at once.
+
+        Args:
+            task: an async callable that takes the session.
+            name: of the run, and of its session; made up if not given.
+            asked: `vram_gb`, `kv_tokens`, `model` or `ttl_s` of this task's session, over the scheduler's.
+
+        Raises:
+            Overloaded: as many wait as may; nothing was begun.
+            TypeError: an unknown keyword.
+        """
+        unknown = asked.keys() - self._asked.keys()
+        if unknown:
+            raise TypeError(f"submit() knows no {sorted(unknown)[0]!r}")
+        if len(self._open) >= self._concurrency + self._max_waiting:
+            raise Overloaded(f"{len(self._open)} agents run or wait, which is all that may", code="agents_full")
+        size = {"vram_gb": None, "kv_tokens": None} if asked.keys() & {"vram_gb", "kv_tokens"} else {}
+        run = AgentRun(name or f"agent-{len(self.runs) + 1}")
+        self.runs.append(run)
+        self._open.add(run)
+        work = self._run(run, task, name, self._asked | size | asked)
+        run._task = asyncio.get_running_loop().create_task(work, name=run.name)
+        run._task.add_done_callback(lambda _: self._ended(run))
+        return run
+
+    async def wait(self) -> list[AgentRun]:
+        """Until all that were submitted have ended; returns them in the order of submission."""
+        while tasks := [run._task for run in self._open if run._task is not None]:
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # for their callbacks
+        return list(self.runs)
+
+    async def cancel(self) -> None:
+        """End all that run or wait; returns when their sessions are closed."""
+        for run in list(self._open):
+            run.cancel()
+        await self.wait()
+
+    async def __aenter__(self) -> AgentScheduler:
+        return self
+
+    async def __aexit__(
+        self, type_: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.wait()
+        finally:
+            await self.cancel()
+
+    def _ended(self, run: AgentRun) -> None:
+        self._open.discard(run)
+        if not run.ended:
+            run.state = AgentState.CANCELLED  # before it had begun
+
+    async def _run(self, run: AgentRun, task: Task, session_id: str | None, asked: dict[str, Any]) -> None:
+        try:
+            async with self._turns:
+                session = await self._reserve(run, session_id, asked)
+                if session is not None:
+                    await self._work(run, task, session)
+        except asyncio.CancelledError:
+            run.state = AgentState.CANCELLED
+            raise
+
+    async def _reserve(self, run: AgentRun, session_id: str | None, asked: dict[str, Any]) -> AgentSession | None:
+        """An open session; None: refused, and the run says why."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            left_s = STEP_WAIT_S if self._wait_s is None else max(0.0, began + self._wait_s - loop.time())
+            session = self._llm.session(session_id, wait_s=min(left_s, STEP_WAIT_S), **asked)
+            try:
+                await session.open()
+                return session
+            except InsufficientMemory as error:
+                if self._wait_s is not None and loop.time() >= began + self._wait_s:
+                    run.state, run.error = AgentState.REFUSED, error
+                    return None
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this run's, and not the others'
+                run.state, run.error = AgentState.REFUSED, error
+                return None
+
+    async def _work(self, run: AgentRun, task: Task, session: AgentSession) -> None:
+        run.state = AgentState.RUNNING
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_exit(session)  # it is open already
+                run.result = await task(session)
+            run.state = AgentState.DONE
+        except Exception as error:  # noqa: BLE001 - a task's failure is its own
+            run.state, run.error = AgentState.FAILED, error

@@ -1,0 +1,102 @@
+"""The keywords of the calls by handle, for people and type checkers: OpenAI's fields and those vLLM adds.
+
+What a field means is in OpenAI's and vLLM's documentation; `serve_app/http/contract.py` says which are served. A field
+missing here goes into `extra_body`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+Messages = Sequence[Any]  # OpenAI's message objects: dicts, or messages of earlier answers
+Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Priority = str | int
+
+
+class CallOptions(TypedDict, total=False):
+    """Of every call."""
+
+    model: str | None
+    priority: Priority | None
+    session: str | None
+    deadline_s: float | None
+    idempotency_key: str  # a repeat within ten minutes gets the same answer, not a second run (per router replica)
+    extra_body: Mapping[str, Any]  # fields laid over the body as they are
+    user: str
+
+
+class SamplingOptions(CallOptions, total=False):
+    """Of every call that generates."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    seed: int
+    n: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop_str_in_output: bool
+    logit_bias: Mapping[str, float]
+    bad_words: Sequence[str]
+    allowed_token_ids: Sequence[int]
+    prompt_logprobs: int
+    structured_outputs: Mapping[str, Any]
+    response_format: Mapping[str, Any]
+    stream_options: Mapping[str, Any]
+    service_tier: str
+    skip_special_tokens: bool
+    return_token_ids: bool
+    add_special_tokens: bool
+    truncate_prompt_tokens: int
+
+
+class ChatOptions(SamplingOptions, total=False):
+    """Of `chat` and `stream`."""
+
+    max_completion_tokens: int
+    logprobs: bool
+    top_logprobs: int
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    reasoning_effort: str
+    include_reasoning: bool
+    chat_template_kwargs: Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    documents: Sequence[Mapping[str, str]]
+
+
+class CompletionOptions(SamplingOptions, total=False):
+    """Of `complete` and `stream_complete`."""
+
+    logprobs: int
+    echo: bool
+    suffix: str
+
+
+class EmbedOptions(CallOptions, total=False):
+    """Of `embed`."""
+
+    dimensions: int
+    encoding_format: Literal["float", "base64"]
+    truncate_prompt_tokens: int
+    add_special_tokens: bool
+
+
+class SessionOptions(TypedDict, total=False):
+    """Of `session`."""
+
+    model: str | None
+    vram_gb: float | None
+    kv_tokens: int | None
+    ttl_s: float | None
+    wait_s: float | None

@@ -1,0 +1,301 @@
+"""A Ray cluster of our own on this machine: start, run an application, take down.
+
+It lives beside a user's Ray and beside others of ours: own ports, own temporary folder, own token, and a mark on each
+of its processes by which alone they are found and ended.
+
+Invariant: after `stop`, and after a `start` that raised, no process carries the mark and the temporary folder is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from serve_app.cluster.local import driver, node
+from serve_app.cluster.local.ports import PortBlock, require_free, reserved_block
+from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState
+from serve_app.errors import ConfigError, Unavailable
+from serve_app.names import APPLICATION
+from serve_app.system import OBJECT_STORE_BYTES, Listener, await_start, end_marked, listening_ports, marked, start_ticks
+
+NODE_START_S = 90.0  # 5 s on an idle machine with two cores; ten times that when it is loaded
+START_ATTEMPTS = 3  # see PASSING
+# What Ray says when another try can succeed: a port was taken before Ray got to it; or its agent was not up within the
+# 15 s the raylet of 2.60 gives it (no setting). A cold disk or a loaded machine misses that, and the next try is warm.
+PASSING = ("in use", "Failed to bind", "timed out during startup")
+KEEPER_STOP_S = 15.0  # above the keeper's own bounds for the node and for leftovers
+TERM_GRACE_S = 3.0  # when the keeper is gone and we end the processes ourselves
+
+Progress = Callable[[str], None]
+
+
+class LocalCluster:
+    """A running cluster. Make one with `start`; it is also a context manager that stops it.
+
+    One process can run applications on one cluster at a time (`run`); any number of clusters can exist.
+    """
+
+    def __init__(self, state: InstanceState, instance: Instance, token: str) -> None:
+        self.state = state
+        self.instance = instance
+        self._token = token
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._resources = contextlib.ExitStack()
+        self._before: dict[str, str | None] | None = None  # this process's environment before it connected
+
+    @classmethod
+    def start(
+        cls,
+        instance: str = DEFAULT_INSTANCE,
+        http_port: int | None = None,
+        *,
+        host: str = node.LOOPBACK,
+        num_cpus: int | None = None,
+        num_gpus: int | None = None,
+        object_store_bytes: int = OBJECT_STORE_BYTES,
+        dashboard: bool = False,
+        state_dir: str | os.PathLike[str] | None = None,
+        models: Sequence[str] = (),
+        extra_environment: Mapping[str, str] | None = None,
+        supervised: bool = False,
+        api_key_file: str | None = None,
+    ) -> LocalCluster:
+        """Start Ray; Serve follows with the first application.
+
+        Args:
+            instance: its name; a stale instance of this name, whose owner has died, is taken down first.
+            http_port: of the endpoint; None takes a free one.
+            host: the endpoint's; 127.0.0.1, or 0.0.0.0 to be reached from outside.
+            num_cpus, num_gpus: logical, for Ray's placement; None lets Ray count.
+            dashboard: Ray's dashboard on loopback, which Serve's REST interface (`serve deploy`, `serve status`) needs.
+            models: the configured model names, for `status`.
+            extra_environment: for the node and everything on it, over ours.
+            supervised: this process takes everything down on SIGTERM, which `down` then sends it.
+            api_key_file: where a client on this machine finds the key, for `status` and `chat`.
+
+        Raises:
+            ConfigError: the state folder cannot be written, or the port is taken.
+            Unavailable: the instance is owned by a living process, or Ray did not start (with the end of its log).
+        """
+        state = InstanceState(instance, state_dir)
+        state.create()
+        state.acquire()
+        try:
+            clean_up(state)
+            if http_port is not None:
+                require_free(host, http_port)
+        except BaseException:
+            state.release()
+            raise
+        mark = f"{instance}-{secrets.token_hex(8)}"
+        record = Instance(instance, mark, "", host, http_port or 0, models=tuple(models), api_key_file=api_key_file)
+        if supervised:
+            pid = os.getpid()
+            record = dataclasses.replace(record, supervisor_pid=pid, supervisor_ticks=start_ticks(pid))
+        cluster = cls(state, record, state.new_token())
+        options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "object_store_bytes": object_store_bytes}
+        try:
+            cluster._start(extra_environment or {}, dashboard=dashboard, **options)
+        except BaseException:
+            cluster.stop()
+            raise
+        return cluster
+
+    @property
+    def address(self) -> str:
+        """Ray's GCS, host:port."""
+        return self.instance.address
+
+    @property
+    def url(self) -> str:
+        """The endpoint's base, without a path."""
+        return self.instance.url
+
+    @property
+    def mark(self) -> str:
+        return self.instance.mark
+
+    @property
+    def alive(self) -> bool:
+        """Whether the keeper, and with it the node, still runs."""
+        return self._keeper is not None and self._keeper.poll() is None
+
+    def environment(self) -> dict[str, str]:
+        """What another process needs in its environment to connect with `ray.init()`; it must not have the node's
+        RAY_SERVE_* variables. A process started with it is ended with the cluster."""
+        return node.driver_environment(self.address, self._token, self.mark)
+
+    def serve_order(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """What a `RemoteDriver` is to do to serve an application (of `serve_app.settings.serve_config.application`)
+        here."""
+        return {
+            "do": "serve",
+            "environment": self.environment(),
+            "application": dict(entry),
+            "serve": {"host": node.LOOPBACK, "port": self.instance.http_port, "proxy_location": "HeadOnly"},
+            "name": APPLICATION,
+            "models": list(self.instance.models),
+        }
+
+    def run(self, application: Any, name: str, *, wait: bool = True) -> Any:
+        """Run a Serve application, in this process as the driver. Returns the handle of its ingress.
+
+        Raises:
+            RuntimeError: this process is connected to another cluster; or the application cannot start (with `wait`).
+        """
+        self.connect()
+        driver.start_serve(node.LOOPBACK, self.instance.http_port)
+        return driver.deploy(application, name, wait=wait)
+
+    def connect(self) -> None:
+        """Connect this process as a driver."""
+        if self._before is None:
+            self._before = driver.connect(self.environment())
+
+    def pids(self) -> list[int]:
+        """Every living process of this cluster but this one."""
+        return marked(self.mark, spare=(os.getpid(),))
+
+    def listeners(self) -> list[Listener]:
+        """Every TCP socket this cluster's processes listen on."""
+        return listening_ports(self.pids())
+
+    def stop(self, say: Progress = lambda text: None) -> None:
+        """Take everything down; harmless when nothing is left. `say` is told each step."""
+        if self._before is not None:
+            say("Serve")
+            if self.alive:
+                driver.shut_down()
+            else:
+                driver.disconnect()  # asking a dead Ray anything blocks for a minute and then ends this process
+            driver.restore(self._before)
+            self._before = None
+        if self._keeper is not None:
+            say("Ray")
+            self._close_pipe(self._keeper)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(KEEPER_STOP_S)
+        self.kill()
+        _forget(self.state, self.instance)
+        self._resources.close()
+        self.state.release()
+
+    def kill(self) -> None:
+        """End every process of this cluster now."""
+        end_marked(self.mark, 0.0, spare=(os.getpid(),))
+        if self._keeper is not None:
+            self._close_pipe(self._keeper)
+            self._keeper.wait()
+
+    @staticmethod
+    def _close_pipe(keeper: subprocess.Popen[bytes]) -> None:
+        """What tells the keeper to end."""
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _start(self, extra_environment: Mapping[str, str], *, dashboard: bool, **options: Any) -> None:
+        for attempt in range(START_ATTEMPTS):
+            block = self._resources.enter_context(reserved_block(self.instance.host))
+            run_dir = _new_run_dir()
+            port = self.instance.http_port or block.http
+            self.instance = dataclasses.replace(
+                self.instance,
+                run_dir=str(run_dir),
+                http_port=port,
+                url=f"http://{_reachable(self.instance.host)}:{port}",
+                dashboard_url=f"http://{node.LOOPBACK}:{block.dashboard}" if dashboard else None,
+            )
+            self.state.write(self.instance)
+            command = node.ray_command(run_dir, block, dashboard=dashboard, **options)
+            self._spawn(command, run_dir, block, extra_environment)
+            try:
+                self.instance = dataclasses.replace(self.instance, address=self._wait_for_node(run_dir))
+            except Unavailable:
+                if attempt + 1 == START_ATTEMPTS or not _may_pass(run_dir):
+                    raise
+                self.kill()
+                shutil.rmtree(run_dir, ignore_errors=True)
+            else:
+                self.state.write(self.instance)
+                return
+
+    def _spawn(self, command: list[str], run_dir: Path, block: PortBlock, extra_environment: Mapping[str, str]) -> None:
+        environment = node.usable_environment(os.environ)
+        environment |= node.node_environment(self.mark, self._token, run_dir, block, self.instance.host)
+        with (run_dir / "start.log").open("wb") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-m", "serve_app.cluster.local.supervisor", *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment | dict(extra_environment),
+                start_new_session=True,  # Ctrl-C in our terminal is ours alone
+            )
+
+    def _wait_for_node(self, run_dir: Path) -> str:
+        """The node's address, which `ray start` writes last of all."""
+        written = run_dir / "ray" / "ray_current_cluster"
+
+        def address() -> str | None:
+            return (written.read_text().strip() if written.exists() else "") or None
+
+        assert self._keeper is not None
+        return await_start(self._keeper, address, run_dir / "start.log", NODE_START_S)
+
+
+def _may_pass(run_dir: Path) -> bool:
+    log = (run_dir / "start.log").read_text(errors="replace")
+    return any(words in log for words in PASSING)
+
+
+def _reachable(host: str) -> str:
+    """An address by which a server bound to `host` is reached from this machine."""
+    return node.LOOPBACK if host in ("0.0.0.0", "::") else host
+
+
+def _new_run_dir() -> Path:
+    """A private temporary folder with a path short enough for the unix sockets below it."""
+    base = tempfile.gettempdir()
+    if len(base) + len("/sa-12345678") > node.RUN_DIR_LENGTH:
+        base = "/tmp"
+    try:
+        return Path(tempfile.mkdtemp(prefix="sa-", dir=base))
+    except OSError as error:
+        raise ConfigError(f"no temporary folder can be made in {base}: {error.strerror}", param="TMPDIR") from None
+
+
+def _forget(state: InstanceState, instance: Instance) -> None:
+    """Put the logs away, remove the run's folder, clear the record."""
+    if instance.run_dir:
+        run_dir = Path(instance.run_dir)
+        state.keep_logs([*run_dir.glob("*.log"), *run_dir.glob("ray/session_2*/logs")])
+        shutil.rmtree(run_dir, ignore_errors=True)
+    state.clear()
+
+
+def clean_up(state: InstanceState, grace_s: float = TERM_GRACE_S) -> list[int]:
+    """End what is left of an instance whose owner is gone, and forget it. The caller owns the instance.
+
+    Returns the processes that had to be ended.
+    """
+    instance = state.read()
+    if instance is None:
+        return []
+    found = end_marked(instance.mark, grace_s, spare=(os.getpid(),))
+    _forget(state, instance)
+    return found

@@ -1,0 +1,280 @@
+"""What is done to an instance's Serve: connect, deploy, look, shut down. The one module here that imports Ray.
+
+Used in two ways: by a program in its own process (`LocalCluster.run`), and by a child process of the command line
+(`serve_app.cluster.local.driver_process`), so that Ray can neither block nor end the process that owns the instance.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serve_app.cluster.local import memory_waits, pending_reasons
+from serve_app.cluster.local.load_status import Told
+from serve_app.cluster.local.reachability import require_cluster
+from serve_app.cluster.local.status import declared, declared_models, describe
+from serve_app.errors import Unavailable
+from serve_app.names import MARK
+from serve_app.settings import beside, deployment_config
+
+TOLD_S = 5.0  # the controller answers within milliseconds; the state without these numbers is worth telling, too
+SERVE_SHUTDOWN_S = 20.0  # engines need seconds to end; streams still running then are cut
+NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
+RELEASE_S = 10.0  # the GCS asks each node itself, all at once
+HEAD_RESOURCE = "node:__internal_head__"  # what Ray gives to the head alone
+NAMESPACE = "serve_app"
+FORBIDDEN = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",
+}  # and the harmless value
+
+Application = Any  # ray.serve.Application
+
+
+def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Connect this process as a driver; `environment` is `LocalCluster.environment()`.
+
+    Returns what these variables were before, for `restore`.
+
+    Raises:
+        RuntimeError: this process is connected to another cluster, or has a variable set that a driver must not have.
+        Unavailable: no cluster answers there, or it does not take the token; told within seconds.
+    """
+    for name, wanted in FORBIDDEN.items():
+        if os.environ.get(name, wanted) != wanted:
+            raise RuntimeError(
+                f"{name}={os.environ[name]}: synchronous handle calls would fail in this process; unset it"
+            )
+    address = environment["RAY_ADDRESS"]
+    # without the mark: what this process starts is not to end with the cluster
+    ours = {name: value for name, value in environment.items() if name not in ("RAY_ADDRESS", MARK)}
+    import ray
+
+    if ray.is_initialized():
+        if ray.get_runtime_context().gcs_address == address:
+            return {}
+        raise RuntimeError("this process is connected to another Ray cluster; call ray.shutdown() first")
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    _read_environment_again()
+    try:
+        address = _reachable(address)
+        ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
+    except BaseException:
+        restore(before)
+        raise
+    return before
+
+
+def _reachable(address: str) -> str:
+    """The GCS's host:port; `auto` is the newest cluster on this machine."""
+    from ray._private import services
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    if address == "local" or "://" in address:  # Ray starts a cluster for the one; Ray Client is no driver
+        raise Unavailable(f"{address}: give host:port of the cluster's GCS, or auto", code="cluster_failed")
+    try:
+        found = services.canonicalize_bootstrap_address(address)
+    except (ConnectionError, ValueError) as error:
+        raise Unavailable(str(error), code="cluster_failed") from None
+    assert found is not None  # None stands for `local`
+    if os.environ.get("RAY_USE_TLS", "0") == "0":
+        require_cluster(found, AuthenticationTokenLoader.instance().get_token_for_http_header())
+    return found
+
+
+def restore(before: Mapping[str, str | None]) -> None:
+    """Put the environment back as it was before `connect`."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _read_environment_again()
+
+
+def _read_environment_again() -> None:
+    """Ray reads these variables when it is imported, which may be long past, and the token once."""
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    ray_constants.ENABLE_RAY_CLUSTER = os.environ.get(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR) != "0"
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def start_serve(host: str, port: int) -> None:
+    """Start Serve with its endpoint at host:port; router replicas bind the same host."""
+    from ray import serve
+
+    serve.start(http_options={"host": host, "port": port}, proxy_location="HeadOnly")
+
+
+def deploy(application: Application, name: str, *, wait: bool) -> Any:
+    """Deploy; with `wait` until it runs. Returns the handle of its ingress.
+
+    Raises:
+        RuntimeError: with `wait`: the application could not be started; the message holds the replica's error.
+    """
+    from ray import serve
+
+    target = serve.RunTarget(application, name=name, route_prefix="/")
+    return serve.run_many([target], wait_for_ingress_deployment_creation=wait, wait_for_applications_running=wait)[0]
+
+
+def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | None:
+    """Hand one application to Serve's controller, as `serve deploy` does, beside those declared before; returns once
+    the controller has it. What it says of an application of the same name it carries out on the running one.
+
+    Returns what was declared under this name before.
+
+    Args:
+        entry: as `serve_app.settings.serve_config.application` makes it.
+        serve_options: of `serve_app.settings.serve_config.deployment_config`.
+
+    Raises:
+        RuntimeError: Serve does not take it; nothing has changed then.
+    """
+    from ray import serve
+    from ray.serve.schema import ServeDeploySchema
+
+    options = deployment_config([], **serve_options)
+    serve.start(http_options=options.get("http_options"), proxy_location=options.get("proxy_location"))
+    client = _client()
+    details = client.get_serve_details()
+    config = deployment_config(beside(entry, details), **serve_options)
+    client.deploy_apps(ServeDeploySchema.model_validate(config))
+    return declared(details, entry["name"])
+
+
+def details() -> dict[str, Any]:
+    """All that Serve's controller says of its applications."""
+    return _client().get_serve_details()  # type: ignore[no-any-return]
+
+
+def _client() -> Any:
+    """Serve's client; private, and the only one that has replica ids and nodes without Ray's dashboard. Raises
+    RayServeException: Serve was never started."""
+    from ray.serve.context import _get_global_client
+
+    return _get_global_client()
+
+
+def look(models: Sequence[str], name: str) -> dict[str, Any]:
+    """The application as `serve_app.cluster.local.status.describe` puts it."""
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        client = _client()
+    except RayServeException:
+        return describe(NO_DETAILS, models, name)  # Serve was never started
+    details = client.get_serve_details()
+    _explain(details, name)
+    state = describe(details, declared_models(details, name) or models, name, _told(client, details, name))
+    try:
+        return memory_waits.explained(state, asked_of_quota("figures"))
+    except Unavailable:  # nobody waits for memory as far as can be told
+        return state
+
+
+def _explain(details: Mapping[str, Any], name: str) -> None:
+    """Let each deployment whose replicas have no place say what they wait for."""
+    import ray
+    from ray.util import placement_group_table
+
+    if pending_reasons.anyone(details, name):
+        found = pending_reasons.reasons(details, name, list(placement_group_table().values()), ray.nodes())
+        for deployment, message in found.items():
+            details["applications"][name]["deployments"][deployment]["message"] = message
+
+
+def _told(client: Any, details: Mapping[str, Any], name: str) -> Told:
+    """What the running replicas of deployments that scale have told the controller last; nothing while they change."""
+    import ray
+    from ray.exceptions import RayError
+    from ray.serve._private.common import DeploymentID
+
+    deployments = (details["applications"].get(name) or {}).get("deployments", {})
+    scaled = [one for one, detail in deployments.items() if detail["deployment_config"].get("autoscaling_config")]
+    ask = client._controller._get_metrics_for_deployment_for_testing.remote  # the only way to see them
+    try:
+        answers = ray.get([ask(DeploymentID(name=one, app_name=name)) for one in scaled], timeout=TOLD_S)
+    except RayError:
+        return {}
+    return dict(zip(scaled, answers, strict=True))
+
+
+def shut_down(timeout_s: float = SERVE_SHUTDOWN_S) -> None:
+    """End Serve and its replicas, bounded, and disconnect."""
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        _client().shutdown(timeout_s=timeout_s)  # serve.shutdown() is the same with 30 s
+        _end_quota()
+    except RayServeException:
+        return  # Serve was never started
+    finally:
+        disconnect()
+
+
+def _end_quota() -> None:
+    """The quota actor outlives what it serves, but for this: what is served next may have other settings of it."""
+    import ray
+
+    try:
+        ray.kill(_quota_actor())
+    except (ValueError, ray.exceptions.RayError):
+        return  # there is none, or Ray itself has ended
+
+
+def _quota_actor() -> Any:
+    import ray
+
+    from serve_app.quota import client as quota_actor
+
+    return ray.get_actor(quota_actor.ACTOR, namespace=quota_actor.NAMESPACE)
+
+
+def release_others() -> list[str]:
+    """Ask the GCS to end every node but the head; returns their addresses. Private in Ray, and what its autoscaler
+    does to end a node."""
+    import ray
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    others = {
+        node["NodeID"]: node["NodeManagerAddress"]
+        for node in ray.nodes()
+        if node["Alive"] and HEAD_RESOURCE not in node["Resources"]
+    }
+    if others:
+        client = GcsClient(address=ray.get_runtime_context().gcs_address)
+        client.drain_nodes(node_ids=[bytes.fromhex(node_id) for node_id in others], timeout=RELEASE_S)
+    return sorted(others.values())
+
+
+def disconnect() -> None:
+    """Leave a cluster that is gone, without asking it anything."""
+    import ray
+    from ray.serve.context import _disconnect
+
+    from serve_app.ray_adapter import quiet_router_thread
+
+    quiet_router_thread()
+    _disconnect()
+    ray.shutdown()
+
+
+def asked_of_quota(method: str, *args: Any) -> Any:
+    """What the cluster's quota actor answers.
+
+    Raises:
+        Unavailable: there is none, or it does not answer.
+    """
+    import ray
+
+    try:
+        return ray.get(getattr(_quota_actor(), method).remote(*args), timeout=TOLD_S)
+    except (ValueError, ray.exceptions.RayError) as error:
+        raise Unavailable(f"the quota actor does not answer: {str(error).splitlines()[0]}", code="no_quota") from None

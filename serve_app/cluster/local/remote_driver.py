@@ -1,0 +1,113 @@
+"""A driver in a child process (`serve_app.cluster.local.driver_process`), as its owner sees it.
+
+Invariant: the owner never waits for Ray: events are read by a thread, and the child can be ended at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from serve_app.cluster.local.node import usable_environment
+from serve_app.errors import Unavailable
+from serve_app.names import MARK
+
+END_S = 5.0  # a child that was asked to end, or has answered, is gone well within that
+DEFAULT_QUESTION_S = 30.0  # importing Ray and connecting takes 2 s, ten times that on a loaded machine
+
+
+class RemoteDriver:
+    """The child; `order` is what it does: see `child.ORDERS`. Another `module` may stand in the child's place."""
+
+    def __init__(
+        self, order: Mapping[str, Any], log: Path | None = None, module: str = "serve_app.cluster.local.driver_process"
+    ) -> None:
+        with (log or Path(os.devnull)).open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                # the token goes through the pipe; the mark makes the child one of the instance's processes
+                # a cluster that is not one of this machine's instances has no mark
+                env=usable_environment(os.environ) | {MARK: order["environment"].get(MARK, "")},
+                start_new_session=True,
+            )
+        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True, name="driver events")
+        self._reader.start()
+        self.send(order)
+
+    def send(self, command: Mapping[str, Any]) -> None:
+        """Hand in a command; without effect when the child has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            self._events.put({"event": "end"})
+
+    def event(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next event, None when there is none in time. The last one of all is `{"event": "end"}`."""
+        try:
+            return self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the child ended by itself in that time."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the child."""
+        if self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                self._process.kill()
+        self._process.terminate()
+        if not self.wait(END_S):
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(END_S)  # it reads to the end of the child's output, which is there now
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as answers:
+            for line in answers:
+                self._events.put(json.loads(line))
+        self._events.put({"event": "end"})
+
+
+def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict[str, Any] | None:
+    """Let a child carry out one order; returns its status, None for an order without an answer.
+
+    Raises:
+        Unavailable: it failed, or did not end in time.
+    """
+    remote = RemoteDriver(order)
+    answer = None
+    try:
+        while True:
+            event = remote.event(timeout_s)
+            if event is None:
+                raise Unavailable(f"no answer from the cluster within {timeout_s:.0f} s", code="cluster_failed")
+            if event["event"] == "error":
+                raise Unavailable(event["message"], code="cluster_failed")
+            if event["event"] == "end":
+                return answer
+            answer = event
+    finally:
+        remote.close()

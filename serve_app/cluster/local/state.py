@@ -1,0 +1,233 @@
+"""What is kept on disk about an instance: who it is, its token, its API key.
+
+    $SERVE_APP_STATE, or $XDG_STATE_HOME/serve-app, or ~/.local/state/serve-app
+    └── <instance>/                0700
+        ├── lock                   held (flock) by the process that owns the running instance
+        ├── instance.json          while it runs, or if it was not taken down
+        ├── status.json            the newest look at it, by its owner
+        ├── token                  0600, Ray's, new on each start
+        ├── api_key                0600, generated once and used again
+        ├── configured_api_key     0600, while it runs: the key of the configuration, for `status` and `chat`
+        └── logs/                  of the last run
+
+Invariant: nobody but the user can read any of it, and a file is either the old or the new one, never half of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
+
+from serve_app.errors import ConfigError, Unavailable
+
+DEFAULT_INSTANCE = "default"
+STATE_VARIABLE = "SERVE_APP_STATE"
+TOKEN_BYTES = 32  # Ray's own generator makes tokens of 256 bits
+LOCK_WAIT_S = 0.3  # who asks whether the instance is owned holds the lock for microseconds
+LOCK_POLL_S = 0.02
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")  # it becomes a folder's name and part of a process's environment
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A running instance, enough to find, use and end it from another process."""
+
+    name: str
+    mark: str
+    run_dir: str
+    host: str
+    http_port: int
+    address: str = ""  # Ray's GCS, host:port; empty until Ray has started
+    url: str = ""
+    dashboard_url: str | None = None
+    supervisor_pid: int | None = (
+        None  # the `up` command, which takes everything down on SIGTERM; None: owned by a program
+    )
+    supervisor_ticks: int | None = None
+    api_key_file: str | None = None
+    models: tuple[str, ...] = field(default=())
+
+
+INSTANCE, STATUS = TypeAdapter(Instance), TypeAdapter(dict[str, Any])
+T = TypeVar("T")
+
+
+def state_root(state_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of all instances: the argument, else $SERVE_APP_STATE, else the user's state folder."""
+    chosen = state_dir or os.environ.get(STATE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_STATE_HOME")
+    if base and os.path.isabs(base):
+        return Path(base) / "serve-app"
+    home = os.environ.get("HOME")
+    if not home:
+        raise ConfigError(
+            f"HOME is not set, so there is no place for the instance's state; set {STATE_VARIABLE} or use --state-dir",
+            param="state_dir",
+        )
+    return Path(home) / ".local" / "state" / "serve-app"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Put `text` at `path` in one step, readable by the user alone."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        os.fchmod(fd, 0o600)
+        file.write(text)
+    os.replace(draft, path)
+
+
+def make_private(folder: Path) -> None:
+    """A folder for the user alone."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+
+
+def read_text(path: Path) -> str | None:
+    """What the file holds; None where there is none."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+
+
+class InstanceState:
+    """The folder of one instance."""
+
+    def __init__(self, name: str = DEFAULT_INSTANCE, state_dir: str | os.PathLike[str] | None = None) -> None:
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"instance: {name!r} is no name (letters, digits, '.', '_', '-')", param="instance")
+        self.name = name
+        self.folder = state_root(state_dir) / name
+        self._lock = FileLock(self.folder / "lock", thread_local=False)
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "token"
+
+    @property
+    def generated_key_file(self) -> Path:
+        return self.folder / "api_key"
+
+    @property
+    def configured_key_file(self) -> Path:
+        return self.folder / "configured_api_key"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    def create(self) -> None:
+        """Make the folder, mode 0700.
+
+        Raises:
+            ConfigError: it cannot be written; names the folder and what to set instead.
+        """
+        try:
+            make_private(self.folder)
+            write_private(self.folder / ".probe", "")
+            (self.folder / ".probe").unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"the state folder {self.folder} cannot be written ({error.strerror}); "
+                f"set HOME or {STATE_VARIABLE} to a writable folder, or use --state-dir",
+                param="state_dir",
+            ) from None
+
+    def acquire(self) -> None:
+        """Become the owner until `release` or this process's end.
+
+        Raises:
+            Unavailable: another process owns the instance; code "already_running".
+        """
+        if self._lock.is_locked:
+            return
+        try:
+            self._lock.acquire(LOCK_WAIT_S, LOCK_POLL_S)
+        except Timeout:
+            raise self._already_running() from None
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def require_unowned(self) -> None:
+        """Raises Unavailable ("already_running") when a living process owns the instance; changes nothing."""
+        if self.owned_elsewhere():
+            raise self._already_running()
+
+    def owned_elsewhere(self) -> bool:
+        """Whether a living process other than this object's owner holds the instance."""
+        if self._lock.is_locked or not Path(self._lock.lock_file).exists():
+            return False
+        try:
+            with FileLock(self._lock.lock_file, LOCK_WAIT_S, poll_interval=LOCK_POLL_S):
+                return False
+        except Timeout:
+            return True
+
+    def read(self) -> Instance | None:
+        """What is recorded as running; None when nothing is. A file of an unknown shape counts as nothing."""
+        return _parsed(INSTANCE, self.folder / "instance.json")
+
+    def write(self, instance: Instance) -> None:
+        write_private(self.folder / "instance.json", INSTANCE.dump_json(instance, indent=1).decode())
+
+    def read_status(self) -> dict[str, Any] | None:
+        return _parsed(STATUS, self.folder / "status.json")
+
+    def status_time_s(self) -> float:
+        """When the status was written, Unix time; 0 when there is none."""
+        try:
+            return (self.folder / "status.json").stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        write_private(self.folder / "status.json", json.dumps(status))
+
+    def clear(self) -> None:
+        """Forget the running instance; the generated key and the logs stay."""
+        for name in ("instance.json", "status.json", self.token_file.name, self.configured_key_file.name):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def new_token(self) -> str:
+        """A fresh token for Ray: 64 hexadecimal digits, kept in the token file."""
+        token = secrets.token_hex(TOKEN_BYTES)
+        write_private(self.token_file, token)
+        return token
+
+    def token(self) -> str | None:
+        return read_text(self.token_file)
+
+    def keep_logs(self, sources: Iterable[Path]) -> None:
+        """Move a finished run's logs (files and folders) here, in place of those of the run before."""
+        shutil.rmtree(self.logs, ignore_errors=True)
+        self.logs.mkdir(mode=0o700)
+        for source in sources:
+            shutil.move(source, self.logs / ("ray" if source.is_dir() else source.name))
+
+    def _already_running(self) -> Unavailable:
+        running = self.read()
+        where = f" at {running.url}" if running and running.url else ""
+        return Unavailable(f"instance {self.name!r} is already running{where}", code="already_running")
+
+
+def _parsed(shape: TypeAdapter[T], path: Path) -> T | None:
+    """What the file holds; None where there is none, or one of another shape."""
+    text = read_text(path)
+    try:
+        return None if text is None else shape.validate_json(text)
+    except ValidationError:
+        return None

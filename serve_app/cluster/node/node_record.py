@@ -1,0 +1,95 @@
+"""What a machine of a cluster remembers of its own node.
+
+    <state folder>/machine-<host name>/     0700; by host name, since homes are shared between machines in some places
+    ├── lock            held by the command that starts or ends the node
+    ├── machine.json    while the node is kept
+    ├── application     the path of the configuration deployed last; a head that had to restart deploys it again
+    └── keeper.log      of the keeper and of `ray start`
+
+Invariant: nobody but the user can read any of it, and a file is either the old or the new one, never half of it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock
+from pydantic import TypeAdapter
+
+from serve_app.cluster.local import make_private, read_text, state_root, write_private
+from serve_app.system import start_ticks
+
+State = Literal["starting", "up", "failed", "restarting"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that a keeper keeps. `arguments`: of `ray start`; `address`: of the cluster, host:port."""
+
+    mark: str
+    head: bool
+    address: str
+    run_dir: str
+    arguments: tuple[str, ...]
+    state: State = "starting"
+    keeper_pid: int = 0
+    keeper_ticks: int | None = None
+    restarts: int = 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether its keeper lives."""
+        return self.keeper_ticks is not None and start_ticks(self.keeper_pid) == self.keeper_ticks
+
+
+NODE = TypeAdapter(Node)
+
+
+class Folder:
+    """The folder above."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or state_root() / f"machine-{socket.gethostname()}"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "keeper.log"
+
+    def create(self) -> None:
+        make_private(self.path)
+
+    def locked(self) -> FileLock:
+        """One command at a time starts or ends the node; another one waits."""
+        return FileLock(self.path / "lock")
+
+    def node(self) -> Node | None:
+        """The node that is kept, or was not ended in order; None when there is none."""
+        text = read_text(self.path / "machine.json")
+        return None if text is None else NODE.validate_json(text)
+
+    def node_that_is_up(self) -> Node | None:
+        node = self.node()
+        return node if node is not None and node.state == "up" else None
+
+    def write(self, node: Node) -> None:
+        write_private(self.path / "machine.json", NODE.dump_json(node, indent=1).decode())
+
+    def forget(self, mark: str) -> None:
+        """Remove the record of this node, if it is still this node's."""
+        node = self.node()
+        if node is not None and node.mark == mark:
+            (self.path / "machine.json").unlink()
+
+    def application(self) -> str | None:
+        """The configuration deployed last."""
+        return read_text(self.path / "application")
+
+    def remember_application(self, path: Path) -> None:
+        write_private(self.path / "application", os.fspath(path.absolute()))
+
+    def forget_application(self) -> None:
+        (self.path / "application").unlink(missing_ok=True)

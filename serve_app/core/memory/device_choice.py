@@ -1,0 +1,88 @@
+"""Which devices an engine that asks is given, of those its ranks can be on.
+
+Invariant: two ranks of an engine are never on one device, and each gets at least what it needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from serve_app.core.memory.leases import Hold
+from serve_app.core.placement import Demand, Policy
+from serve_app.errors import InsufficientMemory
+
+if TYPE_CHECKING:
+    from serve_app.core.memory.reports import EngineReport
+
+
+def demands(told: EngineReport) -> list[Demand]:
+    """What an engine leaves to the ledger to place, node by node."""
+    ranks = Counter(rank.node for rank in told.ranks if rank.device is None)
+    return [Demand(count, told.wanted_bytes) for count in ranks.values()]
+
+
+def could_use(told: EngineReport, free: dict[str, int]) -> list[str]:
+    """The devices that an engine may be given, by key."""
+    fixed = {f"{rank.node}/{rank.device}" for rank in told.ranks if rank.device is not None}
+    nodes = {rank.node for rank in told.ranks if rank.device is None}
+    return [key for key in free if key in fixed or key.rpartition("/")[0] in nodes]
+
+
+def choose(told: EngineReport, free: dict[str, int], policy: Policy) -> list[Hold]:
+    """A device for each rank, and the same bytes on all: those wanted, or as many as there are down to the least.
+
+    Raises:
+        InsufficientMemory: says on which node or device what is missing.
+    """
+    chosen = {index: f"{rank.node}/{rank.device}" for index, rank in enumerate(told.ranks) if rank.device is not None}
+    for key in chosen.values():
+        if free.get(key, -1) < told.least_bytes:
+            raise InsufficientMemory(_missing(told, key, free.get(key)))
+    for node in {rank.node for rank in told.ranks if rank.device is None}:
+        ranks = [index for index, rank in enumerate(told.ranks) if rank.node == node and rank.device is None]
+        keys = [key for key in free if key.rpartition("/")[0] == node and key not in chosen.values()]
+        devices = _best(told, len(ranks), [free[key] for key in keys], policy)
+        if devices is None:
+            where = f"{len(ranks)} devices of {node}" if len(ranks) > 1 else f"any device of {node}"
+            raise InsufficientMemory(_missing(told, where, max((free[key] for key in keys), default=None)))
+        chosen |= {index: keys[device] for index, device in zip(ranks, devices, strict=True)}
+    amount = min(told.wanted_bytes, *(free[key] for key in chosen.values()))
+    return [Hold(chosen[index], amount) for index in range(len(told.ranks))]
+
+
+def best_of_all(
+    wanted_bytes: int, least_bytes: int, free: Mapping[str, int], nodes: Sequence[str], policy: Policy
+) -> Hold | None:
+    """A device of any of these nodes for an engine of one rank: where as much as is wanted leaves most room for what is
+    asked for here, else the one with most; None: none has the least."""
+    by_node: dict[str, list[str]] = {}
+    for key in free:
+        by_node.setdefault(key.rpartition("/")[0], []).append(key)
+    best: tuple[float, str] | None = None
+    for node in (node for node in nodes if node in by_node):
+        found = policy.choose([free[key] for key in by_node[node]], 1, wanted_bytes)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = (found[0], by_node[node][found[1][0]])
+    if best is not None:
+        return Hold(best[1], wanted_bytes)
+    keys = [key for node in nodes for key in by_node.get(node, ())]
+    most = max(keys, key=lambda key: free[key], default=None)
+    return Hold(most, free[most]) if most is not None and free[most] >= least_bytes else None
+
+
+def _best(told: EngineReport, ranks: int, free: list[int], policy: Policy) -> tuple[int, ...] | None:
+    """The devices for some ranks on one node: for as much as is wanted, else those with most; None: too few have the
+    least."""
+    found = policy.choose(free, ranks, told.wanted_bytes)
+    if found is not None:
+        return found[1]
+    most = sorted((index for index, left in enumerate(free) if left >= told.least_bytes), key=lambda i: -free[i])
+    return tuple(most[:ranks]) if len(most) >= ranks else None
+
+
+def _missing(told: EngineReport, where: str, free: int | None) -> str:
+    if free is None:
+        return f"{where} is not known"
+    return f"{where}: at least {told.least_bytes} bytes needed, {max(0, free)} free"

@@ -1,0 +1,12 @@
+"""Which node and device a demand gets, and how a fragmented cluster is repaired.
+
+Decides: a placement for a demand, and the cheapest plan of moves that makes room for one.
+In: nodes, demands, replicas. Out: placements and plans.
+Never: changes a ledger; `core.memory` carries plans out.
+"""
+
+from serve_app.core.placement.defrag import Move, Replica, Spot, make_room
+from serve_app.core.placement.fragmentation import Demand, Workload
+from serve_app.core.placement.policy import Policy
+
+__all__ = ["Demand", "Move", "Policy", "Replica", "Spot", "Workload", "make_room"]

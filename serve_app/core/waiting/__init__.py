@@ -1,1 +1,0 @@
-"""The parts of `core.admission`: levels, tenants, capacity, bounds, forecasts."""

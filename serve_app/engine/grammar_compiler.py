@@ -1,0 +1,137 @@
+"""Compiles grammars under a limit of CPU: a process of its own, and a fork of it for each grammar.
+
+The parent holds what takes seconds to import, so that killing a fork costs nothing: `python -m
+serve_app.engine.grammar_compiler LIMIT_S`. Its first line of input is xgrammar's description of the tokenizer, each
+further one `[kind, text]`; each is answered by one line, an object with the fields of `Verdict`. It ends with its
+input.
+
+Invariant: a fork uses at most LIMIT_S of CPU, `MAX_WALL_S` of time and `MAX_MORE_BYTES` of memory; the kernel ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from serve_app.engine.grammar_queue import MAX_COMPILED_BYTES, Grammar, Verdict
+from serve_app.errors import Unavailable
+
+MAX_WALL_S = 30.0  # a machine that gives it less than a thirtieth of a core serves nobody
+MAX_MORE_BYTES = 512 * 2**20  # above what its parent has mapped
+MAX_VALIDATE_S = 0.25  # vLLM's front end validates it once more, and its event loop stands still for that long
+ANSWER_S = 120.0  # the first answer comes after its imports, which take 4 s on an idle machine
+
+
+class Compiler:
+    """The process, started now and again whenever it is gone. Its calls block: for one thread at a time.
+
+    Args:
+        tokenizer: xgrammar's description of it.
+        limit_s: CPU seconds of a compile.
+    """
+
+    def __init__(self, tokenizer: str, limit_s: float) -> None:
+        self._tokenizer, self._limit_s = tokenizer, limit_s
+        self._process = self._started()
+
+    def compile(self, grammar: Grammar) -> Verdict:
+        """Raises Unavailable: the process is gone, or stands still."""
+        if self._process.poll() is not None:
+            self.end()
+            self._process = self._started()
+        process = self._process
+        assert process.stdout is not None
+        late = threading.Timer(ANSWER_S, process.kill)
+        late.start()
+        try:
+            self._tell(process, json.dumps(grammar))
+            answer = process.stdout.readline()
+        except OSError:
+            answer = ""
+        finally:
+            late.cancel()
+        if not answer:
+            self.end()
+            raise Unavailable("the process that compiles grammars has ended; another one starts", retry_after_s=5.0)
+        verdict = Verdict(**json.loads(answer))
+        if verdict.size_bytes > MAX_COMPILED_BYTES:
+            return Verdict(refusal=f"compiled, it has more than {MAX_COMPILED_BYTES} bytes", complex=True)
+        return verdict
+
+    def end(self) -> None:
+        """End the process, if it is not gone yet."""
+        with contextlib.suppress(BrokenPipeError), self._process as process:
+            process.kill()
+
+    def _started(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(self._limit_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        threading.Thread(target=self._tell, args=(process, self._tokenizer), daemon=True).start()
+        return process
+
+    def _tell(self, process: subprocess.Popen[str], line: str) -> None:
+        assert process.stdin is not None
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+
+
+def _fork(compiler: Any, vocabulary: int, limit_s: float, kind: str, text: str) -> None:
+    """Compile it and tell; ends this process."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MAX_MORE_BYTES, mapped + MAX_MORE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    import xgrammar
+
+    begun = time.process_time()
+    try:
+        validate = {"json": "json_schema", "tag": "structural_tag"}.get(kind, kind)
+        getattr(xgrammar.Grammar, f"from_{validate}")(text)
+        if time.process_time() - begun > MAX_VALIDATE_S:
+            raise MemoryError
+        compile = {"json": "json_schema", "ebnf": "grammar", "tag": "structural_tag"}.get(kind, kind)
+        compiled = getattr(compiler, f"compile_{compile}")(text)
+        mask = xgrammar.allocate_token_bitmask(1, vocabulary)
+        xgrammar.GrammarMatcher(compiled).fill_next_token_bitmask(mask, 0)
+        answer = {"cpu_s": time.process_time() - begun, "size_bytes": compiled.memory_size_bytes}
+    except MemoryError:
+        os._exit(1)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and this process ends
+        answer = {"refusal": str(error)[:500]}
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    os.write(1, json.dumps(answer).encode() + b"\n")
+    os._exit(0)
+
+
+def main(limit_s: float) -> None:
+    """Answer until the input ends."""
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo.deserialize_json(sys.stdin.readline())
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            _fork(compiler, info.vocab_size, limit_s, *json.loads(line))
+        status = os.waitpid(pid, 0)[1]
+        if status:
+            why = f"compiling it takes more than {limit_s} s of CPU, or {MAX_MORE_BYTES} bytes of memory"
+            os.write(1, json.dumps({"refusal": why, "complex": True}).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

@@ -1,0 +1,115 @@
+"""The router's end of a call by handle: one exchange with the very edge that answers HTTP.
+
+Invariant: nothing is decided here. Key, class, limits, line, outcome and metrics are the edge's; a caller that goes
+away cancels the edge's task, as a disconnected HTTP client does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from serve_app.errors import ServeAppError
+from serve_app.http.error_responses import REQUEST_ID_HEADER
+from serve_app.http.python_calls import Asked, Headers, Piece, read_body, read_events
+
+Message = MutableMapping[str, Any]
+Edge = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+
+REQUEST_ID = b"x-request-id"
+PIECE_BYTES = 2**20  # of an answer in one message: a process outside the cluster takes 4 MiB, gRPC's default
+
+
+class Inside:
+    """Calls by handle on one router replica.
+
+    Args:
+        edge: the router's ASGI application.
+    """
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    async def exchange(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+        """The answer as it comes: status, headers and first bytes in one, then bytes. Closing it ends the request.
+
+        While the reader is behind, one message waits and the edge with it, so frames coalesce where they always do.
+        """
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        room = asyncio.Semaphore(1)
+
+        async def send(message: Message) -> None:
+            await room.acquire()
+            messages.put_nowait(message)
+
+        task = asyncio.ensure_future(self._edge(_scope(asked), _receiver(asked.body), send))
+        task.add_done_callback(lambda _: messages.put_nowait(None))  # else a task that fails leaves us waiting
+        try:
+            head: tuple[int, Headers] | None = None
+            while (message := await messages.get()) is not None:
+                room.release()
+                if message["type"] == "http.response.start":
+                    head = message["status"], [*message["headers"], *_request_id(asked.headers, message["headers"])]
+                    continue
+                for piece in _pieces(message["body"]):
+                    yield piece if head is None else (*head, piece)
+                    head = None
+            if task.cancelled():  # not by us: to the caller it must not look as if it had been cancelled itself
+                raise ServeAppError("the router dropped the request")
+            task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def answer(self, asked: Asked) -> dict[str, Any]:
+        """A whole answer, as plain data. Raises the `ServeAppError` that HTTP would have told."""
+        answer: dict[str, Any] = msgspec.json.decode(await read_body(self.exchange(asked)))
+        return answer
+
+    async def stream(self, asked: Asked) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a streamed answer, as plain data. Raises as `answer`, before the first chunk or after it."""
+        async with contextlib.aclosing(read_events(self.exchange(asked))) as told:
+            async for event in told:
+                yield msgspec.json.decode(event)
+
+
+class RefusalsAreNoFailures(logging.Filter):
+    """Keeps refusals out of a replica's log: Serve writes a traceback there for every error that a method raises."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not (isinstance(error, ServeAppError) and error.status != ServeAppError.status)
+
+
+def _scope(asked: Asked) -> Message:
+    return {"type": "http", "method": asked.method, "path": asked.path, "headers": asked.headers}
+
+
+def _request_id(sent: Headers, answered: Headers) -> Headers:
+    """The `x-request-id` that Serve adds to an answer over HTTP: the caller's own, if it sent one."""
+    found = dict(sent).get(REQUEST_ID) or dict(answered).get(REQUEST_ID_HEADER)
+    return [] if found is None else [(REQUEST_ID, found)]
+
+
+def _receiver(body: bytes) -> Callable[[], Awaitable[Message]]:
+    """The body in one piece, and nothing after it: a caller that leaves cancels the task instead."""
+    asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if not asked:
+            await asyncio.Event().wait()
+        return asked.pop()
+
+    return receive
+
+
+def _pieces(body: bytes) -> list[bytes]:
+    if len(body) <= PIECE_BYTES:
+        return [body]
+    return [body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)]

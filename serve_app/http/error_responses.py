@@ -1,0 +1,88 @@
+"""Refusals on the wire, in the form the official OpenAI SDK turns into its typed exceptions.
+
+Invariant: a body is one JSON object `{"error": {"message", "type", "param", "code"}}`, pure ASCII on one line, so that
+it is valid as an SSE `data:` field too; and no text of a client's ever reaches a header.
+
+Wait times are told twice, as the SDK reads them: `retry-after-ms` first, `Retry-After` in whole seconds for all others.
+Both are rounded up, since a client that comes back a moment early is refused again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from serve_app.errors import ServeAppError
+from serve_app.http.routes import WrongMethod
+from serve_app.types import Operation
+
+Headers = list[tuple[bytes, bytes]]
+
+# The id inside the OpenAI object's; `x-request-id` is Serve's own, and echoes what the client sends.
+REQUEST_ID_HEADER = b"x-serve-app-request-id"
+MAX_RETRY_AFTER_S = 86_400.0  # a day; what we cannot serve sooner is told as that
+SSE_DONE = b"data: [DONE]\n\n"
+_RETRY_MS = b"retry-after-ms"
+
+
+def error_response(error: ServeAppError) -> tuple[int, Headers, bytes]:
+    """Status, headers and JSON body of a refusal that comes before any byte of an answer. Whoever sends it adds the
+    Content-Length, as for every whole answer."""
+    body = _encode(error.body())
+    headers: Headers = [(b"content-type", b"application/json")]
+    headers += _retry_headers(error.retry_after_s)
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.status == 409:
+        headers.append((b"x-should-retry", b"false"))  # the SDK would, and in vain
+    if isinstance(error, WrongMethod):
+        headers.append((b"allow", ", ".join(error.allow).encode()))
+    return error.status, headers, body
+
+
+def sse_error(error: ServeAppError, operation: Operation = Operation.CHAT) -> bytes:
+    """The end of a stream that has begun and cannot go on: an error event the SDK raises as `APIError`.
+
+    Chat and completion streams end with `[DONE]`. The Responses API names its events and has no such end; its event
+    also carries `code`, `message` and `param` where that API has them. It has no `sequence_number`, since the events
+    before it were relayed as ready bytes and not counted.
+    """
+    return _last_event(error.body(), operation)
+
+
+def sse_refusal(body: bytes, operation: Operation) -> bytes:
+    """The same for the JSON body of an engine's own refusal."""
+    return _last_event(json.loads(body), operation)
+
+
+def sse_comment(text: str) -> bytes:
+    """What every reader of a stream skips; the blank line after it lets readers that split there skip it as a whole."""
+    return b": " + text.encode("ascii") + b"\n\n"
+
+
+def sse_retry_comment(error: ServeAppError) -> bytes:
+    """The wait that headers would have told, for who has been told of the line by comments; empty: there is none."""
+    waits = dict(_retry_headers(error.retry_after_s))
+    return sse_comment(f"retry_after_ms={int(waits[_RETRY_MS])}") if waits else b""
+
+
+def _last_event(body: dict[str, Any], operation: Operation) -> bytes:
+    if operation is not Operation.RESPONSES:
+        return b"data: " + _encode(body) + b"\n\n" + SSE_DONE
+    said = body["error"]
+    event = {"type": "error", "code": said["code"], "message": said["message"], "param": said["param"], **body}
+    return b"event: error\ndata: " + _encode(event) + b"\n\n"
+
+
+def _retry_headers(retry_after_s: float | None) -> Headers:
+    if retry_after_s is None or math.isnan(retry_after_s):
+        return []
+    wait_s = min(max(retry_after_s, 0.0), MAX_RETRY_AFTER_S)
+    wait_ms = math.ceil(round(wait_s * 1000, 3))  # rounded first: 1.1 s are 1100.0000000000002 ms in binary
+    return [(b"retry-after", b"%d" % math.ceil(wait_s)), (_RETRY_MS, b"%d" % wait_ms)]
+
+
+def _encode(value: dict[str, object]) -> bytes:
+    """ASCII, because a message may quote text that has no UTF-8 form."""
+    return json.dumps(value, separators=(",", ":")).encode("ascii")

@@ -1,0 +1,239 @@
+"""How big a request is, told from its body alone: sequences, text, bounds, and the key of its prefix.
+
+Invariant: `slots` raises nothing but `BadRequest`, the rest raises nothing, whatever JSON the body is made of: what is
+not where it should be counts as nothing here, and vLLM refuses it by name.
+
+These are estimates for admission and routing, made in microseconds on every request; no tokenizer is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from serve_app.core.routing import Key, Why
+from serve_app.errors import BadRequest
+from serve_app.settings import HttpSettings
+from serve_app.types import Operation
+
+BYTES_PER_TOKEN = 4  # of English text in today's vocabularies; other scripts have more bytes and more tokens
+MESSAGE_BYTES = 16  # the role and the markers a chat template sets around a message are about four tokens
+PREFIX_CHARS = 2048  # of each leading message: 512 tokens tell conversations apart, and hashing more costs more
+PREFIX_MESSAGES = 8  # system and developer messages are one or two; a bound for odd callers
+PREFIX_TOKEN_IDS = 512  # the same length where the prompt comes as token ids
+_DIGEST_BYTES = 16  # collisions only cost a detour
+_LEADING_ROLES = ("system", "developer")
+_OUTPUT_BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_TEXT_FIELDS = ("text", "arguments", "output", "name")
+
+
+def slots(operation: Operation, body: Mapping[str, Any], bounds: HttpSettings) -> int:
+    """How many sequences the request occupies in the engine's batch: `n` x prompts; 0 where it takes none.
+
+    Raises:
+        BadRequest: more than `bounds.max_sequences`, or `n` is no positive integer; `param` is the field at fault.
+    """
+    if not operation.takes_slot or operation is Operation.RESPONSES:
+        return int(operation.takes_slot)
+    field, prompts = _prompts(operation, body)
+    n = body.get("n") if operation.generates else None
+    if n is None:
+        n = 1
+    elif type(n) is not int or n < 1:
+        raise BadRequest("`n` must be a positive integer", param="n")
+    if operation is Operation.EMBEDDING:
+        if prompts > bounds.max_embedding_inputs:
+            raise BadRequest(f"`{field}` may have {bounds.max_embedding_inputs} inputs, it has {prompts}", param=field)
+        return prompts
+    if n * prompts > bounds.max_sequences:
+        shown = n if n < 2**63 else "too many"
+        asked = f"{shown} x {prompts} (`n` times the prompts in `{field}`)" if n > 1 else f"{prompts} in `{field}`"
+        raise BadRequest(
+            f"one request may ask for {bounds.max_sequences} sequences, this one asks for {asked}",
+            param="n" if n > 1 else field,
+        )
+    return n * prompts
+
+
+def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
+    """The text the model has to read, in bytes of UTF-8: messages with their markers, tools, prompts. A token id counts
+    as `BYTES_PER_TOKEN`, media as nothing."""
+    match operation:
+        case Operation.COMPLETION:
+            return _prompt_size(body.get("prompt"))
+        case Operation.EMBEDDING:
+            return _prompt_size(body.get("input")) + _prompt_size(body.get("messages"))
+        case Operation.RESPONSES:
+            size = _text_size(body.get("instructions")) + _prompt_size(body.get("input"))
+        case Operation.CHAT:
+            size = _prompt_size(body.get("messages"))
+        case _:
+            return _prompt_size(body.get("prompt")) + _prompt_size(body.get("messages"))
+    tools = body.get("tools")
+    return size + len(msgspec.json.encode(tools)) if tools else size
+
+
+def output_bound(body: Mapping[str, Any]) -> int | None:
+    """The tokens that the client allows an answer, 0 at least; None: it gives no bound."""
+    given = [body[name] for name in _OUTPUT_BOUNDS if type(body.get(name)) is int]
+    return max(given[0], 0) if given else None
+
+
+def answers(operation: Operation, body: Mapping[str, Any]) -> int:
+    """How many answers a generating request asks for, each with its own output: `n` x prompts."""
+    n = body.get("n")
+    return (n if type(n) is int and n > 0 else 1) * prompts(operation, body)
+
+
+def prompts(operation: Operation, body: Mapping[str, Any]) -> int:
+    """How many prompts a generating request has."""
+    return _count(body.get("prompt") if operation is Operation.COMPLETION else None)
+
+
+def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:
+    """The same 32 hex digits for requests that begin alike, so that routing can send them where that prefix is cached;
+    empty where there is nothing to reuse.
+
+    Of a conversation it is the leading system and developer messages and the first one after them, each up to
+    `PREFIX_CHARS`, however their content is written: it stays the same from turn to turn and differs between
+    conversations under one system prompt. Of a prompt it is its beginning.
+    """
+    match operation:
+        case Operation.CHAT:
+            parts = _leading(body.get("messages"))
+        case Operation.RESPONSES:
+            parts = [_lead(body.get("instructions")), *_leading(body.get("input"))]
+        case Operation.COMPLETION:
+            parts = [_lead(body.get("prompt"))]
+        case _:
+            return ""
+    if not any(parts):
+        return ""
+    data = "\x1e".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def key(
+    operation: Operation, body: Mapping[str, Any], tenant: str, session_id: str | None, prompt: int, block: int
+) -> Key | None:
+    """What the request shares with others, for routing: its session, else its prefix, always within its tenant.
+
+    Args:
+        prompt: its tokens.
+        block: tokens that the KV cache is given out in. A prompt within one leaves nothing to be found again: whole
+            blocks are cached, and the last token is always computed.
+    """
+    if session_id is not None:
+        return Key(f"{tenant}\0session\0{session_id}", Why.SESSION)
+    prefix = prefix_key(operation, body) if prompt > block else ""
+    return Key(f"{tenant}\0prefix\0{prefix}", Why.PREFIX) if prefix else None
+
+
+def _prompts(operation: Operation, body: Mapping[str, Any]) -> tuple[str, int]:
+    if operation is Operation.COMPLETION:
+        return "prompt", _count_some("prompt", body)
+    if operation is Operation.EMBEDDING:  # with both fields there, vLLM takes the one that parses: count the larger
+        inputs, messages = _count_some("input", body), _count_some("messages", body)
+        return ("input", inputs) if inputs >= messages else ("messages", messages)
+    return "messages", 1
+
+
+def _count_some(field: str, body: Mapping[str, Any]) -> int:
+    value = body.get(field)
+    if type(value) is list and not value:
+        raise BadRequest(f"`{field}` is an empty list", param=field)
+    return _count(value)
+
+
+def _count(value: Any) -> int:
+    """Prompts in a field: a list of numbers is one prompt of token ids, a list of messages is one conversation."""
+    return len(value) if type(value) is list and value and type(value[0]) not in (int, dict) else 1
+
+
+def _text_size(value: Any) -> int:
+    if type(value) is not str:
+        return 0
+    return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+
+
+def _prompt_size(value: Any) -> int:
+    """Of a prompt in any form: a string, token ids, messages, or a list of those."""
+    if type(value) is str:
+        return _text_size(value)
+    if type(value) is not list or not value:
+        return 0
+    if type(value[0]) is int:
+        return BYTES_PER_TOKEN * len(value)
+    size = 0
+    for item in value:
+        if type(item) is dict:
+            size += _message_size(item)
+        elif type(item) is str:
+            size += _text_size(item)
+        elif type(item) is list and item:  # one level only: a list in a list is a batch, deeper is nothing vLLM takes
+            ids = type(item[0]) is int
+            size += BYTES_PER_TOKEN * len(item) if ids else sum(_message_size(m) for m in item if type(m) is dict)
+    return size
+
+
+def _message_size(message: dict[str, Any]) -> int:
+    content = message.get("content")
+    size = MESSAGE_BYTES + sum(_text_size(text) for text in _texts(content))
+    for field in _TEXT_FIELDS:
+        if field in message:
+            size += _text_size(message[field])
+    calls = message.get("tool_calls")
+    return size + len(msgspec.json.encode(calls)) if calls else size
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """The texts of a message's content: a string, or a list of strings and of parts that hold one."""
+    if type(content) is str:
+        yield content
+    elif type(content) is list:
+        for part in content:
+            text = part.get("text") if type(part) is dict else part
+            if type(text) is str:
+                yield text
+
+
+def _leading(messages: Any) -> list[str]:
+    if type(messages) is not list:
+        return [_lead(messages)]
+    parts: list[str] = []
+    for message in messages[:PREFIX_MESSAGES]:
+        if type(message) is not dict:
+            break
+        role = message.get("role")
+        parts += [role if type(role) is str else "", _joined(message.get("content"))]
+        if role not in _LEADING_ROLES:
+            break
+    return parts
+
+
+def _joined(content: Any) -> str:
+    if type(content) is str:
+        return content[:PREFIX_CHARS]
+    found: list[str] = []
+    room = PREFIX_CHARS
+    for text in _texts(content[:PREFIX_CHARS] if type(content) is list else None):
+        found.append(text[:room])
+        room -= len(found[-1])
+        if room <= 0:
+            break
+    return "".join(found)
+
+
+def _lead(prompt: Any) -> str:
+    if type(prompt) is list and prompt:
+        if type(prompt[0]) is not int:
+            return _lead(prompt[0]) if type(prompt[0]) is str else _ids(prompt[0])
+        return _ids(prompt)
+    return prompt[:PREFIX_CHARS] if type(prompt) is str else ""
+
+
+def _ids(prompt: Any) -> str:
+    return ",".join(map(str, prompt[:PREFIX_TOKEN_IDS])) if type(prompt) is list else ""

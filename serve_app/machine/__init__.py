@@ -1,1 +1,0 @@
-"""One machine of a cluster: its environment, its Ray, and what keeps both. `deploy/node.sh` is the way in."""

@@ -1,0 +1,13 @@
+"""The quota actor: one named actor that grants the GPU memory of the cluster.
+
+Decides: nothing; `core.quota` does. The actor has the clock, the store and the state of nodes and processes.
+In: memory reports of engines, queue messages of routers. Out: grants, queue messages, the report of `serve-app quota`.
+Never: answers before what it has granted is stored.
+"""
+
+from serve_app.quota import actor, client
+from serve_app.quota.actor import GpuMemoryQuota
+from serve_app.quota.client import AWAY, QuotaActor, quota_actor
+from serve_app.quota.inventory import InventorySettings
+
+__all__ = ["AWAY", "GpuMemoryQuota", "InventorySettings", "QuotaActor", "actor", "client", "quota_actor"]

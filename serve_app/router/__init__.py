@@ -1,0 +1,24 @@
+"""The models of one router replica: queue client, grants, retries, replicas and their health.
+
+Decides: on which granted replica a request runs, when it is tried again, and which replicas are ejected.
+In: arrivals, grants of the queue, frames of replicas. Out: a stream of frames for each request, metrics, sessions.
+Never: reads HTTP, and never orders requests itself; `core.queue` and the quota actor do.
+"""
+
+from serve_app.router.metrics import RouterMetrics
+from serve_app.router.model_registry import ModelRegistry
+from serve_app.router.model_router import ModelRouter
+from serve_app.router.queue_client import QueueClient
+from serve_app.router.receipt_search import ReceiptSearch
+from serve_app.router.request_trace import RequestTrace
+from serve_app.router.sessions import SessionBook
+
+__all__ = [
+    "ModelRegistry",
+    "ModelRouter",
+    "QueueClient",
+    "ReceiptSearch",
+    "RequestTrace",
+    "RouterMetrics",
+    "SessionBook",
+]

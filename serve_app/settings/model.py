@@ -1,0 +1,201 @@
+"""The settings of one model: its engine, its size, its replicas.
+
+Invariant: what parses can be placed: ranks, shares of GPUs and sizes fit together, as far as that needs no hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from serve_app.core.estimate import LengthRule
+from serve_app.settings import presets
+
+DEFAULT_TARGET_ONGOING = 20.0  # requests per replica, waiting ones included; what the field's examples use
+DEFAULT_UPSCALE_DELAY_S = 30.0  # a burst that is over by then is not worth an engine's start
+DEFAULT_DOWNSCALE_DELAY_S = 120.0  # an engine costs minutes to get back, so a pause between requests keeps it
+DEFAULT_LOOK_BACK_S = 5.0  # smooths a few samples; the delays do the rest. Serve's 30 s makes every decision that late
+DEFAULT_METRICS_INTERVAL_S = 1.0  # a report is a few hundred bytes; at Serve's 10 s a burst is seen up to 20 s late
+DEFAULT_MAX_SURGE_PERCENT = 0  # where all GPUs are in use, a replacement beside the old replica would wait for ever
+DEFAULT_MAX_NUM_SEQS = 64  # sequences one engine step runs; the knee of the batch curve on two cores
+# Tokens of prompt and output. The figure the field uses, with 64 sequences that are shorter and 16 that are not.
+DEFAULT_LONG_FROM_TOKENS = 100
+DEFAULT_SESSION_SLOTS = 16  # a quarter of the batch beside it; rows that do not run cost an engine step nothing
+DEFAULT_KV_CACHE_GB = 0.5  # CPU only, where the engine cannot measure what is free: 0.5 GiB holds 64 tiny sequences
+DEFAULT_HEALTH_STALL_S = 30.0  # a step of a big prefill takes seconds; 30 s without CPU time or a step is frozen
+# A child compiles it, then the engine, and its first masks may take 0.25 s: 2 s in all. With 128,000 tokens to choose
+# from an ordinary schema takes 0.1 s, one with a string of bounded length up to 1 s on a busy virtual core.
+DEFAULT_GRAMMAR_CPU_S = 0.85
+DEFAULT_DRAIN_S = 600.0  # Serve kills streams that outlast it; the longest answer we promise takes minutes
+
+# Of vLLM's arguments those that say how many ranks there are and who starts them: Ray places what the settings say.
+PLACED_BY_US = frozenset(
+    {
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "prefill_context_parallel_size",
+        "data_parallel_size",
+        "data_parallel_backend",
+        "distributed_executor_backend",
+        "nnodes",
+    }
+)
+
+
+class Frozen(BaseModel):
+    """What every part of the configuration is: it never changes, and an unknown key in it is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AutoscaleSettings(Frozen):
+    """Replica bounds and Serve's autoscaling on ongoing requests per replica."""
+
+    min_replicas: int = Field(1, ge=0)
+    max_replicas: int = Field(1, ge=1)
+    target_ongoing_requests: float = Field(DEFAULT_TARGET_ONGOING, gt=0)
+    upscale_delay_s: float = Field(DEFAULT_UPSCALE_DELAY_S, ge=0)
+    downscale_delay_s: float = Field(DEFAULT_DOWNSCALE_DELAY_S, ge=0)
+    downscale_to_zero_delay_s: float | None = Field(None, ge=0)  # of the last replica; None: downscale_delay_s
+    look_back_s: float = Field(DEFAULT_LOOK_BACK_S, gt=0)
+    metrics_interval_s: float = Field(DEFAULT_METRICS_INTERVAL_S, gt=0)
+    # Replicas above the number, in percent, while changed ones replace the others; 0: the old ones leave first.
+    max_surge_percent: int = Field(DEFAULT_MAX_SURGE_PERCENT, ge=0, le=100)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> AutoscaleSettings:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})")
+        if self.look_back_s <= self.metrics_interval_s:
+            raise ValueError(
+                f"look_back_s ({self.look_back_s:g}) must be above metrics_interval_s ({self.metrics_interval_s:g})"
+            )
+        return self
+
+    @property
+    def autoscaled(self) -> bool:
+        """Whether the number of replicas follows the load."""
+        return self.min_replicas != self.max_replicas
+
+
+class SimulatedSettings(Frozen):
+    """Rates of the simulated engine (tests and load studies; never what `make serve` runs)."""
+
+    prefill_tokens_per_s: float = Field(20_000.0, gt=0)
+    decode_step_s: float = Field(0.02, ge=0)
+    kv_cache_tokens: int = Field(65_536, ge=16)
+    start_s: float = Field(0.0, ge=0)  # what loading a model would take
+    seed: int = 0
+
+
+class ModelSettings(Frozen):
+    """One model: an engine deployment of its own."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
+    path: str = "tiny"  # "tiny" is the built-in model; else a Hugging Face id or a folder
+    generation: int = Field(0, ge=0)  # raised, replicas are replaced with all else unchanged: new weights in the folder
+    engine: Literal["vllm", "simulated"] = "vllm"
+    task: Literal["generate", "embed"] = "generate"
+    preset: Literal["latency", "balanced", "throughput"] | None = (
+        None  # defaults of other settings: serve_app.settings.presets
+    )
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    pipeline_parallel_size: int = Field(1, ge=1, le=64)
+    replicas: AutoscaleSettings = AutoscaleSettings()
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: str | None = None
+    max_model_len: int | None = Field(None, ge=16)
+    max_num_seqs: int = Field(DEFAULT_MAX_NUM_SEQS, ge=1, le=4096)
+    # So many of them at most may be long, by estimate, and in a mixture fewer of either; None: length does not count.
+    max_long_seqs: int | None = Field(None, ge=1)
+    long_from_tokens: int = Field(DEFAULT_LONG_FROM_TOKENS, ge=1)
+    # Sequences the engine runs beside those, for requests of agent sessions alone: as many sessions may be open on it.
+    session_slots: int = Field(DEFAULT_SESSION_SLOTS, ge=0, le=1024)
+    # Sizes over all ranks that a session's memory is rounded up to, above the largest to its multiples; none: as asked.
+    buckets_gb: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    max_num_batched_tokens: int | None = Field(None, ge=16)
+    kv_cache_gb: float | None = Field(None, gt=0)  # per rank; None: sized by gpu_memory_utilization on GPUs
+    kv_cache_min_gb: float | None = Field(None, gt=0)  # per rank, with which it starts, too; None: with no less
+    memory_gb: float | None = Field(None, gt=0)  # per rank, weights and KV cache and all; None: from the other settings
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    chat_template: str | None = None
+    media_domains: tuple[str, ...] = ()  # hosts that images in requests may be fetched from; none: none
+    cpus_per_rank: float = Field(1.0, ge=0)
+    gpus_per_rank: float | None = Field(None, ge=0, le=1)  # None: 1 for vLLM's GPU build, else no GPU is asked for
+    accelerator_type: str | None = None
+    grammar_cpu_s: float = Field(DEFAULT_GRAMMAR_CPU_S, gt=0)  # to compile a schema, a regex, a grammar or choices
+    health_stall_s: float = Field(DEFAULT_HEALTH_STALL_S, gt=0)
+    drain_s: float = Field(DEFAULT_DRAIN_S, gt=0)
+    extra_engine_args: dict[str, Any] = {}  # passed to vLLM's AsyncEngineArgs as they are
+    simulated: SimulatedSettings = SimulatedSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, data: Any) -> Any:
+        return presets.filled(data) if isinstance(data, Mapping) else data
+
+    @model_validator(mode="after")
+    def _placeable(self) -> ModelSettings:
+        if self.ranks > 1 and self.gpus_per_rank not in (None, 0, 1):
+            raise ValueError(
+                f"gpus_per_rank ({self.gpus_per_rank:g}) must be 1 where an engine has several ranks: "
+                "shares of a GPU can land on the same GPU, where two ranks of one engine cannot run"
+            )
+        wanted_gb, least_gb = self.kv_cache_gb, self.kv_cache_min_gb
+        if wanted_gb is not None and least_gb is not None and least_gb > wanted_gb:
+            raise ValueError(f"kv_cache_min_gb ({least_gb:g}) is above kv_cache_gb ({wanted_gb:g})")
+        if self.max_long_seqs is not None and self.max_long_seqs > self.max_num_seqs:
+            raise ValueError(f"max_long_seqs ({self.max_long_seqs}) is above max_num_seqs ({self.max_num_seqs})")
+        budget = self.max_num_batched_tokens
+        if budget is not None and budget < self.engine_seqs and self.engine == "vllm":
+            raise ValueError(
+                f"max_num_batched_tokens ({budget}) is below the {self.engine_seqs} sequences of a step "
+                "(max_num_seqs and session_slots): each needs a token of it"
+            )
+        if list(self.buckets_gb) != sorted(set(self.buckets_gb)):
+            raise ValueError("buckets_gb: sizes must rise")
+        placed = sorted(PLACED_BY_US & self.extra_engine_args.keys())
+        if placed:
+            raise ValueError(f"extra_engine_args: {placed[0]} decides where ranks run, which the model's settings do")
+        return self
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def placed_by_ledger(self) -> bool:
+        """Whether the ledger may choose the node of its engines: it shares a device, or says what memory it needs."""
+        return self.memory_gb is not None or 0 < (self.gpus_per_rank or 0) < 1
+
+    @property
+    def session_places(self) -> int:
+        """Sequences kept for sessions; an embedding model has none: nothing of its requests stays in the cache."""
+        return self.session_slots if self.task == "generate" else 0
+
+    @property
+    def lengths(self) -> LengthRule | None:
+        """What a request takes of the batch by its length; None: all the same."""
+        if self.max_long_seqs is None:
+            return None
+        return LengthRule.of_batch(self.max_num_seqs, self.max_long_seqs, self.long_from_tokens)
+
+    @property
+    def long_weight(self) -> int:
+        """The slots that one sequence takes at most."""
+        return 1 if self.lengths is None else self.lengths.long_weight
+
+    @property
+    def engine_seqs(self) -> int:
+        """Sequences one step of the engine runs: those the routers grant, and those of sessions."""
+        return self.max_num_seqs + self.session_places
+
+
+# What is served when nothing is configured; float32, since a model this small computes no faster in less.
+BUILT_IN = ModelSettings(name="tiny", path="tiny", dtype="float32", tool_parser="hermes")

@@ -1,0 +1,85 @@
+"""The application as Serve's own configuration (`serve deploy`, Serve's REST interface), from ours.
+
+Serve's configuration is the only way in which an application-level scaling policy and live changes of an application
+can be had; `serve-app up`, `serve-app deploy` and `serve-app export` all go through here.
+
+Invariant: no API key is in it, only digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from serve_app.names import APPLICATION, deployment_of
+from serve_app.settings.settings import ModelSettings, Settings
+
+BUILD = "serve_app.app:build"
+POLICY = "autoscaling.ray_policy:ScalingPolicy"
+
+GIB = 2**30
+
+ProxyLocation = Literal["EveryNode", "HeadOnly"]
+
+
+def application(settings: Settings, *, import_path: str = BUILD, name: str = APPLICATION) -> dict[str, Any]:
+    """One entry of `applications`. `settings` must hold hashed keys only.
+
+    Raises:
+        ValueError: a key in clear.
+    """
+    if any(key.key is not None for key in settings.auth.keys):
+        raise ValueError("auth.keys: a key in clear must not leave the process that read the configuration")
+    entry: dict[str, Any] = {
+        "name": name,
+        "route_prefix": "/",
+        "import_path": import_path,
+        "args": settings.model_dump(mode="json"),
+    }
+    placed = [model for model in settings.models if model.placed_by_ledger]
+    if settings.autoscaled or placed:
+        entry["autoscaling_policy"] = {"policy_function": POLICY}
+    if placed:
+        starts = {
+            "application": name,
+            "models": {deployment_of(model.name): [model.name, _asked_bytes(model)] for model in placed},
+            "quota": settings.quota.model_dump(mode="json"),
+        }
+        entry["autoscaling_policy"]["policy_kwargs"] = {"starts": starts}
+    return entry
+
+
+def _asked_bytes(model: ModelSettings) -> int | None:
+    """Of the one device an engine is on; None: its replicas will say."""
+    return None if model.memory_gb is None else int(model.memory_gb * GIB) * model.ranks
+
+
+def deployment_config(
+    applications: list[dict[str, Any]],
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    proxy_location: ProxyLocation | None = None,
+) -> dict[str, Any]:
+    """The whole of Serve's configuration. What is None is left as the running Serve has it, or to Serve's defaults."""
+    http = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    config: dict[str, Any] = {"applications": applications}
+    if proxy_location is not None:
+        config["proxy_location"] = proxy_location
+    if http:
+        config["http_options"] = http
+    return config
+
+
+def beside(application_entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """This application and the others that were declared to the running Serve, which would otherwise be deleted.
+
+    Args:
+        details: `ServeInstanceDetails` as a dictionary.
+    """
+    others = [
+        dict(found["deployed_app_config"])
+        for name, found in details["applications"].items()
+        if name != application_entry["name"] and found.get("deployed_app_config")
+    ]
+    return [*others, dict(application_entry)]

@@ -1,0 +1,281 @@
+"""The configuration: one frozen tree, checked before anything is started. Models are in `serve_app.settings.model`.
+
+Invariant: what parses is runnable as far as can be told without the hardware; an unknown key is an error that names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+from pydantic import Field, model_validator
+
+from serve_app.core.estimate import DEFAULT_QUANTILE
+from serve_app.core.queue import MAX_HEADROOM_SHARE
+from serve_app.core.receipts import ServiceLevel
+from serve_app.errors import ConfigError
+from serve_app.names import deployment_of
+from serve_app.settings.model import (
+    BUILT_IN,
+    DEFAULT_KV_CACHE_GB,
+    AutoscaleSettings,
+    Frozen,
+    ModelSettings,
+    SimulatedSettings,
+)
+from serve_app.types import RequestClass
+
+__all__ = [
+    "DEFAULT_KV_CACHE_GB",
+    "AdmissionSettings",
+    "AuthSettings",
+    "AutoscaleSettings",
+    "HttpSettings",
+    "KeySettings",
+    "ModelSettings",
+    "QuotaSettings",
+    "RouterSettings",
+    "SessionSettings",
+    "Settings",
+    "SimulatedSettings",
+    "load",
+    "parse",
+]
+
+DEFAULT_MAX_BODY_BYTES = 8 * 2**20  # a 128K-token prompt is about 0.6 MB; vision inputs are links or a few MB
+DEFAULT_MAX_JSON_VALUES = 250_000  # a prompt of 128K token ids twice over; decoding them holds a router for 15 to 60 ms
+DEFAULT_MAX_JSON_DEPTH = 64  # nested JSON schemas of real tools stay under 20; parsers recurse per level
+DEFAULT_MAX_SEQUENCES = 8  # per request: n x prompts; vLLM's own default of 16384 lets one call fill the engine
+DEFAULT_MAX_EMBEDDING_INPUTS = 2048  # OpenAI's own bound on the inputs of one embeddings call
+DEFAULT_MAX_QUEUED = 1000  # requests waiting per model; the middle size the field uses (256, 1,000, 10,000)
+DEFAULT_MAX_QUEUED_TOKENS = 4_000_000  # as many requests of 4,000 tokens; longer ones take minutes each to drain
+DEFAULT_HEADROOM_SHARE = 0.5  # at most; of 64 slots 2 are kept where a tenth of the load is `high`, none where none is
+DEFAULT_TRICKLE_SHARE = 0.05  # of granted tokens to each class that waits: a batch stays alive, a person hardly notices
+DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
+DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
+DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back in less; raise it for slow loads
+# One request in five outgrows it and is given more; on chat traces no more than what the pool keeps for that.
+DEFAULT_OUTPUT_QUANTILE = DEFAULT_QUANTILE
+DEFAULT_SESSIONS_PER_TENANT = 64  # as many agents as one model's batch; a runaway script does not take every engine
+DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it is seen to wait, and costs no restart
+
+ClassName = Literal["low", "normal", "high", "critical"]
+
+
+class KeySettings(Frozen):
+    """One API key. Give the key itself, or its SHA-256 (hex) so that the file holds no secret."""
+
+    key: str | None = Field(None, min_length=16)
+    key_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    tenant: str = Field("default", min_length=1, max_length=64)
+    max_class: ClassName = "high"
+    default_class: ClassName = "normal"
+    admin: bool = False  # may ask what concerns all tenants: /admin/quota, /metrics
+    metrics: bool = False  # may read /metrics, as an operator's may: for a scraper
+
+    @model_validator(mode="after")
+    def _one_secret(self) -> KeySettings:
+        if (self.key is None) == (self.key_sha256 is None):
+            raise ValueError("give exactly one of key and key_sha256")
+        if RequestClass[self.default_class.upper()] > RequestClass[self.max_class.upper()]:
+            raise ValueError(f"default_class {self.default_class!r} is above max_class {self.max_class!r}")
+        return self
+
+    def without_secret(self) -> KeySettings:
+        """The same key by its SHA-256 alone: the only form that leaves the process that read the configuration."""
+        if self.key is None:
+            return self
+        digest = hashlib.sha256(self.key.encode()).hexdigest()
+        return self.model_copy(update={"key": None, "key_sha256": digest})
+
+
+class AuthSettings(Frozen):
+    """Who may call. Without keys one is generated at start and kept in `key_file` with mode 0600."""
+
+    keys: tuple[KeySettings, ...] = ()
+    key_file: str | None = None
+
+    @model_validator(mode="after")
+    def _distinct_keys(self) -> AuthSettings:
+        """Routers that run take no configuration in which it is not clear whose a key is."""
+        digests = [key.without_secret().key_sha256 for key in self.keys]
+        for index, digest in enumerate(digests):
+            if digest in digests[:index]:
+                raise ValueError(f"auth.keys.{index}: this key is given twice")
+        return self
+
+
+class ClassSettings(Frozen):
+    """Bounds of one class beside those of the whole line (None: only those hold), and what it promises (None: nothing;
+    it is measured and told, and refuses nobody)."""
+
+    max_queued: int | None = Field(None, ge=0)
+    max_queued_tokens: int | None = Field(None, ge=0)
+    ttft_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)  # from arrival to the first token
+    itl_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)  # between tokens, the mean of an answer
+
+
+class TenantSettings(Frozen):
+    """What one tenant may have of each model's replicas."""
+
+    weight: float = Field(DEFAULT_TENANT_WEIGHT, gt=0, allow_inf_nan=False)  # its part of a class, relative to others'
+    share: float = Field(0.0, ge=0, le=1)  # of slots and KV tokens, its own as soon as it asks; others may borrow it
+
+
+class AdmissionSettings(Frozen):
+    """The waiting line in front of each model."""
+
+    max_queued: int = Field(DEFAULT_MAX_QUEUED, ge=0)
+    max_queued_tokens: int | None = Field(DEFAULT_MAX_QUEUED_TOKENS, ge=0)  # estimated prompt and output; None: any
+    classes: dict[ClassName, ClassSettings] = {}
+    tenants: dict[Annotated[str, Field(min_length=1, max_length=64)], TenantSettings] = {}
+    trickle_share: float = Field(DEFAULT_TRICKLE_SHARE, ge=0, le=0.25)  # for each class that waits under a higher one
+    # Of all slots, at most, kept free for `high` and `critical` while these come.
+    headroom_share: float = Field(DEFAULT_HEADROOM_SHARE, ge=0, le=MAX_HEADROOM_SHARE)
+    max_wait_s: float = Field(DEFAULT_MAX_WAIT_S, gt=0)
+    no_replica_wait_s: float = Field(DEFAULT_NO_REPLICA_WAIT_S, gt=0)
+    output_quantile: float = Field(DEFAULT_OUTPUT_QUANTILE, gt=0, lt=1)  # of answers like it: what a request is given
+
+    @model_validator(mode="after")
+    def _shares_exist(self) -> AdmissionSettings:
+        shares = sum(tenant.share for tenant in self.tenants.values())
+        if shares > 1 + 1e-9:
+            raise ValueError(f"tenants: their shares are {shares:g} in sum, more than there is")
+        return self
+
+    @property
+    def levels(self) -> dict[RequestClass, ServiceLevel]:
+        """Of the classes that promise something."""
+        return {
+            RequestClass[name.upper()]: ServiceLevel(one.ttft_slo_s, one.itl_slo_s)
+            for name, one in self.classes.items()
+            if one.ttft_slo_s is not None or one.itl_slo_s is not None
+        }
+
+
+class HttpSettings(Frozen):
+    """Bounds of the public endpoint."""
+
+    max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024)
+    max_json_depth: int = Field(DEFAULT_MAX_JSON_DEPTH, ge=4, le=512)
+    max_json_values: int = Field(DEFAULT_MAX_JSON_VALUES, ge=1024)  # objects and arrays count, beside what is in them
+    max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1)
+    max_embedding_inputs: int = Field(DEFAULT_MAX_EMBEDDING_INPUTS, ge=1)
+    max_output_tokens: int | None = Field(None, ge=1)  # caps what a request may ask for; None: the model's length
+
+
+class QuotaSettings(Frozen):
+    """The ledger of GPU memory. Read when the quota actor starts, which is once in a cluster's life."""
+
+    reserved_gb: float = Field(2.0, ge=0)  # of each GPU, nobody's: the driver's context, NCCL's buffers, CUDA graphs
+    host_memory_share: float = Field(0.5, ge=0, lt=1)  # of a node without GPUs: its one "device"
+    device_gb: float | None = Field(None, gt=0)  # of each GPU; None: NVML is asked
+    wait_s: float = Field(DEFAULT_MEMORY_WAIT_S, gt=0)  # an engine waits so long for memory, then its start fails
+    # Fragmentation above which engines drain and restart so that one that waits fits; 0.3 is usual. None: when told to.
+    defrag_above: float | None = Field(None, ge=0, lt=1)
+
+
+class SessionSettings(Frozen):
+    """Agent sessions: KV cache reserved for one agent's requests."""
+
+    per_tenant: int = Field(DEFAULT_SESSIONS_PER_TENANT, ge=0)  # open or waiting, of all models; 0: none at all
+
+
+class RouterSettings(Frozen):
+    """The router deployment."""
+
+    replicas: int = Field(1, ge=1, le=64)
+    cpus: float = Field(0.0, ge=0)
+
+
+class Settings(Frozen):
+    """The whole configuration."""
+
+    models: tuple[ModelSettings, ...] = (BUILT_IN,)
+    auth: AuthSettings = AuthSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    http: HttpSettings = HttpSettings()
+    router: RouterSettings = RouterSettings()
+    quota: QuotaSettings = QuotaSettings()
+    sessions: SessionSettings = SessionSettings()
+
+    @model_validator(mode="after")
+    def _distinct_models(self) -> Settings:
+        if not self.models:
+            raise ValueError("models: at least one is needed")
+        names = [m.name for m in self.models]
+        double = {n for n in names if names.count(n) > 1}
+        if double:
+            raise ValueError(f"models: the name {sorted(double)[0]!r} is given twice")
+        by_deployment = {deployment_of(name): name for name in names}
+        for name in names:
+            if by_deployment[deployment_of(name)] != name:
+                raise ValueError(f"models: {name!r} and {by_deployment[deployment_of(name)]!r} are the same for Serve")
+        return self
+
+    @model_validator(mode="after")
+    def _first_request_can_wait(self) -> Settings:
+        from_zero = [model.name for model in self.models if not model.replicas.min_replicas]
+        if from_zero and not self.admission.max_queued:
+            raise ValueError(
+                f"admission.max_queued is 0: no request could wait for the first replica of {from_zero[0]!r} "
+                "(min_replicas 0), and none would ever start"
+            )
+        return self
+
+    @property
+    def autoscaled(self) -> bool:
+        """Whether the number of any model's replicas follows its load."""
+        return any(model.replicas.autoscaled for model in self.models)
+
+    def without_secrets(self) -> Settings:
+        """The same with every key by its SHA-256 alone."""
+        keys = tuple(key.without_secret() for key in self.auth.keys)
+        return self.model_copy(update={"auth": self.auth.model_copy(update={"keys": keys})})
+
+    def with_key(self, key: str) -> Settings:
+        """The same with this one key, made here: its owner is who runs all of it."""
+        owner = KeySettings(key=key, admin=True)
+        return self.model_copy(update={"auth": self.auth.model_copy(update={"keys": (owner,)})})
+
+
+def parse(data: Mapping[str, Any]) -> Settings:
+    """Settings from a plain mapping.
+
+    Raises:
+        ConfigError: the first thing wrong, with the dotted key in `param`.
+    """
+    try:
+        return Settings.model_validate(dict(data))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "configuration"
+        message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ConfigError(f"{key}: {message}", param=key) from None
+
+
+def load(path: str | os.PathLike[str]) -> Settings:
+    """Settings from a YAML file; an empty file is all defaults.
+
+    Raises:
+        ConfigError: unreadable, not YAML, or wrong; names the file and the key.
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", param="config") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}", param="config") from None
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a mapping is wanted at the top, found {type(data).__name__}", param="config")
+    try:
+        return parse(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", param=error.param) from None

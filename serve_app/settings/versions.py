@@ -1,0 +1,37 @@
+"""Which changes of the configuration restart which replicas.
+
+Serve gives every deployment of an application one version, made from the whole configuration: changing one model would
+restart all engines. Ours has one per deployment, made from what its replicas cannot take over while they run.
+
+Invariant: two configurations that differ in one model only give every other deployment the same version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from typing import Any
+
+from serve_app.settings.settings import ModelSettings
+
+# Serve applies these to running replicas: bounds of scaling, and how long one may drain. The others are the routers'
+# own: sizes of sessions, and what a request weighs. A preset is in the settings that it gave their defaults.
+LIVE_FIELDS = {"replicas", "drain_s", "buckets_gb", "max_long_seqs", "long_from_tokens", "preset"}
+DISTRIBUTION = "serve-app"
+VERSION_CHARS = 16  # of a SHA-256, 64 bits: no two configurations of one deployment ever meet
+
+
+def engine_version(model: ModelSettings) -> str:
+    """The version of a model's engine deployment: of everything an engine is built from."""
+    return _digest({"engine": model.model_dump(mode="json", exclude=LIVE_FIELDS)})
+
+
+def router_version() -> str:
+    """The version of the router deployment: it takes over every setting while it runs, so only its code counts."""
+    return _digest({"router": None})
+
+
+def _digest(parts: dict[str, Any]) -> str:
+    text = json.dumps({"release": importlib.metadata.version(DISTRIBUTION), **parts}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:VERSION_CHARS]

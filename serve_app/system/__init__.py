@@ -1,0 +1,39 @@
+"""What this machine has: packages, processes, the environment of Ray's processes, HAProxy.
+
+Decides: whether the machine can run the project, and which environment Ray's and HAProxy's processes get.
+In: /proc, PATH, sysfs, Serve's HAProxy configuration. Out: processes, environments, a corrected configuration.
+Never: imports Ray; `preflight` is a script for any Python 3 and imports the standard library only.
+"""
+
+from serve_app.system import environment
+from serve_app.system.environment import OBJECT_STORE_BYTES, client_environment, common_environment, usable
+from serve_app.system.haproxy import StandIn
+from serve_app.system.processes import (
+    POLL_S,
+    Listener,
+    ask_to_end,
+    await_start,
+    end_marked,
+    holder_of,
+    listening_ports,
+    marked,
+    start_ticks,
+)
+
+__all__ = [
+    "OBJECT_STORE_BYTES",
+    "POLL_S",
+    "Listener",
+    "StandIn",
+    "ask_to_end",
+    "await_start",
+    "client_environment",
+    "common_environment",
+    "end_marked",
+    "environment",
+    "holder_of",
+    "listening_ports",
+    "marked",
+    "start_ticks",
+    "usable",
+]

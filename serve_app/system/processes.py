@@ -1,0 +1,165 @@
+"""Processes of an instance and what they listen on.
+
+Every process of an instance carries `SERVE_APP_INSTANCE=<mark>` in the environment it was started with, so children of
+children are found whoever their parent is by now.
+
+Invariant: a signal goes only to a process whose environment holds exactly the mark; psutil refuses one whose process id
+belongs to another process by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from serve_app.errors import Unavailable
+from serve_app.names import MARK
+
+POLL_S = 0.05  # how often the end of processes is looked for
+LOG_TAIL_LINES = 20  # of Ray's start log, in the error
+T = TypeVar("T")
+KILL_S = 10.0  # SIGKILL takes effect at once; a process in uninterruptible disk sleep may take seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One listening TCP address. `address` is numeric; an IPv4 address mapped into IPv6 is given as IPv4."""
+
+    address: str
+    port: int
+    pid: int
+    process: str
+
+    @property
+    def is_loopback(self) -> bool:
+        return ipaddress.ip_address(self.address).is_loopback
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; with the pid this names a process for good. None: gone.
+
+    Not psutil's `create_time`, which changes with the machine's clock, while other processes keep what is told here.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def ask_to_end(pid: int, ticks: int | None, timeout_s: float) -> None:
+    """SIGTERM to the process that a record names by pid and start, and wait for its end, bounded."""
+    if ticks is None or start_ticks(pid) != ticks:
+        return
+    with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or does not in time
+        process = psutil.Process(pid)
+        process.terminate()
+        process.wait(timeout_s)
+
+
+def await_start(process: subprocess.Popen[bytes], ready: Callable[[], T | None], log: Path, timeout_s: float) -> T:
+    """What `ready` returns once it is something: what starts Ray has said that it is up.
+
+    Raises:
+        Unavailable: the process has ended, or the time is over; with the end of its log.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (found := ready()) is None:
+        late = time.monotonic() > deadline
+        if late or process.poll() is not None:
+            within = f" within {timeout_s:.0f} s" if late else ""
+            raise Unavailable(f"Ray did not start{within}:\n{tail(log, LOG_TAIL_LINES)}", code="cluster_failed")
+        time.sleep(POLL_S)
+    return found
+
+
+def tail(log: Path, lines: int) -> str:
+    """The last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _carriers(mark: str, spare: Collection[int]) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # gone since the listing, or not ours to read
+            if process.pid not in spare and process.environ().get(MARK) == mark:
+                yield process
+
+
+def marked(mark: str, *, spare: Collection[int] = ()) -> list[int]:
+    """Living processes that carry the mark, but those in `spare`; ascending."""
+    return [process.pid for process in _carriers(mark, spare)]
+
+
+def _signal(mark: str, number: signal.Signals, spare: Collection[int]) -> list[int]:
+    """Signal every process that carries the mark. Returns those that were found."""
+    found = []
+    for process in _carriers(mark, spare):
+        found.append(process.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    return found
+
+
+def wait_gone(mark: str, timeout_s: float, *, spare: Collection[int] = ()) -> list[int]:
+    """Wait until no process carries the mark; returns those that are left after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while (left := marked(mark, spare=spare)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return left
+
+
+def end_marked(mark: str, grace_s: float, *, spare: Collection[int] = ()) -> list[int]:
+    """End every process that carries the mark: SIGTERM, after `grace_s` SIGKILL, until none is left.
+
+    Returns the processes that were found at first. With `grace_s` 0 they are killed at once.
+    """
+    found = _signal(mark, signal.SIGTERM if grace_s > 0 else signal.SIGKILL, spare)
+    if grace_s > 0:
+        wait_gone(mark, grace_s, spare=spare)
+    deadline = time.monotonic() + KILL_S
+    # again and again: a process may start another one between our look and its own end
+    while _signal(mark, signal.SIGKILL, spare) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return found
+
+
+def listening_ports(root_pids: Iterable[int]) -> list[Listener]:
+    """Every TCP address on which these processes or their descendants listen, by port.
+
+    An address shared by several processes is listed once, with the lowest process id.
+    """
+    family: set[psutil.Process] = set()
+    for pid in root_pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family |= {psutil.Process(pid), *psutil.Process(pid).children(recursive=True)}
+    listeners: dict[tuple[str, int], Listener] = {}
+    for process in sorted(family, key=lambda one: one.pid):
+        with contextlib.suppress(psutil.Error):
+            for one in process.net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN and one.laddr:
+                    found = Listener(_numeric(one.laddr.ip), one.laddr.port, process.pid, process.name())
+                    listeners.setdefault((found.address, found.port), found)
+    return sorted(listeners.values(), key=lambda one: (one.port, one.address))
+
+
+def holder_of(port: int) -> Listener | None:
+    """The process that listens on the port, as far as this user may see."""
+    for one in psutil.net_connections("tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return Listener(_numeric(one.laddr.ip), port, one.pid, psutil.Process(one.pid).name())
+    return None
+
+
+def _numeric(address: str) -> str:
+    return str(getattr(ipaddress.ip_address(address), "ipv4_mapped", None) or address)

@@ -1,0 +1,111 @@
+"""The engine replica's side of the channels: frames of all requests of one router leave in one message per loop turn.
+
+Invariant: frames of a request leave in the order they were put; nothing is held back while the consumer is not behind;
+while it is behind, frames of one request grow together instead of piling up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from serve_app.errors import EngineFailed
+from serve_app.transport.messages import Batch, Frame, batch_encoder
+
+# A message above gRPC's limit (4 MiB by default) would break the channel under all its requests, and a long one holds
+# the others' frames up.
+MAX_MESSAGE_BYTES = 2**20
+MAX_WAITING_BYTES = 256 * 2**20  # for a router that does not read: its requests end, those that have more to say first
+FRAME_BYTES = 32  # of a frame beside its body and tokens, at most
+TOKEN_BYTES = 5  # of a token id in msgpack, at most
+
+
+class Outbox:
+    """Frames waiting to leave to one router. Not thread-safe: one event loop."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, Frame] = {}  # by request number: a later frame is merged into the waiting one
+        self._bytes = 0
+        self._slots = 0
+        self._closed = False
+        self._reader: object = None
+        self._wake = asyncio.Event()
+
+    def put(self, frame: Frame) -> None:
+        """Add a frame; merged with the one of the same request that still waits.
+
+        Raises:
+            EngineFailed: too much waits.
+        """
+        if self._bytes + len(frame.body) > MAX_WAITING_BYTES:
+            raise EngineFailed("the router reads too slowly", code="slow_router")
+        self._bytes += len(frame.body)
+        waiting = self._frames.get(frame.number)
+        self._frames[frame.number] = frame if waiting is None else merge(waiting, frame)
+        self._wake.set()
+
+    def set_slots(self, slots: int) -> None:
+        """Tell the router how many slots the engine has."""
+        self._slots = slots
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the stream once what waits has left."""
+        self._closed = True
+        self._wake.set()
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Encoded `Batch` messages until closed, or until a later call takes over: a message must not go to a reader
+        that is already gone and not yet known to be."""
+        self._reader = reader = object()
+        self._wake.set()  # for the earlier reader to see this
+        while self._reader is reader:
+            if self._frames or self._slots:
+                batch = Batch(self._take(), self._slots)
+                self._slots = 0
+                yield batch_encoder.encode(batch)
+            elif self._closed:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def _take(self) -> list[Frame]:
+        """The frames of the next message: all that fit, oldest first; of one that is too long, as much as fits."""
+        taken: list[Frame] = []
+        room = MAX_MESSAGE_BYTES
+        while self._frames and room > 0:
+            number, frame = next(iter(self._frames.items()))
+            if len(frame.body) > room:
+                head, rest = split(frame, room)
+                del self._frames[number]
+                self._frames[number] = rest  # at the end: others' frames pass between its parts
+                taken.append(head)
+                break
+            del self._frames[number]
+            taken.append(frame)
+            room -= len(frame.body) + FRAME_BYTES + TOKEN_BYTES * sum(map(len, frame.groups))
+        self._bytes -= sum(len(frame.body) for frame in taken)
+        return taken
+
+
+def split(frame: Frame, size: int) -> tuple[Frame, Frame]:
+    """A frame as two, the first with `size` bytes. No stream can go on from between them: the second has the events."""
+    head = Frame(number=frame.number, body=frame.body[:size], status=frame.status, media=frame.media)
+    rest = Frame(
+        number=frame.number, body=frame.body[size:], groups=frame.groups, events=frame.events, usage=frame.usage
+    )
+    return head, rest
+
+
+def merge(first: Frame, second: Frame) -> Frame:
+    """Two consecutive frames of one request as one."""
+    return Frame(
+        number=first.number,
+        body=first.body + second.body,
+        status=first.status or second.status,
+        media=first.media or second.media,
+        groups=first.groups + second.groups,
+        events=first.events + second.events,
+        usage=second.usage,
+    )

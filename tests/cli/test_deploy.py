@@ -1,0 +1,272 @@
+"""`serve-app deploy` and `serve-app export`: what a user can do wrong is one line and an exit status."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from serve_app.cli import deploy as module
+from serve_app.cli.commands import app
+from serve_app.cluster.local import Instance, InstanceState
+from tests.requires import requires
+
+requires("linux")
+
+KEY = "sk-0123456789abcdef"
+CONFIG = {"models": [{"name": "a"}, {"name": "b"}], "auth": {"keys": [{"key": KEY}]}}
+TOKEN = "0" * 64
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Result]:
+    def invoke(*arguments: str, **environment: str | None) -> Result:
+        given: dict[str, str | None] = {"SERVE_APP_STATE": str(tmp_path / "state"), "COLUMNS": "200"}
+        nothing = dict.fromkeys(("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+        return CliRunner().invoke(app, list(arguments), env=nothing | given | environment)
+
+    return invoke
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    return path
+
+
+def one_line(result: Result, status: int, *words: str) -> None:
+    """It has failed with this exit status and with one line on stderr that says so."""
+    assert result.exit_code == status, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+# export
+
+
+def test_the_exported_configuration_is_serve_s_and_holds_no_key(run: Callable[..., Result], file: Path) -> None:
+    done = run("export", "--config", str(file), "--port", "8100")
+    assert done.exit_code == 0
+    assert KEY not in done.output
+    told = yaml.safe_load(done.stdout)
+    (entry,) = told["applications"]
+    assert entry["args"]["auth"]["keys"][0]["key_sha256"] == hashlib.sha256(KEY.encode()).hexdigest()
+    assert [one["name"] for one in entry["args"]["models"]] == ["a", "b"]
+    assert told["http_options"]["port"] == 8100
+    assert told["proxy_location"] == "EveryNode"
+    head = yaml.safe_load(run("export", "--config", str(file), "--head-only", "--host", "127.0.0.1").stdout)
+    assert (head["proxy_location"], head["http_options"]["host"]) == ("HeadOnly", "127.0.0.1")
+
+
+def test_without_a_key_of_its_own_nothing_is_exported(run: Callable[..., Result], file: Path, tmp_path: Path) -> None:
+    file.write_text("models: [{name: a}]\n")
+    one_line(run("export", "--config", str(file)), 2, "auth.keys: give at least one key")
+    assert not (tmp_path / "state").exists()  # and none is made
+
+
+@pytest.mark.parametrize("command", ["export", "deploy"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("modles: []", "modles: unknown key"),
+        ("models: [1", "not YAML"),
+        ("models: [{name: a}, {name: a}]", "'a' is given twice"),
+        ("models: [{name: x/a}, {name: x--a}]", "'x/a' and 'x--a' are the same for Serve"),
+        (f"auth: {{keys: [{{key: {KEY}}}, {{key: {KEY}}}]}}", "auth.keys.1: this key is given twice"),
+        ("models: [{name: a, replicas: {max_surge_percent: 101}}]", "max_surge_percent"),
+    ],
+)
+def test_a_wrong_file_is_named_before_anything_is_touched(
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, text: str, said: str
+) -> None:
+    monkeypatch.setattr(module, "RemoteDriver", None)  # calling it would be another error
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    one_line(run(command, "--config", str(file)), 2, str(file), said)
+    one_line(run(command, "--config", str(tmp_path / "absent.yaml")), 2, "absent.yaml: No such file or directory")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["wrong.yaml"]
+
+
+# deploy
+
+
+def test_where_nothing_runs_nothing_is_deployed(run: Callable[..., Result], file: Path, tmp_path: Path) -> None:
+    one_line(run("deploy", "--config", str(file)), 1, "default: nothing runs", "--address")
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers there"),
+        ("nonsense", "Invalid address format: nonsense"),
+        ("ray://127.0.0.1:10001", "give host:port"),
+        ("local", "give host:port"),
+    ],
+)
+def test_an_address_where_no_cluster_is_fails_at_once(
+    run: Callable[..., Result], file: Path, address: str, said: str
+) -> None:
+    """With the real driver; Ray itself would try for minutes, or start a cluster of its own."""
+    one_line(run("deploy", "--config", str(file), "--address", address), 1, said)
+
+
+def test_ray_s_own_variables_choose_the_cluster_and_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = InstanceState("default", tmp_path)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/token")
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setenv("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+    wanted = {"RAY_ADDRESS": "head:6379", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/token"}
+    assert module.find(None, state) == module.Target(wanted, None)
+    assert module.find("other:1", state).environment == wanted | {"RAY_ADDRESS": "other:1"}
+
+
+def status(state: str, message: str = "") -> dict[str, Any]:
+    told = {"id": "r", "state": "RUNNING", "node": "n"}
+    one = {"name": "a", "deployment": "engine-a", "state": "healthy", "message": "", "replicas": [told], "target": 1}
+    return {"event": "status", "state": state, "message": message, "models": [one], "routers": [told]}
+
+
+DECLARED = {"event": "phase", "phase": "declared"}
+END = {"event": "end"}
+
+
+class FakeDriver:
+    """Gives the scripted events."""
+
+    events: list[dict[str, Any]] = []
+    orders: list[dict[str, Any]] = []
+    closed = 0
+
+    def __init__(self, order: dict[str, Any], log: Path) -> None:
+        self.orders.append(order)
+        self._left = list(self.events)
+        log.write_text("a first word\nthe last word\n")
+
+    def event(self, timeout_s: float) -> dict[str, Any] | None:
+        return self._left.pop(0) if self._left else END
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> type[FakeDriver]:
+    class Driver(FakeDriver):
+        orders: list[dict[str, Any]] = []
+
+    monkeypatch.setattr(module, "RemoteDriver", Driver)
+    return Driver
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceState:
+    """An instance that seems to run, with a generated key."""
+    monkeypatch.setattr(module, "marked", lambda mark: [1])
+    state = InstanceState("default", tmp_path / "state")
+    state.create()
+    (state.folder / "token").write_text(TOKEN)
+    kept = str(state.generated_key_file)
+    state.write(Instance("default", "mark", "/run", "127.0.0.1", 8123, "127.0.0.1:6379", "u", api_key_file=kept))
+    return state
+
+
+def test_what_is_declared_and_runs_is_recorded_with_its_key(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
+) -> None:
+    driver.events = [DECLARED, status("starting"), status("running")]
+    done = run("deploy", "--config", str(file))
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.endswith("running  a 1/1  router 1\n")
+    (order,) = driver.orders
+    assert (order["do"], order["wait"], order["models"]) == ("declare", True, ["a", "b"])
+    assert order["environment"]["RAY_AUTH_TOKEN"] == TOKEN
+    assert order["serve"] == {"host": "127.0.0.1", "port": 8123, "proxy_location": "HeadOnly"}
+    assert KEY not in json.dumps(order)
+    recorded = state.read()
+    assert recorded is not None
+    assert recorded.models == ("a", "b")
+    assert recorded.api_key_file == str(state.configured_key_file)  # what `chat` and `status` go by
+    assert state.configured_key_file.read_text().strip() == KEY
+    assert driver.closed == 1
+
+
+def test_with_a_generated_key_its_file_is_told(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
+) -> None:
+    driver.events = [DECLARED, status("running")]
+    file.write_text("models: [{name: a}]\n")
+    done = run("deploy", "--config", str(file))
+    assert done.exit_code == 0
+    assert f"API key in {state.generated_key_file}" in done.stdout
+    key = state.generated_key_file.read_text().strip()
+    assert hashlib.sha256(key.encode()).hexdigest() in json.dumps(driver.orders[0])
+    assert key not in done.output
+
+
+def test_a_model_that_does_not_come_up_is_an_exit_status_and_its_reason(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
+) -> None:
+    driver.events = [DECLARED, status("failed", "engine-a: ValueError: no such folder")]
+    done = run("deploy", "--config", str(file))
+    assert done.exit_code == 1
+    assert "failed  a 1/1  router 1  engine-a: ValueError: no such folder" in done.stdout
+    assert state.read().models == ("a", "b")  # type: ignore[union-attr] # it is declared, though
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([{"event": "error", "message": "Serve cannot build it"}], "error: Serve cannot build it\n"),
+        ([END], "error: the process that deploys it has ended: the last word\n"),
+    ],
+)
+def test_what_was_not_declared_changes_no_record(
+    run: Callable[..., Result],
+    file: Path,
+    driver: type[FakeDriver],
+    state: InstanceState,
+    events: list[dict[str, Any]],
+    said: str,
+) -> None:
+    before = state.read()
+    driver.events = events
+    done = run("deploy", "--config", str(file))
+    assert (done.exit_code, done.stderr) == (1, said)
+    assert state.read() == before
+    assert not state.configured_key_file.exists()
+
+
+def test_a_driver_that_dies_while_it_is_waited_for_is_no_success(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
+) -> None:
+    for events in ([DECLARED], [DECLARED, status("starting")]):
+        driver.events = events
+        one_line(run("deploy", "--config", str(file)), 1, "has ended: the last word")
+        assert run("deploy", "--config", str(file), "--no-wait").exit_code == 0  # nothing more was to be told
+
+
+def test_the_wait_is_bounded(
+    file: Path, driver: type[FakeDriver], state: InstanceState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    driver.events = [DECLARED] + [status("starting")] * 50
+    result = CliRunner().invoke(
+        app,
+        ["deploy", "--config", str(file), "--timeout", "20"],
+        env={"SERVE_APP_STATE": str(state.folder.parent), "RAY_ADDRESS": None},
+    )
+    assert result.exit_code == 1
+    assert "it does not run after 20 s" in result.stderr
+    assert driver.closed == 1

@@ -1,0 +1,305 @@
+"""`serve-app up` from start to end, with stand-ins for Ray and for the driver; signals and processes are real."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from serve_app.cli import up as module
+from serve_app.cli.up import UpOptions, up
+from serve_app.cluster.local import InstanceState, node
+from serve_app.errors import Unavailable
+from serve_app.settings import Settings, parse
+from serve_app.system import marked
+from tests.fakes import ray_node
+from tests.requires import requires
+
+requires("linux")
+
+SEEN_S = 60.0  # for a line to appear on a loaded machine; idle it takes less than a second
+DIGEST = "ab" * 32
+
+
+def status(state: str, message: str = "", replica: str = "RUNNING") -> dict[str, Any]:
+    healthy = "healthy" if replica == "RUNNING" else "updating"
+    replicas = [{"id": "r", "state": replica, "node": "n"}]
+    model = {
+        "name": "tiny",
+        "deployment": "engine-tiny",
+        "state": healthy,
+        "message": "",
+        "replicas": replicas,
+        "target": 1,
+    }
+    return {"event": "status", "state": state, "message": message, "models": [model], "routers": replicas}
+
+
+LOADING = [{"event": "phase", "phase": "application"}, status("starting", replica="STARTING")]
+
+
+class FakeDriver:
+    """Gives the scripted events, and answers /ready in the router's place."""
+
+    events: list[dict[str, Any]] = []
+    ready = 200
+    end_s = 0.0  # how long the orderly end takes
+    made: list[FakeDriver] = []
+
+    def __init__(self, order: dict[str, Any], log: Path | None = None) -> None:
+        self.order = order
+        self.sent: list[dict[str, Any]] = []
+        self._events = list(type(self).events)
+        ready = type(self).ready
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(ready if self.path == "/ready" else 404)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing into the test's output."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", order["serve"]["port"]), Handler)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        self.made.append(self)
+
+    def event(self, timeout_s: float) -> dict[str, Any] | None:
+        if self._events:
+            return self._events.pop(0)
+        time.sleep(0.01)
+        return None
+
+    def send(self, command: dict[str, Any]) -> None:
+        self.sent.append(command)
+
+    def wait(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + type(self).end_s
+        while time.monotonic() < deadline:
+            time.sleep(
+                0.01
+            )  # in small steps, as `Popen.wait` does: a signal just before a long sleep would wait it out
+        return True
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FakeDriver]]:
+    class Driver(FakeDriver):
+        events = [*LOADING, status("running")]
+        made: list[FakeDriver] = []
+
+    monkeypatch.setattr(module, "RemoteDriver", Driver)
+    monkeypatch.setattr(node, "ray_command", ray_node.command("run", tmp_path))
+    yield Driver
+    for one in Driver.made:
+        one.close()
+
+
+class Terminal:
+    """Runs `up` in this thread, as signals need, and acts on what it prints from another one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = InstanceState("one", folder)
+        self.mark = ""
+        self._text = io.StringIO()
+
+    @property
+    def text(self) -> str:
+        return self._text.getvalue()
+
+    def run(self, settings: Settings, *acts: tuple[str, Callable[[], None]]) -> int:
+        """`acts`: each action is taken once its text has been printed, one after the other."""
+        with_port = UpOptions(settings, "one", free_port(), state_dir=str(self.state.folder.parent))
+        actor = threading.Thread(target=self._act, args=(acts,))
+        actor.start()
+        try:
+            return up(with_port, Console(file=self._text, width=200))
+        finally:
+            actor.join()
+
+    def _act(self, acts: tuple[tuple[str, Callable[[], None]], ...]) -> None:
+        for text, action in acts:
+            deadline = time.monotonic() + SEEN_S
+            while text not in self.text and time.monotonic() < deadline:
+                time.sleep(0.01)
+            instance = self.state.read()
+            self.mark = instance.mark if instance else self.mark
+            action()
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Terminal:
+    return Terminal(tmp_path)
+
+
+def free_port() -> int:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        return server.server_port
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_it_starts_announces_and_ends_on_ctrl_c(terminal: Terminal, driver: type[FakeDriver]) -> None:
+    written: list[dict[str, Any] | None] = []
+
+    def look_and_interrupt() -> None:
+        written.append(terminal.state.read_status())
+        interrupt()
+
+    assert terminal.run(Settings(), ("Ctrl-C ends everything", look_and_interrupt)) == 0
+    order = driver.made[0].order
+    key = terminal.state.generated_key_file.read_text().strip()
+    assert f"API key   {key}" in terminal.text
+    assert f"Serving tiny at http://127.0.0.1:{order['serve']['port']}" in terminal.text
+    assert (
+        f"curl http://127.0.0.1:{order['serve']['port']}/v1/chat/completions -H 'Authorization: Bearer {key}'"
+        in terminal.text
+    )
+    phases = [
+        "Starting a Ray of its own",
+        "Deploying",
+        "Loading tiny",
+        "Opening the endpoint",
+        "Ending the application",
+    ]
+    positions = [terminal.text.index(phase) for phase in phases]
+    assert positions == sorted(positions)
+    assert order["application"]["import_path"] == "serve_app.app:build"
+    assert key not in str(order)
+    assert written[0] is not None
+    assert written[0]["state"] == "running"
+    assert driver.made[0].sent == [{"do": "shutdown"}]
+    assert terminal.mark
+    assert marked(terminal.mark) == []
+    assert terminal.state.read() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_of_the_system_ends_it_in_order_too(
+    terminal: Terminal, driver: type[FakeDriver], number: signal.Signals
+) -> None:
+    assert terminal.run(Settings(), ("Ctrl-C ends everything", lambda: os.kill(os.getpid(), number))) == 0
+    assert driver.made[0].sent == [{"do": "shutdown"}]
+    assert marked(terminal.mark) == []
+
+
+def test_ctrl_c_while_ray_starts_leaves_nothing(
+    terminal: Terminal, driver: type[FakeDriver], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(node, "ray_command", ray_node.command("silent", tmp_path))
+
+    def interrupt_started_node() -> None:
+        deadline = time.monotonic() + SEEN_S
+        while not (tmp_path / "attempts").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        instance = terminal.state.read()
+        assert instance is not None
+        terminal.mark = instance.mark
+        interrupt()
+
+    assert terminal.run(Settings(), ("Starting a Ray", interrupt_started_node)) == 130
+    assert driver.made == []
+    assert "interrupted after" in terminal.text
+    assert marked(terminal.mark) == []
+    assert terminal.state.read() is None
+    assert not terminal.state.owned_elsewhere()
+
+
+def test_ctrl_c_while_the_model_loads_ends_the_application_first(terminal: Terminal, driver: type[FakeDriver]) -> None:
+    driver.events = LOADING
+    assert terminal.run(Settings(), ("tiny 0/1 (starting)", interrupt)) == 130
+    assert driver.made[0].sent == [{"do": "shutdown"}]
+    assert marked(terminal.mark) == []
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_application(terminal: Terminal, driver: type[FakeDriver]) -> None:
+    driver.end_s = 300.0  # longer than this test may take
+    acts = [("Ctrl-C ends everything", interrupt), ("Ending the application", interrupt)]
+    began = time.monotonic()
+    assert terminal.run(Settings(), *acts) == 130
+    assert time.monotonic() - began < driver.end_s
+    assert "Killing what is left" in terminal.text
+    assert marked(terminal.mark) == []
+    assert terminal.state.read() is None
+
+
+def test_an_application_that_fails_is_reported_and_cleaned_up(terminal: Terminal, driver: type[FakeDriver]) -> None:
+    driver.events = [*LOADING, status("failed", "engine-tiny: ValueError: the weights are missing", "STARTING")]
+    assert terminal.run(Settings(), ("Loading", lambda: None)) == 1
+    assert "error: the application did not start: engine-tiny: ValueError: the weights are missing" in terminal.text
+    assert "✗ Loading tiny" in terminal.text
+    assert marked(terminal.mark) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ({"event": "error", "message": "ConfigError: models: none"}, "error: ConfigError: models: none"),
+        ({"event": "end"}, "ended unexpectedly"),
+    ],
+)
+def test_a_driver_that_ends_is_reported(
+    terminal: Terminal, driver: type[FakeDriver], event: dict[str, Any], said: str
+) -> None:
+    driver.events = [event]
+    assert terminal.run(Settings(), ("Deploying", lambda: None)) == 1
+    assert said in terminal.text
+    assert marked(terminal.mark) == []
+
+
+def test_a_cluster_that_dies_while_it_serves_is_reported(terminal: Terminal, driver: type[FakeDriver]) -> None:
+    def kill_all() -> None:
+        for pid in marked(terminal.mark):
+            os.kill(pid, signal.SIGKILL)
+
+    assert terminal.run(Settings(), ("Ctrl-C ends everything", kill_all)) == 1
+    assert "the local cluster ended unexpectedly" in terminal.text
+    assert terminal.state.read() is None
+
+
+def test_an_endpoint_that_never_gets_ready_is_a_failure(
+    terminal: Terminal, driver: type[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.ready = 503
+    monkeypatch.setattr(module, "READY_S", 0.2)  # not to wait out the real bound
+    assert terminal.run(Settings(), ("Opening", lambda: None)) == 1
+    assert "/ready still answers 503" in terminal.text
+
+
+def test_with_digests_only_a_refusal_shows_that_the_router_runs(terminal: Terminal, driver: type[FakeDriver]) -> None:
+    driver.ready = 401
+    settings = parse({"auth": {"keys": [{"key_sha256": DIGEST}]}})
+    assert terminal.run(settings, ("Ctrl-C ends everything", interrupt)) == 0
+    assert "only digests are known here" in terminal.text
+    assert '-H "Authorization: Bearer $API_KEY"' in terminal.text
+
+
+def test_a_second_one_of_the_same_name_is_refused(terminal: Terminal, driver: type[FakeDriver]) -> None:
+    refused: list[str] = []
+
+    def again() -> None:
+        other = InstanceState("one", terminal.state.folder.parent)
+        try:
+            other.acquire()
+        except Unavailable as error:
+            refused.append(error.message)
+        interrupt()
+
+    assert terminal.run(Settings(), ("Ctrl-C ends everything", again)) == 0
+    assert len(refused) == 1
+    assert "already running at http://127.0.0.1:" in refused[0]

@@ -1,0 +1,255 @@
+"""The life of a local cluster: with a stand-in for Ray where it is about processes, and once with the real one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import requests
+
+from serve_app.cli import instances
+from serve_app.cluster.local import node
+from serve_app.cluster.local.cluster import LocalCluster
+from serve_app.cluster.local.remote_driver import RemoteDriver
+from serve_app.cluster.local.state import InstanceState
+from serve_app.errors import ConfigError, Unavailable
+from serve_app.names import APPLICATION
+from serve_app.settings import application, parse
+from serve_app.system import marked
+from serve_app.system.processes import wait_gone
+from tests.fakes import ray_node
+from tests.requires import requires
+
+requires("linux")
+
+ROOT = Path(__file__).resolve().parents[3]
+END_S = 30.0  # for a keeper to end everything: 1 s idle, many times that on a loaded machine
+START_S = 120.0  # for Serve with two replicas: 7 s idle
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    def use(mode: str) -> None:
+        monkeypatch.setattr(node, "ray_command", ray_node.command(mode, tmp_path))
+
+    use("run")
+    return use
+
+
+def test_a_cluster_starts_is_recorded_and_leaves_nothing(fake: Any, tmp_path: Path) -> None:
+    with LocalCluster.start("one", state_dir=tmp_path, models=["tiny"]) as cluster:
+        assert cluster.alive
+        assert cluster.address == ray_node.ADDRESS
+        assert cluster.environment()["RAY_ADDRESS"] == ray_node.ADDRESS
+        assert cluster.state.read() == cluster.instance
+        assert len(cluster.pids()) == 3  # keeper, node, and the node's child in a session of its own
+        run_dir = Path(cluster.instance.run_dir)
+        assert run_dir.stat().st_mode & 0o777 == 0o700
+        assert len(str(run_dir)) <= node.RUN_DIR_LENGTH
+    assert marked(cluster.mark) == []
+    assert not run_dir.exists()
+    assert cluster.state.read() is None
+    assert (cluster.state.logs / "ray" / "gcs_server.out").read_text() == "hello"
+    cluster.stop()  # once more is harmless
+
+
+def test_two_clusters_live_beside_each_other(fake: Any, tmp_path: Path) -> None:
+    with LocalCluster.start("one", state_dir=tmp_path) as one, LocalCluster.start("two", state_dir=tmp_path) as two:
+        assert one.url != two.url
+        one.stop()
+        assert two.alive
+        assert len(two.pids()) == 3
+
+
+def test_processes_deaf_to_sigterm_are_killed(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake("stubborn")
+    monkeypatch.setattr("serve_app.cluster.local.cluster.KEEPER_STOP_S", 0.3)  # not to wait out the real bounds
+    cluster = LocalCluster.start("one", state_dir=tmp_path)
+    cluster.stop()
+    assert marked(cluster.mark) == []
+
+
+def test_a_node_that_cannot_start_is_reported_in_its_own_words(fake: Any, tmp_path: Path) -> None:
+    fake("refuse")
+    with pytest.raises(Unavailable, match=r"(?s)Ray did not start.*the disk is full"):
+        LocalCluster.start("one", state_dir=tmp_path)
+    assert (tmp_path / "attempts").read_text() == "x"  # no use in trying again
+    state = InstanceState("one", tmp_path)
+    assert state.read() is None
+    assert not state.owned_elsewhere()
+    assert "the disk is full" in (state.logs / "start.log").read_text()
+
+
+def test_what_may_pass_is_tried_again(fake: Any, tmp_path: Path) -> None:
+    fake("busy")
+    with LocalCluster.start("one", state_dir=tmp_path) as cluster:
+        assert cluster.alive
+    assert (tmp_path / "attempts").read_text() == "xxx"
+
+
+def test_a_taken_port_is_refused_before_anything_starts(fake: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is taken"):
+            LocalCluster.start("one", port, state_dir=tmp_path)
+    assert not (tmp_path / "attempts").exists()
+    assert not InstanceState("one", tmp_path).owned_elsewhere()
+
+
+def test_an_instance_that_runs_is_not_started_again(fake: Any, tmp_path: Path) -> None:
+    with LocalCluster.start("one", state_dir=tmp_path) as cluster:
+        with pytest.raises(Unavailable, match="already running"):
+            LocalCluster.start("one", state_dir=tmp_path)
+        assert len(cluster.pids()) == 3
+
+
+def test_the_end_of_the_node_ends_all_and_is_seen(fake: Any, tmp_path: Path) -> None:
+    fake("short")
+    with LocalCluster.start("one", state_dir=tmp_path) as cluster:
+        assert wait_gone(cluster.mark, END_S) == []
+        deadline = time.monotonic() + END_S  # the keeper's environment is gone a moment before it has ended
+        while cluster.alive and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not cluster.alive
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from serve_app.cluster.local.cluster import LocalCluster
+from serve_app.cluster.local import node
+from tests.fakes import ray_node as fake_ray
+node.ray_command = fake_ray.command("run", Path(sys.argv[1]))
+cluster = LocalCluster.start("one", state_dir=sys.argv[1])
+print(cluster.mark, flush=True)
+time.sleep(600)
+"""
+
+
+def killed_owner(folder: Path, *, keeper_too: bool) -> str:
+    """A cluster whose owner was killed with SIGKILL; returns its mark."""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    mark = owner.stdout.readline().strip()
+    owner.stdout.close()
+    pids = marked(mark)
+    assert len(pids) == 3
+    (keeper,) = [
+        pid for pid in pids if b"serve_app.cluster.local.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    if keeper_too:
+        os.kill(keeper, signal.SIGKILL)
+        deadline = time.monotonic() + END_S  # a killed process is there until the kernel has taken it apart
+        while keeper in marked(mark) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    owner.kill()
+    owner.wait()
+    return mark
+
+
+def test_an_owner_killed_takes_everything_with_it(tmp_path: Path) -> None:
+    mark = killed_owner(tmp_path, keeper_too=False)
+    assert wait_gone(mark, END_S) == []
+    state = InstanceState("one", tmp_path)
+    run_dir = Path(state.read().run_dir)  # type: ignore[union-attr]
+    assert not instances.down(state, lambda text: None)  # nothing ran any more, but its folder was left
+    assert not run_dir.exists()
+
+
+def test_down_ends_what_a_killed_owner_and_keeper_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(instances, "ask", lambda order, timeout_s: asked.append(order["do"]))
+    mark = killed_owner(tmp_path, keeper_too=True)
+    assert len(marked(mark)) == 2
+    state = InstanceState("one", tmp_path)
+    run_dir = Path(state.read().run_dir)  # type: ignore[union-attr]
+    assert instances.down(state, lambda text: None)
+    assert marked(mark) == []
+    assert asked == ["shutdown"]  # first through Serve
+    assert not run_dir.exists()
+    assert not instances.down(state, lambda text: None)
+
+
+def test_a_start_takes_down_what_a_dead_owner_left(fake: Any, tmp_path: Path) -> None:
+    mark = killed_owner(tmp_path, keeper_too=True)
+    with LocalCluster.start("one", state_dir=tmp_path) as cluster:
+        assert marked(mark) == []
+        assert cluster.mark != mark
+
+
+def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: Path) -> None:
+    """Ray, Serve and HAProxy as they are; then the owner's part is gone and `down` has to find everything."""
+    key = "sk-0123456789abcdef"
+    arguments = {
+        "models": [{"name": "tiny"}],
+        "auth": {"keys": [{"key_sha256": hashlib.sha256(key.encode()).hexdigest()}]},
+    }
+    driver = None
+    cluster = LocalCluster.start(
+        f"real-{os.getpid()}",
+        num_cpus=1,
+        state_dir=tmp_path,
+        models=["tiny"],
+        extra_environment={"PYTHONPATH": str(ROOT)},  # the replicas import tests.fakes.application
+    )
+    try:
+        order = {
+            "do": "serve",
+            "environment": cluster.environment(),
+            "application": application(parse(arguments), import_path="tests.fakes.application:build"),
+            "serve": {"host": cluster.instance.host, "port": cluster.instance.http_port, "proxy_location": "HeadOnly"},
+        }
+        driver = RemoteDriver({**order, "name": APPLICATION, "models": ["tiny"]})
+        wait_running(driver)
+        assert requests.get(cluster.url, timeout=10).status_code == 401
+        assert requests.get(cluster.url, headers={"Authorization": f"Bearer {key}"}, timeout=10).status_code == 200
+        listeners = cluster.listeners()
+        assert {one.port for one in listeners} >= {cluster.instance.http_port, int(cluster.address.split(":")[1])}
+        open_to_all = [one for one in listeners if not one.is_loopback]
+        assert all(one.process.startswith("ray::ServeReplica") for one in open_to_all)
+        for one in open_to_all:
+            assert (
+                call_without_token(one.port, "/ray.serve.ASGIService/HandleRequest") is grpc.StatusCode.UNAUTHENTICATED
+            )
+        gcs = int(cluster.address.split(":")[1])
+        assert call_without_token(gcs, "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo") is grpc.StatusCode.UNAUTHENTICATED
+        names = {one.process for one in listeners}
+        assert {"haproxy", "raylet", "gcs_server"} <= names
+        found = instances.status(cluster.state)
+        assert found is not None
+        assert (found["state"], found["url"]) == ("running", cluster.url)
+        assert [(one["name"], one["replicas"][0]["state"]) for one in found["models"]] == [("tiny", "RUNNING")]
+        assert instances.down(cluster.state, lambda text: None)
+        assert marked(cluster.mark) == []
+    finally:
+        if driver is not None:
+            driver.close()
+        cluster.stop()
+    assert not Path(cluster.instance.run_dir).exists()
+
+
+def wait_running(driver: RemoteDriver) -> None:
+    deadline = time.monotonic() + START_S
+    event: dict[str, Any] | None = None
+    while time.monotonic() < deadline:
+        event = driver.event(1.0) or event
+        if event is not None and event.get("state") == "running":
+            return
+        assert event is None or event["event"] not in ("error", "end"), event
+    pytest.fail(f"not running after {START_S:.0f} s: {event}")
+
+
+def call_without_token(port: int, method: str) -> grpc.StatusCode:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(method)(b"", timeout=10)
+        return caught.value.code()

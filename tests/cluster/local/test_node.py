@@ -1,0 +1,79 @@
+"""What the local node is given, and what is told of the application on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.cluster.local import node
+from serve_app.cluster.local.status import describe, reason
+from serve_app.names import APPLICATION
+from tests.requires import requires
+
+requires("linux")
+
+
+def details(status: str, engine: str, proxy: str = "HEALTHY", message: str = "") -> dict[str, Any]:
+    deployment = {"message": message, "target_num_replicas": 2, "replicas": [{"replica_id": "r1", "state": "STARTING"}]}
+    return {
+        "proxies": {"n": {"status": proxy}},
+        "applications": {
+            APPLICATION: {
+                "status": status,
+                "message": "",
+                "deployments": {
+                    "engine-a--b": deployment | {"name": "engine-a--b", "status": engine},
+                    "Router": deployment | {"name": "Router", "status": "HEALTHY", "message": ""},
+                },
+            }
+        },
+    }
+
+
+def test_the_state_of_an_application_is_told_in_our_words() -> None:
+    seen = describe(details("RUNNING", "HEALTHY"), ["a--b"])
+    assert seen["state"] == "running"
+    replica = {"id": "r1", "state": "STARTING", "node": ""}
+    assert seen["models"] == [
+        {
+            "name": "a--b",  # as configured, where the deployment's name could spell a/b too
+            "deployment": "engine-a--b",
+            "state": "healthy",
+            "message": "",
+            "replicas": [replica],
+            "target": 2,
+            "ongoing": None,
+            "waiting": None,
+            "why": "a fixed number",
+        }
+    ]
+    assert seen["routers"] == [replica]
+    assert describe(details("RUNNING", "HEALTHY"), [])["models"][0]["name"] == "a/b"
+    assert describe(details("RUNNING", "HEALTHY", proxy="STARTING"), [])["state"] == "starting"
+    assert describe(details("DEPLOYING", "UPDATING"), [])["state"] == "starting"
+    assert describe({"applications": {}, "proxies": {}}, [])["state"] == "absent"
+
+
+def test_a_failure_is_told_without_its_traceback() -> None:
+    trace = "Failed to start.\nTraceback (most recent call last):\n  File x\nValueError: the weights are missing\n"
+    seen = describe(details("DEPLOY_FAILED", "DEPLOY_FAILED", message=trace), ["a/b"])
+    assert seen["state"] == "failed"
+    assert seen["message"] == "engine-a--b: ValueError: the weights are missing"
+    assert reason("Waiting for 1 CPU.") == "Waiting for 1 CPU."
+    assert reason("") == ""
+
+
+def test_a_users_own_ray_settings_do_not_reach_our_node() -> None:
+    given = {
+        "RAY_ADDRESS": "1.2.3.4:6379",
+        "RAY_AUTH_TOKEN": "theirs",
+        "RAY_SERVE_X": "x",
+        "PATH": "/bin",
+        "HOME": "/h",
+    }
+    assert node.usable_environment(given) == {"PATH": "/bin", "HOME": "/h"}
+
+
+def test_a_driver_gets_no_setting_that_breaks_synchronous_calls() -> None:
+    environment = node.driver_environment("127.0.0.1:1", "t", "m")
+    assert not [name for name in environment if name.startswith("RAY_SERVE_")]
+    assert environment["RAY_AUTH_TOKEN"] == "t"

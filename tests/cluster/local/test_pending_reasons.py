@@ -1,0 +1,87 @@
+"""`serve-app status` says what a replica without a place waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from serve_app.cluster.local import pending_reasons
+from serve_app.engine import placement
+from serve_app.names import APPLICATION
+from serve_app.settings.settings import ModelSettings
+
+
+def group(name: str = "r1", **model: Any) -> dict[str, Any]:
+    """Ray's entry of the placement group of a replica of this model."""
+    options = placement(ModelSettings.model_validate({"name": "m"} | model), "gpu")
+    bundles = dict(enumerate(options["placement_group_bundles"]))
+    return {"name": name, "bundles": bundles, "strategy": options["placement_group_strategy"]}
+
+
+def node(gpus: int, cpus: int = 8, alive: bool = True) -> dict[str, Any]:
+    resources = {"CPU": float(cpus), "memory": 1e9} | ({"GPU": float(gpus)} if gpus else {})
+    return {"Alive": alive, "Resources": resources}
+
+
+def details(replicas: Sequence[tuple[str, str | None]], status: str = "UPDATING") -> dict[str, Any]:
+    made = [{"actor_name": name, "node_id": node_id} for name, node_id in replicas]
+    return {"applications": {APPLICATION: {"deployments": {"engine-m": {"status": status, "replicas": made}}}}}
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "told"),
+    [
+        (
+            {"tensor_parallel_size": 4},
+            [node(0), node(2), node(2)],
+            "4 GPUs and 4 CPUs on one node, and no node has that; the largest has 2 GPUs and 8 CPUs",
+        ),
+        (
+            {"tensor_parallel_size": 4},
+            [node(4), node(8, alive=False)],
+            "4 GPUs and 4 CPUs on one node, which are not free",
+        ),
+        (
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            [node(1)],
+            "2 times 2 GPUs and 2 CPUs on one node, and no node has that; the largest has 1 GPU and 8 CPUs",
+        ),
+        (
+            {"accelerator_type": "H200"},
+            [node(4)],
+            "1 GPU and 1 CPU (H200) on one node, and no node has that; the largest has 4 GPUs and 8 CPUs",
+        ),
+        (
+            {"engine": "simulated", "cpus_per_rank": 9},
+            [node(4)],
+            "9 CPUs on one node, and no node has that; the largest has 4 GPUs and 8 CPUs",
+        ),
+        ({}, [], "1 GPU and 1 CPU on one node, and no node has that; the largest has 0 GPUs"),
+    ],
+)
+def test_what_is_needed_is_told_with_what_there_is(
+    model: dict[str, Any], nodes: list[dict[str, Any]], told: str
+) -> None:
+    assert pending_reasons.wanted(group(**model), nodes) == told
+
+
+def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
+    one = details([("r1", None), ("r2", "node")])
+    assert pending_reasons.anyone(one, APPLICATION)
+    found = pending_reasons.reasons(one, APPLICATION, [group("r1"), group("r2"), group("other")], [node(1)])
+    assert found == {"engine-m": "1 replica waits for 1 GPU and 1 CPU on one node, which are not free"}
+    two = details([("r1", None), ("r2", None)])
+    found = pending_reasons.reasons(two, APPLICATION, [group("r1"), group("r2")], [node(1)])
+    assert found["engine-m"].startswith("2 replicas wait for 1 GPU")
+
+
+def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
+    assert not pending_reasons.anyone(details([("r1", "node")]), APPLICATION)
+    assert not pending_reasons.anyone(details([("r1", None)], status="DEPLOY_FAILED"), APPLICATION)
+    assert not pending_reasons.anyone(details([]), "another application")
+
+
+def test_a_replica_without_bundles_leaves_serves_own_message() -> None:
+    assert pending_reasons.reasons(details([("r1", None)]), APPLICATION, [], [node(1)]) == {}

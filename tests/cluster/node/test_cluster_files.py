@@ -1,0 +1,130 @@
+"""cluster.yaml and deploy/onprem.yaml: what Ray's launcher takes, and what they promise."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from serve_app.settings import settings
+from serve_app.system import environment
+
+ROOT = Path(__file__).resolve().parents[3]
+CLOUD, ONPREM = ROOT / "cluster.yaml", ROOT / "deploy" / "onprem.yaml"
+BOTH = pytest.mark.parametrize("file", [CLOUD, ONPREM], ids=lambda file: file.name)
+COMMANDS = (
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "head_start_ray_commands",
+    "worker_start_ray_commands",
+)
+NODE = "~/serve-app/deploy/node.sh"
+
+
+def load(file: Path) -> dict[str, Any]:
+    return yaml.safe_load(file.read_text())  # type: ignore[no-any-return]
+
+
+@BOTH
+def test_rays_own_schema_takes_the_file(file: Path) -> None:
+    config = load(file)
+    validate_config(prepare_config(config))
+    with pytest.raises(Exception, match="Additional properties"):
+        validate_config(prepare_config({**config, "hed_start_ray_commands": []}))
+
+
+@BOTH
+def test_every_machine_gets_what_setup_and_start_need(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = load(file)["file_mounts"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = [name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]]
+    needed = [*packages, "deploy", "scripts", "requirements", "pyproject.toml", project["project"]["readme"]]
+    assert {f"~/serve-app/{name}": name for name in needed}.items() <= mounts.items()
+    for local in mounts.values():
+        assert local.startswith("~") or (ROOT / local).exists(), local
+    settings.load(ROOT / mounts["~/serve-app.yaml"])
+    assert mounts["~/.ray/auth_token"] == "~/.ray/auth_token"
+
+
+@BOTH
+def test_ray_is_started_by_the_shared_script_alone(file: Path) -> None:
+    config = load(file)
+    starts = [line for name in COMMANDS for line in config.get(name, []) if "ray start" in line]
+    assert len(starts) == 2
+    for line in starts:
+        assert re.fullmatch(rf"(\w+=\S+ )*{re.escape(NODE)} start ray start .*", line), line
+    assert any(
+        f"{NODE} serve-app deploy --config ~/serve-app.yaml" in line for line in config["head_start_ray_commands"]
+    )
+    assert config["setup_commands"] == [f"{NODE} setup gpu"]
+
+
+def test_both_files_run_the_same_commands() -> None:
+    cloud, onprem = load(CLOUD), load(ONPREM)
+    for name in ("setup_commands", "worker_start_ray_commands"):
+        assert cloud[name] == onprem[name]
+    assert cloud["file_mounts"] == onprem["file_mounts"]
+    assert cloud["head_start_ray_commands"][1:] == onprem["head_start_ray_commands"][1:]
+
+
+def test_the_head_has_no_place_for_an_engine() -> None:
+    assert load(CLOUD)["available_node_types"]["head"]["resources"] == {"CPU": 0, "GPU": 0}
+    (start, _) = load(ONPREM)["head_start_ray_commands"]
+    assert "--num-cpus=0 --num-gpus=0" in start
+
+
+def test_workers_scale_between_bounds_and_hold_a_replica_of_the_shipped_configuration() -> None:
+    config = load(CLOUD)
+    worker = config["available_node_types"]["gpu_worker"]
+    assert 0 < worker["min_workers"] < worker["max_workers"] <= config["max_workers"]
+    (model,) = settings.load(ROOT / config["file_mounts"]["~/serve-app.yaml"]).models
+    assert worker["resources"]["GPU"] >= model.tensor_parallel_size > 1
+
+
+@cache
+def words_of_ray() -> frozenset[str]:
+    """Every name in Ray's Python sources and in the binaries that read its configuration."""
+    folder = Path(ray.__file__).parent
+    found: set[str] = set()
+    for source in folder.rglob("*.py"):
+        if "thirdparty" not in source.as_posix():
+            found.update(re.findall(r"\w+", source.read_text(errors="replace")))
+    for binary in (
+        folder / "core/src/ray/gcs/gcs_server",
+        folder / "core/src/ray/raylet/raylet",
+        *folder.glob("_raylet*.so"),
+    ):
+        found.update(word.decode() for word in re.findall(rb"\w{6,}", binary.read_bytes()))
+    return frozenset(found)
+
+
+def unknown_to_ray(names: Iterable[str]) -> list[str]:
+    """Names that Ray does not read. Its configuration's are written without the prefix in its sources."""
+    known = words_of_ray()
+    return [name for name in names if name not in known and name.removeprefix("RAY_") not in known]
+
+
+def test_every_variable_of_a_node_is_one_that_ray_reads(tmp_path: Path) -> None:
+    given = environment.machine_environment(
+        {}, mark="m", token_file=tmp_path / "token", run_dir=tmp_path, ip="127.0.0.1"
+    )
+    names = [name for name in given if name.startswith("RAY_")]
+    assert len(names) > 20
+    assert unknown_to_ray(names) == []
+    assert unknown_to_ray(["RAY_SERVE_NO_SUCH_THING"]) == ["RAY_SERVE_NO_SUCH_THING"]
+
+
+@BOTH
+def test_every_variable_in_the_file_is_one_that_ray_reads(file: Path) -> None:
+    names = set(re.findall(r"\bRAY_\w+", file.read_text()))
+    assert {"RAY_REDIS_ADDRESS", "RAY_external_storage_namespace", "RAY_HEAD_IP"} <= names
+    assert unknown_to_ray(names) == []

@@ -1,0 +1,235 @@
+"""A machine's node under its keeper: started, ended, crashed, started again. Real processes, no Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from serve_app.cluster.node import commands
+from serve_app.cluster.node.node_record import Folder, Node
+from serve_app.errors import ConfigError, Unavailable
+from serve_app.system import environment, haproxy, marked, start_ticks
+from tests.fakes import ray_start
+from tests.requires import requires
+from tests.system.real_haproxy import free_port
+
+requires("linux")
+
+STATE_S = 30.0  # a keeper starts Python twice; on a loaded machine that takes seconds
+HEAD = ["ray", "start", "--head", "--node-ip-address=127.0.0.1"]
+WORKER = ["ray", "start", "--address=127.0.0.1:6379", "--node-ip-address", "127.0.0.1"]
+
+
+class Machine:
+    """This machine, with a state folder, a run folder and a Ray of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.starts = folder / "starts"
+        self.folder = Folder()
+
+    @property
+    def node(self) -> Node:
+        node = self.folder.node()
+        assert node is not None
+        return node
+
+    def pid(self, program: str) -> int:
+        (found,) = (pid for pid in marked(self.node.mark) if program in arguments(pid))
+        return found
+
+    def wait(self, what: str, fulfilled: Callable[[], bool]) -> None:
+        """Bounded by STATE_S: processes start and end within a second or two of their cause."""
+        deadline = time.monotonic() + STATE_S
+        while not fulfilled():
+            assert time.monotonic() < deadline, f"{what}\n{self.folder.log.read_text()}"
+            time.sleep(0.05)
+
+
+def arguments(pid: int) -> list[str]:
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    ray_start.install(tmp_path / "fake")
+    token = tmp_path / "token"
+    token.write_text("t" * 64)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'fake'}:{Path(commands.__file__).parents[3]}")
+    monkeypatch.setenv("SERVE_APP_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    monkeypatch.setenv("FAKE_RAY_LOG", str(tmp_path / "starts"))
+    monkeypatch.setattr(environment, "RUN_DIR", tmp_path / "run")
+    machine = Machine(tmp_path)
+    yield machine
+    machine.folder.create()
+    with machine.folder.locked():
+        commands.end(machine.folder)
+
+
+def test_a_started_node_is_kept_and_its_end_leaves_nothing(machine: Machine) -> None:
+    commands.start(WORKER)
+    node = machine.node
+    assert node.state == "up"
+    assert node.kept
+    assert {program for pid in marked(node.mark) for program in ("raylet", "agent") if program in arguments(pid)} == {
+        "raylet",
+        "agent",
+    }
+    assert commands.stop() == 0
+    assert marked(node.mark) == []
+    assert machine.folder.node() is None
+    assert not environment.RUN_DIR.exists()
+
+
+def test_the_token_is_for_its_owner_alone_and_in_no_ones_environment(machine: Machine) -> None:
+    token = commands.token_file()
+    token.chmod(0o644)  # as Ray's own generator leaves it
+    commands.start(WORKER)
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    given = psutil.Process(machine.pid("raylet")).environ()
+    assert given["RAY_AUTH_TOKEN_PATH"] == str(token)
+    assert token.read_text() not in "\n".join(given.values())
+
+
+def test_a_second_start_takes_the_place_of_the_first(machine: Machine) -> None:
+    commands.start(WORKER)
+    first = machine.node
+    commands.start(WORKER)
+    assert machine.node.mark != first.mark
+    assert marked(first.mark) == []
+    assert not first.kept
+
+
+def test_a_worker_that_crashed_is_cleaned_up_and_left_to_the_autoscaler(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_RAY", "stubborn")
+    commands.start(WORKER)
+    node = machine.node
+    os.kill(machine.pid("raylet"), signal.SIGABRT)  # what a raylet does that finds itself declared dead
+    machine.wait("its end", lambda: not node.kept)
+    assert marked(node.mark) == []
+    assert machine.folder.node() is None
+    assert len(machine.starts.read_text().splitlines()) == 1
+
+
+def test_a_head_that_crashed_starts_again_after_everything_of_it_has_ended(machine: Machine, tmp_path: Path) -> None:
+    commands.start(HEAD)
+    machine.folder.remember_application(tmp_path / "models.yaml")
+    first = machine.pid("gcs_server")
+    os.kill(first, signal.SIGKILL)
+    machine.wait("its restart", lambda: machine.node.state == "up" and machine.node.restarts == 1)
+    assert machine.pid("gcs_server") != first
+    before = [line.split()[0] for line in machine.starts.read_text().splitlines()]
+    assert before == ["0", "0"], "a process of the crashed node met its successor"
+    machine.wait("the application", lambda: f"deploying {tmp_path / 'models.yaml'}" in machine.folder.log.read_text())
+
+
+def test_what_else_ends_on_a_machine_is_not_the_nodes_crash(machine: Machine) -> None:
+    commands.start(HEAD)
+    raylet = machine.pid("raylet")
+    for program in ("bystander", "agent"):  # as the launcher's SSH connections are, which end with status 255
+        pid = machine.pid(program)
+        os.kill(pid, signal.SIGKILL)
+        machine.wait("its end, which the keeper has seen", lambda pid=pid: not psutil.pid_exists(pid))
+    # had the first one counted, the raylet would have been ended before the keeper saw the second one
+    assert machine.pid("raylet") == raylet
+    assert machine.node.restarts == 0
+
+
+def test_a_head_that_was_stopped_by_ray_stop_stays_down(machine: Machine) -> None:
+    commands.start(HEAD)
+    node = machine.node
+    os.kill(machine.pid("raylet"), signal.SIGTERM)
+    machine.wait("its end", lambda: not node.kept)
+    assert marked(node.mark) == []
+    assert len(machine.starts.read_text().splitlines()) == 1
+
+
+def test_what_a_killed_keeper_left_is_ended_too(machine: Machine) -> None:
+    commands.start(WORKER)
+    node = machine.node
+    os.kill(node.keeper_pid, signal.SIGKILL)
+    machine.wait("the keeper's end", lambda: start_ticks(node.keeper_pid) is None)
+    assert marked(node.mark)
+    assert commands.stop() == 0
+    assert marked(node.mark) == []
+    assert machine.folder.node() is None
+
+
+def test_a_ray_that_does_not_start_is_told_and_leaves_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_RAY", "refuse")
+    with pytest.raises(Unavailable, match="the disk is full"):
+        commands.start(HEAD)
+    assert not environment.RUN_DIR.exists()
+    node = machine.node
+    assert node.state == "failed"
+    assert marked(node.mark) == []
+    monkeypatch.setenv("FAKE_RAY", "run")
+    commands.start(HEAD)  # the failure is in nobody's way
+    assert machine.node.state == "up"
+
+
+def test_a_ray_that_never_gets_up_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_RAY", "silent")
+    monkeypatch.setattr(commands, "NODE_START_S", 3.0)  # above a keeper's start
+    with pytest.raises(Unavailable, match="did not start within 3 s"):
+        commands.start(WORKER)
+    assert machine.folder.node() is None
+
+
+def test_without_a_token_nothing_starts(machine: Machine) -> None:
+    commands.token_file().unlink()
+    with pytest.raises(ConfigError, match="no token"):
+        commands.start(WORKER)
+    assert not machine.starts.exists()
+
+
+def test_any_command_of_rays_gets_the_clusters_address_and_no_tuning_of_the_node(
+    machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commands.start(WORKER)
+    assert commands.ray(["status"]) == 0
+    assert "ray status 127.0.0.1:6379 None" in capfd.readouterr().out
+
+
+def test_ray_stop_of_a_machine_with_our_node_ends_that_node(machine: Machine) -> None:
+    commands.start(WORKER)
+    mark = machine.node.mark
+    assert commands.ray(["stop"]) == 0
+    assert marked(mark) == []
+
+
+def test_the_keeper_stands_in_for_a_haproxy_that_is_gone(machine: Machine) -> None:
+    """There is no manager of Serve's here, only what its HAProxy would have left: a configuration, and a process id."""
+    commands.start(WORKER)
+    run_dir = Path(machine.node.run_dir)
+    port = free_port()
+    (run_dir / haproxy.FRONT).write_text("4194305\n")  # above the largest process id there is
+    (run_dir / haproxy.LAST).write_text(
+        f"defaults\n    mode http\n    timeout connect 5s\n    timeout client 5s\n    timeout server 5s\n"
+        f"frontend f\n    bind 127.0.0.1:{port}\n    http-request return status 200\n"
+    )
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), STATE_S):
+            return True
+        return False
+
+    machine.wait("the stand-in listens", answers)
+    commands.stop()
+    assert not answers()

@@ -1,0 +1,257 @@
+"""The ledger in any order of operations, ends and expiries: it equals a second implementation and never overflows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from serve_app.core.memory.leases import Device, Hold, Kind, Phase
+from serve_app.core.memory.ledger import Ledger
+from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+from tests.core.memory.reference_ledger import Entry, Reference
+
+DEVICES = ("a/0", "a/1", "b/0")
+OWNERS = ("engine-1", "engine-2", "router-1", "router-2")
+TTL_S = (2.0, 5.0)
+amounts = st.integers(1, 60)
+spans = st.sampled_from([0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 3.0, 6.0])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Drives the ledger and the reference with the same operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.ids = itertools.count()
+
+    @initialize(growth=st.sampled_from([0.0, 0.1, 0.5]))
+    def start(self, growth: float) -> None:
+        self.ledger = Ledger(growth)
+        self.reference = Reference(growth)
+        for key, size in zip(DEVICES, (100, 100, 40), strict=True):
+            self.add_device(key, size)
+        # What single steps seldom build up: two engines that run, and something on one of them.
+        for owner in OWNERS:
+            self.join(owner, 5.0)
+        self.grant("engine-a", Kind.ENGINE, "engine-1", {"a/0": 30, "a/1": 30})
+        self.grant("engine-b", Kind.ENGINE, "engine-2", {"b/0": 40})
+        for name in ("engine-a", "engine-b"):
+            self.ledger.commit(name, 100)
+            self.reference.entries[name].phase, self.reference.entries[name].pool = Phase.COMMITTED, 100
+        self.grant("share", Kind.SHARE, "router-1", {"engine-a": 30})
+        self.grant("session", Kind.SESSION, "router-2", {"engine-a": 10})
+        self.grant("share-of-session", Kind.SHARE, "router-1", {"session": 5})
+
+    def grant(self, lease_id: str, kind: Kind, owner: str, on: dict[str, int], **more: float | None) -> None:
+        """Reserve what fits, in both."""
+        growth, expires_at = bool(more.get("growth")), more.get("expires_at")
+        holds = [Hold(name, amount) for name, amount in on.items()]
+        self.ledger.reserve(lease_id, kind, owner, holds, expires_at=expires_at, growth=growth)
+        phase = Phase.RESERVED if kind is Kind.ENGINE else Phase.COMMITTED
+        end = math.inf if expires_at is None else expires_at
+        self.reference.entries[lease_id] = Entry(lease_id, kind, owner, on, phase, expires_at=end)
+
+    @rule()
+    def all_beat(self) -> None:
+        for owner in OWNERS:
+            self.beat(owner)
+
+    def some(self, data: st.DataObject, *kinds: Kind) -> str | None:
+        """A lease of these kinds, of any without; now and then one that is not there."""
+        known = [name for name, entry in self.reference.entries.items() if not kinds or entry.kind in kinds]
+        return data.draw(st.sampled_from([*known, "none"])) if known else None
+
+    @rule(key=st.sampled_from(DEVICES), size=st.sampled_from([40, 100]))
+    def add_device(self, key: str, size: int) -> None:
+        node, index = key.split("/")
+        device = Device(node, int(index), size + 10, 10)
+        if self.reference.devices.get(key, size) != size:
+            with pytest.raises(LeaseConflict):
+                self.ledger.add_device(device)
+            return
+        self.ledger.add_device(device)
+        self.reference.devices[key] = size
+
+    @rule(key=st.sampled_from(DEVICES))
+    def remove_device(self, key: str) -> None:
+        before = set(self.alive())
+        ended = {lease.lease_id for lease in self.ledger.remove_device(key)}
+        if key in self.reference.devices:
+            self.reference.remove_device(key)
+        assert ended == before - set(self.alive())
+
+    @rule(owner=st.sampled_from(OWNERS), ttl_s=st.sampled_from(TTL_S))
+    def join(self, owner: str, ttl_s: float) -> None:
+        self.ledger.join(owner, ttl_s, self.now)
+        self.reference.owners[owner] = (ttl_s, self.now + ttl_s)
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def beat(self, owner: str) -> None:
+        known = self.reference.owners.get(owner)
+        assert self.ledger.beat(owner, self.now) == (known is not None)
+        if known is not None:
+            self.reference.owners[owner] = (known[0], max(known[1], self.now + known[0]))
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def leave(self, owner: str) -> None:
+        before = set(self.alive())
+        ended = [lease.lease_id for lease in self.ledger.leave(owner)]
+        self.reference.leave(owner)
+        assert sorted(ended) == sorted(before - set(self.alive()))
+
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from([Kind.ENGINE, Kind.ENGINE, Kind.SHARE, Kind.SHARE, Kind.SESSION, Kind.SESSION]),
+        owner=st.sampled_from(OWNERS),
+        growth=st.booleans(),
+        ttl_s=st.sampled_from([None, None, 1.0, 4.0]),
+    )
+    def reserve(self, data: st.DataObject, kind: Kind, owner: str, growth: bool, ttl_s: float | None) -> None:
+        if kind is Kind.ENGINE:
+            on = data.draw(st.lists(st.sampled_from(DEVICES), min_size=1, max_size=2))
+        else:
+            on = [name] if (name := self.some(data)) is not None else ["a/0"]
+        holds = [Hold(name, data.draw(amounts)) for name in on]
+        lease_id = f"lease-{next(self.ids)}"
+        expires_at = None if ttl_s is None else self.now + ttl_s
+        wanted = {hold.on: hold.amount for hold in holds}
+        there = owner in self.reference.owners and all(
+            name in self.reference.devices or name in self.reference.entries for name in on
+        )
+        if not there or len(wanted) < len(on) or not all(self.reference.may_lie(kind, name) for name in on):
+            with pytest.raises((LeaseNotFound, LeaseConflict)):
+                self.ledger.reserve(lease_id, kind, owner, holds, expires_at=expires_at, growth=growth)
+        elif not self.reference.fits(wanted, growth):
+            with pytest.raises(InsufficientMemory, match="asked"):
+                self.ledger.reserve(lease_id, kind, owner, holds, expires_at=expires_at, growth=growth)
+        else:
+            self.grant(lease_id, kind, owner, wanted, growth=growth, expires_at=expires_at)
+
+    @rule(data=st.data(), tokens=st.integers(0, 200))
+    def commit(self, data: st.DataObject, tokens: int) -> None:
+        name = self.some(data, Kind.ENGINE)
+        entry = self.reference.entries.get(name or "")
+        if entry is None or entry.phase is not Phase.RESERVED:
+            with pytest.raises((LeaseNotFound, LeaseConflict)):
+                self.ledger.commit(name or "none", tokens)
+            return
+        self.ledger.commit(entry.lease_id, tokens)
+        entry.phase, entry.pool = Phase.COMMITTED, tokens
+
+    @rule(data=st.data(), amount=amounts, growth=st.booleans())
+    def resize(self, data: st.DataObject, amount: int, growth: bool) -> None:
+        entry = self.reference.entries.get(self.some(data) or "")
+        if entry is None:
+            return
+        changed = dict.fromkeys(entry.holds, amount)
+        fits = all(
+            new <= old or self.reference.held(on) + new - old <= self.reference.limit(on, growth)
+            for (on, old), new in zip(entry.holds.items(), changed.values(), strict=True)
+        )
+        fits &= entry.kind is Kind.ENGINE or amount >= self.reference.held(entry.lease_id)
+        if entry.phase is Phase.ENDING or not fits:
+            with pytest.raises((InsufficientMemory, LeaseConflict)):
+                self.ledger.resize(entry.lease_id, list(changed.values()), growth=growth)
+        else:
+            self.ledger.resize(entry.lease_id, list(changed.values()), growth=growth)
+            entry.holds = changed
+
+    @rule(data=st.data(), span_s=spans)
+    def renew(self, data: st.DataObject, span_s: float) -> None:
+        entry = self.reference.entries.get(self.some(data) or "")
+        if entry is not None:
+            self.ledger.renew(entry.lease_id, self.now + span_s)
+            if not math.isinf(entry.expires_at):
+                entry.expires_at = max(entry.expires_at, self.now + span_s)
+
+    @rule(data=st.data(), memory_gone=st.booleans())
+    def end(self, data: st.DataObject, memory_gone: bool) -> None:
+        name = self.some(data)
+        if name not in self.reference.entries:
+            with pytest.raises(LeaseNotFound):
+                self.ledger.end(name or "none", memory_gone=memory_gone)
+            return
+        before = set(self.alive())
+        ended = [lease.lease_id for lease in self.ledger.end(name, memory_gone=memory_gone)]
+        self.reference.end(name, memory_gone)
+        assert sorted(ended) == sorted(before - set(self.alive()))
+
+    @rule(data=st.data())
+    def memory_gone(self, data: st.DataObject) -> None:
+        entry = self.reference.entries.get(self.some(data, Kind.ENGINE) or "")
+        if entry is None:
+            self.ledger.memory_gone("none")
+        elif entry.phase is Phase.ENDING:
+            self.ledger.memory_gone(entry.lease_id)
+            del self.reference.entries[entry.lease_id]
+        else:
+            with pytest.raises(LeaseConflict):
+                self.ledger.memory_gone(entry.lease_id)
+
+    @rule(data=st.data())
+    def revive(self, data: st.DataObject) -> None:
+        entry = self.reference.entries.get(self.some(data, Kind.ENGINE) or "")
+        if entry is None:
+            return
+        if entry.phase is not Phase.ENDING or entry.was_of not in self.reference.owners:
+            with pytest.raises((LeaseConflict, LeaseNotFound)):
+                self.ledger.revive(entry.lease_id)
+            return
+        self.ledger.revive(entry.lease_id)
+        entry.phase, entry.owner = Phase.RESERVED, entry.was_of
+
+    @rule(span_s=spans)
+    def expire(self, span_s: float) -> None:
+        self.now += span_s
+        before = set(self.alive())
+        ended = [lease.lease_id for lease in self.ledger.expire(self.now)]
+        self.reference.expire(self.now)
+        assert sorted(ended) == sorted(before - set(self.alive()))
+
+    def alive(self) -> list[str]:
+        return [name for name, entry in self.reference.entries.items() if entry.phase is not Phase.ENDING]
+
+    @invariant()
+    def it_equals_the_reference(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        found = {
+            lease.lease_id: (lease.kind, lease.phase, {hold.on: hold.amount for hold in lease.holds}, lease.held)
+            for lease in self.ledger.leases()
+        }
+        assert found == self.reference.state()
+        for name in [*self.reference.devices, *self.reference.entries]:
+            limit = max(0, self.reference.limit(name, False) - self.reference.held(name))
+            assert self.ledger.free(name) == limit
+        owners = self.ledger._owners
+        assert {owner: set(known.leases) for owner, known in owners.items()} == {
+            owner: {name for name, entry in self.reference.entries.items() if entry.owner == owner}
+            for owner in self.reference.owners
+        }
+
+    @invariant()
+    def nothing_overflows(self) -> None:
+        if hasattr(self, "ledger"):
+            for use in self.ledger.devices():
+                assert 0 <= use.held_bytes <= use.device.capacity_bytes
+            for lease in self.ledger.leases():
+                assert 0 <= lease.held <= lease.capacity or (lease.kind is Kind.ENGINE and not lease.held)
+
+
+QUICK = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(QUICK, max_examples=500, stateful_step_count=200)  # 10^5 operations
+
+
+def test_the_ledger_equals_the_reference_in_any_order_of_operations() -> None:
+    run_state_machine_as_test(LedgerMachine, settings=QUICK)
+
+
+@pytest.mark.long
+def test_the_ledger_equals_the_reference_over_100_000_operations() -> None:
+    run_state_machine_as_test(LedgerMachine, settings=LONG)

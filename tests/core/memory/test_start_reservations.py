@@ -1,0 +1,287 @@
+"""Memory kept for engines before they start: chosen over all nodes, taken over by one engine, or free again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from serve_app.core.memory.checkpoint import Entry, Key, Value
+from serve_app.core.memory.engine_grants import Grants
+from serve_app.core.memory.leases import Device, Hold, Kind
+from serve_app.core.memory.ledger import Ledger
+from serve_app.core.memory.reports import EngineReport, Rank
+from serve_app.core.memory.reservations import BERTH_TTL_S, RESTART_TTL_S
+from serve_app.core.memory.start_reservations import Place, Start, StartsAsk, StartsReply
+from serve_app.core.quota import RECOVERY_S, Quota
+
+TOKENS = 1600
+NODES = ("a", "b")
+
+
+class Shell:
+    """Two nodes with two devices of 100 bytes each."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.stored: dict[Key, Value] = {}
+        self.quota = Quota(1, {}, self.now)
+        self.devices = [Device(node, index, 100, 0) for node in NODES for index in (0, 1)]
+        self.quota.on_devices(self.devices, self.now)
+
+    def store(self) -> None:
+        for key, (keep, value) in self.quota.take_changes().items():
+            if keep:
+                self.stored[key] = value
+            else:
+                del self.stored[key]
+
+    def crash(self) -> None:
+        self.quota = Quota(self.quota.epoch + 1, dict(self.stored), self.now)
+        self.quota.on_devices(self.devices, self.now)
+
+    def ask(self, *starts: Start, size: int | None = 60, more: int = 0, nodes: tuple[str, ...] = NODES) -> StartsReply:
+        reply = self.quota.on_starts(StartsAsk("m", starts, more, nodes, size), self.now)
+        self.store()
+        return reply
+
+    def place(self, replica: str, size: int | None = 60, nodes: tuple[str, ...] = NODES) -> Place:
+        (place,) = self.ask(Start(replica, nodes), size=size).places
+        return place
+
+    def says(self, owner: str, node: str, size: int = 60, model: str = "m", **more: object) -> tuple[Hold, ...]:
+        told = EngineReport(owner, model, (Rank(node),), size, int(more.pop("least", size)))  # type: ignore[call-overload]
+        reply = self.quota.on_engine(replace(told, **more), self.now)  # type: ignore[arg-type]
+        self.store()
+        return reply.holds
+
+    def runs(self, owner: str, node: str, size: int = 60, model: str = "m") -> tuple[Hold, ...]:
+        holds = self.says(owner, node, size, model)
+        return self.says(owner, node, size, model, holds=holds, kv_tokens=TOKENS)
+
+    def wait(self, span_s: float, *alive: tuple[str, str, int, str]) -> None:
+        until = self.now + span_s
+        while self.now < until:
+            self.now += 0.5
+            for one in alive:
+                held = self.quota.ledger.lease(one[0]).holds if one[0] in self.quota.ledger else ()
+                self.says(*one, holds=held, kv_tokens=TOKENS if held else 0)
+            self.quota.on_tick(self.now)
+            self.store()
+
+    def free(self) -> int:
+        return sum(use.free_bytes for use in self.quota.ledger.devices())
+
+
+def test_a_start_goes_where_it_leaves_most_room_and_its_engine_gets_the_device_that_was_kept() -> None:
+    shell = Shell()
+    shell.runs("e", "b", 40)
+    (taken,) = shell.quota.ledger.lease("e").holds
+    assert shell.place("r") == Place("r", "b", True), "60 and 40 fill a device"
+    assert shell.says("r", "b") == (Hold(taken.on, 60),)
+    assert not shell.quota.grants.berths.all()
+
+
+def test_a_start_goes_only_where_ray_has_room() -> None:
+    shell = Shell()
+    shell.runs("e", "b", 40)
+    assert shell.place("r", nodes=("a",)).node == "a"
+
+
+def test_what_is_kept_is_nobody_elses() -> None:
+    shell = Shell()
+    shell.place("r", nodes=("a",))
+    shell.place("r2", nodes=("a",))
+    assert shell.says("other", "a", model="o") == ()
+    assert shell.says("r", "a") == (Hold("a/0", 60),)
+    assert shell.says("r2", "a") == (Hold("a/1", 60),)
+
+
+def test_asking_again_keeps_the_same_place() -> None:
+    shell = Shell()
+    assert shell.place("r") == shell.place("r")
+    assert shell.free() == 340
+
+
+def test_a_place_that_nobody_asks_for_again_is_free_after_its_time() -> None:
+    shell = Shell()
+    shell.place("r")
+    shell.wait(BERTH_TTL_S + 1)
+    assert shell.free() == 400
+    assert not [key for key in shell.stored if key[0] is Entry.BERTH]
+
+
+def test_an_engine_that_started_elsewhere_gives_up_what_was_kept_for_it() -> None:
+    shell = Shell()
+    elsewhere = "b" if shell.place("r").node == "a" else "a"
+    (hold,) = shell.says("r", elsewhere)
+    assert hold.on.startswith(elsewhere)
+    assert shell.free() == 340
+
+
+def test_who_waits_goes_first() -> None:
+    shell = Shell()
+    shell.runs("e0", "a", 60)
+    shell.runs("e1", "a", 60)
+    assert shell.says("waits", "a", 50) == ()
+    assert shell.place("r", size=30).node == "b"
+    assert shell.place("r2", size=30, nodes=("a",)) == Place("r2", "a", False)
+
+
+def test_without_room_a_start_waits_where_its_engine_could_ever_be() -> None:
+    shell = Shell()
+    shell.devices.append(Device("small", 0, 50, 0))
+    shell.quota.on_devices(shell.devices, shell.now)
+    for node in NODES:
+        for index in range(2):
+            shell.runs(f"{node}{index}", node, 70 if node == "a" else 60)
+    assert shell.place("r", nodes=(*NODES, "small")) == Place("r", "b", False)
+    assert shell.place("huge", size=150) == Place("huge", None, False)
+
+
+def test_the_policy_is_told_for_how_many_more_there_is_memory_and_what_is_missing() -> None:
+    shell = Shell()
+    assert shell.ask(more=3).held == 3
+    assert shell.ask(more=3) == StartsReply(held=3)
+    reply = shell.ask(more=5)
+    assert reply.held == 4
+    assert reply.why == "memory: at least 0.00 GB needed on one device, 0.00 GB free"
+    assert shell.quota.starts.notes(shell.now) == {"m": reply.why}
+    assert shell.quota.starts.notes(shell.now + 60) == {}
+
+
+def test_what_the_policy_had_kept_is_the_next_starts() -> None:
+    shell = Shell()
+    shell.ask(more=1)
+    (berth,) = shell.quota.grants.berths.all()
+    assert shell.place("r") == Place("r", berth.node, True)
+    assert shell.free() == 340
+    assert shell.says("r", berth.node) == (berth.hold,)
+
+
+def test_while_nothing_is_known_of_a_model_ray_places_it_and_its_last_engine_tells_then() -> None:
+    shell = Shell()
+    reply = shell.ask(Start("r", NODES), size=None, more=1)
+    assert reply == StartsReply((Place("r", None, False),), known=False)
+    shell.runs("r", "a", 30)
+    assert shell.ask(size=None, more=1).held == 1
+    assert [berth.hold.amount for berth in shell.quota.grants.berths.all()] == [30]
+
+
+def test_a_start_that_can_do_with_less_takes_what_there_is() -> None:
+    shell = Shell()
+    for node in NODES:
+        for index in range(2):
+            shell.runs(f"{node}{index}", node, 70 if (node, index) != ("b", 0) else 50, model="o")
+    shell.says("first", "b", 60, least=40)
+    shell.says("first", "b", 60, least=40, gone=True)
+    assert shell.place("r", size=None) == Place("r", "b", True)
+    (hold,) = shell.says("r", "b", 60, least=40)
+    assert hold.amount == 50
+
+
+def test_an_engine_that_turns_out_larger_than_what_was_kept_asks_anew() -> None:
+    shell = Shell()
+    node = shell.place("r").node
+    assert node is not None
+    assert [hold.amount for hold in shell.says("r", node, 90)] == [90]
+    assert shell.free() == 310
+
+
+def test_a_crash_of_the_actor_forgets_no_place() -> None:
+    shell = Shell()
+    place = shell.place("r")
+    shell.crash()
+    assert shell.place("r") == place
+    shell.wait(1.0)
+    assert place.node is not None
+    assert len(shell.says("r", place.node)) == 1
+    assert shell.free() == 340
+
+
+def test_nothing_new_is_kept_while_it_is_not_known_what_others_hold() -> None:
+    shell = Shell()
+    shell.runs("e", "a")
+    shell.crash()
+    assert shell.ask(Start("r", NODES), more=1) == StartsReply(why=shell.ask(more=1).why)
+    shell.wait(RECOVERY_S + 1)
+    assert shell.place("r").held
+
+
+def test_a_place_on_a_lost_node_is_gone_and_another_is_found() -> None:
+    shell = Shell()
+    assert shell.place("r", nodes=("a",)).node == "a"
+    shell.devices = [device for device in shell.devices if device.node == "b"]
+    shell.quota.on_devices(shell.devices, shell.now)
+    assert shell.place("r", nodes=("b",)) == Place("r", "b", True)
+
+
+def test_a_drained_engine_restarts_where_that_was_planned() -> None:
+    shell = Shell()
+    shell.devices = shell.devices[:2]
+    shell.quota.on_devices(shell.devices, shell.now)
+    places = {name: shell.runs(name, "a", 40)[0].on for name in ("e0", "e1")}
+    if places["e0"] == places["e1"]:
+        pytest.fail("the engines should be on two devices")
+    shell.says("big", "a", 90, model="big")
+    shell.quota.relocation.begin()
+    step = shell.quota.relocation.step(shell.now)
+    assert step is not None
+    (berth,) = shell.quota.grants.berths.all()
+    assert (berth.after, berth.hold) == (step.owner, Hold(step.target[0], 40))
+    assert shell.place("another", 40, ("a",)) == Place("another", "a", False), "the line is first"
+    stays = next(name for name in places if name != step.owner)
+    shell.wait(RESTART_TTL_S * 2, ("e0", "a", 40, "m"), ("e1", "a", 40, "m"), ("big", "a", 90, "big"))
+    shell.says(step.owner, "a", 40, gone=True)
+    shell.wait(RESTART_TTL_S / 2, (stays, "a", 40, "m"), ("big", "a", 90, "big"))
+    assert shell.ask(Start("r", ()), size=40).places == (), "Ray is short there, and its place is kept a while"
+    assert shell.place("r", 40) == Place("r", "a", True)
+    assert shell.says("r", "a", 40) == (berth.hold,)
+
+
+def test_a_restart_that_ray_put_where_it_was_planned_is_given_what_was_kept() -> None:
+    shell = Shell()
+    shell.runs("e", "a", 40)
+    berth = shell.quota.grants.berths.add("m", Hold("b/0", 40), shell.now, after="e")
+    assert shell.says("another", "b", 40) == (Hold("b/1", 40),), "kept until the engine leaves"
+    shell.says("e", "a", 40, gone=True)
+    assert shell.says("r", "b", 40) == (berth.hold,)
+
+
+def test_an_engine_that_waits_is_counted_once_in_what_is_asked_for() -> None:
+    ledger = Ledger()
+    for index in range(2):
+        ledger.add_device(Device("n", index, 100, 0))
+    grants = Grants(ledger)
+    seen: list[object] = []
+    grants.policy.seen = seen.append  # type: ignore[method-assign]
+    told = EngineReport("e", "m", (Rank("n"),), 150, 150)
+    for now in range(20):
+        grants.report(told, float(now))
+    assert len(seen) == 1
+
+
+def test_a_berth_is_no_engine() -> None:
+    shell = Shell()
+    shell.place("r")
+    assert list(shell.quota.ledger.leases(Kind.ENGINE)) == []
+    assert shell.quota.relocation.plan(shell.now) is None
+
+
+def test_an_engine_gets_what_was_kept_for_it_by_an_actor_that_died_since() -> None:
+    shell = Shell()
+    shell.runs("e", "b")
+    assert shell.place("r", nodes=("a",)).node == "a"
+    (berth,) = shell.quota.grants.berths.all()
+    shell.crash()
+    shell.says("another", "a", model="o")
+    assert shell.says("r", "a") == (berth.hold,), "and for nobody else, whoever has not spoken yet"
+
+
+def test_an_engine_that_left_with_its_node_is_not_remembered() -> None:
+    shell = Shell()
+    shell.runs("e", "a")
+    shell.devices = [device for device in shell.devices if device.node == "b"]
+    shell.quota.on_devices(shell.devices, shell.now)
+    shell.store()
+    assert not shell.stored

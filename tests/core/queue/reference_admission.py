@@ -1,0 +1,472 @@
+"""Admission written a second time, as plainly as possible: lists, full scans, everything computed anew at every step.
+
+It shares no code with `serve_app.core` beyond the event and policy values. Slow on purpose; the property tests compare
+against it. Only what history decides is kept: the tenants' counters, what the minimum shares owe, who waited last.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from serve_app.core.queue.admission import Arrival, Policy
+from tests.core.queue.reference_history import History
+
+CLASSES = 4
+
+
+@dataclass
+class Request:
+    arrival: Arrival
+    arrived: float
+    number: int
+    level: int
+    since: int
+    status: str = "waiting"  # or "granted", "refused", "cancelled"
+    replica: str = ""  # set while it runs
+    prompt: int = 0  # charged
+    produced: int = 0
+
+    @property
+    def slots(self) -> int:
+        return self.arrival.slots
+
+    @property
+    def cost(self) -> int:
+        return max(1, self.arrival.cost_tokens)
+
+    @property
+    def tenant(self) -> str:
+        return self.arrival.tenant
+
+    @property
+    def size(self) -> tuple[int, int, str | None, frozenset[str]]:
+        return self.slots, math.floor(math.log2(self.cost)), self.arrival.only, self.arrival.avoid
+
+    def may_use(self, replica: str) -> bool:
+        return self.arrival.only in (None, replica) and replica not in self.arrival.avoid
+
+
+class Reference:
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.now = 0.0
+        self.requests: dict[str, Request] = {}
+        self.slots: dict[str, int] = {}
+        self.tokens: dict[str, float] = {}
+        self.reserved: dict[str, int] = {}
+        self.debts: dict[str, int] = {}
+        self.last_grant: dict[str, int] = {}
+        self.counter = 0
+        self.empty_since = -math.inf
+        self.history = History()
+        self.grants: list[tuple[str, str, float]] = []
+        self.refusals: list[tuple[str, str]] = []
+        self.served: dict[tuple[int, str], float] = {}  # virtual token counters, by level and tenant
+        self.since: dict[tuple[int, str], int] = {}
+        self.last_tenant: dict[int, str] = {}
+        self.credit = [0.0] * CLASSES
+        self.earned = [0.0] * CLASSES  # per unit of weight
+        self.paid_up: dict[tuple[int, str], float] = {}  # of these, by tenants who wait
+
+    # What can be asked.
+
+    def waiting(self, level: int | None = None) -> list[Request]:
+        """Everyone who waits, or those of one level, in order."""
+        found = [r for r in self.requests.values() if r.status == "waiting" and level in (None, r.level)]
+        return sorted(found, key=self.rank)
+
+    def rank(self, request: Request) -> tuple[float, ...]:
+        of = request.level, request.tenant
+        return (
+            -request.level,
+            not self.owed(request.tenant),
+            self.served[of],
+            self.since[of],
+            request.arrived,
+            request.number,
+        )
+
+    def running(self) -> list[Request]:
+        return [r for r in self.requests.values() if r.replica]
+
+    def owed(self, tenant: str) -> bool:
+        known = self.policy.tenants.get(tenant)
+        if known is None or not known.share:
+            return False
+        mine = [r for r in self.running() if r.tenant == tenant]
+        kv = sum(self.tokens[replica] for replica, slots in self.slots.items() if slots)
+        enough = sum(r.slots for r in mine) >= known.share * sum(self.slots.values())
+        return not enough and (math.isinf(kv) or sum(r.cost for r in mine) < known.share * kv)
+
+    def used(self, replica: str) -> int:
+        return sum(r.slots for r in self.requests.values() if r.replica == replica)
+
+    def free(self, replica: str) -> int:
+        return max(0, self.slots[replica] - self.used(replica))
+
+    def free_tokens(self, replica: str) -> float:
+        used = sum(r.cost for r in self.requests.values() if r.replica == replica)
+        return max(0.0, self.tokens[replica] - used - self.reserved[replica])
+
+    def fits(self, request: Request, replica: str) -> bool:
+        room = self.free(replica) >= request.slots and self.free_tokens(replica) >= request.cost
+        return room and request.may_use(replica) and self.debts.get(replica, -1) < request.level
+
+    def large_enough(self, request: Request, replica: str, sessions: bool = True) -> bool:
+        tokens = self.tokens[replica] - (self.reserved[replica] if sessions else 0)
+        return self.slots[replica] >= request.slots and tokens >= request.cost
+
+    def holds(self, request: Request, replica: str) -> bool:
+        return request.may_use(replica) and self.large_enough(request, replica)
+
+    def possible(self, request: Request) -> bool:
+        return any(self.holds(request, replica) for replica in self.slots)
+
+    def too_large(self, request: Request) -> bool:
+        only = request.arrival.only
+        some = [replica for replica, slots in self.slots.items() if slots and only in (None, replica)]
+        return bool(some or only is None) and not any(self.large_enough(request, one, sessions=False) for one in some)
+
+    def why_not_served(self, request: Request) -> str:
+        if self.empty():
+            return "no_replica"
+        if self.possible(request):
+            return "timeout"
+        if self.too_large(request):
+            return "too_large"
+        there = any(request.may_use(one) and slots >= request.slots for one, slots in self.slots.items())
+        return "sessions" if there else "no_replica"
+
+    def empty(self) -> bool:
+        return not any(self.slots.values())
+
+    def wait_ends(self, request: Request) -> float:
+        end = request.arrived + self.policy.max_wait_s
+        if self.empty():
+            end = min(end, max(request.arrived, self.empty_since) + self.policy.no_replica_wait_s)
+        return end
+
+    def next_due(self) -> float | None:
+        dues = []
+        for request in self.waiting():
+            dues.append(self.wait_ends(request))
+            if request.arrival.deadline is not None:
+                dues.append(request.arrival.deadline)
+        return min(dues, default=None)
+
+    # What can happen.
+
+    def pass_time(self, now: float) -> None:
+        busy = sum(r.slots for r in self.running())
+        self.history.segments.append((self.now, now, busy, sum(self.slots.values())))
+        self.now = now
+        for request in sorted(self.waiting(), key=lambda r: (r.arrival.deadline or 0.0, r.number)):
+            if request.arrival.deadline is not None and request.arrival.deadline <= now:
+                self.refuse(request, "deadline")
+        for request in sorted(self.waiting(), key=lambda r: (r.arrived, r.number)):
+            if self.wait_ends(request) <= now:
+                self.refuse(request, self.why_not_served(request))
+        self.decide()
+
+    def arrive(self, arrival: Arrival, waited_s: float = 0.0) -> None:
+        number = self.tick()
+        request = Request(arrival, self.now - waited_s, number, int(arrival.request_class), number, "new")
+        self.requests[arrival.request_id] = request
+        if arrival.deadline is not None and arrival.deadline <= self.now:
+            return self.refuse(request, "deadline")
+        if not self.empty() and self.too_large(request):
+            return self.refuse(request, "too_large")
+        self.enter(request)
+        self.decide()
+        if request.status != "waiting" or arrival.accepted:
+            return None
+        others = [r for r in self.waiting() if r is not request and r.level >= request.level]
+        wait = self.history.wait_behind(self, request) if others else None
+        if wait is not None and arrival.deadline is not None and self.now + wait > arrival.deadline:
+            return self.refuse(request, "deadline")
+        if wait is not None and self.now + wait > request.arrived + self.policy.max_wait_s:
+            return self.refuse(request, "timeout")
+        return self.bound(request)
+
+    def end(self, request_id: str, cancel: bool, prompt: int | None = None, output: int | None = None) -> None:
+        request = self.requests.get(request_id)
+        if request is not None and request.replica:
+            expected = max(0, request.cost - max(1, request.arrival.prompt_tokens))
+            if cancel:
+                output = request.produced
+            elif output is None:
+                output = max(request.produced, expected)
+            self.stop(request, request.prompt if prompt is None else max(1, prompt), output)
+            self.history.releases.append((self.now, request.slots))
+        elif request is not None and request.status == "waiting" and cancel:
+            self.leave(request, "cancelled")
+        self.decide()
+
+    def progress(self, request_id: str, tokens: int) -> None:
+        request = self.requests.get(request_id)
+        if request is not None and request.replica:
+            request.produced += tokens
+            self.charge(request, 2 * tokens)
+
+    def replica(self, replica: str, slots: int | None, tokens: int | None = None, reserved: int = 0) -> None:
+        """Another size; no slots: gone."""
+        was_empty = self.empty()
+        if slots is None:
+            self.slots.pop(replica, None)
+            self.last_grant.pop(replica, None)
+            self.debts.pop(replica, None)
+            for request in self.running():
+                if request.replica == replica:
+                    self.stop(request, request.prompt, request.produced)
+        else:
+            self.slots[replica] = slots
+            self.tokens[replica] = math.inf if tokens is None else tokens
+            self.reserved[replica] = reserved
+        if self.empty() and not was_empty:
+            self.empty_since = self.now
+        self.decide()
+
+    def kv_debt(self, replica: str, level: int | None) -> None:
+        self.debts.pop(replica, None)
+        if level is not None and replica in self.slots:
+            self.debts[replica] = level
+        self.decide()
+
+    # Coming and going.
+
+    def tick(self) -> int:
+        self.counter += 1
+        return self.counter
+
+    def enter(self, request: Request) -> None:
+        level = request.level
+        of = level, request.tenant
+        others = self.waiting(level)
+        if not others:
+            self.credit[level] = self.earned[level] = 0.0
+        if not any(r.tenant == request.tenant for r in others):
+            self.served[of] = max(self.served.get(of, 0.0), self.floor(level))
+            self.since[of] = request.number
+            self.paid_up[of] = self.earned[level]
+        request.status = "waiting"
+
+    def needed(self, level: int) -> float:
+        """What the next request of a level by its minimum share costs, be it owed or not."""
+        firsts = {r.tenant: r for r in sorted(self.waiting(level), key=lambda r: (-r.arrived, -r.number))}
+        paid = {tenant: self.paid_up[level, tenant] for tenant in firsts}
+        eligible = {
+            tenant: self.will_have_earned(firsts[tenant]) for tenant in paid if paid[tenant] <= self.earned[level]
+        }
+        return min(
+            ((at, tenant, firsts[tenant].cost) for tenant, at in (eligible or paid).items()), default=(0, "", 0)
+        )[2]
+
+    def floor(self, level: int) -> float:
+        """What a tenant begins with that comes, or comes back, to a level."""
+        lowest = [self.served[level, r.tenant] for r in self.waiting(level)]
+        if level in self.last_tenant and not lowest:
+            lowest = [self.served[level, self.last_tenant[level]]]
+        return min(lowest, default=0.0)
+
+    def busy(self, level: int) -> bool:
+        return bool(self.waiting(level)) or any(r.level == level for r in self.running())
+
+    def leave(self, request: Request, status: str) -> None:
+        request.status = status
+        if not any(r.tenant == request.tenant for r in self.waiting(request.level)):
+            self.last_tenant[request.level] = request.tenant
+            saved = self.earned[request.level] - self.paid_up.pop((request.level, request.tenant))
+            lost = max(0.0, saved) * self.policy.weight(request.tenant)
+            credit = self.credit[request.level]
+            self.credit[request.level] = max(min(credit, self.needed(request.level)), credit - lost)
+        self.rest(request.level)
+
+    def rest(self, level: int) -> None:
+        """Nobody of a level waits or runs: all counters start over."""
+        if not self.busy(level):
+            self.last_tenant.pop(level, None)
+            self.served = {of: tokens for of, tokens in self.served.items() if of[0] != level}
+            self.since = {of: number for of, number in self.since.items() if of[0] != level}
+
+    def refuse(self, request: Request, reason: str) -> None:
+        if request.status == "waiting":
+            self.leave(request, "refused")
+        request.status = "refused"
+        self.refusals.append((request.arrival.request_id, reason))
+
+    def charge(self, request: Request, tokens: float) -> None:
+        self.served[request.level, request.tenant] += tokens / self.policy.weight(request.tenant)
+
+    def stop(self, request: Request, prompt: int, output: int) -> None:
+        self.charge(request, prompt - request.prompt + 2 * (output - request.produced))
+        request.replica = ""
+        self.rest(request.level)
+
+    # Who goes when the line is full.
+
+    def bound(self, new: Request) -> None:
+        level, policy = new.level, self.policy
+        bound = policy.classes.get(new.arrival.request_class)
+        everybody = self.waiting()
+        same = [r for r in everybody if r.arrival.request_class == level]
+        own = (0, 0) if bound is None else beyond(same, bound.max_queued, bound.max_queued_tokens, new)
+        rest = beyond(everybody, policy.max_queued, policy.max_queued_tokens, new)
+        if rest == own == (0, 0):
+            return None
+        lower = [r for r in everybody if r.level < level and not r.arrival.accepted]
+        own = (max(own[0], rest[0] - len(lower)), max(own[1], rest[1] - sum(r.cost for r in lower)))
+        gone: list[Request] = []
+        if max(own) > 0:
+            fresh = [r for r in same if not r.arrival.accepted]
+            giver = self.heaviest(fresh, own)
+            if giver == new.tenant or not self.can_give(fresh, giver, own, new.tenant):
+                return self.refuse(new, "queue_full")
+            mine = sorted((r for r in fresh if r.tenant == giver), key=lambda r: r.number)
+            while lacks(own, gone):
+                gone.append(mine.pop())
+        while lower and lacks(rest, gone):
+            lowest = [r for r in lower if r.level == lower[-1].level]
+            left = (rest[0] - len(gone), rest[1] - sum(r.cost for r in gone))
+            giver = self.heaviest(lowest, left)
+            gone.append(max((r for r in lowest if r.tenant == giver), key=lambda r: r.number))
+            lower.remove(gone[-1])
+        for request in gone:
+            self.refuse(request, "shed")
+        return self.decide()
+
+    def heaviest(self, requests: list[Request], short: tuple[int, int]) -> str:
+        def load(tenant: str) -> tuple[float, str]:
+            mine = [r for r in requests if r.tenant == tenant]
+            amount = len(mine) if short[0] > 0 else sum(r.cost for r in mine)
+            return -amount / self.policy.weight(tenant), tenant
+
+        return min({r.tenant for r in requests}, key=load)
+
+    def can_give(self, fresh: list[Request], giver: str, own: tuple[int, int], new: str) -> bool:
+        def left(tenant: str) -> tuple[float, float]:
+            mine = [r for r in fresh if r.tenant == tenant]
+            requests, tokens = len(mine), sum(r.cost for r in mine)
+            if tenant == giver:
+                requests, tokens = requests - own[0], tokens - own[1]
+            return requests / self.policy.weight(tenant), tokens / self.policy.weight(tenant)
+
+        gives, has = left(giver), left(new)
+        return all(gives[kind] >= has[kind] for kind in (0, 1) if own[kind] > 0)
+
+    # Who runs.
+
+    def decide(self) -> None:
+        while (found := self.next_one()) is not None:
+            self.give(*found)
+
+    def best(self, candidates: set[str], tokens_first: bool = False) -> str:
+        def key(replica: str) -> tuple[float, float, int, str]:
+            free = -self.free(replica), -self.free_tokens(replica)
+            return (*(free[::-1] if tokens_first else free), self.last_grant.get(replica, 0), replica)
+
+        return min(candidates, key=key)
+
+    def kept_for(self, request: Request, opened: set[str]) -> set[str]:
+        """The replica it keeps, if any."""
+        some = {one for one in opened if request.may_use(one) and self.debts.get(one, -1) < request.level}
+        if not some:
+            return set()
+        short = max(self.free_tokens(replica) for replica in some) < request.cost
+        first = self.best(some, tokens_first=short)
+        if self.holds(request, first):
+            return {first}
+        able = {replica for replica in some if self.holds(request, replica)}
+        return {self.best(able)} if able else set()
+
+    def firsts(self, level: int) -> list[Request]:
+        """Of each size the first one, in order."""
+        found: dict[tuple[object, ...], Request] = {}
+        for request in self.waiting(level):
+            found.setdefault(request.size, request)
+        return list(found.values())
+
+    def next_one(self) -> tuple[Request, str, bool] | None:
+        opened = {replica for replica in self.slots if self.free(replica) and self.free_tokens(replica)}
+        if not opened:
+            return None
+        heads = {
+            level: next((r for r in self.firsts(level) if self.possible(r)), None) for level in reversed(range(CLASSES))
+        }
+        order = [level for level, head in heads.items() if head is not None]
+        keeping = set()
+        for level in order[1:]:
+            if (owed := self.due(level)) is None:
+                continue
+            if found := self.place(owed, opened):
+                return owed, found, True
+            of, most = (level, owed.tenant), owed.cost / self.policy.weight(owed.tenant)
+            self.credit[level] = min(self.credit[level], owed.cost)
+            self.paid_up[of] = max(self.paid_up[of], self.earned[level] - most)
+            opened -= self.kept_for(owed, opened)
+            keeping.add(level)
+        for level in order:
+            head = heads[level]
+            assert head is not None
+            if found := self.place(head, opened):
+                return head, found, False
+            if level not in keeping:
+                opened -= self.kept_for(head, opened)
+            for request in self.firsts(level):
+                if found := self.place(request, opened):
+                    return request, found, False
+        return None
+
+    def due(self, level: int) -> Request | None:
+        """Of the tenants who had no more than they earned, the one that will first have earned its next request, if
+        the class has earned it, or the tenant."""
+        found = []
+        for tenant in {r.tenant for r in self.waiting(level)}:
+            mine = sorted((r for r in self.waiting(level) if r.tenant == tenant), key=lambda r: (r.arrived, r.number))
+            able = [r for r in mine if self.possible(r)]
+            if able and self.paid_up[level, tenant] <= self.earned[level]:
+                found.append((self.will_have_earned(mine[0]), tenant, able[0]))
+        if not found:
+            return None
+        _, _, head = min(found, key=lambda one: one[:2])
+        enough = self.credit[level] >= head.cost or self.earned[level] >= self.will_have_earned(head)
+        return head if enough else None
+
+    def will_have_earned(self, head: Request) -> float:
+        return self.paid_up[head.level, head.tenant] + head.cost / self.policy.weight(head.tenant)
+
+    def place(self, request: Request, opened: set[str]) -> str:
+        fits = {replica for replica in opened if self.fits(request, replica)}
+        wish = request.arrival.affinity
+        return wish if wish is not None and wish in fits else self.best(fits, tokens_first=True) if fits else ""
+
+    def give(self, request: Request, replica: str, owed: bool) -> None:
+        level, of = request.level, (request.level, request.tenant)
+        paid = self.will_have_earned(request)
+        self.paid_up[of] = paid if owed else max(self.paid_up[of], min(paid, self.earned[level]))
+        self.credit[level] = max(0.0, self.credit[level] - request.cost)
+        request.replica = replica
+        request.prompt = max(1, request.arrival.prompt_tokens)
+        self.charge(request, request.prompt)
+        self.leave(request, "granted")
+        self.last_grant[replica] = self.tick()
+        self.history.grants.append((self.now, request.level, request.slots))
+        self.grants.append((request.arrival.request_id, replica, self.now - request.arrived))
+        for level in range(CLASSES) if self.policy.trickle_share else ():
+            tenants = {r.tenant for r in self.waiting(level)}
+            if not tenants:
+                continue
+            self.credit[level] += self.policy.trickle_share * request.cost
+            weights = sum(self.policy.weight(tenant) for tenant in tenants)
+            self.earned[level] += self.policy.trickle_share * request.cost / weights
+            self.earned[level] = max(self.earned[level], min(self.paid_up[level, tenant] for tenant in tenants))
+
+
+def beyond(requests: list[Request], max_requests: int | None, max_tokens: int | None, new: Request) -> tuple[int, int]:
+    count = 0 if max_requests is None else len(requests) - max_requests
+    tokens = 0 if max_tokens is None else sum(r.cost for r in requests) - max_tokens
+    return max(0, min(1, count)), max(0, min(new.cost, tokens))
+
+
+def lacks(room: tuple[int, int], gone: list[Request]) -> bool:
+    return room[0] > len(gone) or room[1] > sum(r.cost for r in gone)

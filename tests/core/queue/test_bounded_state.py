@@ -1,0 +1,120 @@
+"""What admission remembers of requests that have left: nothing."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.core.keyed_heap import SLACK, KeyedHeap
+from serve_app.core.queue.admission import Admission, Arrival, Policy, TenantPolicy
+from serve_app.core.queue.order_statistics import Ranks
+from serve_app.core.queue.tenant_queue import Waiting
+from serve_app.types import RequestClass
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.none() | st.tuples(st.floats(0, 9), st.integers(0, 3))), max_size=300))
+@settings(deadline=None)
+def test_heap_knows_its_smallest_and_forgets_what_left(steps: list[tuple[int, tuple[float, int] | None]]) -> None:
+    heap, plain = KeyedHeap(), dict[str, tuple[float, int]]()
+    for number, key in steps:
+        if key is None:
+            heap.discard(str(number))
+            plain.pop(str(number), None)
+        elif (first := heap.peek()) is not None and first[1] == str(number):
+            heap.replace_first(key)
+            plain[str(number)] = key
+        else:
+            heap.set(str(number), key)
+            plain[str(number)] = key
+        assert heap.peek() == min(((key, item) for item, key in plain.items()), default=None)
+        assert len(heap) == len(plain)
+        assert len(heap._entries) <= 2 * len(plain) + SLACK
+
+
+def count_waiting() -> int:
+    gc.collect()
+    return sum(isinstance(thing, Waiting) for thing in gc.get_objects())
+
+
+def test_cancelled_requests_leave_nothing_in_memory() -> None:
+    admission = Admission(Policy(max_queued=1000, max_wait_s=1e9))
+    admission.on_replica("a", 1, 0.0)
+    for number in range(101):  # one runs, a hundred wait through it all
+        admission.on_arrive(Arrival(f"stays{number}", RequestClass.NORMAL, "t"), 0.0)
+
+    def cycles(count: int, start: float) -> None:
+        for number in range(count):
+            now = start + number * 1e-3
+            late = now + 1e6 if number % 2 else None
+            admission.on_arrive(Arrival(f"q{number}", RequestClass(number % 4), "t", 1, 9, late), now)
+            assert admission.on_cancel(f"q{number}", now) == []
+
+    cycles(2_000, 0.0)
+    waiting = count_waiting()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        cycles(20_000, 2.0)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 64 * 1024  # a single kept reference per cycle would be 20 times this
+    assert count_waiting() == waiting
+    assert admission.snapshot(200.0).cancelled_waiting == 22_000
+
+
+def test_finished_requests_and_tenants_who_left_leave_nothing_in_memory() -> None:
+    """Every request arrives, waits, runs, reports and ends; every fourth is lost with its replica."""
+    tenants = {"t1": TenantPolicy(2.0, 0.3)}
+    admission = Admission(Policy(max_queued=1000, max_wait_s=1e9, tenants=tenants))
+
+    def cycles(count: int, start: float) -> None:
+        for number in range(count):
+            now = start + number * 1e-3
+            admission.on_replica("a", 1, now, 50)
+            names = [f"q{number}.{turn}" for turn in range(3)]
+            for turn, name in enumerate(names):
+                tenant = f"t{number * 3 + turn}" if number % 2 else f"t{turn}"
+                cost = 10 + number % 30
+                admission.on_arrive(Arrival(name, RequestClass(number % 4), tenant, 1, cost, prompt_tokens=5), now)
+            for turn, name in enumerate(names):
+                admission.on_progress(name, 3, now)
+                if turn == 2 and number % 4 == 0:
+                    admission.on_replica_gone("a", now)
+                else:
+                    admission.on_done(name, now, 5, 20)
+
+    cycles(1_000, 0.0)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        cycles(8_000, 2.0)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 32 * 1024  # 24,000 requests of 12,000 tenants: a byte and a half each
+    seen = admission.snapshot(20.0)
+    assert (admission.waiting, seen.tenants.keys()) == (0, {"t1"})
+    assert seen.arrived == sum(seen.granted.values()) == 27_000
+
+
+@given(st.lists(st.booleans() | st.integers(0, 10**6), max_size=1500), st.integers(0, 3000))
+@settings(deadline=None, max_examples=50)
+def test_ranks_are_those_of_a_sorted_list(steps: list[bool | int], before: int) -> None:
+    ranks, plain = Ranks(), list(range(before))
+    for number in plain:
+        ranks.add(number)
+    for step in steps:
+        if isinstance(step, bool) or not plain:
+            plain.append(plain[-1] + 1 + step if plain else before + step)
+            ranks.add(plain[-1])
+        else:
+            ranks.remove(plain.pop(step % len(plain)))
+    for at in range(0, len(plain), 97):
+        assert ranks.rank(plain[at]) == at
+    assert not plain or ranks.first == plain[0]

@@ -1,0 +1,159 @@
+"""Slots kept free for the classes from `high` up: whom that helps, what it costs, and that nobody starves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.core.queue.admission import Action, Admission, Grant, Policy
+from serve_app.core.queue.guard_slots import kept
+from serve_app.types import RequestClass
+from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrival, arrive, where
+
+SLOTS = 8
+LONG_S = 600.0  # many fade times: what was granted before is forgotten
+
+
+def line(share: float = 0.25, slots: int = SLOTS, trickle: float = 0.0) -> Admission:
+    made = Admission(Policy(1000, 3600.0, trickle_share=trickle, headroom_share=share))
+    made.on_replica("r", slots, 0.0)
+    return made
+
+
+def names(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{n}" for n in range(count)]
+
+
+def granted(actions: Iterable[Action]) -> list[str]:
+    return [action.request_id for action in actions if isinstance(action, Grant)]
+
+
+def with_high(made: Admission, count: int) -> None:
+    """So many of class high run for a second, ten times over: their part of the drain is that of the slots."""
+    for second in range(10):
+        ran = granted(arrive(made, *names(f"before{second}-", count), cls=HIGH, now=float(second)))
+        for name in ran:
+            made.on_done(name, second + 1.0)
+    assert made.waiting == made.granted == 0
+
+
+@pytest.mark.parametrize(("count", "free"), [(0, 0), (1, 2), (2, 3), (6, 7), (11, 8)])
+def test_the_more_of_the_load_high_is_the_more_stays_free_for_it(count: int, free: int) -> None:
+    made = line(share=0.5, slots=16)
+    with_high(made, count)
+    assert len(granted(arrive(made, *names("n", 40), now=10.0))) == 16 - free
+    assert len(granted(arrive(made, *names("h", 40), cls=HIGH, now=10.0))) == free
+
+
+def test_no_more_than_the_share_stays_free() -> None:
+    made = line(share=0.25)
+    with_high(made, 6)
+    assert len(granted(arrive(made, *names("n", 20), now=10.0))) == SLOTS - 2
+
+
+def test_what_was_kept_is_given_out_once_high_stays_away() -> None:
+    made = line(share=0.5)
+    with_high(made, SLOTS // 2)
+    arrive(made, *names("n", 20), now=10.0)
+    assert len(granted(made.on_done("n0", 10.1))) == 1
+    assert len(granted(made.on_done("n1", 10.1 + LONG_S))) > 1
+
+
+def test_critical_may_take_what_is_kept() -> None:
+    made = line(share=0.5)
+    with_high(made, SLOTS // 2)
+    arrive(made, *names("l", 20), cls=LOW, now=10.0)
+    assert granted(arrive(made, "h", cls=HIGH, now=10.1)) == ["h"]
+    assert granted(arrive(made, "c", cls=CRITICAL, now=10.1)) == ["c"]
+
+
+def test_off_by_default() -> None:
+    made = line(share=Policy(1, 1.0).headroom_share)
+    with_high(made, SLOTS // 2)
+    assert len(granted(arrive(made, *names("n", 20), now=10.0))) == SLOTS
+
+
+def test_a_replica_too_small_for_it_keeps_nothing() -> None:
+    made = line(share=0.5, slots=1)
+    for n in range(9):
+        arrive(made, f"h{n}", cls=HIGH, now=float(n))
+        made.on_done(f"h{n}", n + 0.9)
+    assert where(arrive(made, "n", now=10.0)) == {"n": "r"}
+
+
+def test_a_request_of_all_slots_still_runs() -> None:
+    made = line(share=0.5)
+    with_high(made, SLOTS // 2)
+    assert where(arrive(made, "whole", slots=SLOTS, now=10.0)) == {"whole": "r"}
+
+
+def test_the_trickle_goes_into_it() -> None:
+    """High has all slots but those that are kept, for ever, and never waits: only the trickle lets `low` run."""
+
+    def served(trickle: float) -> int:
+        made, taken = line(share=0.5, trickle=trickle), 0
+        with_high(made, 6)
+        arrive(made, *names("h", SLOTS // 2), cls=HIGH, now=10.0)
+        waiting = set(names("l", 10))
+        arrive(made, *sorted(waiting), cls=LOW, now=10.0)
+        for n in range(100):
+            now = 10.0 + n / SLOTS
+            actions = arrive(made, f"h{n + SLOTS // 2}", cls=HIGH, now=now) + made.on_done(f"h{n}", now)
+            for name in granted(actions):
+                if name in waiting:
+                    waiting.remove(name)
+                    taken += 1
+                    made.on_done(name, now)
+        return taken
+
+    assert served(trickle=0.0) == 0
+    assert served(trickle=0.05) >= 4
+
+
+def test_who_comes_below_it_is_told_a_wait() -> None:
+    made = line(share=0.5)
+    with_high(made, SLOTS // 2)
+    ran = granted(arrive(made, *names("n", SLOTS), now=10.0))
+    assert len(ran) < SLOTS
+    assert made.predicted_wait_s(HIGH) == 0.0
+    assert (made.predicted_wait_s(NORMAL) or 0.0) > 0.0
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.51, float("nan")])
+def test_a_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="headroom_share"):
+        Policy(1, 1.0, headroom_share=share)
+
+
+@given(st.floats(0, 0.5), st.integers(0, 500), st.floats(0, 3))
+def test_it_is_never_all_there_is(share: float, slots: int, part: float) -> None:
+    assert 0 <= kept(share, slots, part) < max(1, slots)
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_it_grows_with_the_part_of_the_load(one: float, other: float) -> None:
+    assert kept(0.5, 1000, min(one, other)) <= kept(0.5, 1000, max(one, other))
+
+
+Step = tuple[RequestClass, int, bool]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from(RequestClass), st.integers(1, 4), st.booleans()), max_size=60))
+def test_everybody_runs_in_the_end_whatever_is_kept(steps: list[Step]) -> None:
+    made, running, done, now = line(share=0.5, trickle=0.05), [], set[str](), 0.0
+    for number, (cls, slots, ends) in enumerate(steps):
+        now += 0.01
+        running += granted(made.on_arrive(arrival(f"r{number}", cls, slots), now))
+        if ends and running:
+            done.add(running[0])
+            running += granted(made.on_done(running.pop(0), now))
+    while running:
+        now += 0.01
+        done.add(running[0])
+        running += granted(made.on_done(running.pop(0), now))
+    assert made.waiting == 0
+    assert done == {f"r{number}" for number in range(len(steps))}

@@ -1,0 +1,129 @@
+"""A grant needs slots and KV tokens on one replica."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from serve_app.core.queue.admission import Admission, ReplicaUse
+from serve_app.core.queue.capacity import Capacity
+from tests.core.queue.events import HIGH, NORMAL, of, where
+from tests.core.queue.simulated_engines import patient
+
+
+def lines(**replicas: tuple[int, int | None]) -> Admission:
+    line = Admission(patient(trickle_share=0.0))
+    for name, (slots, kv_tokens) in replicas.items():
+        line.on_replica(name, slots, 0.0, kv_tokens)
+    return line
+
+
+def asks(name: str, tokens: int, slots: int = 1, **more: str) -> object:
+    return dataclasses.replace(of("t", name, NORMAL, 1, tokens - 1), slots=slots, **more)
+
+
+def come(line: Admission, *arrivals: object) -> dict[str, str]:
+    return where([action for one in arrivals for action in line.on_arrive(one, 0.0)])  # type: ignore[arg-type]
+
+
+def test_a_request_runs_only_where_both_are_free() -> None:
+    line = lines(a=(1, 1000), b=(8, 100))
+    assert come(line, asks("p", 60), asks("q", 60)) == {"p": "a", "q": "b"}
+    assert come(line, asks("r", 60)) == {}  # b has slots, a has tokens
+    assert line.snapshot(0.0).replicas == {"a": ReplicaUse(1, 1, 1000, 60), "b": ReplicaUse(8, 1, 100, 60)}
+    assert where(line.on_done("q", 1.0)) == {"r": "b"}
+
+
+def test_where_most_tokens_are_free_is_taken_and_affinity_where_it_fits() -> None:
+    line = lines(a=(8, 500), b=(2, 900))
+    assert come(line, asks("p", 100), asks("q", 700)) == {"p": "b", "q": "b"}
+    assert come(line, asks("r", 100, affinity="b"), asks("s", 100, affinity="a")) == {"r": "a", "s": "a"}
+
+
+def test_several_slots_are_found_where_tokens_are_fewer() -> None:
+    line = lines(a=(2, 900), b=(8, 500), c=(6, 600))
+    assert come(line, asks("p", 400, slots=4), asks("q", 450, slots=4)) == {"p": "c", "q": "b"}
+
+
+def test_more_tokens_than_any_replica_has_with_its_slots_is_refused_at_once() -> None:
+    line = lines(a=(1, 1000), b=(8, 100))
+    assert come(line, asks("p", 1001), asks("q", 101, slots=2)) == {"p": "too_large", "q": "too_large"}
+    assert come(line, asks("r", 1000)) == {"r": "a"}
+
+
+def test_small_requests_do_not_starve_one_with_many_tokens() -> None:
+    line = lines(a=(8, 100))
+    come(line, *(asks(f"r{number}", 25) for number in range(4)))
+    assert come(line, asks("large", 90)) == {}
+    for number in range(3):
+        assert come(line, asks(f"small{number}", 10)) == {}
+        assert line.on_done(f"r{number}", 1.0) == []
+    assert where(line.on_done("r3", 1.0)) == {"large": "a", "small0": "a"}
+
+
+def test_a_request_with_many_tokens_holds_back_one_replica_only() -> None:
+    line = lines(a=(8, 100), b=(8, 100))
+    come(line, asks("p", 40), asks("q", 50))
+    assert come(line, asks("large", 90)) == {}
+    assert come(line, asks("s0", 45), asks("s1", 10)) == {"s0": "b"}  # "a" has more free, so it is kept
+    assert where(line.on_done("p", 1.0)) == {"large": "a", "s1": "a"}
+
+
+def test_among_requests_of_one_size_nobody_passes() -> None:
+    line = lines(a=(8, 100))
+    come(line, asks("p", 64))
+    assert come(line, asks("first", 40), asks("second", 36), asks("other size", 30)) == {}
+    assert where(line.on_replica("b", 8, 1.0, 38)) == {"other size": "b"}
+
+
+def test_a_higher_class_passes_what_does_not_fit() -> None:
+    line = lines(a=(8, 100))
+    come(line, asks("p", 64), asks("large", 90))
+    assert where(line.on_arrive(of("t", "urgent", HIGH, 1, 29), 0.0)) == {"urgent": "a"}
+
+
+def test_a_replica_that_shrank_gets_nothing_until_it_is_below() -> None:
+    line = lines(a=(8, 100))
+    come(line, asks("p", 40), asks("q", 40))
+    line.on_replica("a", 8, 1.0, 50)
+    assert come(line, asks("r", 5)) == {}
+    assert where(line.on_done("p", 2.0)) == {"r": "a"}
+
+
+def test_where_tokens_are_short_the_forecast_does_not_count_slots_that_cannot_be_used() -> None:
+    line, free = lines(a=(100, 100)), lines(a=(2, None))
+    for one in (line, free):
+        for number in range(8):
+            one.on_arrive(asks(f"r{number}", 50), 0.0)  # type: ignore[arg-type]
+        one.on_done("r0", 4.0)
+        one.on_done("r1", 4.0)
+    assert line.snapshot(4.0).drain_slots_per_s == pytest.approx(free.snapshot(4.0).drain_slots_per_s or 0.0)
+    assert line.predicted_wait_s(NORMAL) == pytest.approx(free.predicted_wait_s(NORMAL) or 0.0)
+
+
+def test_wrong_tokens_change_nothing() -> None:
+    line = lines(a=(1, 10))
+    before = line.snapshot(0.0)
+    with pytest.raises(ValueError, match="kv_tokens"):
+        line.on_replica("a", 1, 0.0, -1)
+    with pytest.raises(ValueError, match="tokens"):
+        line.on_progress("p", -1, 0.0)
+    with pytest.raises(ValueError, match="tokens"):
+        line.on_done("p", 0.0, 1, -1)
+    with pytest.raises(ValueError, match="prompt_tokens"):
+        of("t", "p", prompt=-1)
+    assert line.snapshot(0.0) == before
+
+
+def test_a_take_that_does_not_fit_changes_nothing() -> None:
+    capacity = Capacity()
+    capacity.set_replica("a", 2, 100)
+    capacity.take("p", 1, 60)
+    before = list(capacity.use())
+    for request_id, slots, tokens in (("q", 2, 10), ("q", 1, 41), ("p", 1, 1)):
+        with pytest.raises(ValueError, match="cannot take"):
+            capacity.take(request_id, slots, tokens)
+    assert list(capacity.use()) == before
+    assert capacity.drop("a") == ["p"]
+    assert (capacity.slots, capacity.used, capacity.free, capacity.kv_used, capacity.kv_tokens) == (0, 0, 0, 0, 0)

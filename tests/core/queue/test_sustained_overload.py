@@ -1,0 +1,151 @@
+"""Ten minutes of overload before clients who stay, in virtual time: order holds, and nobody starves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.line_attack.staying import Crowd, Staying
+from serve_app.core.queue.admission import Admission, Policy, Reason, Refuse
+from tests.core.queue.events import HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
+from tests.core.queue.simulated_engines import patient
+
+SPAN_S = 600.0
+POLICY = Policy(max_queued=1000, max_wait_s=60.0)
+PEOPLE_HIGH, PEOPLE_NORMAL = ([Crowd(level, "people", 0, arrive_share=0.3)] for level in (HIGH, NORMAL))
+CROWD, BATCH = ([Crowd(level, f"crowd-{n}", 12) for n in range(20)] for level in (NORMAL, LOW))
+LARGE = [Crowd(LOW, "large", 1, tokens=32_000), Crowd(LOW, "small", 20), Crowd(LOW, "smaller", 20, tokens=100)]
+
+
+def run(crowds: Sequence[Crowd], policy: Policy = POLICY) -> Staying:
+    found = Staying(crowds, policy, seed=1)
+    found.run(SPAN_S)
+    return found
+
+
+@pytest.mark.parametrize(("above", "below", "most_s"), [(PEOPLE_HIGH, CROWD, 0.5), (PEOPLE_NORMAL, BATCH, 1.0)])
+def test_a_crowd_that_stays_in_a_lower_class_does_not_delay_a_higher_one(
+    above: list[Crowd], below: list[Crowd], most_s: float
+) -> None:
+    """With lifts by age the medians were 10.2 s and 20.2 s."""
+    found = run([*above, *below])
+    waits = found.waits(above[0].level)
+    assert len(waits) > 800
+    assert waits[len(waits) // 2] <= most_s
+    assert found.starved() == 0
+
+
+@pytest.mark.parametrize(
+    "crowds",
+    [
+        [Crowd(HIGH, f"h{n}", 50) for n in range(4)] + LARGE,
+        [Crowd(HIGH, f"h{n}", 50) for n in range(4)] + [Crowd(LOW, f"l{n}", 3) for n in range(100)],
+        [Crowd(HIGH, f"h{n}", 20) for n in range(4)] + CROWD + BATCH,
+    ],
+    ids=["large head", "many tenants", "three classes"],
+)
+def test_under_full_overload_from_above_every_class_and_tenant_gets_its_part(crowds: list[Crowd]) -> None:
+    found = run(crowds)
+    assert found.starved() == 0
+    assert {one.key[0] for one in found.granted} == {crowd.level for crowd in crowds}
+
+
+def test_a_large_head_saves_up_while_small_requests_of_other_tenants_pass() -> None:
+    """A head of 32,000 tokens at 5% of 5,000 tokens/s: the small ones behind it waited 128 s, and timed out."""
+    found = run([*(Crowd(HIGH, f"h{n}", 50) for n in range(4)), *LARGE], Policy(max_queued=1000, max_wait_s=SPAN_S))
+    tenants = [one.key[1] for one in found.granted if one.key[0] is LOW]
+    large_at = tenants.index("large")
+    assert tenants[:large_at].count("small") > 30
+    assert tenants[:large_at].count("smaller") > 30
+    small = [one.at_s for one in found.granted if one.key == (LOW, "small")]
+    assert max(after - before for before, after in itertools.pairwise(small)) < 30.0
+
+
+# Who waits by which age.
+
+
+def test_who_waited_longest_is_judged_by_age_and_not_by_the_order_of_arrival() -> None:
+    line = admission(a=1)
+    arrive(line, "runs", now=100.0)
+    arrive(line, "young", now=100.0)
+    line.on_arrive(arrival("old", HIGH), 101.0, waited_s=50.0)
+    assert line.next_due() == 111.0
+    assert where(line.on_tick(111.0)) == {"old": "timeout"}
+    assert line.snapshot(111.0).oldest_wait_s == 11.0
+
+
+def test_a_request_that_was_accepted_goes_before_younger_ones_of_its_tenant() -> None:
+    line = admission(a=1)
+    arrive(line, "runs", now=100.0)
+    arrive(line, "young", "younger", now=100.0)
+    line.on_arrive(arrival("again", accepted=True), 101.0, waited_s=20.0)
+    line.on_arrive(arrival("between", accepted=True), 101.0, waited_s=10.0)
+    assert [line.status(name, 101.0).position for name in ("again", "between", "young", "younger")] == [1, 2, 3, 4]  # type: ignore[union-attr]
+    order, running = [], "runs"
+    while actions := line.on_done(running, 102.0):
+        running = actions[0].request_id
+        order.append(running)
+    assert order == ["again", "between", "young", "younger"]
+
+
+def test_a_restated_request_is_refused_by_neither_a_full_line_nor_a_forecast() -> None:
+    line = admission(max_queued=3, max_wait_s=20.0, a=1)
+    arrive(line, "runs")
+    line.on_done("runs", 10.0)  # a slot comes free every ten seconds
+    arrive(line, "runs again", "one", "two", now=10.0)
+    (late,) = line.on_arrive(arrival("new"), 10.0)
+    assert isinstance(late, Refuse)
+    assert late.reason is Reason.TIMEOUT
+    for number in range(5):
+        assert line.on_arrive(arrival(f"restated {number}", accepted=True), 10.0, waited_s=5.0) == []
+
+
+# Who is refused for the longest wait.
+
+
+def test_who_cannot_start_within_the_longest_wait_is_refused_on_arrival() -> None:
+    line = admission(max_wait_s=20.0, a=1)
+    arrive(line, "runs")
+    line.on_done("runs", 10.0)
+    assert where(arrive(line, "runs again", "next", now=10.0)) == {"runs again": "a"}
+    refusals = arrive(line, "third", "fourth", now=10.0)
+    assert where(refusals) == {"fourth": "timeout"} or where(refusals) == {"third": "timeout", "fourth": "timeout"}
+
+
+def test_a_class_under_full_overload_from_above_is_refused_only_beyond_what_its_minimum_share_serves() -> None:
+    line = Admission(Policy(10_000, 60.0, trickle_share=0.1))
+    line.on_replica("a", 10, 0.0)
+    running = [f"h{number}" for number in range(10)]
+    arrive(line, *running, cls=HIGH)
+    made, now = 10, 0.0
+    for _ in range(100):  # ten slots of a second each, all taken by `high`, of whom hundreds wait
+        now += 1.0
+        arrive(line, *(f"h{made + number}" for number in range(12)), cls=HIGH, now=now)
+        made += 12
+        ended, running = running, []
+        for name in ended:
+            running += where(line.on_done(name, now))
+    names = [f"low{number}" for number in range(200)]
+    refused = where([action for name in names for action in line.on_arrive(of("t", name, LOW), now)])
+    assert 50 <= len(names) - len(refused) <= 70  # one a second for 60 s
+
+
+def test_a_class_s_share_is_not_lost_with_the_tenants_who_give_up() -> None:
+    """A hundred tenants wait one after the other, none for as long as it takes to earn a request by itself."""
+    line = Admission(patient(trickle_share=0.1))
+    line.on_replica("a", 1, 0.0)
+    arrive(line, "h0", cls=HIGH)
+    running, served = "h0", 0
+    for turn in range(1, 200):
+        arrive(line, f"h{turn}", cls=HIGH)
+        for number in range(2):
+            line.on_arrive(of(f"t{turn}.{number}", f"l{turn}.{number}", LOW, prompt=0, output=1), 0.0)
+        if turn > 5:
+            for number in range(2):
+                if (name := f"l{turn - 5}.{number}") != running:
+                    line.on_cancel(name, 0.0)
+        running = next(iter(where(line.on_done(running, 0.0))))
+        served += running.startswith("l")
+    assert 15 <= served <= 20

@@ -1,0 +1,260 @@
+"""Receipts: the latest are found by id, in bounded memory, and each says in words what happened."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.core.estimate import Source
+from serve_app.core.queue import Reason
+from serve_app.core.receipts.explanation import explain
+from serve_app.core.receipts.receipts import MAX_TEXT_CHARS, Receipt, Receipts
+from serve_app.core.receipts.slo import Verdict
+from serve_app.core.routing import Route
+from serve_app.types import Outcome, RequestClass
+
+WAITED = Receipt(
+    request_id="req-1",
+    request_class=RequestClass.NORMAL,
+    tenant="acme",
+    model="llama",
+    outcome=Outcome.OK,
+    arrived=1000.0,
+    wait_s=2.1,
+    total_s=5.4,
+    granted=True,
+    ahead=((RequestClass.NORMAL, 1), (RequestClass.HIGH, 3)),
+    first_token_s=2.3,
+    replica_id="llama#2",
+    route=Route.NEXT,
+    estimated_prompt=100,
+    estimated_output=240,
+    source=Source.TENANT,
+    prompt_tokens=97,
+    output_tokens=180,
+    kv_token_s=1234.4,
+)
+REFUSED = Receipt(
+    request_id="req-2",
+    request_class=RequestClass.LOW,
+    tenant="acme",
+    model="llama",
+    outcome=Outcome.REFUSED,
+    arrived=1000.0,
+    wait_s=0.0,
+    total_s=0.004,
+    refused=Reason.QUEUE_FULL,
+    retry_after_s=12.0,
+)
+receipts = st.builds(
+    Receipt,
+    request_id=st.text(max_size=400),
+    request_class=st.sampled_from(RequestClass),
+    tenant=st.text(max_size=400),
+    model=st.text(max_size=400),
+    outcome=st.sampled_from(Outcome),
+    arrived=st.floats(0, 1e6),
+    wait_s=st.floats(0, 1e4),
+    total_s=st.floats(0, 1e4),
+    granted=st.booleans(),
+    ahead=st.lists(st.tuples(st.sampled_from(RequestClass), st.integers(0, 9)), max_size=9).map(tuple),
+    first_token_s=st.none() | st.floats(0, 1e4),
+    replica_id=st.none() | st.text(max_size=400),
+    route=st.none() | st.sampled_from(Route),
+    losses=st.integers(0, 3),
+    estimated_output=st.integers(0, 10**6),
+    source=st.sampled_from(Source),
+    prompt_tokens=st.none() | st.integers(0, 10**6),
+    output_tokens=st.none() | st.integers(0, 10**6),
+    refused=st.none() | st.sampled_from(Reason),
+    retry_after_s=st.none() | st.floats(0, 300),
+    deadline_s=st.none() | st.floats(0, 300),
+    itl_s=st.none() | st.floats(0, 10),
+    longest_gap_s=st.none() | st.floats(0, 100),
+    slo=st.none() | st.sampled_from(Verdict),
+    ttft_slo_s=st.none() | st.floats(0.1, 100),
+    itl_slo_s=st.none() | st.floats(0.1, 100),
+)
+
+
+def test_a_wait_is_explained_by_who_was_ahead() -> None:
+    assert explain(WAITED) == [
+        "req-1: normal request of acme to llama, answered after 5.4 s.",
+        "Waited 2.1 s: 3 requests of class high and 1 request of class normal were ahead.",
+        "Ran on llama#2, next on the ring, its home being closed or having its share; first token after 2.3 s.",
+        "Estimated 100 + 240 tokens (prompt + output, learned from this tenant), used 97 + 180; "
+        "held 1,234 KV token-seconds.",
+    ]
+
+
+def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -> None:
+    assert explain(REFUSED) == [
+        "req-2: low request of acme to llama, refused after 4 ms.",
+        "Waited 0 ms.",
+        "Refused (queue_full): the line, or its class in it, was full of requests with as much right to wait; the "
+        "client was told to come back in 12.0 s.",
+    ]
+
+
+def test_a_service_level_is_told_with_what_became_of_it() -> None:
+    served = replace(WAITED, itl_s=0.0171, longest_gap_s=0.25, slo=Verdict.TTFT, ttft_slo_s=2.0, itl_slo_s=0.05)
+    lines = explain(served)
+    assert lines[2].endswith("; first token after 2.3 s, then 17 ms a token with a pause of 250 ms at most.")
+    assert lines[3] == (
+        "Promised first token within 2.0 s and 50 ms between tokens: missed, the first token came too late."
+    )
+    assert explain(replace(REFUSED, slo=Verdict.REFUSED, ttft_slo_s=2.0))[-1] == (
+        "Promised first token within 2.0 s: missed by the refusal."
+    )
+    for verdict in Verdict:
+        assert any(line.startswith("Promised 50 ms between") for line in explain(replace(served, ttft_slo_s=None)))
+        assert json.loads(json.dumps(replace(served, slo=verdict).plain()))["slo"] == verdict.value
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "text"),
+    [
+        ({"wait_s": 0.001}, 1, "Started at once."),
+        ({"ahead": ((RequestClass.HIGH, 1),)}, 1, "Waited 2.1 s: 1 request of class high was ahead."),
+        ({"ahead": ((RequestClass.HIGH, 0),)}, 1, "Waited 2.1 s."),
+        (
+            {"ahead": (), "deadline_s": 30.0},
+            1,
+            "Waited 2.1 s; its deadline was 30.0 s.",
+        ),
+        (
+            {"route": None, "losses": 1, "first_token_s": None},
+            2,
+            "Ran on llama#2, after 1 replica was lost under it.",
+        ),
+        (
+            {"route": Route.HOME, "losses": 2, "first_token_s": 0.25},
+            2,
+            "Ran on llama#2, the home of its session or prefix, after 2 replicas were lost under it; first token "
+            "after 250 ms.",
+        ),
+        (
+            {"prompt_tokens": None, "kv_token_s": 0.0, "source": Source.PRIOR},
+            3,
+            "Estimated 100 + 240 tokens (prompt + output, before anything was learned).",
+        ),
+    ],
+)
+def test_lines_say_what_applies_and_no_more(change: dict[str, object], line: int, text: str) -> None:
+    assert explain(replace(WAITED, **change))[line] == text  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(receipts)
+def test_every_receipt_can_be_explained_and_sent(receipt: Receipt) -> None:
+    lines = explain(receipt)
+    assert 2 <= len(lines) <= 6
+    assert all(lines)
+    plain = json.loads(json.dumps(receipt.plain()))
+    assert plain["outcome"] == receipt.outcome.value
+    assert plain["request_class"] == receipt.request_class.label
+    assert len(json.dumps(plain)) < 20_000
+
+
+def test_plain_fields_are_words_and_figures() -> None:
+    plain = WAITED.plain()
+    assert plain["request_class"] == "normal"
+    assert plain["ahead"] == {"normal": 1, "high": 3}
+    assert (plain["route"], plain["source"], plain["refused"]) == ("next", "tenant", None)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from("abcdefgh"), max_size=60), st.integers(1, 5))
+def test_the_latest_are_kept_and_found(ids: list[str], most: int) -> None:
+    kept = Receipts(most)
+    order: list[str] = []  # the newest last, each once
+    for number, request_id in enumerate(ids):
+        kept.add(replace(WAITED, request_id=request_id, arrived=float(number)))
+        order = [*(one for one in order if one != request_id), request_id][-most:]
+        assert len(kept) == len(order)
+        found = kept.find(request_id)
+        assert found is not None
+        assert found.arrived == number
+    assert list(kept._kept) == order
+    assert all((kept.find(name) is None) == (name not in order) for name in "abcdefgh")
+
+
+@pytest.mark.parametrize("name", ["a1", "chatcmpl-a1", "cmpl-a1", "resp_a1", "trace-17"])
+def test_a_receipt_is_found_by_every_name_its_request_has(name: str) -> None:
+    kept = Receipts()
+    kept.add(replace(WAITED, request_id="a1", client_id="trace-17"))
+    found = kept.find(name)
+    assert found is not None
+    assert found.request_id == "a1"
+
+
+def test_of_two_requests_a_client_calls_alike_the_later_is_found_and_our_own_ids_come_first() -> None:
+    kept = Receipts(3)
+    kept.add(replace(WAITED, request_id="a1", client_id="same"))
+    kept.add(replace(WAITED, request_id="a2", client_id="same"))
+    kept.add(replace(WAITED, request_id="a3", client_id="a1"))
+    assert [getattr(kept.find(name), "request_id", None) for name in ("same", "a1")] == ["a2", "a1"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("uvw")), max_size=40), st.integers(1, 4))
+def test_a_client_s_name_for_a_request_is_forgotten_with_it(added: list[tuple[str, str]], most: int) -> None:
+    kept = Receipts(most)
+    for request_id, client_id in added:
+        kept.add(replace(WAITED, request_id=request_id, client_id=client_id))
+        there = {one.client_id: one.request_id for one in kept._kept.values()}
+        for name in "uvw":
+            found = kept.find(name)
+            assert (None if found is None else found.request_id) in (there.get(name), None)
+        assert len(kept._by_client) <= len(kept)
+
+
+def test_a_repeat_of_a_kept_answer_is_said_to_have_run_nowhere() -> None:
+    assert explain(replace(REFUSED, outcome=Outcome.OK, refused=None))[1].endswith("nothing ran.")
+
+
+def test_no_more_than_asked_for_are_listed() -> None:
+    kept = Receipts()
+    for number in range(5):
+        kept.add(replace(WAITED, request_id=f"r{number}"))
+    assert list(kept._kept)[-2:] == ["r3", "r4"]
+
+
+def test_long_texts_are_cut_and_still_found() -> None:
+    kept, name = Receipts(), "x" * 10_000
+    kept.add(replace(WAITED, request_id=name, tenant=name, model=name, replica_id=name, ahead=WAITED.ahead * 100))
+    found = kept.find(name)
+    assert found is not None
+    assert {len(text or "") for text in (found.request_id, found.tenant, found.model, found.replica_id)} == {
+        MAX_TEXT_CHARS
+    }
+    assert len(found.ahead) == len(RequestClass)
+
+
+def test_memory_stays_where_it_is_once_full() -> None:
+    kept = Receipts(500)
+
+    def fill(start: int) -> None:
+        for number in range(start, start + 2000):
+            kept.add(replace(WAITED, request_id=f"request-{number:09d}", arrived=float(number)))
+
+    fill(0)
+    tracemalloc.start()
+    try:
+        fill(2000)
+        first, _ = tracemalloc.get_traced_memory()
+        fill(4000)
+        second, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert second - first < 20_000
+
+
+def test_a_bound_is_one_at_least() -> None:
+    with pytest.raises(ValueError, match="most"):
+        Receipts(0)

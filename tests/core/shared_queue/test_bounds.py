@@ -1,0 +1,152 @@
+"""What a router says and keeps is bounded, however much waits and runs there."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from serve_app.core.queue import Arrival, Refuse
+from serve_app.core.queue.admission import Policy
+from serve_app.core.shared_queue.delivery import BATCH, WINDOW
+from serve_app.core.shared_queue.messages import Look, Progress
+from serve_app.core.shared_queue.router_session import AHEAD
+from serve_app.types import RequestClass
+from tests.core.shared_queue.world import MODEL, Message, World
+
+NORMAL, HIGH, LOW = RequestClass.NORMAL, RequestClass.HIGH, RequestClass.LOW
+ROUND_TRIP_S = 0.02
+TOKENS_AT_ONCE = 5  # of 50 a second: fewer calls, as many tokens
+
+
+def outcomes(world: World) -> Counter[str]:
+    return Counter(req.state for router in world.routers.values() for req in router.requests.values())
+
+
+def serve_all(world: World, rounds: int) -> None:
+    """Everything that runs ends at once, round after round."""
+    for _ in range(rounds):
+        world.settle(1)
+        for name, router in world.routers.items():
+            for request_id in list(router.running):
+                world.finish(name, request_id)
+        if not outcomes(world)["waits"]:
+            return
+
+
+@pytest.mark.parametrize("span_s", [6.0, pytest.param(60.0, marks=pytest.mark.long)])
+def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None:
+    running = 2000
+    world = World({"e": (running, 10**6)}, 1, Policy(max_queued=0, max_wait_s=60.0))  # the line grants each of them
+    world.settle(4)
+    line, link = world.routers["r0"].line, world.routers["r0"].line._link
+    reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(running)]
+    world.settle(8)
+    assert all(req.state == "runs" for req in reqs)
+    tickets = {run.ticket: f"q{number}" for number, run in enumerate(line._running.places().values(), 1)}
+    incarnation, told_at = link._incarnation, dict.fromkeys(tickets, world.now)
+    most_kept = most_said = 0
+    oldest_s = 0.0
+    answer: Message | None = None
+    begun, step = world.now, 0
+    while world.now < begun + span_s:
+        step += 1
+        if not step % TOKENS_AT_ONCE:
+            for request_id in world.routers["r0"].running:
+                line.on_progress(request_id, TOKENS_AT_ONCE)
+        if answer is not None:
+            world.deliver(answer)
+        world.finish("r0", next(iter(world.routers["r0"].running)))
+        world.arrive("r0", NORMAL, 1, 100)
+        told = line.next_exchange(world.now)
+        assert told is not None
+        for event in told.events:
+            if isinstance(event, Progress) and event.ticket in told_at:
+                oldest_s = max(oldest_s, world.now - told_at[event.ticket])
+                told_at[event.ticket] = world.now
+        most_said, most_kept = (
+            max(most_said, len(told.events)),
+            max(most_kept, len(link._sending) + len(link._progress)),
+        )
+        answer = world.deliver(Message("r0", world.now, told))
+        world.now += ROUND_TRIP_S
+        if not step % 25:
+            world.wait(0.0)
+            world.quota.on_tick(world.now)
+            for name in world.reports:
+                world.engine_speaks(name)
+    assert link._incarnation == incarnation, "no reset"
+    assert most_said <= BATCH
+    assert most_kept <= running + 2 * BATCH, "memory is flat"
+    assert oldest_s <= 2 * running / BATCH * ROUND_TRIP_S + 0.5, "each of them is told of in its turn"
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["as it is", "the actor dies"])
+def test_9000_that_wait_in_one_router_take_two_incarnations_at_most(restart: bool) -> None:
+    world = World({"e": (500, 10**6)}, 1, Policy(max_queued=20_000, max_wait_s=600.0))
+    world.settle(4)
+    link = world.routers["r0"].line._link
+    incarnation = link._incarnation
+    for number in range(9000):
+        world.arrive("r0", list(RequestClass)[number % 4], 1, 100)
+    world.settle(2)
+    assert len(link._sending) <= AHEAD
+    if restart:
+        world.crash()
+        for router in world.routers.values():
+            world.perform(router, router.line.on_lost(world.now))
+    serve_all(world, 60)
+    assert outcomes(world) == {"done": 9000}
+    assert link._incarnation <= incarnation + 2
+    world.settle(4)
+    world.accounted()
+
+
+def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_and_all_end_once() -> None:
+    world = World({"e": (50, 10**6)}, 1, Policy(max_queued=1000, max_wait_s=600.0))
+    world.settle(4)
+    router = world.routers["r0"]
+    link, incarnation = router.line._link, router.line._link._incarnation
+    router.line.on_lost(world.now)
+    refusals: list[Refuse] = []
+    perform = world.perform
+
+    def noting(router: object, actions: list) -> None:  # type: ignore[type-arg]
+        refusals.extend(action for action in actions if isinstance(action, Refuse))
+        perform(router, actions)  # type: ignore[arg-type]
+
+    world.perform = noting  # type: ignore[method-assign]
+    for _ in range(9000):
+        world.arrive("r0", NORMAL, 1, 100)
+    assert router.line.waiting(MODEL) == 1000
+    assert {(one.reason.value, bool(one.retry_after_s)) for one in refusals} == {("queue_full", True)}
+    assert len(link._sending) <= AHEAD
+    world.crash()
+    serve_all(world, 60)
+    assert outcomes(world) == {"done": 9000 - len(refusals), "refused": len(refusals)}
+    assert link._incarnation <= incarnation + 2
+    world.settle(4)
+    world.accounted()
+
+
+def test_tokens_that_wait_are_bounded_too_and_what_was_accepted_is_not_refused() -> None:
+    world = World({"e": (1, 100)}, 1, Policy(max_queued=100, max_wait_s=60.0, max_queued_tokens=250))
+    line = world.routers["r0"].line
+    reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(5)]
+    assert [req.state for req in reqs] == ["waits"] * 3 + ["refused"] * 2
+    assert line.on_arrive(MODEL, Arrival("again", NORMAL, "t", 1, 100, accepted=True), world.now) == []
+
+
+def test_who_asks_often_where_it_stands_asks_the_actor_once_an_answer() -> None:
+    world = World({"e": (1, 1000)}, 1)
+    world.settle(4)
+    world.arrive("r0", LOW)
+    waits = world.arrive("r0", HIGH)
+    world.settle(2)
+    line = world.routers["r0"].line
+    for _ in range(3 * WINDOW):
+        line.status(f"q{waits.number}")
+    told = line.next_exchange(world.now)
+    assert told is not None
+    assert sum(isinstance(event, Look) for event in told.events) == 1
+    assert len(line._link._sending) < AHEAD

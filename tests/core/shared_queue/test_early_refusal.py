@@ -1,0 +1,172 @@
+"""A router refuses by itself whom the line would refuse, and nobody else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from serve_app.core.queue import Arrival, Reason, Refuse
+from serve_app.core.queue.admission import Policy, TenantPolicy
+from serve_app.core.shared_queue.delivery import LANES, Exchange
+from serve_app.types import RequestClass
+from tests.core.shared_queue.world import MODEL, World
+
+HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+TENANTS = ("heavy", "light", "other")
+WEIGHTS = Policy(max_queued=1000, max_wait_s=60.0, tenants={"other": TenantPolicy(weight=2.0)})
+
+
+def measured(level: RequestClass, tenant: str | None = None, routers: int = 2, policy: Policy | None = None) -> World:
+    """A line of one slot in which requests of a class wait, and of which it is known that it frees a slot in 2 s."""
+    world = World({"e": (1, 1000)}, routers, policy)
+    world.settle(4)
+    for _ in range(15):
+        world.arrive("r0", level, tenant=tenant)
+    for _ in range(4):
+        world.settle(2)
+        world.now += 1.7
+        world.finish("r0", next(iter(world.routers["r0"].running)))
+    world.settle(2)
+    return world
+
+
+def told(world: World, name: str) -> Exchange:
+    """What a router has to say now."""
+    found = world.routers[name].line.next_exchange(world.now)
+    assert found is not None
+    return found
+
+
+def test_figures_refuse_at_once_who_cannot_be_served_in_time() -> None:
+    world = measured(NORMAL)
+    before = len(world.wire)
+    hopeless = world.arrive("r1", NORMAL, deadline_s=0.1)
+    assert (hopeless.state, len(world.wire)) == ("refused", before)
+    assert world.routers["r1"].line.next_exchange(world.now) is None
+    assert world.arrive("r1", NORMAL).state == "waits"
+
+
+def test_figures_do_not_refuse_who_is_next_and_do_refuse_who_is_behind_one_of_its_own_router() -> None:
+    world = measured(LOW)
+    first = world.arrive("r1", NORMAL, deadline_s=0.1)
+    assert first.state == "waits", "all who wait are of a lower class"
+    assert world.arrive("r1", NORMAL, deadline_s=0.1).state == "refused"
+
+
+def test_a_tenant_is_not_refused_for_what_another_has_waiting() -> None:
+    world = measured(NORMAL, "heavy")
+    assert world.arrive("r1", NORMAL, deadline_s=8.0, tenant="heavy").state == "refused", "ten of its own before it"
+    light = world.arrive("r1", NORMAL, deadline_s=8.0, tenant="light")
+    assert light.state == "waits", "one of each in turn"
+    world.settle(1)
+    assert light.state == "waits", "the line says the same"
+
+
+def test_whoever_was_handed_in_meanwhile_counts_at_once_and_only_once() -> None:
+    world = measured(LOW)
+    states = [world.arrive("r0", NORMAL, deadline_s=7.0, tenant="light").state for _ in range(5)]
+    assert states == ["waits"] * 3 + ["refused"] * 2, "2 s for each, of which some has passed"
+    world.settle(1)
+    assert world.arrive("r0", NORMAL, deadline_s=7.0, tenant="light").state == "refused"
+    assert world.arrive("r0", NORMAL, deadline_s=9.0, tenant="light").state == "waits"
+
+
+def test_an_arrival_is_answered_with_the_line_as_it_is_then() -> None:
+    world = measured(LOW)
+    world.arrive("r0", NORMAL, tenant="light")
+    reply = world.quota.on_exchange(told(world, "r0"), world.now)
+    (figures,) = reply.figures
+    queued = figures.classes[NORMAL]
+    assert (queued.waiting, queued.backlog.slots, queued.lanes) == (1, 1, {"light": 1})
+    assert figures.classes[HIGH].backlog.above == 0
+    assert figures.classes[LOW].backlog.above == 1
+
+
+def test_an_older_answer_that_comes_late_changes_no_figures() -> None:
+    world = measured(LOW)
+    link = world.routers["r0"].line._link
+    replies = []
+    for _ in range(2):
+        world.arrive("r0", NORMAL, tenant="light")
+        replies.append(world.quota.on_exchange(told(world, "r0"), world.now))
+    for reply in reversed(replies):
+        world.routers["r0"].line.on_reply(reply, world.now, world.now)
+        assert link.figures[MODEL].classes[NORMAL].waiting == 2
+
+
+def test_figures_of_a_line_end_with_it() -> None:
+    world = measured(LOW, routers=1)
+    router = world.routers["r0"]
+    assert MODEL in router.line._link.figures
+    for request_id in list(router.requests):
+        if router.requests[request_id].state == "waits":
+            world.cancel("r0", request_id)
+    world.settle(4)
+    assert router.line._link.figures == {}
+    assert world.quota.lines.peers._figures == {}
+
+
+def test_beyond_some_tenants_a_router_asks_instead_of_refusing_by_half_of_what_counts() -> None:
+    world = measured(LOW, routers=1, policy=Policy(max_queued=1000, max_wait_s=600.0))
+    for number in range(LANES + 1):
+        for _ in range(2):
+            world.arrive("r0", NORMAL, tenant=f"n{number}")
+    world.settle(2)
+    assert world.routers["r0"].line._link.figures[MODEL].classes[NORMAL].lanes is None
+    sure = world.arrive("r0", NORMAL, deadline_s=30.0, tenant="n0")
+    assert sure.state == "refused", "every tenant of the others goes before a single one"
+    asked = world.arrive("r0", NORMAL, deadline_s=90.0, tenant="n0")
+    assert asked.state == "waits", "it may have nobody before it, for all that its router knows"
+    world.settle(1)
+    assert asked.state == "refused"
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from((HIGH, NORMAL, LOW)), st.sampled_from(TENANTS), st.integers(1, 3), st.integers(0, 3)),
+    max_size=14,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(STEPS, STEPS, st.sampled_from((HIGH, NORMAL, LOW)), st.sampled_from(TENANTS), st.sampled_from((0.8, 1.25)))
+def test_a_router_refuses_exactly_whom_the_line_would(
+    before: list[tuple[RequestClass, str, int, int]],
+    since: list[tuple[RequestClass, str, int, int]],
+    level: RequestClass,
+    tenant: str,
+    patience: float,
+) -> None:
+    """One router, which knows all who come: at `patience` of the wait that the line would forecast, or beyond the
+    longest wait. Between the figures and the arrival the measured rate fades by some percent, so a forecast that is
+    nearer than a tenth to the longest wait is nobody's to agree about; and the actor knows all only if one message
+    had room for them."""
+    world = measured(LOW, routers=1, policy=WEIGHTS)
+    for number, (request_class, name, times, finished) in enumerate([*before, *since]):
+        for _ in range(times):
+            world.arrive("r0", request_class, tenant=name)
+        if number < len(before):
+            for request_id in list(world.routers["r0"].running)[:finished]:
+                world.finish("r0", request_id)
+            world.settle(1)
+    line = world.routers["r0"].line
+    here = copy.deepcopy(line)
+    if line._link.urgent:
+        world.quota.on_exchange(told(world, "r0"), world.now)
+    assume(not line._link.urgent)
+    admission = world.quota.lines.places.lines[MODEL].admission
+    wait_s = admission.predicted_wait_s(level, 1, tenant)
+    assume(wait_s is not None and wait_s > 0.5 and line._link.figures)
+    assert wait_s is not None
+    assume(abs(wait_s - WEIGHTS.max_wait_s) > 0.1 * WEIGHTS.max_wait_s)
+    deadline = world.now + patience * wait_s
+    arrival = Arrival("probe", level, tenant, 1, 10, deadline)
+    by_line = [one for one in admission.on_arrive(arrival, world.now) if isinstance(one, Refuse)]
+    by_router = here._outlook.hopeless(MODEL, arrival, world.now)
+    assert by_router == (by_line[0].reason if by_line else None)
+    assert by_router in (None, Reason.DEADLINE, Reason.TIMEOUT)
+    if by_router is not None:
+        retry_s = here._outlook.refusal(MODEL, arrival, by_router).retry_after_s
+        assert retry_s == pytest.approx(by_line[0].retry_after_s, rel=0.1)

@@ -1,0 +1,371 @@
+"""Single faults on the way between a router and the quota actor's line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+
+from serve_app.core.memory import FENCE_S
+from serve_app.core.shared_queue.actor_sessions import DEAF_S
+from serve_app.core.shared_queue.delivery import Reply
+from serve_app.core.shared_queue.messages import Ask, Credit, Done, Lent, Usage
+from serve_app.core.shared_queue.router_session import AHEAD
+from serve_app.types import RequestClass
+from tests.core.shared_queue.world import MODEL, Message, World
+
+HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+
+
+def connected(slots: int = 2, routers: int = 2) -> World:
+    world = World({"e": (slots, 1000)}, routers)
+    world.settle(4)
+    return world
+
+
+def full(world: World) -> list[str]:
+    """Everything runs, for the first router; returns the requests."""
+    reqs = [world.arrive("r0", LOW) for _ in range(world.size["e"][0])]
+    world.settle(3)
+    assert all(req.state == "runs" for req in reqs)
+    return [f"q{req.number}" for req in reqs]
+
+
+def answer(world: World, name: str) -> Message:
+    """The actor's answer to what a router has to say, which is yet to arrive."""
+    told = world.routers[name].line.next_exchange(world.now, beat=True)
+    assert told is not None
+    reply = world.deliver(Message(name, world.now, told))
+    assert reply is not None
+    return reply
+
+
+def begun(world: World) -> Message:
+    """The first message of another incarnation of the first router, which the actor has answered."""
+    line = world.routers["r0"].line
+    line._begin(line._link.epoch, world.now)
+    first = line.next_exchange(world.now)
+    assert first is not None
+    message = Message("r0", world.now, first)
+    reply = world.deliver(message)
+    assert reply is not None
+    world.deliver(reply)
+    return message
+
+
+def test_a_grant_that_comes_too_late_is_not_used() -> None:
+    world = connected()
+    running = full(world)
+    waits = world.arrive("r1", HIGH)
+    answer(world, "r1")
+    world.finish("r0", running[0])
+    world.settle_one("r0")
+    late = answer(world, "r1")
+    assert late.reply is not None
+    assert late.reply.actions
+    world.now += FENCE_S
+    world.deliver(late)
+    assert waits.state == "waits", "the actor may have taken the router for gone, and given its place to another"
+    world.settle(4)
+    assert waits.state == "runs"
+    world.accounted()
+
+
+def test_a_grant_in_an_answer_that_nobody_waits_for_any_more_is_said_again() -> None:
+    world = connected()
+    running = full(world)
+    waits = world.arrive("r1", HIGH)
+    answer(world, "r1")
+    given_up = world.routers["r1"].line.watch()
+    world.finish("r0", running[0])
+    world.settle_one("r0")
+    swallowed = world.quota.on_watch(given_up, world.now, at_last=True)
+    assert swallowed is not None
+    assert swallowed.actions
+    world.settle(2)  # and no call of the router has failed
+    assert waits.state == "runs"
+    world.accounted()
+
+
+def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
+    world = connected()
+    running = full(world)
+    waits = world.arrive("r1", HIGH)
+    answer(world, "r1")
+    world.finish("r0", running[0])
+    world.settle_one("r0")
+    old = answer(world, "r1")
+    line = world.routers["r1"].line
+    line._begin(line._link.epoch, world.now)
+    assert old.reply is not None
+    forged = old.reply._replace(seq=1, actions=(Credit("e", 1, 1),))  # a number that the new one expects
+    before = line._accounts.credit("e")
+    world.deliver(replace(old, reply=forged))
+    assert (waits.state, line._accounts.credit("e")) == ("waits", before)
+    world.settle(4)
+    assert waits.state == "runs"
+    world.accounted()
+
+
+def test_a_message_of_a_session_that_was_begun_by_an_old_message_is_stale() -> None:
+    world = connected(routers=1)
+    first = begun(world)
+    world.routers["r0"].line.serve("other", world.policy)
+    world.settle(1)
+    world.wait(6.0)  # it falls silent, and its session is gone
+    world.deliver(first)  # the network had kept this
+    later = answer(world, "r0").reply
+    assert later is not None
+    assert later.stale
+
+
+def test_an_incarnation_that_was_ended_is_not_begun_again_by_a_copy_of_its_first_message() -> None:
+    world = connected(routers=1)
+    first = begun(world)
+    world.settle(2)
+    world.arrive("r0", LOW)  # of this the first message says nothing
+    world.settle(2)
+    world.quota.lines.peers.leave("r0")
+    reply = world.deliver(first)
+    assert reply is not None
+    assert reply.reply is not None
+    assert reply.reply.stale
+    world.check_accounts()
+    world.settle(3)
+    world.accounted()
+
+
+def test_credit_of_a_router_that_was_silent_is_not_claimed_from_the_next_actor() -> None:
+    world = connected()
+    assert world.routers["r0"].line._accounts.credit("e")[0] == 1
+    for _ in range(12):
+        world.settle_one("r1")
+        world.wait(0.4)  # r0 is silent
+    assert not world.quota.ledger.knows("r0")
+    both = world.arrive("r1", HIGH, slots=2)
+    for _ in range(3):
+        world.settle_one("r1")
+    assert both.state == "runs", "the silent router's slot is another's"
+    world.crash()
+    for _ in range(3):
+        world.settle_one("r0")  # first
+        world.settle_one("r1")
+    assert world.quota.lines.accounts.held("r1", "e")[0] == 2
+    assert world.routers["r0"].line._accounts.credit("e")[0] == 0
+    world.settle(4)
+    world.finish("r1", f"q{both.number}")
+    world.settle(8)
+    world.accounted()
+
+
+def test_what_is_handed_in_after_a_crash_comes_in_by_age_whoever_is_heard_first() -> None:
+    world = connected()
+    running = full(world)
+    old = world.arrive("r1", NORMAL)
+    world.now += 0.5
+    young = world.arrive("r0", NORMAL)
+    world.settle(1)
+    world.crash()
+    for name in ("r0", "r1", "r0", "r1", "r0", "r1"):
+        world.settle_one(name)
+    world.settle(2)
+    world.finish("r0", running[0])
+    world.settle(2)
+    assert (old.state, young.state) == ("runs", "waits")
+
+
+def test_no_credit_is_given_while_somebody_waits() -> None:
+    world = connected(slots=4)
+    running = full(world)
+    world.arrive("r0", LOW)
+    world.settle(1)
+    line = world.routers["r1"].line
+    world.finish("r0", running[0])
+    assert line._accounts.credit("e") == (0, 0)
+    line._link.put(Ask("e", 0, 0))
+    told = answer(world, "r1")
+    assert told.reply is not None
+    assert [(one.slots, one.tokens) for one in told.reply.actions if isinstance(one, Lent)] == [(0, 0)]
+    world.deliver(told)
+    world.settle(4)
+    for request_id in list(world.routers["r0"].running):
+        world.finish("r0", request_id)
+    world.settle(8)
+    assert line._accounts.credit("e")[0] > 0
+    world.accounted()
+
+
+def test_an_engine_that_was_taken_for_gone_is_used_once_all_have_said_what_runs_there() -> None:
+    world = connected()
+    full(world)
+    waits = world.arrive("r1", HIGH)
+    world.settle(1)
+    for _ in range(6):
+        world.settle_one("r0")
+        world.settle_one("r1")
+        world.wait(1.0, engines_speak=False)
+    assert "e/slots" not in world.quota.ledger
+    world.engine_speaks("e")
+    for _ in range(4):
+        world.settle_one("r1")
+    assert waits.state == "waits", "two run there, by a router that has not spoken yet"
+    world.settle(4)
+    assert waits.state == "waits"
+    world.accounted()
+
+
+def test_a_router_that_was_long_without_the_actor_has_little_to_say() -> None:
+    world = connected(routers=1)
+    router = world.routers["r0"]
+    full(world)
+    for _ in range(4200):
+        world.cancel("r0", f"q{world.arrive('r0', LOW).number}")
+    assert len(router.line._link._sending) <= AHEAD
+    world.settle(4)
+    assert len(router.line._link._sending) == 0
+    world.accounted()
+
+
+def test_nothing_is_left_of_what_has_ended() -> None:
+    world = connected(slots=4, routers=3)
+    for number in range(300):
+        name = f"r{number % 3}"
+        req = world.arrive(name, LOW)
+        if number % 7 == 0:
+            world.restart_router(name)
+        elif number % 3 == 0:
+            world.settle(1)
+        if req.state == "runs" and f"q{req.number}" in world.routers[name].running:
+            world.finish(name, f"q{req.number}")
+    world.settle(4)
+    world.bring_to_rest()
+    lines, places = world.quota.lines, world.quota.lines.places
+    kept = [
+        lines._early,
+        lines._calm_at,
+        places.requests._requests,
+        places.requests._again,
+        *places.requests._tickets.values(),
+    ]
+    assert [len(one) for one in kept] == [0] * len(kept)
+    for name in world.routers:
+        world.routers[name].alive = False
+    world.wait(10.0)
+    assert (len(lines.peers), places.lines, places._model_of) == (0, {}, {})
+    assert [lease.lease_id for lease in world.quota.ledger.leases()] == ["e", "e/slots"]
+
+
+def test_a_stale_reply_says_nothing_else() -> None:
+    world = connected(routers=1)
+    told = world.routers["r0"].line.next_exchange(world.now, beat=True)
+    assert told is not None
+    reply = world.quota.on_exchange(told._replace(epoch=0), world.now)
+    assert reply == Reply(1, told.incarnation, 0, 1, (), None, stale=True)
+    assert MODEL in {model for _, model, _ in world.routers["r0"].line._accounts.engines()}
+
+
+def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_same_count() -> None:
+    world = connected(slots=2)
+    running = full(world)
+    line = world.routers["r0"].line
+    for request_id in running:  # one of credit, one of the line
+        line.grow(request_id, 500)
+        told = line.next_exchange(world.now)
+        if told is not None:
+            late = world.deliver(Message("r0", world.now, told))
+            world.finish("r0", request_id)
+            assert late is not None
+            world.deliver(late)
+    world.settle(4)
+    world.accounted()
+
+
+def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None:
+    world = connected(slots=1, routers=1)
+    line = world.routers["r0"].line
+    (first,) = full(world)
+    waits = world.arrive("r0", LOW)
+    world.settle(2)
+    line.on_progress(first, 3)
+    world.cancel("r0", first)
+    line.on_progress(first, 1)  # too late
+    told = line.next_exchange(world.now, beat=True)
+    assert told is not None
+    used = [one for one in told.events if isinstance(one, Usage)]
+    assert [(one.requests, one.output_tokens) for one in used] == [(1, 3)]
+    world.deliver(answer(world, "r0"))
+    line.on_lost(world.now)
+    world.settle(2)
+    assert waits.state == "runs"
+    last = f"q{waits.number}"
+    line.on_progress(last, 2)
+    world.cancel("r0", last)
+    told = line.next_exchange(world.now)
+    assert told is not None
+    assert [one.output_tokens for one in told.events if isinstance(one, Done)] == [2]
+
+
+def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None:
+    world = connected(slots=2, routers=2)
+    running = full(world)
+    waits, leaves = world.arrive("r0", HIGH), world.arrive("r0", LOW)
+    world.settle(2)
+    line, places = world.routers["r0"].line, world.quota.lines.places
+    world.cancel("r0", f"q{leaves.number}")  # a word at which the actor fails
+    world.finish("r0", running[1])
+    told = line.next_exchange(world.now)
+    assert told is not None
+    with mock.patch.object(places.requests, "cancel", side_effect=RuntimeError("no luck")), pytest.raises(RuntimeError):
+        world.deliver(Message("r0", world.now, told))
+    world.perform(world.routers["r0"], line.on_lost(world.now))
+    world.settle(4)
+    assert waits.state == "runs"
+    world.accounted()
+
+
+def waiting_of(world: World, name: str) -> int:
+    """How many of a router's requests the actor's line has."""
+    return sum(
+        ticket.startswith(f"{name}:")
+        for ticket, one in world.quota.lines.places.requests._requests.items()
+        if not one.engine
+    )
+
+
+def test_a_router_that_hears_nothing_is_granted_nothing_more_and_its_requests_go_on_if_it_lives() -> None:
+    world = connected(slots=1)
+    (running,) = full(world)
+    deaf = [world.arrive("r1", HIGH) for _ in range(3)]
+    other = world.arrive("r0", LOW)
+    world.settle(2)
+    assert waiting_of(world, "r1") == 3
+    world.finish("r0", running)
+    world.settle_one("r0")  # the place goes to r1, which does not hear of it
+    assert waiting_of(world, "r1") == 2
+    for _ in range(3):
+        world.quota.on_tick(world.now)
+        world.now += DEAF_S / 2
+        world.settle_one("r0")
+    world.quota.on_tick(world.now)
+    assert waiting_of(world, "r1") == 0, "nobody is granted what nobody hears of"
+    world.settle(8)
+    for _ in range(4):  # it lives: the place it did not hear of comes back, and its requests are handed in again
+        (runs,) = [req for req in [other, *deaf] if req.state == "runs"]
+        world.finish("r0" if runs is other else "r1", f"q{runs.number}")
+        world.settle(6)
+    assert [req.state for req in [other, *deaf]] == ["done"] * 4
+    world.accounted()
+
+
+def test_an_actor_that_stood_still_takes_no_router_for_deaf() -> None:
+    world = connected(slots=1)
+    full(world)
+    world.arrive("r1", HIGH)
+    world.settle(2)
+    world.quota.on_tick(world.now)
+    world.quota.lines.peers.say("r1", Credit("e", 0, 0))  # something to hear
+    world.quota.on_tick(world.now)
+    world.now += 3 * DEAF_S
+    world.quota.on_tick(world.now)
+    assert waiting_of(world, "r1") == 1

@@ -1,0 +1,170 @@
+"""Whatever fails between a grant and an end, slots and tokens come back, by the actor's own books."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from serve_app.core.queue import Admission
+from serve_app.core.shared_queue import (
+    actor_credit,
+    actor_queue,
+    actor_sessions,
+    granting,
+    in_flight,
+    kv_debt,
+    pending,
+    requests,
+    router_credit,
+    router_queue,
+    router_session,
+)
+from serve_app.types import RequestClass
+from tests.core.shared_queue.test_faults import connected
+from tests.core.shared_queue.world import World
+
+ROUTER_STEPS: list[tuple[type, str]] = [
+    (router_credit.Accounts, "take"),
+    (router_credit.Accounts, "put_back"),
+    (router_credit.Accounts, "hold"),
+    (router_credit.Accounts, "add"),
+    (router_credit.Accounts, "surplus"),
+    (in_flight.Holding, "begin_here"),
+    (in_flight.Holding, "begin_there"),
+    (in_flight.Holding, "end"),
+    (in_flight.Holding, "_grown"),
+    (router_session.Link, "put"),
+    (router_session.Link, "done"),
+    (router_session.Link, "used"),
+    (router_session.Link, "heard"),
+    (pending.Pending, "add"),
+    (pending.Pending, "hand_in"),
+    (pending.Pending, "take"),
+    (in_flight.Holding, "balance"),
+    (router_queue.RemoteLine, "_serve_alone"),
+]
+ACTOR_STEPS: list[tuple[type, str]] = [
+    (actor_credit.Accounts, "charge"),
+    (actor_credit.Accounts, "give_back"),
+    (actor_credit.Accounts, "lend"),
+    (actor_credit.Accounts, "_put"),
+    (actor_credit.Accounts, "_set"),
+    (kv_debt.Growth, "ended"),
+    (kv_debt.Growth, "owe"),
+    (actor_sessions.Peers, "reply"),
+    (requests.Requests, "arrive"),
+    (requests.Requests, "done"),
+    (requests.Requests, "cancel"),
+    (granting.Places, "sync"),
+    (requests.Requests, "_charge"),
+    (requests.Requests, "act"),
+    (requests.Requests, "once_more"),
+    (actor_queue.Lines, "_after"),
+    (actor_queue.Lines, "_compare"),
+    (Admission, "on_arrive"),
+    (Admission, "on_done"),
+    (Admission, "on_cancel"),
+    (Admission, "on_replica"),
+]
+
+
+class Broken(Exception):
+    """What nobody expects."""
+
+
+class Faults:
+    """A world with a step that fails, before or after it has done what it does, at one of its calls."""
+
+    def __init__(self, seed: int, step: tuple[type, str], after: bool) -> None:
+        self.draw = random.Random(seed)
+        self.world = connected(slots=4, routers=2)
+        self.world.faulty = True
+        self.step, self.after = step, after
+        self.fail_at, self.calls = self.draw.randint(1, 12), 0
+
+    def failing(self) -> Any:
+        kind, name = self.step
+        method = getattr(kind, name)
+
+        def instead(*given: Any, **more: Any) -> Any:
+            self.calls += 1
+            if self.calls != self.fail_at:
+                return method(*given, **more)
+            if self.after:
+                method(*given, **more)
+            raise Broken
+
+        return mock.patch.object(kind, name, instead)
+
+    def tried(self, act: Any, *given: Any, **more: Any) -> None:
+        """Do something, as a shell does: it goes on after an error, and says that a message may be lost."""
+        try:
+            act(*given, **more)
+        except Broken:
+            self.world.wire.clear()
+            for router in self.world.routers.values():
+                self.tried(self.world.perform, router, router.line.on_lost(self.world.now))
+
+    def run(self) -> World:
+        world, draw = self.world, self.draw
+        with self.failing():
+            for _ in range(30):
+                name = draw.choice(list(world.routers))
+                router = world.routers[name]
+                self.tried(world.arrive, name, draw.choice(list(RequestClass)), 1, draw.randint(1, 400))
+                if router.running and draw.random() < 0.5:
+                    self.tried(router.line.on_progress, draw.choice(list(router.running)), 3)
+                    self.tried(router.line.grow, draw.choice(list(router.running)), 40)
+                if router.running and draw.random() < 0.6:
+                    self.tried(world.finish, name, draw.choice(list(router.running)))
+                waiting = [one for one, req in router.requests.items() if req.state == "waits"]
+                if waiting and draw.random() < 0.2:
+                    self.tried(world.cancel, name, draw.choice(waiting))
+                self.tried(world.settle_one, name)
+        return world
+
+
+def end_all(world: World) -> None:
+    """The network is well, every client leaves, and some beats pass; what only one side knows is ended by these."""
+    for router in world.routers.values():
+        router.line.on_lost(world.now)
+        router.requests.clear()  # all have left; some were told to the line, and some were not
+        router.running.clear()
+    world.perform = lambda router, actions: None  # type: ignore[method-assign]
+    for _ in range(40):
+        for name in world.routers:
+            world.speak(name, beat=True)
+            world.watch(name)
+            while world.wire:
+                answer = world.deliver(world.wire.pop(0))
+                if answer is not None:
+                    world.deliver(answer)
+                    world.speak(name)
+        world.wait(0.25)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", [*ROUTER_STEPS, *ACTOR_STEPS], ids=lambda step: f"{step[0].__module__}.{step[1]}")
+def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str], after: bool) -> None:
+    failed = 0
+    for seed in range(3):
+        faults = Faults(seed, step, after)
+        world = faults.run()
+        failed += faults.calls >= faults.fail_at
+        end_all(world)
+        assert world.quota.lines.places.requests._requests == {}
+        for name, router in world.routers.items():
+            assert router.line.running == router.line.waiting("m") == 0
+            assert router.line._accounts.held("e") == (0, 0)
+            assert router.line._accounts.credit("e") == world.quota.lines.accounts.held(name, "e")
+        free = world.quota.lines.accounts.free("e")
+        lent = [world.quota.lines.accounts.held(name, "e") for name in world.routers]
+        assert tuple(free[one] + sum(had[one] for had in lent) for one in range(2)) == (4, 900)
+        del world.perform
+        late = [world.arrive(name, RequestClass.NORMAL, 1, 100) for name in world.routers]
+        world.settle(4)
+        assert [req.state for req in late] == ["runs"] * 2
+    assert failed, "the step was never taken often enough"

@@ -1,0 +1,28 @@
+"""A router's credit by engine: which can be granted on, and that nothing of a model outlives its engines."""
+
+from __future__ import annotations
+
+from serve_app.core.shared_queue.router_credit import Accounts
+
+
+def test_engines_without_credit_leave_one_after_the_other_and_leave_nothing() -> None:
+    """As when a model is closed while others have all of it: the first to leave takes the model's index along."""
+    accounts = Accounts()
+    for engine in ("a", "b", "c"):
+        accounts.reach("m", engine, usable=True)
+    for engine in ("a", "b", "c"):
+        accounts.drop(engine)
+        assert accounts.choose("m", 1, 1, None) is None
+    assert not accounts.names()
+    assert not accounts._open
+
+
+def test_an_engine_that_got_credit_after_another_left_is_found() -> None:
+    accounts = Accounts()
+    accounts.reach("m", "a", usable=True)
+    accounts.reach("m", "b", usable=True)
+    accounts.drop("a")
+    accounts.add("b", 2, 100)
+    assert accounts.choose("m", 2, 100, None) == "b"
+    accounts.drop("b")
+    assert accounts.choose("m", 1, 1, None) is None

@@ -1,0 +1,433 @@
+"""Routers, the quota actor and what is on its way between them; the clock is a number and the network a list."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass, field, replace
+
+from serve_app.core.memory import FENCE_S, Device, EngineReport, Key, Kind, Rank, SessionAsk, Value
+from serve_app.core.queue import Action, Arrival, Grant
+from serve_app.core.queue.admission import Policy
+from serve_app.core.quota import Quota
+from serve_app.core.shared_queue.delivery import Exchange, Reply
+from serve_app.core.shared_queue.router_queue import RemoteLine
+from serve_app.errors import ServeAppError
+from serve_app.types import RequestClass
+
+MODEL = "m"
+TICK_S = 0.5
+
+
+@dataclass
+class Req:
+    """A request as its caller sees it."""
+
+    number: int
+    request_class: RequestClass
+    slots: int
+    tokens: int
+    arrived_s: float
+    state: str = "waits"  # runs, done, refused, cancelled
+    engine: str = ""
+    granted_s: float = -1.0
+    here: bool = False  # granted from credit
+    lease: str = ""  # of the session it has drawn on
+    drawn: tuple[int, int] = (0, 0)  # slots and tokens of that
+
+
+@dataclass
+class Router:
+    """A router and what it runs."""
+
+    name: str
+    line: RemoteLine
+    heard: int = -1  # the latest of the actor's replies that it took
+    alive: bool = True
+    requests: dict[str, Req] = field(default_factory=dict)
+    running: dict[str, Req] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Message:
+    """On its way, in one direction or the other."""
+
+    router: str
+    sent_at: float
+    told: Exchange | None
+    reply: Reply | None = None
+    watch: bool = False
+    stamp: int = -1  # of the actor's replies
+
+
+class World:
+    """Everything, and the rules a shell follows. Engines: slots and KV tokens by name."""
+
+    def __init__(self, engines: dict[str, tuple[int, int]], routers: int, policy: Policy | None = None) -> None:
+        self.now = 100.0
+        self.faulty = False  # errors are put into the code itself
+        self.policy = policy or Policy(max_queued=1000, max_wait_s=60.0)
+        self.ids = itertools.count(1)
+        self.stamps = itertools.count(1)
+        self.stored: dict[Key, Value] = {}
+        self.size: dict[str, tuple[int, int]] = {}
+        self.reports: dict[str, EngineReport] = {}
+        self.wire: list[Message] = []
+        self.waits_since: dict[str, tuple[RequestClass, int]] = {}  # in the actor's line: ticket -> class, stamp
+        self.excused: set[str] = set()  # routers silent for too long: what they run may be on another's tokens
+        self.incarnations = itertools.count(10, 10)
+        self.quota = Quota(1, {}, self.now)
+        self.come_up()
+        for name, (slots, tokens) in engines.items():
+            self.start_engine(name, slots, tokens)
+        self.routers = {f"r{number}": self.start_router(f"r{number}") for number in range(routers)}
+
+    # What there is
+
+    def come_up(self) -> None:
+        self.quota.on_devices([Device("n", number, 1000, 0) for number in range(8)], self.now)
+        self.store()
+
+    def start_engine(self, name: str, slots: int, tokens: int) -> None:
+        self.size[name] = (slots, tokens)
+        self.reports[name] = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=slots)
+        for _ in range(2):
+            self.engine_speaks(name)
+
+    def engine_speaks(self, name: str) -> None:
+        """It loads as soon as it may, and runs at once."""
+        reply = self.quota.on_engine(self.reports[name], self.now)
+        self.store()
+        if reply.holds:
+            tokens = self.size[name][1]
+            self.reports[name] = replace(self.reports[name], holds=reply.holds, kv_tokens=tokens, kv_bytes=1000)
+
+    def end_engine(self, name: str) -> None:
+        """An engine dies, and with it what runs there; the routers have yet to notice."""
+        self.quota.on_engine(replace(self.reports.pop(name), gone=True), self.now)
+        self.store()
+        for router in self.routers.values():
+            for req in router.running.values():
+                req.engine = "" if req.engine == name else req.engine
+
+    def notice(self, name: str) -> None:
+        """A router sees which engines there are."""
+        router = self.routers[name]
+        for engine in [one for one in router.line._accounts.names() if one not in self.reports]:
+            self.perform(router, router.line.reach(MODEL, engine, False, self.now))
+            router.line.drop(engine)
+            for request_id in [one for one, req in router.running.items() if req.engine in ("", engine)]:
+                if request_id not in router.line._running:
+                    router.running.pop(request_id).state = "done"
+        for engine in self.reports:
+            if engine not in router.line._accounts:
+                self.perform(router, router.line.reach(MODEL, engine, True, self.now))
+
+    def restart_router(self, name: str) -> None:
+        self.excused.discard(name)
+        self.routers[name] = self.start_router(name)
+        self.wire = [message for message in self.wire if message.router != name or message.told is not None]
+
+    def start_router(self, name: str) -> Router:
+        router = Router(name, RemoteLine(name, next(self.incarnations)))
+        router.line.serve(MODEL, self.policy)
+        for engine in self.reports:
+            router.line.reach(MODEL, engine, True, self.now)
+        return router
+
+    def store(self) -> None:
+        for key, (keep, value) in self.quota.take_changes().items():
+            if keep:
+                self.stored[key] = value
+            else:
+                self.stored.pop(key, None)
+
+    def crash(self) -> None:
+        """The actor dies; another one starts from what was stored."""
+        self.quota = Quota(self.quota.epoch + 1, dict(self.stored), self.now)
+        self.waits_since.clear()
+        self.come_up()
+
+    # Requests
+
+    def arrive(
+        self,
+        name: str,
+        request_class: RequestClass,
+        slots: int = 1,
+        tokens: int = 10,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        session: str | None = None,
+    ) -> Req:
+        number = next(self.ids)
+        router, request_id = self.routers[name], f"q{number}"
+        req = router.requests[request_id] = Req(number, request_class, slots, tokens, self.now)
+        deadline = None if deadline_s is None else self.now + deadline_s
+        arrival = Arrival(
+            request_id, request_class, tenant or f"t{number % 3}", slots, tokens, deadline, session=session
+        )
+        here = router.line.granted_here
+        self.perform(router, router.line.on_arrive(MODEL, arrival, self.now))
+        req.here = router.line.granted_here > here
+        return req
+
+    def arrive_in_order(self, name: str, level: RequestClass, slots: int, tokens: int, left_s: float | None) -> None:
+        """An arrival that does not pass one of a higher class of which its router has heard, however indirectly."""
+        router = self.routers[name]
+        alone, heard = router.line.alone, router.heard
+        req = self.arrive(name, level, slots, tokens, left_s)
+        if req.here and not alone:
+            for request_class, stamp in self.waits_since.values():
+                assert request_class <= level or stamp > heard, "it passes one that its router has heard of"
+
+    def give_up(self, name: str) -> None:
+        """A router thinks that an answer does not come any more."""
+        router = self.routers[name]
+        self.perform(router, router.line.on_lost(self.now))
+
+    def cancel(self, name: str, request_id: str) -> None:
+        router = self.routers[name]
+        router.requests[request_id].state = "cancelled"
+        router.running.pop(request_id, None)
+        self.perform(router, router.line.on_cancel(request_id, self.now))
+
+    def finish(self, name: str, request_id: str) -> None:
+        router = self.routers[name]
+        router.running.pop(request_id).state = "done"
+        self.perform(router, router.line.on_done(request_id, self.now, 5, 5))
+        if not router.running:
+            self.excused.discard(name)
+
+    def perform(self, router: Router, actions: list[Action]) -> None:
+        for action in actions:
+            req = router.requests[action.request_id]
+            assert req.state == "waits", f"{req} was ended already: {action}"
+            if not isinstance(action, Grant):
+                req.state = "refused"
+                continue
+            req.state, req.engine, req.granted_s = "runs", action.replica_id, self.now
+            router.running[action.request_id] = req
+            run = router.line._running._running.get(action.request_id)
+            if run is not None and run.drawn is not None:
+                req.lease, req.drawn = run.drawn.lease, run.drawn[2:]
+            if router.name not in self.excused:
+                self.check_room(action.replica_id)
+
+    def check_room(self, engine: str) -> None:
+        """What runs fits, requests of routers apart that were silent for too long, or whose engine has ended."""
+        heard = [one for one in self.routers.values() if one.name not in self.excused]
+        runs = [req for one in heard for req in one.running.values() if req.engine == engine]
+        if engine not in self.reports:
+            return
+        slots, tokens = self.size[engine]
+        sessions = [one for one in self.quota.sessions.all(self.now) if one.pool == engine]
+        leases = {one.session_id: self.quota.sessions.get(one.session_id) for one in sessions}
+        there = {one.lease for one in leases.values() if one is not None}
+        used = sum(req.tokens - (req.drawn[1] if req.lease in there else 0) for req in runs)
+        assert sum(req.slots for req in runs if not req.drawn[0]) <= slots, f"more sequences on {engine} than it has"
+        assert used + sum(one.tokens for one in sessions) <= tokens, f"more tokens on {engine} than it has"
+        for one in leases.values():
+            drawn = [req.drawn for req in runs if one is not None and req.lease == one.lease]
+            assert sum(slots for slots, _ in drawn) <= 1, "two requests have the one slot of a session"
+            assert one is None or sum(tokens for _, tokens in drawn) <= one.ask.tokens, "a session is overdrawn"
+
+    # Sessions
+
+    def open_session(self, name: str, tokens: int, wait_s: float | None = None, ttl_s: float = 60.0) -> None:
+        """Somebody asks for a session; whatever comes of it."""
+        wait_until = None if wait_s is None else self.now + wait_s
+        ask = SessionAsk(f"t0 {name}", MODEL, tokens, ttl_s, wait_until, per_engine=2)
+        with contextlib.suppress(ServeAppError):
+            self.quota.on_session(ask, self.now)
+        self.store()
+
+    def close_session(self, name: str) -> None:
+        with contextlib.suppress(ServeAppError):
+            self.quota.on_close(f"t0 {name}", self.now)
+        self.store()
+
+    # The network
+
+    def speak(self, name: str, *, beat: bool = False) -> None:
+        router = self.routers[name]
+        if beat:
+            alive = {one: req.state == "runs" for one, req in router.requests.items() if req.state in ("waits", "runs")}
+            actions, lost, wrong = router.line.reconcile(alive, self.now)
+            assert self.faulty or (actions, lost, wrong) == ([], [], []), "both sides knew the same"
+            self.perform(router, actions)
+        told = router.line.next_exchange(self.now, beat=beat)
+        if told is not None:
+            self.wire.append(Message(name, self.now, told))
+
+    def watch(self, name: str) -> None:
+        self.wire.append(Message(name, self.now, self.routers[name].line.watch(), watch=True))
+
+    def deliver(self, message: Message) -> Message | None:
+        """A message arrives. Returns the actor's answer, not yet on its way."""
+        if message.reply is not None:
+            self.hear(message)
+            return None
+        assert message.told is not None
+        if message.watch:
+            reply = self.quota.on_watch(message.told, self.now, at_last=True)
+        else:
+            reply = self.quota.on_exchange(message.told, self.now)
+        self.store()
+        assert reply is not None
+        stamp = next(self.stamps)
+        self.look_at_lines(stamp)
+        return Message(message.router, message.sent_at, None, reply, stamp=stamp)
+
+    def look_at_lines(self, stamp: int) -> None:
+        """Remember since which of the actor's replies each request waits in its line."""
+        places = self.quota.lines.places
+        waits = {ticket: request.arrival for ticket, request in places.requests._requests.items() if not request.engine}
+        for ticket in self.waits_since.keys() - waits.keys():
+            del self.waits_since[ticket]
+        for ticket, arrival in waits.items():
+            self.waits_since.setdefault(ticket, (arrival.request_class, stamp))
+
+    def hear(self, message: Message) -> None:
+        router = self.routers[message.router]
+        assert message.reply is not None
+        line = router.line
+        current = not line._link.outdated(message.reply) and not line._link.begins(message.reply)
+        self.perform(router, line.on_reply(message.reply, message.sent_at, self.now))
+        if current and self.now < message.sent_at + FENCE_S:
+            router.heard = max(router.heard, message.stamp)
+        else:
+            router.heard = router.heard if current else -1
+
+    def settle_one(self, name: str) -> None:
+        """One router speaks and hears, and nobody else."""
+        self.speak(name, beat=True)
+        self.watch(name)
+        while self.wire:
+            answer = self.deliver(self.wire.pop(0))
+            if answer is not None:
+                self.deliver(answer)
+                self.speak(name)
+        self.now += 0.1
+
+    def settle(self, rounds: int = 12) -> None:
+        """Deliver everything, again and again, with every router speaking; time passes a little."""
+        for _ in range(rounds):
+            for name, router in self.routers.items():
+                if router.alive:
+                    self.speak(name, beat=True)
+                    self.watch(name)
+            while self.wire:
+                answer = self.deliver(self.wire.pop(0))
+                if answer is not None:
+                    self.deliver(answer)
+                    self.speak(answer.router)
+                for name in self.quota.lines.peers.take_woken():
+                    self.watch(name)
+            self.wait(0.15)
+
+    # Time
+
+    def wait(self, span_s: float, *, engines_speak: bool = True) -> None:
+        """Time with ticks in it."""
+        until = self.now + span_s
+        while self.now < until:
+            self.now = min(until, self.now + TICK_S)
+            for name in self.reports if engines_speak else ():
+                self.engine_speaks(name)
+            self.quota.on_tick(self.now)
+            self.store()
+            for router in self.routers.values():
+                self.perform(router, router.line.on_tick(self.now))
+        self.look_at_lines(next(self.stamps))
+        for router in self.routers.values():
+            if router.running and not self.quota.ledger.knows(router.name):
+                self.excused.add(router.name)
+
+    # What must be so
+
+    def check_grants(self) -> None:
+        """An account has at least what its owner's granted requests hold, be it the opener of sessions."""
+        lines = self.quota.lines
+        granted: dict[tuple[str, str], list[int]] = {}
+        for request in lines.places.requests._requests.values():
+            if request.engine:
+                sums = granted.setdefault((request.router, request.engine), [0, 0])
+                sums[:] = sums[0] + request.slots, sums[1] + request.tokens
+        for (owner, engine), sums in granted.items():
+            had = lines.accounts.held(owner, engine)
+            assert all(one <= held for one, held in zip(sums, had, strict=True)), f"{owner} was granted more"
+
+    def check_accounts(self) -> None:
+        """A router whose word still counts never goes by more than the ledger has for it."""
+        self.check_grants()
+        lines, quota = self.quota.lines, self.quota
+        for engine, admission in [
+            (one, each.admission) for each in lines.places.lines.values() for one in each.engines
+        ]:
+            replica = admission._capacity._replicas.get(engine)
+            promised = (0, 0) if replica is None else (replica.free, replica.kv_free)
+            assert all(one <= free for one, free in zip(promised, lines.accounts.free(engine), strict=True)), engine
+        for name, router in self.routers.items():
+            line = router.line
+            peer = lines.peers.get(name)
+            if peer is None or (line._link.epoch, line._link._incarnation) != (quota.epoch, peer.incarnation):
+                continue
+            if not line._link.booked or self.now >= line._good_until:
+                continue
+            for engine in self.reports:
+                credit, held = line._accounts.credit(engine), line._accounts.held(engine)
+                account = lines.accounts.held(name, engine)
+                if name in lines.places.owing(engine):
+                    continue
+                for mine, used, booked in zip(credit, held, account, strict=True):
+                    assert mine <= 0 or mine + used <= booked, f"{name} goes by more of {engine} than it has"
+
+    def bring_to_rest(self) -> None:
+        """The network is well again and everybody speaks: all who wait are served in turn, and all is accounted for."""
+        for name, router in self.routers.items():
+            self.perform(router, router.line.on_lost(self.now))  # whatever was lost, its call ends some time
+            self.notice(name)
+            for engine in self.reports:
+                self.perform(self.routers[name], self.routers[name].line.reach(MODEL, engine, True, self.now))
+        self.wait(0.6)
+        self.quota.lines.openings.take_outcomes()
+        self.settle(4)
+        for session in self.quota.sessions.all(self.now):
+            self.quota.on_renew(session.session_id, self.now)
+        self.settle(2)
+        opened = {one.lease for one in self.quota.sessions.open()}
+        for router in self.routers.values():
+            assert {one.lease for one in router.line.sessions.values()} == opened, "a router knows other sessions"
+        for one in [*self.quota.lines.openings.waiting(), *(one.ask for one in self.quota.sessions.open())]:
+            self.quota.on_close(one.session_id, self.now)
+        for _ in range(200):
+            self.settle(2)
+            for name, router in self.routers.items():
+                for request_id in list(router.running):
+                    self.finish(name, request_id)
+            if not any(req.state == "waits" for one in self.routers.values() for req in one.requests.values()):
+                break
+        self.settle(4)
+        assert list(self.quota.ledger.leases(Kind.SESSION)) == []
+        assert not any(router.line.sessions for router in self.routers.values())
+        assert self.quota.lines.take_notes() == [], "accounts were always what the routers went by"
+        states = {req.state for one in self.routers.values() for req in one.requests.values()}
+        assert states <= {"done", "refused", "cancelled"}
+        self.accounted()
+        assert self.quota.lines.places.requests._requests == {}
+        assert not any(router.line.running for router in self.routers.values())
+
+    def accounted(self) -> None:
+        """With nothing on its way, both ends count the same, and the ledger holds just that."""
+        lines = self.quota.lines
+        for name, router in self.routers.items():
+            for engine in self.reports:
+                credit, held = router.line._accounts.credit(engine), router.line._accounts.held(engine)
+                total = (credit[0] + held[0], credit[1] + held[1])
+                assert total == lines.accounts.held(name, engine), f"{name} on {engine}: {credit} {held}"
+                runs = [req for req in router.running.values() if req.engine == engine]
+                outside = [(0 if req.drawn[0] else req.slots, req.tokens - req.drawn[1]) for req in runs]
+                assert held == (sum(slots for slots, _ in outside), sum(tokens for _, tokens in outside))
+        for lease in self.quota.ledger.leases():
+            assert 0 <= lease.held <= max(lease.capacity, 0) or not lease.held

@@ -1,0 +1,67 @@
+"""The process that compiles grammars, with xgrammar and a small vocabulary; its imports take seconds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import xgrammar
+
+from serve_app.engine.grammar_compiler import Compiler
+from serve_app.engine.grammar_queue import Grammar
+
+LIMIT_S = 0.5
+VOCABULARY = [chr(code) for code in range(32, 127)] + ["</s>"]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    compiler = Compiler(xgrammar.TokenizerInfo(VOCABULARY, stop_token_ids=[95]).serialize_json(), LIMIT_S)
+    yield compiler
+    compiler.end()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+        Grammar("regex", "[ab]+c"),
+        Grammar("ebnf", 'root ::= "a" | "b"'),
+        Grammar("lark", 'start: "a" | "b"'),
+        Grammar("tag", '{"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}'),
+    ],
+    ids=lambda grammar: grammar.kind,
+)
+def test_every_kind_is_compiled(compiler: Compiler, grammar: Grammar) -> None:
+    verdict = compiler.compile(grammar)
+
+    assert not verdict.refusal
+    assert verdict.cpu_s < LIMIT_S
+    assert verdict.size_bytes > 0
+
+
+def test_what_is_no_grammar_is_told_with_the_reason(compiler: Compiler) -> None:
+    verdict = compiler.compile(Grammar("ebnf", "root ::= missing"))
+
+    assert "missing" in verdict.refusal
+    assert not verdict.complex
+
+
+def test_what_takes_too_long_is_killed_and_the_next_is_served_by_the_same_process(compiler: Compiler) -> None:
+    words = ("".join(random.Random(number).choices("abcdefghij", k=12)) for number in range(15_000))
+    before = psutil.Process(compiler._process.pid)
+    verdict = compiler.compile(Grammar("ebnf", "root ::= " + " | ".join(f'"{word}"' for word in words)))
+
+    assert verdict.complex
+    assert "0.5 s of CPU" in verdict.refusal
+    assert not compiler.compile(Grammar("ebnf", 'root ::= "a"')).refusal
+    assert psutil.Process(compiler._process.pid) == before
+
+
+def test_a_process_that_was_killed_is_replaced(compiler: Compiler) -> None:
+    compiler._process.kill()
+    compiler._process.wait()
+
+    assert not compiler.compile(Grammar("regex", "a+")).refusal

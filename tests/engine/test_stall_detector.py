@@ -1,0 +1,43 @@
+"""When an engine counts as frozen."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.engine.stall_detector import StallDetector
+
+
+def test_an_engine_that_answers_is_alive_however_long_it_did_nothing() -> None:
+    detector = StallDetector(30.0)
+    assert [detector.observe(True, (0, 0.0), now) for now in (0.0, 100.0, 1000.0)] == [None, None, None]
+
+
+def test_a_busy_engine_that_does_not_answer_is_alive_while_it_uses_cpu() -> None:
+    detector = StallDetector(30.0)
+    assert [detector.observe(False, (0, float(now)), float(now)) for now in range(0, 300, 10)] == [None] * 30
+
+
+def test_silence_without_cpu_time_for_the_bound_is_frozen() -> None:
+    detector = StallDetector(30.0)
+    seen = [detector.observe(False, (5, 1.5), now) for now in (0.0, 10.0, 29.9, 30.0, 45.0)]
+    assert seen == [None, None, None, 30.0, 45.0]
+
+
+def test_a_mark_of_life_starts_the_count_anew() -> None:
+    detector = StallDetector(30.0)
+    for now, marks in ((0.0, (1, 1.0)), (29.0, (1, 1.0)), (30.0, (2, 1.0)), (59.0, (2, 1.0))):
+        assert detector.observe(False, marks, now) is None
+    assert detector.observe(False, (2, 1.0), 60.0) == 30.0
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.floats(0.1, 20.0)), min_size=1, max_size=40))
+def test_frozen_means_exactly_the_bound_without_any_mark(observations: list[tuple[bool, int, float]]) -> None:
+    detector, now, alive_at, last = StallDetector(30.0), 0.0, None, None
+    for answered, steps, gap_s in observations:
+        now += gap_s
+        if answered or steps != last or alive_at is None:
+            alive_at, last = now, steps
+        silent_s = now - alive_at
+        expected = silent_s if silent_s >= 30.0 else None
+        assert detector.observe(answered, (steps,), now) == expected

@@ -1,0 +1,111 @@
+"""Token groups and usage are noted on their way to the serving objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serve_app.engine.token_recorder import Recorder
+from serve_app.transport import Usage
+
+
+class EngineDied(Exception):
+    pass
+
+
+def output(*choices: tuple[int, list[int]], prompt: int = 3, cached: int = 0, ends: str | None = None) -> Any:
+    return SimpleNamespace(
+        prompt_token_ids=list(range(prompt)),
+        num_cached_tokens=cached,
+        outputs=[SimpleNamespace(index=index, token_ids=ids, finish_reason=ends) for index, ids in choices],
+    )
+
+
+async def source(*outputs: Any, error: Exception | None = None) -> AsyncGenerator[Any, None]:
+    for item in outputs:
+        yield item
+    if error is not None:
+        raise error
+
+
+def test_groups_are_there_before_the_consumer_sees_the_output() -> None:
+    async def scenario() -> list[list[list[int]]]:
+        recorder = Recorder(1, (EngineDied,))
+        return [recorder.take() async for _ in recorder.record(source(output((0, [7])), output((0, [8, 9]))))]
+
+    assert asyncio.run(scenario()) == [[[0, 7]], [[0, 8, 9]]]
+
+
+def test_choices_of_the_second_prompt_follow_those_of_the_first_whoever_runs_first() -> None:
+    async def scenario() -> list[list[int]]:
+        recorder = Recorder(2, (EngineDied,))
+        first = recorder.record(source(output((0, [1]), (1, [2]))))
+        second = recorder.record(source(output((0, [3]), (1, [4]))))
+        for outputs in (second, first):
+            async for _ in outputs:
+                pass
+        return recorder.take()
+
+    assert asyncio.run(scenario()) == [[2, 3], [3, 4], [0, 1], [1, 2]]
+
+
+def test_usage_sums_prompts_and_counts_each_prompt_once() -> None:
+    async def scenario() -> Usage:
+        recorder = Recorder(1, (EngineDied,))
+        for outputs in (
+            recorder.record(source(output((0, [1]), cached=2), output((0, [2])))),
+            recorder.record(source(output((0, [3]), prompt=5))),
+        ):
+            async for _ in outputs:
+                pass
+        return recorder.usage()
+
+    assert asyncio.run(scenario()) == Usage(prompt_tokens=8, completion_tokens=3, cached_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"), [(["stop"], "stop"), (["length", "stop"], "length"), (["stop", "length"], "length"), ([], "")]
+)
+def test_an_answer_that_was_cut_off_is_told_whichever_choice_it_was(ends: list[str], told: str) -> None:
+    async def scenario() -> Usage:
+        recorder = Recorder(2, (EngineDied,))
+        async for _ in recorder.record(source(output((0, [1]), (1, [2])), *(output((0, []), ends=e) for e in ends))):
+            pass
+        return recorder.usage()
+
+    assert asyncio.run(scenario()).finish_reason == told
+
+
+def test_a_broken_engine_is_remembered_and_other_errors_are_not() -> None:
+    async def scenario(error: Exception) -> BaseException | None:
+        recorder = Recorder(1, (EngineDied,))
+        with pytest.raises(type(error)):
+            async for _ in recorder.record(source(output((0, [1])), error=error)):
+                pass
+        return recorder.failure
+
+    assert isinstance(asyncio.run(scenario(EngineDied())), EngineDied)
+    assert asyncio.run(scenario(ValueError("a client's mistake"))) is None
+
+
+def test_leaving_early_closes_the_engine_side() -> None:
+    closed = []
+
+    async def engine() -> AsyncGenerator[Any, None]:
+        try:
+            while True:
+                yield output((0, [1]))
+        finally:
+            closed.append(True)
+
+    async def scenario() -> None:
+        outputs = Recorder(1, (EngineDied,)).record(engine())
+        await anext(outputs)
+        await outputs.aclose()
+
+    asyncio.run(scenario())
+    assert closed == [True]

@@ -1,0 +1,180 @@
+"""A router replica as a plain ASGI callable on fake engine replicas, and a client that speaks ASGI to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.http import KeyRing, RouterApp
+from serve_app.router import ModelRouter, RouterMetrics
+from serve_app.router.model_queue import QueueView
+from serve_app.settings import KeySettings, Settings
+from serve_app.transport import WiredHandle
+from tests.fakes.engines import MODEL, FakeCluster, turns
+
+KEY = "sk-people-0123456789"
+BATCH_KEY = "sk-batch-0123456789"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SALT_SECRET = bytes(32)
+
+
+@dataclass
+class Reply:
+    """What the client has received so far."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[bytes] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return dict(json.loads(self.body)["error"])
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The JSON of the SSE events; `[DONE]` left out."""
+        whole = self.body.split(b"\n\n")[:-1]
+        return [json.loads(event.removeprefix(b"data: ")) for event in whole if event != b"data: [DONE]"]
+
+    @property
+    def text(self) -> str:
+        """The text of a completion, streamed or not, as far as it came."""
+        told = self.events if self.headers["content-type"].startswith("text/event-stream") else [json.loads(self.body)]
+        return "".join(choice["text"] for event in told for choice in event.get("choices", []))
+
+
+def ask(prompt: str, tokens: int = 5, **more: Any) -> dict[str, Any]:
+    """A completion's body; streamed unless told otherwise."""
+    return {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True} | more
+
+
+class Client:
+    """A router replica and its callers.
+
+    Args:
+        routers: how many router replicas there are; `name` tells them apart.
+        admission, http: settings.
+        wired: frames and requests go over connections of their own, as in production (`tests.fakes.tcp.run`).
+    """
+
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        name: str = "router",
+        routers: int = 1,
+        *,
+        admission: dict[str, Any] | None = None,
+        http: dict[str, Any] | None = None,
+        wired: bool = False,
+    ) -> None:
+        keys = (
+            KeySettings(key=KEY, tenant="people", max_class="high", metrics=True),
+            KeySettings(key=BATCH_KEY, tenant="batch", max_class="low", default_class="low"),
+        )
+        told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}
+        settings = Settings.model_validate(told)
+        self.handle = cluster.handle()
+        self._over = WiredHandle(self.handle) if wired else self.handle  # type: ignore[arg-type]
+        self._cluster, self._name, self._routers, self._settings = cluster, name, routers, settings
+        self.metrics = RouterMetrics()
+
+    async def start(self) -> Client:
+        client = await self._cluster.queues(self._name)
+        admission = self._settings.admission
+        self.model = ModelRouter(self._cluster.settings, self._over, admission, self._name, self._routers, client)
+        keys = KeyRing(self._settings.auth)
+        self.edge = RouterApp(self._settings, keys, {MODEL: self.model}, self.metrics, SALT_SECRET)
+        await self.model.start()
+        await turns(20)
+        return self
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        *,
+        key: str | None = KEY,
+        reply: Reply | None = None,
+        reading: Callable[[Reply], Awaitable[None]] | None = None,
+    ) -> Reply:
+        """One exchange, to its end.
+
+        Args:
+            reply: filled as the answer comes, for a caller that wants to look before the end.
+            reading: awaited whenever a part of the answer has come; `send` blocks as long, as for a client that does
+                not read.
+        """
+        got = Reply() if reply is None else reply
+        sent = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        if key is not None:
+            sent.append((b"authorization", f"Bearer {key}".encode()))
+        asked = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> dict[str, Any]:
+            message = next(asked, None)
+            if message is None:
+                await asyncio.Event().wait()  # the client stays until it is cancelled
+            assert message is not None
+            return message
+
+        async def send(message: Any) -> None:
+            assert not got.ended, "nothing may follow the end"
+            if message["type"] == "http.response.start":
+                assert not got.status, "one start"
+                got.status = message["status"]
+                got.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            else:
+                assert got.status, "the start comes first"
+                got.chunks.append(message["body"])
+                got.ended = not message.get("more_body", False)
+            if reading is not None:
+                await reading(got)
+
+        await self.edge({"type": "http", "method": method, "path": path, "headers": sent}, receive, send)
+        assert got.ended
+        return got
+
+    async def post(self, body: dict[str, Any], path: str = COMPLETIONS, **more: Any) -> Reply:
+        return await self.request("POST", path, json.dumps(body).encode(), **more)
+
+    def posting(self, body: dict[str, Any], **more: Any) -> asyncio.Task[Reply]:
+        return asyncio.create_task(self.post(body, **more))
+
+    async def get(self, path: str, **more: Any) -> Reply:
+        return await self.request("GET", path, **more)
+
+    def figures(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """The samples of a metric in the registry that are not 0, by these labels."""
+        told: Counter[tuple[str, ...]] = Counter()
+        for metric in self.metrics.registry.collect():
+            for sample in metric.samples:
+                if sample.name == name and sample.value:
+                    told[tuple(sample.labels[label] for label in labels)] += sample.value
+        return dict(told)
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many requests ended how."""
+        return {key: int(n) for (key,), n in self.figures("serve_app_requests_total", "outcome").items()}
+
+    @property
+    def view(self) -> QueueView:
+        return self.model.queue.view()
+
+    def at_rest(self) -> bool:
+        """Whether nothing waits and nothing is granted."""
+        return not any(self.view.waiting.values()) and not any(use.used for use in self.view.replicas.values())
+
+    def submits(self) -> list[str]:
+        return [replica for method, replica in self.handle.calls if method == "submit"]

@@ -1,0 +1,368 @@
+"""Engine replicas without Ray: real `EngineReplica` objects on simulated engines, and a stand-in for `EngineHandle`.
+
+What it keeps of Serve: arguments, results and errors travel pickled; a call reaches its replica some turns of the event
+loop after it was made and never reaches one outside the running set; cancelling a call cancels its coroutine on the
+replica, later; a cancellation that happens on the replica arrives at the caller as a CancelledError; a killed replica
+fails every open call with `ActorUnavailableError`, and later ones wait until the replica leaves the set, and after.
+
+Invariant: `run` fails a scenario that leaves a task, an open call, work in an engine or an unhandled exception behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import pickle
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+from unittest import mock
+
+from ray.exceptions import ActorUnavailableError
+
+from serve_app.core.routing import outliers
+from serve_app.engine import EngineReplica, deployment
+from serve_app.router import QueueClient
+from serve_app.settings.settings import ModelSettings, SimulatedSettings
+from serve_app.transport import EngineLoad, channel
+from tests.fakes import quota as fake_quota
+from tests.fakes.quota import MODEL, SOON_S, Away, FakeQuota
+from tests.fakes.until import POLL_S, TURNS, turns, until
+
+WINDOW = 8  # messages of a stream on their way at once, as HTTP/2's flow control bounds them
+BOUND_S = 60.0  # of one scenario, against hanging: they take under 2 s, many times that on a machine that is busy
+SETTLE_S = 5.0  # within which everything must have ended after a scenario; the short waits below add up to 0.5 s
+NO_ACTOR = bytes(16)  # the actor id in Ray's errors
+
+# Production's waits are a second and several in a row: the scenarios run the same code with these.
+WAITS = {
+    (channel, "IDLE_CLOSE_S"): 0.05,
+    (deployment, "BREAK_GRACE_S"): 0.05,
+    (outliers, "FIRST_S"): 0.1,
+}
+
+
+def model(slots: int = 4, step_s: float = 0.001, **changes: Any) -> ModelSettings:
+    """A simulated model; `slots` per replica, `step_s` per token."""
+    simulated = SimulatedSettings(decode_step_s=step_s, prefill_tokens_per_s=1e9)
+    return ModelSettings(name=MODEL, engine="simulated", max_num_seqs=slots, simulated=simulated, **changes)
+
+
+class _Engine(EngineReplica):
+    """An engine replica that the garbage collector leaves alone: Serve awaits its `__del__`, so do we."""
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
+
+
+class FakeReplica:
+    """One engine replica and the calls open on it."""
+
+    def __init__(self, name: str, engine: EngineReplica) -> None:
+        self.name = name
+        self.engine = engine
+        self.calls: dict[asyncio.Future[None], str] = {}  # open calls and their methods; failed when the replica dies
+        self.ended: list[str] = []  # methods of the calls that have ended, in order
+        self.dead = False
+        self.mute = False  # whether who asks for a channel is never answered
+
+    @property
+    def attachments(self) -> int:
+        return len(self.engine._attachments)
+
+    @property
+    def load(self) -> EngineLoad:
+        return self.engine._backend.load()
+
+    @property
+    def work(self) -> int:
+        """Sequences in the engine, running or waiting."""
+        return self.load.running + self.load.waiting
+
+    def count(self, method: str) -> int:
+        return list(self.calls.values()).count(method)
+
+    def fail_calls(self, *methods: str) -> None:
+        """Lose the open calls of these methods on both sides, or all of them."""
+        for lost, method in list(self.calls.items()):
+            if (not methods or method in methods) and not lost.done():
+                lost.set_exception(ActorUnavailableError(f"replica {self.name} is unavailable", NO_ACTOR))
+
+    def cut_wire(self) -> None:
+        """End its connections as the kernel does those of a process that is gone."""
+        if self.engine._wire is not None:
+            for visitor in list(self.engine._wire._visitors):
+                visitor.framing.abort()
+
+    @contextlib.contextmanager
+    def open_call(self, method: str) -> Any:
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.calls[lost] = method
+        try:
+            yield lost
+        finally:
+            del self.calls[lost]
+            self.ended.append(method)
+            if lost.done():
+                lost.exception()  # retrieved: the caller may have gone away in the same turn
+
+
+class FakeCluster:
+    """The replicas of one model, and the quota actor. `running` is what Serve tells the routers."""
+
+    def __init__(self, settings: ModelSettings, quota: FakeQuota | None = None) -> None:
+        self.settings = settings
+        self.quota = FakeQuota({}) if quota is None else quota
+        self._clients: list[QueueClient] = []
+        self._routers: set[str] = set()
+        self._beside: dict[str, FakeCluster] = {}
+        self.replicas: dict[str, FakeReplica] = {}
+        self.running: frozenset[str] = frozenset()
+        self._listeners: list[Callable[[frozenset[str]], None]] = []
+
+    def __getitem__(self, name: str) -> FakeReplica:
+        return self.replicas[name]
+
+    async def add(self, *names: str) -> None:
+        """Start replicas and count them as running."""
+        for name in names:
+            if name not in self.replicas:
+                engine = _Engine.__new__(_Engine)
+                await _Engine.__init__(engine, self.settings.model_dump(mode="json"))
+                self.replicas[name] = FakeReplica(name, engine)
+                self.quota.engine_comes(name, self.settings.max_num_seqs, self.settings.name)
+        self._tell(self.running | set(names))
+
+    def remove(self, *names: str) -> None:
+        """Count replicas no longer as running; open calls go on, new ones do not reach them."""
+        self._tell(self.running - set(names))
+
+    def kill(self, name: str, *, told: bool = True) -> None:
+        """Lose a replica with all its open calls; `told`: Serve notices at once."""
+        self.replicas[name].dead = True
+        self.replicas[name].fail_calls()
+        self.replicas[name].cut_wire()
+        if name in self.quota.slots:
+            self.quota.engine_ends(name)
+        if told:
+            self.remove(name)
+
+    def break_channels(self, name: str) -> None:
+        """Lose the channels to a replica, and nothing else of it."""
+        self.replicas[name].fail_calls("attach")
+        self.replicas[name].cut_wire()
+
+    def handle(self) -> FakeHandle:
+        """What a router calls the replicas with."""
+        return FakeHandle(self)
+
+    def beside(self, settings: ModelSettings) -> FakeCluster:
+        """The replicas of another model, with the same quota actor; their names have to be others."""
+        if settings.name not in self._beside:
+            self._beside[settings.name] = FakeCluster(settings, self.quota)
+        return self._beside[settings.name]
+
+    async def queues(self, router: str) -> QueueClient:
+        """The queues of a router of this name, which the actor knows."""
+        name = f"{router} {len(self._clients)}" if router in self._routers else router
+        self._routers.add(name)
+        client = QueueClient(name, self.quota.exchange, self.quota.watch, (Away,))
+        self._clients.append(client)
+        await client.start()
+        await until(lambda: not client.alone, SOON_S, "the actor knows the router")
+        return client
+
+    def listen(self, listener: Callable[[frozenset[str]], None]) -> None:
+        self._listeners.append(listener)
+        asyncio.get_running_loop().call_soon(listener, self.running)
+
+    def idle(self) -> bool:
+        """Whether no call is open and no engine that lives has work, an attachment or a cached token in use."""
+        alive = [replica for replica in self.replicas.values() if not replica.dead]
+        if any(replica.calls for replica in self.replicas.values()):
+            return False
+        busy = (replica.work or replica.attachments or replica.load.kv_cache_usage for replica in alive)
+        return not any(busy) and all(one.idle() for one in self._beside.values())
+
+    async def stop_engines(self) -> None:
+        """The engines end, and their replicas go on."""
+        for replica in self.replicas.values():
+            await EngineReplica.__del__(replica.engine)
+
+    async def close(self) -> None:
+        for cluster in (self, *self._beside.values()):
+            await cluster.stop_engines()
+        for client in self._clients:
+            await client.stop()
+        await self.quota.close()
+
+    def _tell(self, names: frozenset[str]) -> None:
+        self.running = names
+        for listener in self._listeners:
+            asyncio.get_running_loop().call_soon(listener, names)
+
+
+class FakeHandle:
+    """Stands in for `serve_app.ray_adapter.serve.EngineHandle`, in one event loop."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self.calls: list[tuple[str, str]] = []  # (method, replica) of every call made
+        self.rings = self.ringing = 0  # calls of `ring` made, and those that wait
+        self.turns: Callable[[str], int] = lambda method: TURNS  # how long the next thing for this call is on its way
+
+    async def watch(self, listener: Callable[[frozenset[str]], None]) -> None:
+        await turns()
+        self._cluster.listen(listener)
+        await turns()
+
+    async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
+        """A unary call, as `EngineHandle.call`."""
+        replica = await self._reach(method, replica_id)
+        with replica.open_call(method) as lost:
+            mute = replica.mute and method == "open_wire"
+            made = _never() if mute else getattr(replica.engine, method)(*_copy(arguments), replica_id=replica_id)
+            task = _elsewhere(made)
+            try:
+                await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                self._cancel(task, method)
+                raise
+            if lost.done():
+                task.cancel()
+                return lost.result()
+            await turns(self.turns(method))
+            if task.cancelled():
+                raise asyncio.CancelledError
+            error = task.exception()
+            if error is not None:
+                raise _copy(error)
+            return _copy(task.result())
+
+    async def ring(self) -> None:
+        """A call that any replica answers, as `EngineHandle.ring`."""
+        self.rings += 1
+        self.ringing += 1
+        try:
+            while True:
+                await asyncio.sleep(POLL_S)
+                if self._cluster.running:
+                    break
+            await turns(self.turns("info"))
+            if all(self._cluster[name].dead for name in self._cluster.running):
+                raise ActorUnavailableError("the replica is unavailable", NO_ACTOR)
+        finally:
+            self.ringing -= 1
+
+    async def stream(self, method: str, *arguments: Any, replica_id: str) -> AsyncIterator[Any]:
+        """A streaming call of Serve's; closing the iterator ends it there."""
+        replica = await self._reach(method, replica_id)
+        with replica.open_call(method) as lost:
+            items: asyncio.Queue[Any] = asyncio.Queue()
+            window = asyncio.Semaphore(WINDOW)
+            made = getattr(replica.engine, method)(*_copy(arguments), replica_id=replica_id)
+            task = _elsewhere(_never() if replica.mute else _pump(made, items, window))
+            task.add_done_callback(lambda _: items.put_nowait(None))
+            lost.add_done_callback(lambda _: items.put_nowait(None))
+            try:
+                while (item := await items.get()) is not None:
+                    window.release()
+                    await turns(self.turns(method))
+                    if lost.done():
+                        break
+                    yield _copy(item)
+                if lost.done():
+                    lost.result()
+            finally:
+                self._cancel(task, method)
+
+    async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
+        """The channel, as `WiredHandle.attach`."""
+        stream = self.stream("attach", router_id, replica_id=replica_id)
+        async with contextlib.aclosing(stream) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                on_message(message)
+
+    async def _reach(self, method: str, replica_id: str) -> FakeReplica:
+        """Be sent on to the replica; never, while it is dead or outside the set: Serve keeps trying."""
+        self.calls.append((method, replica_id))
+        await turns(self.turns(method))
+        while True:
+            replica = self._cluster.replicas.get(replica_id)
+            if replica is not None and not replica.dead and replica_id in self._cluster.running:
+                return replica
+            await asyncio.sleep(POLL_S)
+
+    def _cancel(self, task: asyncio.Task[Any], method: str) -> None:
+        """Cancel a coroutine on the replica once the news has got there."""
+
+        async def later() -> None:
+            await turns(self.turns(method))
+            task.cancel()
+            await asyncio.wait({task})
+
+        _elsewhere(later())
+
+
+def _copy(value: Any) -> Any:
+    """As it comes out at the other end."""
+    return pickle.loads(pickle.dumps(value))
+
+
+def _elsewhere(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """A task on the other side of the transport."""
+    return asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
+async def _pump(made: AsyncIterator[Any], items: asyncio.Queue[Any], window: asyncio.Semaphore) -> None:
+    async with contextlib.aclosing(made) as produced:  # type: ignore[type-var]
+        async for item in produced:
+            await window.acquire()
+            items.put_nowait(item)
+
+
+def run(
+    scenario: Callable[[FakeCluster], Awaitable[Any]],
+    settings: ModelSettings | None = None,
+    *,
+    waits: dict[Any, float] | None = None,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> Any:
+    """Run a scenario on a cluster without replicas; then everything must end by itself within `SETTLE_S`.
+
+    Args:
+        settings: the model; `model()` by default.
+        waits: constants to set, over `WAITS`.
+        loop: makes the event loop; asyncio's own by default.
+    """
+    with contextlib.ExitStack() as patches:
+        for (module, name), seconds in (fake_quota.WAITS | WAITS | (waits or {})).items():
+            patches.enter_context(mock.patch.object(module, name, seconds))
+        gc.freeze()  # so that the collection at the end looks at what the scenario has made and not at all of Ray
+        try:
+            with asyncio.Runner(loop_factory=loop) as runner:
+                return runner.run(_checked(scenario, settings or model()))
+        finally:
+            gc.unfreeze()
+
+
+async def _checked(scenario: Callable[[FakeCluster], Awaitable[Any]], settings: ModelSettings) -> Any:
+    loop = asyncio.get_running_loop()
+    unhandled: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    cluster = FakeCluster(settings)
+    async with asyncio.timeout(BOUND_S):
+        result = await scenario(cluster)
+        await until(cluster.idle, SETTLE_S, "no call open, nothing in the engines, no router attached")
+        await cluster.close()
+        await until(lambda: len(asyncio.all_tasks()) == 1, SETTLE_S, "no task left")
+    gc.collect()  # a task or future whose error nobody has looked at says so when it is collected
+    await turns()
+    assert not unhandled, unhandled
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    return result

@@ -1,0 +1,41 @@
+"""Engines that fail, and what a router makes of it: for the tests of ejection and probes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.core.routing import outliers
+from serve_app.errors import EngineFailed
+from tests.fakes.engines import FakeCluster
+from tests.fakes.router import Router
+
+SHORT = {(outliers, "FIRST_S"): 0.05}
+NEVER = {(outliers, "FIRST_S"): 60.0}  # is an ejection over
+
+
+class Broken:
+    """The engines of these replicas fail every request, until they are mended."""
+
+    def __init__(self, cluster: FakeCluster, *names: str) -> None:
+        self.calls = 0
+        self._whole = {name: cluster[name].engine.submit for name in names}
+        self._cluster = cluster
+        for name in names:
+            cluster[name].engine.submit = self._submit  # type: ignore[method-assign]
+
+    async def _submit(self, *_: Any, **__: Any) -> None:
+        self.calls += 1
+        raise EngineFailed("no luck")
+
+    def mend(self) -> None:
+        for name, submit in self._whole.items():
+            self._cluster[name].engine.submit = submit  # type: ignore[method-assign]
+
+
+def takes(router: Router) -> dict[str, str]:
+    """How many requests each replica takes: "all" that there is room for, "one" as its probe, or "none"."""
+    health = router.model.health
+    return {
+        name: "none" if not health.usable(name) else "one" if health.takes_one(name) else "all"
+        for name in router.model.replicas
+    }

@@ -1,0 +1,405 @@
+"""The quota actor without Ray: its real core, the shell's rules for answers, and a network that can be made bad.
+
+Words travel pickled. What a message meets on its way is `Network`'s; what the actor does is `FakeQuota`'s: it can die,
+come up again from what it has stored, and stand still. `Caller` is a router's end of the line without engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+from serve_app.core import quota
+from serve_app.core.memory import Device, EngineReport, Key, Rank, Value, slots_of
+from serve_app.core.queue.admission import Arrival, Grant, Policy
+from serve_app.core.quota import Quota
+from serve_app.core.shared_queue import Exchange, Reply, router_queue
+from serve_app.errors import ServeAppError
+from serve_app.router import QueueClient, queue_client
+from serve_app.router.model_queue import ModelQueue
+from serve_app.types import RequestClass
+from tests.fakes.until import SOON_S, until
+
+TICK_S = 0.05
+WATCH_S = 0.5  # as the actor's own
+TOKENS = 100_000
+DEVICES = 64  # of one engine each: those that were removed keep theirs until a scenario ends
+MODEL = "sim"
+ENGINE = "r1"
+
+# Production's silences are seconds long. Their order is kept: nobody goes by what may be another's by now.
+WAITS = {
+    (quota, "OWNER_TTL_S"): 1.5,
+    (router_queue, "FENCE_S"): 1.2,
+    (queue_client, "ANSWER_S"): 1.2,
+    (queue_client, "BEAT_S"): 0.3,
+    (queue_client, "RETRY_S"): 0.05,
+}
+
+
+class Away(Exception):
+    """The actor cannot be reached."""
+
+
+@dataclass
+class Network:
+    """What happens to a message and to its answer; both ways are drawn for by themselves."""
+
+    delay_s: Callable[[], float] = lambda: 0.0
+    lost: float = 0.0  # of messages and of answers, as parts of all
+    repeated: float = 0.0  # messages that arrive twice
+    draw: random.Random = field(default_factory=lambda: random.Random(1))
+
+    async def carry(self) -> None:
+        """One way. Raises Away: it got lost, which is known at once."""
+        if self.draw.random() < self.lost:
+            raise Away("lost on its way")
+        await asyncio.sleep(self.delay_s())
+
+    def twice(self) -> bool:
+        return self.draw.random() < self.repeated
+
+
+class FakeQuota:
+    """The actor.
+
+    Args:
+        engines: slots by name; they report as long as they are listed.
+    """
+
+    def __init__(self, engines: dict[str, int] | None = None) -> None:
+        self.slots = {ENGINE: 2} if engines is None else engines
+        self._models: dict[str, str] = {}
+        self.network = Network()
+        self.calls = {"exchange": 0, "watch": 0}
+        self.cut: set[str] = set()  # routers whose messages do not arrive, nor fail: they hang
+        self.given_up: set[str] = set()  # routers of which an earlier question is here, and is answered before the next
+        self._stored: dict[Key, Value] = {}
+        self._holds: dict[str, EngineReport] = {}
+        self._news: dict[str, asyncio.Event] = {}
+        self._moves = asyncio.Event()  # unset while it stands still
+        self._moves.set()
+        self._due: asyncio.TimerHandle | None = None
+        self._epoch = 0
+        self.up = False
+        self.start()
+        self._ticks = asyncio.create_task(self._tick_on())
+
+    async def close(self) -> None:
+        self._ticks.cancel()
+        await asyncio.wait({self._ticks})
+        self.die()
+
+    # Life and death
+
+    def start(self) -> None:
+        """Come up, from what was stored."""
+        self._epoch += 1
+        self.core = Quota(self._epoch, dict(self._stored), time.monotonic())
+        self.up = True
+        self.core.on_devices([Device("n", number, 1000, 0) for number in range(DEVICES)], time.monotonic())
+        for _ in range(2):
+            self._engines_speak()
+        self._moved()
+
+    def die(self) -> None:
+        """Open calls fail, and so do all others until `start`."""
+        self.up = False
+        if self._due is not None:
+            self._due.cancel()
+        for news in self._news.values():
+            news.set()
+        self._news.clear()
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """It answers nothing for the block, and everything after it."""
+        self._moves.clear()
+        try:
+            yield
+        finally:
+            self._moves.set()
+
+    # What routers call
+
+    async def exchange(self, told: Exchange) -> Reply:
+        self.calls["exchange"] += 1
+        return await self._called(told, self._exchange)
+
+    async def watch(self, told: Exchange) -> Reply:
+        self.calls["watch"] += 1
+        return await self._called(told, self._watch)
+
+    async def _called(self, told: Exchange, method: Callable[[Exchange], Any]) -> Reply:
+        epoch, told = self._epoch, pickle.loads(pickle.dumps(told))
+        if told.router in self.cut:
+            await asyncio.Event().wait()
+        await self.network.carry()
+        for _ in range(1 + self.network.twice()):
+            await self._moves.wait()
+            self._check(epoch)
+            reply = await method(told)
+            self._check(epoch)
+        await self.network.carry()
+        return pickle.loads(pickle.dumps(reply))  # type: ignore[no-any-return]
+
+    def _check(self, epoch: int) -> None:
+        if not self.up or epoch != self._epoch:
+            raise Away("the actor has died")
+
+    async def _exchange(self, told: Exchange) -> Reply:
+        try:
+            return self._instead(told, self.core.on_exchange(told, time.monotonic()))
+        finally:
+            self._moved()
+
+    async def _watch(self, told: Exchange) -> Reply:
+        """As `GpuMemoryQuota.watch`."""
+        news = self._news.setdefault(told.router, asyncio.Event())
+        news.clear()
+        reply = self.core.on_watch(told, time.monotonic(), at_last=False)
+        if reply is not None:
+            return self._instead(told, reply)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_S):
+                await news.wait()
+        await self._moves.wait()
+        told = told._replace(again=False)
+        reply = self.core.on_watch(told, time.monotonic(), at_last=True) or self.core.lines.peers.stale_reply(told)
+        return self._instead(told, reply)
+
+    def _instead(self, told: Exchange, reply: Reply) -> Reply:
+        """The answer, or the one that is left when a question that its router has given up took the first news."""
+        router = told.router
+        if router not in self.given_up or not reply.actions:
+            return reply
+        self.given_up.discard(router)
+        again = told._replace(again=False, events=())
+        return self.core.on_watch(again, time.monotonic(), at_last=True) or reply
+
+    # Inside
+
+    def _engines_speak(self) -> None:
+        for name, slots in self.slots.items():
+            first = EngineReport(name, self._models.get(name, MODEL), (Rank("n"),), 1000, 1000, slots=slots)
+            told = self._holds.setdefault(name, first)
+            reply = self.core.on_engine(told, time.monotonic())
+            if reply.holds:
+                self._holds[name] = replace(told, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=1000)
+
+    def engine_comes(self, name: str, slots: int, model: str) -> None:
+        """An engine starts, and gets its memory."""
+        self.slots[name], self._models[name] = slots, model
+        for _ in range(2):
+            self._engines_speak()
+        self._moved()
+
+    def engine_ends(self, name: str) -> None:
+        """An engine leaves; its routers have yet to notice."""
+        del self.slots[name]
+        self.core.on_engine(replace(self._holds.pop(name), gone=True), time.monotonic())
+        self._moved()
+
+    def _moved(self) -> None:
+        """What follows every event of the core."""
+        for key, (keep, value) in self.core.take_changes().items():
+            if keep:
+                self._stored[key] = value
+            else:
+                self._stored.pop(key, None)
+        for router in self.core.lines.peers.take_woken():
+            if router in self._news:
+                self._news[router].set()
+        if self._due is not None:
+            self._due.cancel()
+        due = self.core.lines.next_due()
+        self._due = None
+        if due is not None:
+            delay_s = max(0.0, due - time.monotonic())
+            self._due = asyncio.get_running_loop().call_later(delay_s, self._lines_due)
+
+    def _lines_due(self) -> None:
+        if self.up and self._moves.is_set():
+            self.core.lines.on_tick(time.monotonic())
+            self._moved()
+
+    async def _tick_on(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._moves.wait()
+            if self.up:
+                self._engines_speak()
+                self.core.on_tick(time.monotonic())
+                self._moved()
+
+    # What the tests look at
+
+    def held(self, router: str, engine: str = ENGINE) -> tuple[int, int]:
+        """Slots and tokens of a router's account in the ledger."""
+        return self.core.lines.accounts.held(router, engine)
+
+    def free(self, engine: str = ENGINE) -> tuple[int, int]:
+        """Slots and tokens of an engine that nobody has."""
+        return self.core.lines.accounts.free(engine)
+
+    def whole(self, engine: str = ENGINE) -> tuple[int, int]:
+        """Slots and tokens of an engine."""
+        return self.core.ledger.limit(slots_of(engine)), self.core.ledger.limit(engine)
+
+
+class Caller:
+    """A router without engines: asks for places, holds them, and notes in what order it got them."""
+
+    def __init__(self, actor: FakeQuota, name: str, order: list[str] | None = None, **bounds: Any) -> None:
+        self.name = name
+        self.shared = QueueClient(name, actor.exchange, actor.watch, (Away,))
+        self.order = [] if order is None else order
+        self.policy = Policy(**{"max_queued": 1000, "max_wait_s": 60.0, "trickle_share": 0.0} | bounds)
+        self.end = self.join()
+
+    def join(self, model: str = MODEL) -> ModelQueue:
+        """Serve a model."""
+        self.end = ModelQueue(self.shared, model, self.policy)
+        return self.end
+
+    async def start(self, *engines: str) -> Caller:
+        await self.shared.start()
+        for engine in engines or (ENGINE,):
+            self.end.replica(engine, True)
+        self.end.open()
+        return self
+
+    async def granted(self, name: str, level: RequestClass = RequestClass.NORMAL, **more: Any) -> Grant:
+        given = {"tenant": "t", "cost_tokens": 10, "prompt_tokens": 5} | more
+        place = await self.end.acquire(Arrival(name, level, **given))
+        self.order.append(name)
+        return place
+
+    def asking(self, name: str, level: RequestClass = RequestClass.NORMAL, **more: Any) -> asyncio.Task[Grant]:
+        return asyncio.create_task(self.granted(name, level, **more), name=name)
+
+    def done(self, name: str, output_tokens: int | None = 5) -> None:
+        self.end.done(name, output_tokens)
+
+    async def run(self, name: str, level: RequestClass = RequestClass.NORMAL, for_s: float = 0.0, **more: Any) -> None:
+        """A request from its arrival to its end."""
+        try:
+            await self.granted(name, level, **more)
+            await asyncio.sleep(for_s)
+        finally:
+            self.done(name)
+
+    def credit(self, engine: str = ENGINE) -> tuple[int, int]:
+        """Slots and tokens that it could grant by itself."""
+        return self.shared.core._accounts.credit(engine)
+
+    @property
+    def unheard(self) -> int:
+        """Things kept for requests that have not ended."""
+        line, pending = self.shared.core, self.shared.core._pending
+        kept = (
+            self.shared._requests,
+            pending._all,
+            pending._new,
+            pending._tickets,
+            pending._queues,
+        )
+        return sum(map(len, kept)) + line.running + len(line._running._counts) + len(pending._counts)
+
+    async def hold_all(self, slots: int) -> list[str]:
+        """Take every slot of the engine; the names of what holds them."""
+        names = [f"holder {number}" for number in range(slots)]
+        for name in names:
+            await asyncio.wait_for(self.granted(name), SOON_S)
+        await until(lambda: not self.shared.core._link.contended, SOON_S, "the line is calm")
+        self.order.clear()
+        return names
+
+
+async def spoken(*callers: Caller) -> None:
+    """Until all routers are known to the actor and have heard so."""
+    await until(lambda: not any(one.shared.alone for one in callers), SOON_S, "all routers are booked")
+
+
+async def waits(caller: Caller, actor: FakeQuota, *names: str) -> None:
+    """Until requests that were asked for wait in the actor's line."""
+
+    def there() -> bool:
+        line = {one.arrival.request_id for one in actor.core.lines.places.requests._requests.values() if not one.engine}
+        handed_in = [caller.shared.core._pending.get(name) for name in names]
+        return all(one is not None and one.ticket in line for one in handed_in)
+
+    await until(there, SOON_S, f"{names} wait in the line")
+
+
+async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
+    """Until nothing runs or waits, both ends count the same, and the ledger holds the routers' credit and no more."""
+
+    def rest() -> bool:
+        if not actor.up or actor.core.recovering or actor.core.lines.places.requests._requests:
+            return False
+        if any(one.shared.core.running or one.shared.core.waiting(MODEL) for one in callers):
+            return False
+        for engine in actor.slots:
+            credit = [one.credit(engine) for one in callers]
+            if credit != [actor.held(one.name, engine) for one in callers]:
+                return False
+            free, whole = actor.free(engine), actor.whole(engine)
+            if tuple(free[index] + sum(one[index] for one in credit) for index in range(2)) != whole:
+                return False
+        return True
+
+    await until(rest, SOON_S, "nothing is held but credit")
+    assert not any(one.unheard for one in callers)
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    actor: FakeQuota, count: int, order: list[str] | None = None, **bounds: Any
+) -> AsyncIterator[list[Caller]]:
+    """Routers that are booked; they say no more after the block, and leave nothing behind."""
+    callers = [await Caller(actor, f"c{number}", order, **bounds).start() for number in range(count)]
+    try:
+        await spoken(*callers)
+        yield callers
+    finally:
+        for one in callers:
+            await one.shared.stop()
+        await actor.close()
+
+
+def run(scenario: Callable[[], Any], waits: dict[Any, float] | None = None) -> None:
+    """Run a scenario with short silences; it leaves no task, and no timer of a router, behind."""
+
+    async def checked() -> None:
+        unhandled: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: unhandled.append(context))
+        async with asyncio.timeout(60.0):  # against hanging
+            await scenario()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        left = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+        assert not left, left
+        assert not unhandled, unhandled
+
+    with contextlib.ExitStack() as patches:
+        for (module, name), seconds in (WAITS | (waits or {})).items():
+            patches.enter_context(mock.patch.object(module, name, seconds))
+        asyncio.run(checked())
+
+
+async def refused(asked: asyncio.Task[Grant]) -> ServeAppError:
+    """The error of a request that is refused."""
+    done, _ = await asyncio.wait({asked}, timeout=SOON_S)
+    assert done, "neither granted nor refused"
+    error = asked.exception()
+    assert isinstance(error, ServeAppError), error
+    return error

@@ -1,0 +1,185 @@
+"""The router's half without HTTP, on fake engine replicas: channels and lines, and what the engines have to say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from serve_app.core.queue.admission import Arrival
+from serve_app.core.routing import Key, Why
+from serve_app.engine.simulated.text import text_key, text_of
+from serve_app.router import ModelRouter, RequestTrace
+from serve_app.router.model_queue import QueueView
+from serve_app.router.request_grant import RequestGrant
+from serve_app.settings import AdmissionSettings
+from serve_app.transport import Channel, Frame, Stream, Submit
+from serve_app.types import Operation, RequestClass
+from tests.fakes.engines import FakeCluster, FakeHandle, turns, until
+
+REPLICA = "r1"
+SOON_S = 5.0  # for what takes milliseconds on an idle machine
+LONG = 5000  # tokens: 5 s at the fake's rate, longer than any scenario lets a request live
+NORMAL = RequestClass.NORMAL
+
+
+class Slots:
+    """The slots that a channel reports, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def __call__(self, slots: int) -> None:
+        self.told.append(slots)
+
+
+def opened(cluster: FakeCluster, router: str = "router", slots: Slots | None = None) -> tuple[Channel, FakeHandle]:
+    handle = cluster.handle()
+    return Channel(handle, router, REPLICA, itertools.count(1), slots or Slots()), handle  # type: ignore[arg-type]
+
+
+def asked(prompt: str, tokens: int) -> Callable[[int], Submit]:
+    body = {"prompt": prompt, "max_tokens": tokens, "stream": True}
+    return lambda number: Submit(number, f"id-{number}", Operation.COMPLETION, body)
+
+
+def nothing() -> None:
+    """No news wanted of the end."""
+
+
+async def read(stream: Stream) -> list[Frame]:
+    frames = await stream.next()
+    while frames[-1].usage is None:
+        frames += await stream.next()
+    return frames
+
+
+async def answer(link: Channel, prompt: str, tokens: int) -> list[Frame]:
+    async with link.run(asked(prompt, tokens), nothing) as stream:
+        return await read(stream)
+
+
+def heard(frames: list[Frame]) -> str:
+    """The text so far."""
+    events = b"".join(frame.body for frame in frames).split(b"\n\n")[:-1]
+    told = [json.loads(event.removeprefix(b"data: ")) for event in events if event != b"data: [DONE]"]
+    return "".join(choice["text"] for event in told for choice in event["choices"])
+
+
+def text(frames: list[Frame]) -> str:
+    """The text of an answer that is whole."""
+    assert frames[-1].usage is not None
+    assert frames[-1].body.endswith(b"data: [DONE]\n\n")
+    return heard(frames)
+
+
+def said(prompt: str, tokens: int) -> str:
+    """What the simulated engine has to say."""
+    return text_of(text_key(0, 0, prompt), 0, tokens)
+
+
+class Router:
+    """A model's line in one router, and what came of the requests it was given."""
+
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        name: str = "router",
+        routers: int = 1,
+        *,
+        over: Callable[[FakeHandle], Any] = lambda below: below,
+        **admission: Any,
+    ) -> None:
+        self._cluster, self._name, self._routers = cluster, name, routers
+        self.handle = cluster.handle()
+        self._over = over(self.handle)
+        self._admission = AdmissionSettings(**admission)
+        self.relayed: list[str] = []
+        self.places: dict[str, str] = {}
+        self.why: dict[str, Why] = {}
+        self._given = 0
+
+    async def start(self) -> Router:
+        self.client = await self._cluster.queues(self._name)
+        settings, admission = self._cluster.settings, self._admission
+        self.model = ModelRouter(settings, self._over, admission, self._name, self._routers, self.client)
+        await self.model.start()
+        await turns(10)
+        return self
+
+    async def ask(
+        self,
+        tokens: int = 5,
+        *,
+        then: Callable[[], Awaitable[None]] | None = None,
+        key: Key | None = None,
+        **arrival: Any,
+    ) -> list[Frame]:
+        """One request to its end; `then` runs once its first frames are there."""
+        self._given += 1
+        name = f"{self._given}"
+        body = {"prompt": f"prompt {name}", "max_tokens": tokens, "stream": True}
+
+        async def relay(stream: Stream, frames: list[Frame]) -> None:
+            assert trace.replica_id is not None
+            self.relayed.append(name)
+            self.places[name] = trace.replica_id
+            self.why[name] = trace.why
+            stream.seen = True
+            if then is not None:
+                await then()
+            while frames[-1].usage is None:
+                frames += await stream.next()
+            told.extend(frames)
+
+        told: list[Frame] = []
+        trace = RequestTrace()
+        asked = Arrival(name, arrival.pop("cls", NORMAL), "tenant", **arrival)
+        await self.model.serve(asked, lambda n: Submit(n, name, Operation.COMPLETION, body), relay, key, trace)
+        assert text(told) == said(f"prompt {name}", tokens)
+        return told
+
+    def asking(self, tokens: int = 5, **more: Any) -> asyncio.Task[list[Frame]]:
+        return asyncio.create_task(self.ask(tokens, **more))
+
+    def submits(self) -> list[str]:
+        return [replica for method, replica in self.handle.calls if method == "submit"]
+
+    @property
+    def view(self) -> QueueView:
+        return self.model.queue.view()
+
+    @property
+    def used(self) -> dict[str, int]:
+        return {name: use.used for name, use in self.view.replicas.items()}
+
+    @property
+    def waiting(self) -> int:
+        return sum(self.view.waiting.values())
+
+    async def settled(self) -> None:
+        """Nothing waits and nothing is granted."""
+        await until(lambda: not self.waiting and not any(self.used.values()), SOON_S, "all given back")
+
+
+@contextlib.asynccontextmanager
+async def held(router: Router, arrival: Arrival) -> AsyncIterator[RequestGrant]:
+    """A place on a replica that nothing runs on, for the block."""
+    grant = await router.model.acquire(arrival)
+    try:
+        yield grant
+    finally:
+        grant.release()
+
+
+def freeze(cluster: FakeCluster, *names: str) -> None:
+    for name in names:
+        cluster[name].engine._backend.freeze()  # type: ignore[attr-defined]
+
+
+def thaw(cluster: FakeCluster, *names: str) -> None:
+    for name in names:
+        cluster[name].engine._backend.thaw()  # type: ignore[attr-defined]

@@ -1,0 +1,240 @@
+"""The wire between routers and fake engine replicas: real connections on loopback, and what can go wrong with them.
+
+Serve's calls are the fakes' (`tests.fakes.engines`), the connections and both their ends are production's.
+
+Invariant: `run` also fails a scenario after which a replica knows a connection, a request or a held call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+import uvloop
+
+from serve_app.engine import deployment
+from serve_app.errors import EngineFailed
+from serve_app.settings.settings import ModelSettings
+from serve_app.transport import Channel, Frame, Submit, WireAddress, WiredHandle
+from serve_app.transport.messages import Batch, batch_decoder
+from serve_app.transport.tcp import HEADER_BYTES, SUBMIT
+from serve_app.types import Operation
+from tests.fakes import engines
+from tests.fakes.engines import SETTLE_S, FakeCluster, FakeHandle, FakeReplica, until
+from tests.fakes.router import LONG, REPLICA, SOON_S, Router, Slots, asked, heard, nothing, said
+
+LOOPBACK = "127.0.0.1"
+Loop = Callable[[], asyncio.AbstractEventLoop]
+# Ray's workers run uvloop where it is installed
+loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+
+def run(
+    scenario: Callable[[FakeCluster], Awaitable[Any]],
+    settings: ModelSettings | None = None,
+    *,
+    waits: dict[Any, float] | None = None,
+    loop: Loop | None = None,
+) -> Any:
+    """As `fake_engines.run`, with replicas that listen on loopback."""
+
+    async def checked(cluster: FakeCluster) -> Any:
+        result = await scenario(cluster)
+        replicas = [one for one in cluster.replicas.values() if not one.dead]
+        await until(lambda: not any(map(known, replicas)), SETTLE_S, "every connection ended")
+        return result
+
+    with mock.patch.object(deployment.ray.util, "get_node_ip_address", return_value=LOOPBACK):
+        return engines.run(checked, settings, waits=waits, loop=loop)
+
+
+def known(replica: FakeReplica) -> dict[str, int]:
+    """What the replica's end of the wire still knows, by kind; empty when it knows nothing."""
+    wire = replica.engine._wire
+    if wire is None:
+        return {}
+    visitors = wire._visitors | set(wire._routers.values())
+    counts = {
+        "connections": len(visitors),
+        "tickets": len(wire._tickets),
+        "requests": sum(len(visitor._runs) for visitor in visitors),
+        "held": sum(len(visitor._arrivals) for visitor in visitors),
+    }
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def wired(cluster: FakeCluster, router: str = "router", handle: Any = None) -> tuple[Channel, FakeHandle]:
+    """A channel to `REPLICA` over the wire, and the handle below it."""
+    below = cluster.handle()
+    over = WiredHandle(below if handle is None else handle(below))
+    return Channel(over, router, REPLICA, itertools.count(1), Slots()), below
+
+
+async def wired_router(cluster: FakeCluster, handle: Callable[[Any], Any] = lambda below: below) -> Router:
+    return await Router(cluster, over=lambda below: WiredHandle(handle(below))).start()
+
+
+async def running(link: Channel, cluster: FakeCluster, count: int = 1) -> list[asyncio.Task[str]]:
+    """Requests without an end in sight, their first frames read; each tells how it failed."""
+
+    async def one(number: int) -> str:
+        async with link.run(asked(f"prompt {number}", LONG), nothing) as stream:
+            frames = await stream.next()
+            begun.append(number)
+            try:
+                while frames[-1].usage is None:
+                    frames += await stream.next()
+            except EngineFailed as error:
+                assert said(f"prompt {number}", LONG).startswith(heard(frames))
+                return type(error).__name__
+            return "ended"
+
+    begun: list[int] = []
+    requests = [asyncio.create_task(one(number)) for number in range(count)]
+    await until(lambda: len(begun) == count, SOON_S, "all run")
+    return requests
+
+
+async def failures(requests: list[asyncio.Task[str]]) -> set[str]:
+    return set(await asyncio.wait_for(asyncio.gather(*requests), SOON_S))
+
+
+class Relay:
+    """A stand-in for `EngineHandle` whose connections lead through a relay of ours, which can be cut or stand still."""
+
+    def __init__(self, handle: FakeHandle) -> None:
+        self._handle = handle
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._near: list[asyncio.StreamWriter] = []  # to the router
+        self._far: list[asyncio.StreamWriter] = []  # to the replica
+        self._server: asyncio.Server | None = None
+
+    async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
+        answer = await self._handle.call(method, *arguments, replica_id=replica_id)
+        return await self._open(answer) if method == "open_wire" else answer
+
+    def stand_still(self) -> None:
+        """Pass nothing on any more, either way."""
+        self._passing.clear()
+
+    def go_on(self) -> None:
+        self._passing.set()
+
+    def cut_near(self) -> None:
+        """The router sees the end of its connections, the replica does not: a half-open connection."""
+        self._passing.clear()
+        for writer in self._near:
+            writer.transport.abort()
+
+    def cut_far(self) -> None:
+        """The replica sees the end of its connections, too."""
+        for writer in self._far:
+            writer.transport.abort()
+
+    async def _open(self, address: WireAddress) -> WireAddress:
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            back, forth = await asyncio.open_connection(address.host, address.port)
+            self._near.append(writer)
+            self._far.append(forth)
+            await asyncio.gather(self._pass(reader, forth), self._pass(back, writer))
+
+        self._server = await asyncio.start_server(relay, LOOPBACK, 0)
+        port = self._server.sockets[0].getsockname()[1]
+        return msgspec.structs.replace(address, host=LOOPBACK, port=port)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(2**16):
+                await self._passing.wait()
+                if writer.is_closing():  # uvloop's raises
+                    break
+                writer.write(data)
+                await writer.drain()
+        await self._passing.wait()
+        writer.close()
+
+    def close(self) -> None:
+        self._passing.set()
+        self.cut_far()
+        for writer in self._near:
+            writer.transport.abort()
+        if self._server is not None:
+            self._server.close()
+
+
+class Peer:
+    """Whoever connects to a replica: bytes, and no manners of its own."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.batches: list[Batch] = []
+
+    @classmethod
+    async def connect(cls, address: WireAddress, limit: int = 2**16) -> Peer:
+        return cls(*await asyncio.open_connection(address.host, address.port, limit=limit))
+
+    @classmethod
+    async def enter(cls, replica: FakeReplica, router: str = "peer", limit: int = 2**16) -> Peer:
+        """With a ticket of its own; returns once it is let in."""
+        address = await replica.engine.open_wire(router, replica.name)
+        peer = await cls.connect(address, limit)
+        peer.send(address.ticket)
+        await peer.read()
+        return peer
+
+    def send(self, *messages: bytes) -> None:
+        self.writer.write(b"".join(len(message).to_bytes(HEADER_BYTES) + message for message in messages))
+
+    def hand_in(self, number: int, tokens: int, **body: Any) -> None:
+        wanted = {"prompt": f"prompt {number}", "max_tokens": tokens, "stream": True} | body
+        self.send(SUBMIT + msgspec.msgpack.encode(Submit(number, f"id-{number}", Operation.COMPLETION, wanted)))
+
+    async def read(self) -> Batch:
+        """The next message."""
+        length = int.from_bytes(await self.reader.readexactly(HEADER_BYTES))
+        batch = batch_decoder.decode(await self.reader.readexactly(length))
+        self.batches.append(batch)
+        return batch
+
+    async def read_until(self, *numbers: int) -> None:
+        """Read until the last frames of these requests have come."""
+        while not set(numbers) <= self.ended():
+            await asyncio.wait_for(self.read(), SOON_S)
+
+    def frames(self, number: int) -> list[Frame]:
+        return [frame for batch in self.batches for frame in batch.frames if frame.number == number]
+
+    def ended(self) -> set[int]:
+        return {frame.number for batch in self.batches for frame in batch.frames if frame.usage is not None}
+
+    async def cut(self) -> bytes:
+        """Wait for the replica to end the connection; what it has sent before that. TimeoutError: it does not."""
+        told = b""
+        with contextlib.suppress(ConnectionError):
+            while data := await asyncio.wait_for(self.reader.read(2**16), SOON_S):
+                told += data
+        self.writer.close()
+        return told
+
+    def leave(self) -> None:
+        self.writer.transport.abort()
+
+
+async def started(cluster: FakeCluster) -> FakeReplica:
+    await cluster.add(REPLICA)
+    return cluster[REPLICA]
+
+
+def holding(replica: FakeReplica, number: int, router: str = "peer") -> asyncio.Task[None]:
+    return asyncio.create_task(replica.engine.hold(router, number, REPLICA))
+
+
+def encoded(number: int, **body: Any) -> bytes:
+    return SUBMIT + msgspec.msgpack.encode(Submit(number, "id", Operation.COMPLETION, body))

@@ -1,0 +1,250 @@
+"""The rules of the rooms: functions from source texts to complaints, so that a test can show that each rule bites.
+
+A room is a package or a loose module of `FLOORS`. It may import rooms of lower floors only, and of a package only what
+its `__init__` exports. Modules of one room import each other directly, without a circle. Imports for type checkers
+count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tests.import_rules import under
+
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("serve_app.types", "serve_app.errors", "serve_app.names"),
+    ("serve_app.system", "serve_app.ray_adapter", "serve_app.core.keyed_heap", "serve_app.core.grammar_bounds"),
+    ("serve_app.core.queue", "serve_app.core.placement", "serve_app.core.routing", "serve_app.core.estimate"),
+    ("serve_app.core.memory", "serve_app.core.receipts"),
+    ("serve_app.core.shared_queue",),
+    ("serve_app.core.quota",),
+    ("serve_app.settings", "serve_app.transport"),
+    ("serve_app.router", "serve_app.quota", "autoscaling.policies"),
+    ("serve_app.http", "serve_app.engine", "autoscaling"),
+    ("serve_app.app", "serve_app.cluster.local"),
+    ("serve_app.cluster.node",),
+    ("serve_app.client", "serve_app.cli"),
+    ("serve_app.agents", "serve_app.configured", "serve_app"),
+    ("benchmarks",),
+)
+GROUPS = frozenset({"serve_app.core", "serve_app.cluster"})  # packages of rooms, with nothing of their own
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+MAX_TOP_ENTRIES = 20
+MAX_FLOORS = 10  # with core and cluster as one room each
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """One imported name. `name` is empty where a module is imported as a whole."""
+
+    line: int
+    source: str
+    target: str
+    name: str
+
+
+class House:
+    """The modules of a tree, by dotted name.
+
+    Args:
+        texts: source texts by their path in the repository.
+    """
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.paths = {_module_of(path): path for path in texts}
+        self.trees = {_module_of(path): ast.parse(text, path) for path, text in texts.items()}
+        self.arrows = [arrow for module in self.trees for arrow in self._arrows(module)]
+        self.exports = {module: _exported(tree) for module, tree in self.trees.items()}
+
+    def room_of(self, module: str) -> str:
+        """The room that a module is in: the longest name of `FLOORS` it lies under."""
+        if module in GROUPS:
+            return module
+        rooms = [room for room in FLOOR_OF if module == room or (under(module, room) and room != "serve_app")]
+        return max(rooms, key=len, default="")
+
+    def is_package(self, module: str) -> bool:
+        return self.paths[module].endswith("/__init__.py")
+
+    def _arrows(self, module: str) -> Iterator[Arrow]:
+        package = module.split(".") if self.is_package(module) else module.split(".")[:-1]
+        for node in ast.walk(self.trees[module]):
+            if isinstance(node, ast.Import):
+                found = [(alias.name, "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) - node.level + 1] if node.level else []
+                start = ".".join([*base, *([node.module] if node.module else [])])
+                found = [(start, alias.name) for alias in node.names]
+            else:
+                continue
+            for start, name in found:
+                if name and f"{start}.{name}" in self.trees:
+                    yield Arrow(node.lineno, module, f"{start}.{name}", "")
+                elif start in self.trees:
+                    yield Arrow(node.lineno, module, start, name)
+
+    def between_rooms(self) -> Iterator[tuple[Arrow, str, str]]:
+        """Every import from another room, with both rooms."""
+        for arrow in self.arrows:
+            ours, theirs = self.room_of(arrow.source), self.room_of(arrow.target)
+            if ours and theirs and ours != theirs:
+                yield arrow, ours, theirs
+
+    def where(self, arrow: Arrow) -> str:
+        return f"{self.paths[arrow.source]}:{arrow.line}"
+
+
+def _module_of(path: str) -> str:
+    parts = path.removesuffix(".py").split("/")
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _exported(tree: ast.Module) -> frozenset[str]:
+    """What `__all__` names."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+def homeless(house: House) -> list[str]:
+    """Modules of the code that are in no room."""
+    return [house.paths[module] for module in house.trees if not house.room_of(module)]
+
+
+def upward(house: House) -> list[str]:
+    """Imports from a room of the same floor or of a higher one; groups import nothing."""
+    return [
+        f"{house.where(arrow)}: {ours} imports {theirs}"
+        for arrow, ours, theirs in house.between_rooms()
+        if ours in GROUPS or (theirs not in GROUPS and FLOOR_OF[theirs] >= FLOOR_OF[ours])
+    ]
+
+
+def past_the_door(house: House) -> list[str]:
+    """Imports from inside another room, or of what its `__init__` does not export; or from one's own `__init__`."""
+    found = []
+    for arrow, _, theirs in house.between_rooms():
+        if theirs not in house.paths or not house.is_package(theirs):
+            continue
+        exported = house.exports[theirs]
+        if arrow.target == theirs:
+            if arrow.name and arrow.name not in exported:
+                found.append(f"{house.where(arrow)}: {theirs} does not export {arrow.name}")
+        elif arrow.name or arrow.target.removeprefix(f"{theirs}.") not in exported:
+            found.append(f"{house.where(arrow)}: {arrow.target} is inside {theirs}")
+    for arrow in house.arrows:
+        own = house.room_of(arrow.source)
+        if arrow.target == own != arrow.source and own in house.paths and house.is_package(own):
+            found.append(f"{house.where(arrow)}: a module of {own} imports its own __init__")
+    return found
+
+
+def unused_exports(house: House, outside: Iterable[str]) -> list[str]:
+    """What a room exports and no other room, and none of the names `outside`, uses."""
+    used = {(theirs, arrow.name or arrow.target.rpartition(".")[2]) for arrow, _, theirs in house.between_rooms()}
+    attributes = {
+        node.attr for tree in house.trees.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+    }
+    return [
+        f"{room}: {name}"
+        for room in FLOOR_OF
+        for name in sorted(house.exports.get(room, ()))
+        if (room, name) not in used and name not in attributes and f"{room}.{name}" not in set(outside)
+    ]
+
+
+def circles(house: House) -> list[tuple[str, ...]]:
+    """Groups of modules that import each other, each sorted. The `__init__` of a room is no part of one."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for arrow in house.arrows:
+        if arrow.source != arrow.target and not {arrow.source, arrow.target} & set(FLOOR_OF) & _packages(house):
+            graph[arrow.source].add(arrow.target)
+    return sorted(tuple(sorted(group)) for group in _components(graph) if len(group) > 1)
+
+
+def _packages(house: House) -> set[str]:
+    return {module for module in house.paths if house.is_package(module)}
+
+
+def _components(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """Strongly connected components (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for after in graph.get(node, ()):
+            if after not in index:
+                visit(after)
+                low[node] = min(low[node], low[after])
+            elif after in stack:
+                low[node] = min(low[node], index[after])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            found.append(set(stack[at:]))
+            del stack[at:]
+
+    for node in list(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def doubled_classes(house: House) -> dict[str, list[str]]:
+    """Class names that occur in more than one module of what ships."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, tree in house.trees.items():
+        if not under(module, "benchmarks"):
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef):
+                    found[node.name].append(module)
+    return {name: modules for name, modules in sorted(found.items()) if len(modules) > 1}
+
+
+def long_files(texts: Mapping[str, str]) -> dict[str, int]:
+    """Files above the limit, with their lines."""
+    counts = {path: len(text.splitlines()) for path, text in texts.items()}
+    return {path: lines for path, lines in sorted(counts.items()) if lines > MAX_FILE_LINES}
+
+
+def long_functions(texts: Mapping[str, str]) -> dict[str, int]:
+    """Functions above the limit as `path:name`, with their lines."""
+    found = {}
+    for path, text in sorted(texts.items()):
+        for node in ast.walk(ast.parse(text, path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    found[f"{path}:{node.name}"] = lines
+    return found
+
+
+def floors(house: House) -> int:
+    """How many rooms stand on each other at most, with `core` and `cluster` as one room each."""
+    below: dict[str, set[str]] = defaultdict(set)
+    for _, ours, theirs in house.between_rooms():
+        if _house_room(ours) != _house_room(theirs):
+            below[_house_room(ours)].add(_house_room(theirs))
+    heights: dict[str, int] = {}
+
+    def height(room: str) -> int:
+        if room not in heights:
+            heights[room] = 1 + max((height(one) for one in below[room]), default=0)
+        return heights[room]
+
+    return max(height(room) for room in list(below))
+
+
+def _house_room(room: str) -> str:
+    parts = room.split(".")
+    return ".".join(parts[:2] if parts[0] == "serve_app" else parts[:1])

@@ -1,0 +1,223 @@
+"""Every request with a key leaves one receipt, whatever becomes of it, and estimates learn from what it has used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from serve_app.core.estimate import Source
+from serve_app.core.estimate.estimate import MIN_SEEN
+from serve_app.core.queue import Reason
+from serve_app.core.receipts import Receipt
+from serve_app.core.routing import Route
+from serve_app.http import python_calls
+from serve_app.http.asgi_bridge import Inside
+from serve_app.types import Outcome, RequestClass
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
+from tests.fakes.engines import FakeCluster, model, run, turns, until
+from tests.fakes.router import LONG, SOON_S
+from tests.http.test_app import running, started
+
+HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+
+
+def receipts(client: Client) -> list[Receipt]:
+    """The oldest first."""
+    return list(client.edge._receipts._kept.values())
+
+
+def check(scenario: Callable[[Client, FakeCluster], Awaitable[None]], slots: int = 4, **settings: Any) -> None:
+    async def with_client(cluster: FakeCluster) -> None:
+        await scenario(await started(cluster, "r1", **settings), cluster)
+
+    run(with_client, model(slots=slots))
+
+
+async def leave(task: asyncio.Task[Reply]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def test_a_finished_request_tells_its_place_its_times_and_its_tokens() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        reply = await client.post(ask("one two three", 7, priority="high"), headers={"X-Request-Id": "trace-17"})
+        (found,) = receipts(client)
+        assert found.request_id == reply.headers["x-serve-app-request-id"]
+        assert (found.client_id, found.tenant, found.request_class) == ("trace-17", "people", HIGH)
+        assert (found.outcome, found.granted, found.replica_id, found.losses) == (Outcome.OK, True, "r1", 0)
+        assert found.route is Route.HOME
+        assert (found.prompt_tokens, found.output_tokens) == (3, 7)
+        assert (found.estimated_prompt, found.estimated_output, found.source) == (4, 7, Source.PRIOR)
+        assert found.first_token_s is not None
+        assert 0 <= found.wait_s <= found.first_token_s <= found.total_s
+        assert (found.refused, found.ahead) == (None, ())
+        estimated = client.figures("serve_app_estimated_tokens_total", "part")
+        used = client.figures("serve_app_used_tokens_total", "part")
+        assert (estimated, used) == ({("prompt",): 4, ("output",): 7}, {("prompt",): 3, ("output",): 7})
+        assert client.figures("serve_app_granted_tokens_total", "model", "priority") == {(found.model, "high"): 11}
+
+    check(scenario)
+
+
+def test_a_refused_request_tells_why_who_was_ahead_and_what_it_was_told() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        task, _ = await running(client, n=4)
+        waits = client.posting(ask("waits", priority="high"))
+        await turns(20)
+        reply = await client.post(ask("no"), headers={"X-Deadline-Ms": "20"})
+        await leave(waits)
+        await leave(task)
+        refused, left, ran = receipts(client)
+        assert refused.request_id == reply.headers["x-serve-app-request-id"]
+        assert (refused.outcome, refused.refused) == (Outcome.REFUSED, Reason.DEADLINE)
+        assert (refused.granted, refused.replica_id, refused.deadline_s) == (False, None, 0.02)
+        assert refused.ahead == ((HIGH, 1),)
+        assert refused.retry_after_s is not None
+        assert (left.outcome, left.granted, left.ahead) == (Outcome.CANCELLED_QUEUED, False, ())
+        assert (ran.outcome, ran.granted) == (Outcome.CANCELLED_RUNNING, True)
+
+    check(scenario)
+
+
+def test_a_client_that_leaves_while_it_is_answered_leaves_what_was_made_so_far() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        task, _ = await running(client)
+        await leave(task)
+        (found,) = receipts(client)
+        assert (found.outcome, found.replica_id) == (Outcome.CANCELLED_RUNNING, "r1")
+        assert found.prompt_tokens is None
+        assert found.output_tokens is not None
+        assert 0 < found.output_tokens < LONG
+
+    check(scenario)
+
+
+def test_a_lost_engine_is_told_with_the_replica_and_the_reason() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        task, _ = await running(client)
+        cluster.kill("r1")
+        await task
+        (found,) = receipts(client)
+        assert (found.outcome, found.refused, found.replica_id) == (Outcome.ENGINE_FAILED, None, "r1")
+
+    check(scenario)
+
+
+def test_a_request_that_goes_on_elsewhere_tells_where_and_how_many_were_lost() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        cluster["r1"].engine._backend.freeze()  # type: ignore[attr-defined]
+        task = client.posting(ask("p"))
+        await until(lambda: cluster["r1"].work == 1, SOON_S, "handed in")
+        await cluster.add("r2")
+        cluster.kill("r1")
+        assert (await task).status == 200
+        (found,) = receipts(client)
+        assert (found.outcome, found.replica_id, found.losses) == (Outcome.OK, "r2", 1)
+
+    check(scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "reason"),
+    [
+        (b"{", Outcome.BAD_REQUEST, None),
+        (json.dumps(ask("p", model="no")).encode(), Outcome.BAD_REQUEST, None),
+        (json.dumps(ask("p", priority="critical")).encode(), Outcome.BAD_REQUEST, None),
+        (json.dumps(ask("", stream=False)).encode(), Outcome.BAD_REQUEST, None),
+        (json.dumps(ask("p", n=8)).encode(), Outcome.BAD_REQUEST, Reason.TOO_LARGE),
+    ],
+)
+def test_a_wrong_request_has_a_receipt_under_the_id_it_was_answered_with(
+    body: bytes, outcome: Outcome, reason: Reason | None
+) -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        reply = await client.request("POST", "/v1/completions", body)
+        (found,) = receipts(client)
+        assert found.request_id == reply.headers["x-serve-app-request-id"]
+        assert (found.outcome, found.refused, found.tenant) == (outcome, reason, "people")
+
+    check(scenario)
+
+
+def test_who_has_no_key_leaves_nothing() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        assert (await client.post(ask("p"), key="sk-nobody-0123456789")).status == 401
+        assert receipts(client) == []
+
+    check(scenario)
+
+
+def test_a_repeat_of_a_kept_answer_has_a_receipt_of_its_own_that_ran_nowhere() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        for _ in range(2):
+            assert (await client.post(ask("p"), headers={"Idempotency-Key": "k"})).status == 200
+        first, again = receipts(client)
+        assert (first.granted, again.granted, again.replica_id) == (True, False, None)
+        assert again.outcome is Outcome.OK
+
+    check(scenario)
+
+
+def test_tokenizing_and_embedding_leave_receipts_and_teach_nothing() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        body = {"model": ask("")["model"], "prompt": "a b c"}
+        reply = await client.post(body, path="/tokenize")
+        assert reply.status == 200
+        (found,) = receipts(client)
+        assert (found.outcome, found.replica_id) == (Outcome.OK, "r1")
+        assert len(client.edge._costs._estimator) == 0
+
+    check(scenario)
+
+
+def test_answers_that_end_by_themselves_teach_and_cut_ones_are_lower_bounds() -> None:
+    """The simulated engine answers up to the bound, unless a stop string ends it."""
+
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        for _ in range(MIN_SEEN):  # each is cut at its bound: nothing is known but that
+            await client.post(ask("word " * 10, 5))
+        await client.post(ask("word " * 10, 900, stop=["a"]))
+        assert receipts(client)[-1].source is Source.PRIOR
+        assert receipts(client)[-1].estimated_output == 900
+        assert receipts(client)[-1].estimated_prompt in (10, 11)  # as learned; by four bytes a token it were 13
+        for _ in range(4 * MIN_SEEN):
+            await client.post(ask("word " * 10, 900, stop=["a"]))
+        last = receipts(client)[-1]
+        assert last.source is Source.TENANT
+        assert last.estimated_output <= 10
+
+    check(scenario)
+
+
+def test_another_quantile_holds_from_the_next_request_on() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        edge = client.edge
+        admission = edge._settings.admission.model_copy(update={"output_quantile": 0.3})
+        edge.configure(edge._settings.model_copy(update={"admission": admission}), edge._keys)
+        assert edge._costs._estimator._quantile == 0.3
+
+    check(scenario)
+
+
+def test_a_call_by_handle_leaves_one_like_any_other() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        call = {"prompt": "one two", "model": ask("")["model"], "max_tokens": 3, "api_key": BATCH_KEY}
+        answer = await Inside(client.edge).answer(python_calls.ask(python_calls.COMPLETE, call))
+        (found,) = receipts(client)
+        assert (found.request_id, found.tenant, found.output_tokens) == (answer["id"], "batch", 3)
+
+    check(scenario)
+
+
+def test_a_class_and_a_tenant_are_those_of_the_key() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        body = {"model": ask("")["model"], "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        assert (await client.post(body, path=CHAT, key=BATCH_KEY)).status == 200
+        (found,) = receipts(client)
+        assert (found.tenant, found.request_class) == ("batch", LOW)
+
+    check(scenario)

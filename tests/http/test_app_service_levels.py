@@ -1,0 +1,144 @@
+"""Service levels at the edge: every generation of a class that has one is counted once, by how it was served."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from serve_app.core.receipts import Verdict
+from serve_app.http.keys import KeyRing
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, ask
+from tests.fakes.engines import FakeCluster, model, run, turns, until
+from tests.fakes.router import LONG, SOON_S
+from tests.http.test_app import running
+from tests.http.test_app_receipts import check, leave, receipts
+
+EASY = {"ttft_slo_s": 60.0, "itl_slo_s": 60.0}
+LOOKS_AWAY_S = 0.1  # of a client, at least: however busy the machine is, the end comes no sooner after the last token
+NEVER = 1e-9  # s: no token comes as soon
+
+
+def levels(**classes: dict[str, float]) -> dict[str, Any]:
+    return {"admission": {"classes": classes}}
+
+
+def counted(client: Client) -> tuple[float, float, dict[str, float], float]:
+    """Offered, met, missed by reason, and tokens of those met, of all classes."""
+
+    def told(name: str) -> float:
+        return sum(client.figures(f"serve_app_{name}_total").values())
+
+    missed = {reason: count for (reason,), count in client.figures("serve_app_slo_missed_total", "reason").items()}
+    return told("slo_offered"), told("slo_met"), missed, told("goodput_tokens")
+
+
+def test_what_keeps_its_level_is_goodput_by_class() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        await client.post(ask("p", 7))
+        await client.post(ask("p", 5, stream=False, n=2))
+        await client.post(ask("p", 3, priority="high"))  # has no level
+        assert counted(client) == (2, 2, {}, 17)
+        assert client.figures("serve_app_goodput_tokens_total", "priority", "model") == {("normal", "sim"): 17}
+        one, two, other = receipts(client)
+        assert (one.slo, two.slo, other.slo) == (Verdict.MET, Verdict.MET, None)
+        assert (one.ttft_slo_s, one.itl_slo_s, other.ttft_slo_s) == (60.0, 60.0, None)
+        assert one.itl_s is not None
+        assert one.longest_gap_s is not None
+        assert 0 < one.itl_s <= one.longest_gap_s
+        assert two.itl_s is None  # an answer that comes whole shows no token
+
+    check(scenario, **levels(normal=EASY))
+
+
+@pytest.mark.parametrize(
+    ("level", "more", "reason"),
+    [
+        ({"ttft_slo_s": NEVER}, {}, "ttft"),
+        ({"ttft_slo_s": 60.0, "itl_slo_s": NEVER}, {}, "itl"),
+        ({"ttft_slo_s": NEVER, "itl_slo_s": NEVER}, {"stream": False}, "late"),
+    ],
+)
+def test_what_misses_its_level_is_counted_by_why_and_is_no_goodput(
+    level: dict[str, float], more: dict[str, Any], reason: str
+) -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        assert (await client.post(ask("p", 7, **more))).status == 200
+        assert counted(client) == (1, 0, {reason: 1}, 0)
+
+    check(scenario, **levels(normal=level))
+
+
+def test_a_refusal_and_a_lost_engine_are_misses_and_a_wrong_request_is_not_offered() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        await client.post(ask(""))  # the engine refuses it
+        await client.post(ask("p", priority="no"))
+        await client.request("POST", CHAT, b"{")
+        await client.post({"model": "sim", "prompt": "p"}, path="/tokenize")
+        assert counted(client) == (0, 0, {}, 0)
+        task, _ = await running(client, n=4)
+        assert (await client.post(ask("p"), headers={"X-Deadline-Ms": "20"})).status == 429
+        cluster.kill("r1")
+        await task
+        assert counted(client) == (2, 0, {"refused": 1, "failed": 1}, 0)
+
+    check(scenario, **levels(normal=EASY))
+
+
+def test_who_leaves_while_all_is_well_is_offered_and_neither_kept_nor_missed() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        task, _ = await running(client)
+        await leave(task)
+        assert counted(client) == (1, 0, {}, 0)
+        task, _ = await running(client, n=4)
+        waits = client.posting(ask("p"), key=BATCH_KEY)
+        await turns(20)
+        await leave(waits)  # its class has a bound that was over before
+        await leave(task)
+        assert counted(client) == (3, 0, {"ttft": 1}, 0)
+
+    check(scenario, **levels(normal=EASY, low={"ttft_slo_s": NEVER}))
+
+
+def test_a_repeated_answer_is_not_served_again() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        for _ in range(2):
+            await client.post(ask("p", 7), headers={"Idempotency-Key": "one"})
+        assert counted(client) == (1, 1, {}, 7)
+
+    check(scenario, **levels(normal=EASY))
+
+
+def test_levels_change_while_requests_run() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        client = await Client(cluster, **levels(normal=EASY)).start()
+        settings = client.edge._settings
+        admission = type(settings.admission).model_validate(levels(normal={"ttft_slo_s": NEVER})["admission"])
+        client.edge.configure(settings.model_copy(update={"admission": admission}), KeyRing(settings.auth))
+        await client.post(ask("p", 7))
+        assert counted(client) == (1, 0, {"ttft": 1}, 0)
+
+    run(scenario)
+
+
+def test_tokens_are_timed_as_they_come_and_not_as_a_client_reads_them() -> None:
+    """The last of them is there long before this client takes the first."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        client = await Client(cluster, **levels(normal=EASY)).start()
+
+        async def wait(reply: Any) -> None:
+            if len(reply.chunks) == 1:
+                await until(lambda: not cluster["r1"].work, SOON_S, "the engine is done")
+                await asyncio.sleep(LOOKS_AWAY_S)
+
+        await client.post(ask("p", LONG // 100), reading=wait)
+        (found,) = receipts(client)
+        assert found.itl_s is not None
+        assert found.first_token_s is not None
+        assert found.first_token_s + found.itl_s * (LONG // 100 - 1) <= found.total_s - LOOKS_AWAY_S
+
+    run(scenario, model(slots=4))

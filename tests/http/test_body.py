@@ -1,0 +1,289 @@
+"""Request bodies: what is decoded, what is refused, and that hostile ones cost little."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow
+from serve_app.http import body as body_module
+from serve_app.http.body import check_content, decode, read
+from serve_app.http.value_checks import SLICE_BYTES, _marks, check_count
+from serve_app.settings import HttpSettings
+
+BOUNDS = HttpSettings()
+MOST = BOUNDS.max_json_values
+SHALLOW = HttpSettings(max_json_depth=4)
+LINEAR_S = 5.0  # of CPU time: 8 MB take under 0.5 s, a quadratic scan minutes to hours, so nothing blurs the two
+
+scalars = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+)
+texts = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('[]{}"\\'), max_size=12)
+values = st.recursive(
+    scalars | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth, value.values()), default=0)
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+
+def refusal(body: bytes, bounds: HttpSettings = BOUNDS) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        decode(body, bounds)
+    assert caught.value.param == "body"
+    return caught.value
+
+
+@given(st.dictionaries(texts, values, max_size=5), st.booleans())
+def test_any_json_object_is_decoded_as_the_standard_library_does(value: dict[str, Any], ascii_only: bool) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    assert decode(body, HttpSettings(max_json_depth=512)) == json.loads(body) == value
+
+
+@given(st.dictionaries(texts, values, max_size=3), st.integers(4, 8))
+def test_the_depth_bound_is_exact(value: dict[str, Any], bound: int) -> None:
+    bounds = HttpSettings(max_json_depth=bound)
+    body = json.dumps(value).encode()
+    if depth(value) <= bound:
+        assert decode(body, bounds) == value
+    else:
+        assert f"deeper than {bound} levels" in refusal(body, bounds).message
+
+
+@given(st.binary(max_size=60) | st.text('{}[]":,\\u0d8123eE.-+ntf\x00é', max_size=40).map(str.encode))
+def test_any_bytes_are_a_dict_or_a_bad_request(body: bytes) -> None:
+    with contextlib.suppress(BadRequest):
+        assert decode(body, SHALLOW) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "empty"),
+        (b" \n", "empty"),
+        (b"{", "ends too early (byte 1)"),
+        (b'{"a": oops}', "byte 6"),
+        (b'{"a": 1,}', "byte 8"),
+        (b'{"a": NaN}', "byte 6"),
+        (b'{"a": -Infinity}', "byte 7"),
+        (b'{"a": 1e999}', "out of range"),
+        (b'{"a": 1} x', "trailing"),
+        (b'{"a": "b\xff"}', "UTF-8 at byte 8"),
+        (b'{"a": "\xed\xa0\x80"}', "UTF-8 at byte 7"),
+        (b'{"a": "\\udc00 alone"}', "surrogate"),
+        (b'{"a": "\\ud800 alone"}', "not valid JSON"),
+        (b"\xef\xbb\xbf{}", "byte 0"),
+        (b'{"a": "\x00"}', "byte"),
+    ],
+)
+def test_bad_json_is_named_with_its_place(body: bytes, said: str) -> None:
+    error = refusal(body)
+    assert said in error.message
+    assert "request body" in error.message
+    assert error.status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b"[]", "an array"),
+        (b'"x"', "a string"),
+        (b"1", "a number"),
+        (b"1.5", "a number"),
+        (b"null", "null"),
+        (b"true", "a"),
+    ],
+)
+def test_only_an_object_is_a_request(body: bytes, found: str) -> None:
+    assert f"it is {found}" in refusal(body).message
+
+
+def test_of_a_key_given_twice_the_last_counts() -> None:
+    assert decode(b'{"model": "a", "model": "b"}', BOUNDS) == {"model": "b"}
+
+
+def test_a_body_at_the_byte_bound_passes_and_one_byte_more_does_not() -> None:
+    bounds = HttpSettings(max_body_bytes=1024)
+    body = b'{"a":"' + b"x" * (1024 - 8) + b'"}'
+    assert len(decode(body, bounds)["a"]) == 1016
+    with pytest.raises(BodyTooLarge) as caught:
+        decode(body + b" ", bounds)
+    assert caught.value.status == 413
+
+
+def test_brackets_in_text_are_not_containers() -> None:
+    text = "a[i] = {'b': [\"\\\\\"]};" * (MOST // 3)
+    body = json.dumps({"prompt": [text, '"[', "\\"]}).encode()
+    assert body.count(b"[") + body.count(b"{") > MOST
+    assert decode(body, BOUNDS) == {"prompt": [text, '"[', "\\"]}
+
+
+@pytest.mark.parametrize(("unit", "least"), [(b"[]", 2), (b"1", 1), (b'",[{"', 1), (b'"\\\\"', 1)])
+def test_the_bound_of_values_is_exact(unit: bytes, least: int) -> None:
+    few = MOST // least - 3
+    body = b'{"a":[' + b",".join([unit] * few) + b"]}"
+    assert len(decode(body, BOUNDS)["a"]) == few
+    more = body.replace(b"]}", b"".join([b"," + unit] * 8) + b"]}")
+    assert f"more than {MOST} values" in refusal(more).message
+
+
+@given(st.dictionaries(texts, values, max_size=5), st.integers(1, 9))
+def test_values_are_counted_alike_wherever_the_text_is_cut(value: dict[str, Any], slice_bytes: int) -> None:
+    body = json.dumps(value).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve_app.http.value_checks.SLICE_BYTES", slice_bytes)
+        counted = _counted(value)
+        check_count(body, counted, "body")
+        with pytest.raises(BadRequest):
+            check_count(body, counted - 1, "body")
+
+
+def _counted(value: Any) -> int:
+    """Of each container itself and the commas in it."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return max(1, len(value)) + sum(map(_counted, inner))
+
+
+ATTACKS = {
+    "tools enum": b'{"tools":[{"function":{"parameters":{"enum":[%s1]}}}]}' % (b"1," * (7 * 2**19)),
+    "strings": b'{"tools":[{"function":{"parameters":{"enum":[%s1]}}}]}' % (b'"",' * (7 * 2**20 // 3)),
+    "integers": b'{"prompt":[%s1]}' % (b"1," * (7 * 2**19)),
+    "logit_bias": b'{"logit_bias":{%s"":1}}' % b"".join(b'"%d":1,' % number for number in range(700_000)),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_seven_megabytes_of_values_are_refused_by_their_first_part_and_not_decoded(
+    attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "_decoder", None)  # it is never reached
+    looked = 0
+
+    def counted(marks: Any) -> Any:
+        def look(text: bytes) -> int:
+            nonlocal looked
+            looked += len(text) <= SLICE_BYTES
+            return int(marks(text))
+
+        return look
+
+    monkeypatch.setattr("serve_app.http.value_checks._marks", counted(_marks))
+    assert "values" in refusal(ATTACKS[attack]).message
+    assert looked * SLICE_BYTES < 0.5 * len(ATTACKS[attack])
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        b"[",
+        b'{"a":',
+        b'["[",',
+        b'"\\"',
+        b'["\\\\",',
+        b"[],",
+        b'{"a":{},"b":[]},',
+        b"[{",
+        b'"',
+        b"\\",
+        b'\\"',
+        b"9" * 4300 + b",",
+    ],
+)
+@pytest.mark.parametrize("head", [b"", b'{"a":[', b'{"a":"', b'{"a":"' + b"[" * 2 * MOST])
+def test_eight_hostile_megabytes_are_refused_in_linear_time(head: bytes, unit: bytes) -> None:
+    body = head + unit * ((BOUNDS.max_body_bytes - len(head)) // len(unit))
+    started = time.process_time()
+    refusal(body)
+    assert time.process_time() - started < LINEAR_S
+
+
+def test_nesting_below_the_container_bound_is_refused_without_recursion_errors() -> None:
+    nested = b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    assert "deeper" in refusal(nested, HttpSettings(max_json_depth=512)).message
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        None,
+        b"application/json",
+        b"application/json; charset=utf-8",
+        b"Application/JSON;charset=utf-8",
+        b" application/json ",
+    ],
+)
+def test_json_content_types_pass(kind: bytes | None) -> None:
+    headers = [(b"content-length", b"10"), (b"content-encoding", b"identity")]
+    check_content(headers + ([(b"content-type", kind)] if kind else []), 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        (b"content-type", b"text/plain", 400),
+        (b"content-type", b"application/x-www-form-urlencoded", 400),
+        (b"content-type", b"multipart/form-data; boundary=\xff" + b"x" * 9999, 400),
+        (b"content-type", b"", 400),
+        (b"content-encoding", b"gzip", 400),
+        (b"content-length", b"-1", 400),
+        (b"content-length", b"1" * 5000, 400),
+        (b"content-length", b"11", 413),
+    ],
+)
+def test_a_body_is_refused_by_its_headers_before_it_is_read(name: bytes, value: bytes, status: int) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_content([(name, value)], 10)
+    assert caught.value.status == status
+    assert len(caught.value.message) < 600
+    assert caught.value.param
+
+
+@pytest.mark.parametrize("chunk", [b"", b"x"])
+def test_a_body_that_stalls_or_trickles_is_refused_in_time(monkeypatch: pytest.MonkeyPatch, chunk: bytes) -> None:
+    """Waits for ARRIVAL_S, made short: it is asyncio's own timeout that is asked for. A byte at a time is slow here
+    however fast the machine takes them."""
+    monkeypatch.setattr(body_module, "ARRIVAL_S", 0.05)
+    monkeypatch.setattr(body_module, "ARRIVAL_BYTES_PER_S", 1_000_000_000)
+    received = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal received
+        if received and not chunk:
+            await asyncio.Event().wait()
+        received += 1
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": chunk, "more_body": True}
+
+    with pytest.raises(BodyTooSlow) as refused:
+        asyncio.run(read([], receive, BOUNDS))
+    assert (refused.value.status, refused.value.code) == (408, "request_timeout")
+
+
+def test_a_body_that_comes_at_the_rate_asked_for_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts, each of which arrives later than ARRIVAL_S after the one before, and is worth ten seconds."""
+    monkeypatch.setattr(body_module, "ARRIVAL_S", 0.05)
+    monkeypatch.setattr(body_module, "ARRIVAL_BYTES_PER_S", 10)
+    parts = [b'{"prompt": "' + b"x" * 100, b"x" * 100, b'"}']
+    left = list(parts)
+
+    async def receive() -> dict[str, Any]:
+        if len(left) < len(parts):
+            await asyncio.sleep(0.06)
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    assert asyncio.run(read([], receive, BOUNDS)) == b'{"prompt": "' + b"x" * 200 + b'"}'

@@ -1,0 +1,230 @@
+"""API keys: who is let in, what is never said, and a key file that stays ours."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.errors import ConfigError, Unauthorized
+from serve_app.http.keys import KeyRing, tenant_salt
+from serve_app.settings import AuthSettings, KeySettings, load_or_create_key, parse
+from serve_app.settings.key_file import generate_key
+from serve_app.types import RequestClass
+
+ALICE, BOB = "sk-alice-0123456789", "sk-bob-é-0123456789"
+RING = KeyRing(
+    AuthSettings(
+        keys=(
+            KeySettings(key=ALICE, tenant="alice", max_class="critical", default_class="high"),
+            KeySettings(
+                key_sha256=hashlib.sha256(BOB.encode()).hexdigest(), tenant="bob", max_class="low", default_class="low"
+            ),
+        )
+    )
+)
+WAIT_S = 30.0  # of a start-up race of a few processes; seconds on a busy machine, a hang otherwise
+
+
+def bearer(key: str) -> list[tuple[bytes, bytes]]:
+    return [(b"host", b"x"), (b"authorization", b"Bearer " + key.encode())]
+
+
+def refusal(headers: list[tuple[bytes, bytes]]) -> Unauthorized:
+    with pytest.raises(Unauthorized) as caught:
+        RING.identify(headers)
+    assert caught.value.status == 401
+    return caught.value
+
+
+def test_a_key_gives_tenant_and_classes() -> None:
+    alice = RING.identify(bearer(ALICE))
+    assert (alice.tenant, alice.max_class, alice.default_class) == ("alice", RequestClass.CRITICAL, RequestClass.HIGH)
+
+
+def test_a_key_known_by_its_hash_alone_is_let_in() -> None:
+    bob = RING.identify(bearer(BOB))
+    assert (bob.tenant, bob.max_class) == ("bob", RequestClass.LOW)
+    assert bob.key_id != RING.identify(bearer(ALICE)).key_id
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"authorization", f"bearer {ALICE}".encode())],
+        [(b"authorization", f"Bearer  {ALICE} ".encode())],
+        [(b"x-api-key", ALICE.encode())],
+        [(b"authorization", f"Bearer {ALICE}".encode()), (b"x-api-key", b"sk-something-else")],
+    ],
+)
+def test_the_forms_a_key_may_come_in(headers: list[tuple[bytes, bytes]]) -> None:
+    assert RING.identify(headers).tenant == "alice"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        ALICE.encode(),
+        b"Basic " + ALICE.encode(),
+        b"Bearer" + ALICE.encode(),
+        b"Bearer " + ALICE.encode()[:-1],
+        b"Bearer " + ALICE.encode() + b"x",
+        b"Bearer " + ALICE.upper().encode(),
+        b"Bearer " + hashlib.sha256(ALICE.encode()).hexdigest().encode(),
+        b"Bearer " + hashlib.sha256(ALICE.encode()).digest(),
+        b"Bearer " + b"x" * 100_000,
+        b"Bearer \xff\x00",
+    ],
+)
+def test_anything_else_is_refused_without_an_echo(value: bytes) -> None:
+    error = refusal([(b"authorization", value)])
+    assert "alice" not in str(error.body())
+    assert "xxx" not in str(error.body())
+
+
+def test_no_key_is_refused_with_how_to_send_one() -> None:
+    assert "Authorization" in refusal([]).message
+    assert "Authorization" in refusal([(b"x-api-key", b"")]).message
+
+
+def test_a_wrong_authorization_is_not_made_good_by_the_other_header() -> None:
+    refusal([(b"authorization", b"Bearer wrong-0123456789abc"), (b"x-api-key", ALICE.encode())])
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"x"]), st.binary(max_size=40)), max_size=4))
+def test_no_headers_by_chance_are_let_in(headers: list[tuple[bytes, bytes]]) -> None:
+    refusal(headers)
+
+
+def test_the_identifier_of_a_key_says_nothing_about_the_key() -> None:
+    key_id = RING.identify(bearer(ALICE)).key_id
+    assert len(key_id) == 8
+    assert key_id not in hashlib.sha256(ALICE.encode()).hexdigest()
+    again = KeyRing(AuthSettings(keys=(KeySettings(key=ALICE),)))
+    assert again.identify(bearer(ALICE)).key_id == key_id
+
+
+def test_no_key_at_all_is_no_way_to_start() -> None:
+    with pytest.raises(ConfigError) as caught:
+        KeyRing(AuthSettings())
+    assert caught.value.param == "auth.keys"
+
+
+def test_a_generated_key_serves_where_none_is_configured_and_only_there() -> None:
+    key = generate_key()
+    assert KeyRing(AuthSettings(), key).identify(bearer(key)).tenant == "default"
+    with pytest.raises(Unauthorized):
+        KeyRing(AuthSettings(keys=(KeySettings(key=ALICE),)), key).identify(bearer(key))
+
+
+def test_a_key_given_twice_is_named_even_as_key_and_hash() -> None:
+    twice = {"keys": [{"key": ALICE}, {"key_sha256": hashlib.sha256(ALICE.encode()).hexdigest()}]}
+    with pytest.raises(ConfigError, match=r"auth\.keys\.1"):
+        KeyRing(parse({"auth": twice}).auth)
+
+
+def test_generated_keys_are_long_and_never_the_same() -> None:
+    keys = {generate_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(key.startswith("sk-") and len(key) == 46 and key.isascii() for key in keys)
+
+
+def test_salts_differ_between_tenants_and_secrets_and_are_what_vllm_takes() -> None:
+    one = tenant_salt(b"s", "a")
+    assert one == tenant_salt(b"s", "a")
+    assert len({one, tenant_salt(b"s", "b"), tenant_salt(b"t", "a"), tenant_salt(b"s", "")}) == 4
+    assert len(one) == 43
+    assert not set(one) & set("@/\\\0")
+
+
+def test_a_key_file_is_made_once_with_mode_0600_and_kept(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "folder" / "key"
+    key = load_or_create_key(file)
+    assert load_or_create_key(str(file)) == key
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert [p.name for p in file.parent.iterdir()] == ["key"]
+
+
+def test_threads_that_start_at_once_get_the_same_key(tmp_path: Path) -> None:
+    for round_number in range(20):
+        file, barrier = tmp_path / f"key{round_number}", threading.Barrier(8)
+        got: list[str] = []
+
+        def start(file: Path = file, barrier: threading.Barrier = barrier, got: list[str] = got) -> None:
+            barrier.wait(WAIT_S)
+            got.append(load_or_create_key(file))
+
+        threads = [threading.Thread(target=start) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert len(got) == 8
+        assert len(set(got)) == 1
+    assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_processes_that_start_at_once_get_the_same_key(tmp_path: Path) -> None:
+    code = (
+        "import sys; from serve_app.settings.key_file import load_or_create_key; print(load_or_create_key(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "key")]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    keys = {process.communicate(timeout=WAIT_S)[0].strip() for process in running}
+    assert all(process.returncode == 0 for process in running)
+    assert keys == {load_or_create_key(tmp_path / "key")}
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o602, 0o610])
+def test_a_key_file_others_can_touch_is_refused_with_the_cure(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "key"
+    load_or_create_key(file)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=f"chmod 600 {file}") as caught:
+        load_or_create_key(file)
+    assert caught.value.param == "auth.key_file"
+
+
+def test_a_key_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "key"
+    load_or_create_key(file)
+    if os.geteuid() == 0:
+        os.chown(file, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="owned by user"):
+        load_or_create_key(file)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"x" * 600, b"sk-\xff\xff0123456789abcdef", b"sk-one-0123456789\nsk-two"]
+)
+def test_a_file_that_holds_no_key_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(content)
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match="no API key"):
+        load_or_create_key(file)
+    assert file.read_bytes() == content
+
+
+def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
+    pipe, folder, dangling = tmp_path / "pipe", tmp_path / "folder", tmp_path / "link"
+    os.mkfifo(pipe, 0o600)
+    folder.mkdir()
+    dangling.symlink_to(tmp_path / "nowhere")
+    for path in (pipe, folder, dangling, pipe / "key"):
+        with pytest.raises(ConfigError, match="key_file"):
+            load_or_create_key(path)
+    assert {p.name for p in tmp_path.iterdir()} == {"pipe", "folder", "link"}

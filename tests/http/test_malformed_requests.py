@@ -1,0 +1,91 @@
+"""What is no HTTP request, and headers that Serve would trip over: 400 in OpenAI's format, from the server itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http import auto
+
+from serve_app.http import malformed_requests
+
+BOUND_S = 10.0  # of an exchange over loopback that takes milliseconds
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def _ask(sent: bytes) -> tuple[int, dict[str, str], bytes]:
+    """As Serve starts it: uvicorn with its automatic choice of a protocol."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(_app, lifespan="off", log_config=None, access_log=False))
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        async with asyncio.timeout(BOUND_S):
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.write(sent)
+            answer = await reader.read()
+            writer.close()
+    finally:
+        server.should_exit = True
+        await serving
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "AutoHTTPProtocol", auto.AutoHTTPProtocol)  # for it to be put back
+    malformed_requests.install()
+
+
+def _request(header: bytes, path: bytes = b"/") -> bytes:
+    return (
+        b"POST "
+        + path
+        + b" HTTP/1.1\r\nhost: here\r\nconnection: close\r\n"
+        + header
+        + b"\r\ncontent-length: 0\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["x-session-id", "x-request-id", "X-Session-Id", "idempotency-key", "x-queue-status", "traceparent", "any"]
+)
+def test_a_header_that_is_not_utf8_is_refused_by_name(name: str) -> None:
+    status, headers, body = asyncio.run(_ask(_request(name.encode() + b": a\xffb")))
+    error = json.loads(body)["error"]
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", name)
+    assert headers["content-type"] == "application/json"
+    assert headers["content-length"] == str(len(body))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: many\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+        _request(b"na me: x"),
+        _request(b"name: a\0b"),
+        _request(b"name: x", path=b"/\xff"),
+    ],
+)
+def test_what_is_no_request_is_refused_in_openais_format(sent: bytes) -> None:
+    status, headers, body = asyncio.run(_ask(sent))
+    assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
+    assert headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("value", [b"plain", "gr\u00fc\u00dfe".encode()])
+def test_other_headers_pass(value: bytes) -> None:
+    assert asyncio.run(_ask(_request(b"x-request-id: " + value)))[0] == 200

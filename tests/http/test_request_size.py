@@ -1,0 +1,182 @@
+"""How big a request is told to be: slots, bytes, tokens, and the key of its prefix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.errors import BadRequest
+from serve_app.http import request_size
+from serve_app.settings import HttpSettings
+from serve_app.types import Operation
+
+BOUNDS = HttpSettings()
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"role": json_values, "content": json_values, "tool_calls": json_values, "text": json_values}
+    ),
+    max_size=3,
+)
+field_names = st.sampled_from(
+    ["n", "prompt", "input", "messages", "instructions", "tools", "max_tokens", "max_output_tokens"]
+)
+bodies = st.dictionaries(field_names, json_values | messages | st.lists(messages, max_size=2), max_size=6)
+operations = st.sampled_from(list(Operation))
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "expected"),
+    [
+        (Operation.CHAT, {}, 1),
+        (Operation.CHAT, {"n": None}, 1),
+        (Operation.CHAT, {"n": 8}, 8),
+        (Operation.COMPLETION, {"prompt": "x"}, 1),
+        (Operation.COMPLETION, {"prompt": ["a", "b"], "n": 3}, 6),
+        (Operation.COMPLETION, {"prompt": [1, 2, 3], "n": 2}, 2),
+        (Operation.COMPLETION, {"prompt": [[1], [2, 3]]}, 2),
+        (Operation.RESPONSES, {"input": "x", "n": 99}, 1),
+        (Operation.EMBEDDING, {"input": ["a"] * 8, "n": 99}, 8),
+        (Operation.EMBEDDING, {"input": [1] * 99}, 1),
+        (Operation.EMBEDDING, {"messages": [{"role": "user", "content": "x"}] * 99}, 1),
+        (Operation.EMBEDDING, {"input": 5, "messages": [[{"role": "user", "content": "x"}]] * 3}, 3),
+        (Operation.TOKENIZE, {"prompt": ["a"] * 99}, 0),
+        (Operation.DETOKENIZE, {"tokens": [1] * 99}, 0),
+    ],
+)
+def test_slots_are_n_times_prompts(operation: Operation, body: dict[str, Any], expected: int) -> None:
+    assert request_size.slots(operation, body, BOUNDS) == expected
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "field"),
+    [
+        (Operation.CHAT, {"n": 9}, "n"),
+        (Operation.CHAT, {"n": 10**4000}, "n"),
+        (Operation.CHAT, {"n": 0}, "n"),
+        (Operation.CHAT, {"n": -1}, "n"),
+        (Operation.CHAT, {"n": True}, "n"),
+        (Operation.CHAT, {"n": 2.0}, "n"),
+        (Operation.CHAT, {"n": "2"}, "n"),
+        (Operation.COMPLETION, {"prompt": ["a"] * 9}, "prompt"),
+        (Operation.COMPLETION, {"prompt": [[1]] * 9}, "prompt"),
+        (Operation.COMPLETION, {"prompt": ["a"] * 3, "n": 3}, "n"),
+        (Operation.COMPLETION, {"prompt": []}, "prompt"),
+        (Operation.EMBEDDING, {"input": ["a"] * 2049}, "input"),
+        (Operation.EMBEDDING, {"input": "x", "messages": [[{}]] * 2049}, "messages"),
+    ],
+)
+def test_more_sequences_than_allowed_are_refused_by_name(
+    operation: Operation, body: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        request_size.slots(operation, body, BOUNDS)
+    assert caught.value.param == field
+    assert len(caught.value.message) < 200
+
+
+@given(operations, bodies)
+def test_sizes_of_any_body_are_told_without_an_error(operation: Operation, body: dict[str, Any]) -> None:
+    assert request_size.prompt_bytes(operation, body) >= 0
+    assert len(request_size.prefix_key(operation, body)) in (0, 32)
+    try:
+        assert 0 <= request_size.slots(operation, body, BOUNDS) <= BOUNDS.max_sequences
+    except BadRequest as error:
+        assert error.param in ("n", "prompt", "input", "messages")  # noqa: PT017
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=50), st.text(max_size=20))
+def test_text_counts_in_bytes_however_the_prompt_is_written(text: str, other: str) -> None:
+    size = len(text.encode())
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "data:" + "A" * 1000}}]
+    plain, split_up = ({"messages": [{"role": "user", "content": content}]} for content in (text, parts))
+    assert request_size.prompt_bytes(Operation.CHAT, plain) == request_size.prompt_bytes(Operation.CHAT, split_up)
+    assert (
+        request_size.prompt_bytes(Operation.CHAT, plain) - request_size.prompt_bytes(Operation.CHAT, BODY) == size - 2
+    )
+    assert request_size.prompt_bytes(Operation.COMPLETION, {"prompt": text}) == size
+    assert request_size.prompt_bytes(Operation.COMPLETION, {"prompt": [text, text]}) == 2 * size
+    assert request_size.prompt_bytes(Operation.EMBEDDING, {"input": text}) == size
+    assert request_size.prompt_bytes(Operation.RESPONSES, {"input": text, "instructions": text}) == 2 * size
+
+
+def test_tools_and_tool_calls_count_and_token_ids_count_as_four_bytes() -> None:
+    bare = request_size.prompt_bytes(Operation.CHAT, BODY)
+    assert request_size.prompt_bytes(Operation.CHAT, {**BODY, "tools": [{"a": 1}]}) == bare + len('[{"a":1}]')
+    called = {"messages": [*BODY["messages"], {"role": "assistant", "tool_calls": [{"id": "c"}]}]}
+    assert request_size.prompt_bytes(Operation.CHAT, called) > bare + len('[{"id":"c"}]')
+    assert request_size.prompt_bytes(Operation.COMPLETION, {"prompt": [1, 2, 3]}) == 12
+    assert request_size.prompt_bytes(Operation.COMPLETION, {"prompt": [[1, 2, 3], [4]]}) == 16
+
+
+@pytest.mark.parametrize(
+    ("body", "bound", "answers"),
+    [
+        ({}, None, 1),
+        ({"max_tokens": 7, "n": 3}, 7, 3),
+        ({"max_tokens": 7, "max_completion_tokens": 5}, 5, 1),
+        ({"max_tokens": -7, "n": -1}, 0, 1),
+        ({"max_tokens": "7", "n": "3"}, None, 1),
+        ({"prompt": ["a", "b"], "n": 2}, None, 4),
+    ],
+)
+def test_bound_and_number_of_answers_are_told_apart(body: dict[str, Any], bound: int | None, answers: int) -> None:
+    assert request_size.output_bound(body) == bound
+    assert request_size.answers(Operation.COMPLETION, body) == answers
+
+
+def turns(*contents: Any, system: str = "S") -> dict[str, Any]:
+    roles = ["user", "assistant"] * len(contents)
+    tail = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    return {"messages": [{"role": "system", "content": system}, *tail]}
+
+
+def key_of(body: dict[str, Any], operation: Operation = Operation.CHAT) -> str:
+    return request_size.prefix_key(operation, body)
+
+
+def test_a_conversation_keeps_its_key_from_turn_to_turn_and_no_other_has_it() -> None:
+    first = key_of(turns("a"))
+    assert first == key_of(turns("a", "b", "c")) == key_of(turns([{"type": "text", "text": "a"}]))
+    assert (
+        len(
+            {
+                first,
+                key_of(turns("b")),
+                key_of(turns("a", system="T")),
+                key_of({"messages": turns("a")["messages"][1:]}),
+            }
+        )
+        == 4
+    )
+
+
+def test_only_the_beginning_of_a_long_prompt_makes_its_key() -> None:
+    long = "x" * 5000
+    assert key_of({"prompt": long + "a"}, Operation.COMPLETION) == key_of(
+        {"prompt": [long + "b"]}, Operation.COMPLETION
+    )
+    assert key_of({"prompt": "a" + long}, Operation.COMPLETION) != key_of({"prompt": "b" + long}, Operation.COMPLETION)
+    ids = list(range(5000))
+    assert key_of({"prompt": [*ids, 1]}, Operation.COMPLETION) == key_of({"prompt": [ids, [2]]}, Operation.COMPLETION)
+    assert key_of(turns(long + "a")) == key_of(turns([{"text": long}, {"text": "b"}]))
+
+
+def test_responses_have_a_key_of_instructions_and_input() -> None:
+    bodies = [{"input": "a"}, {"input": "b"}, {"input": "a", "instructions": "i"}]
+    assert len({key_of(body, Operation.RESPONSES) for body in bodies}) == 3
+
+
+@pytest.mark.parametrize("operation", [Operation.EMBEDDING, Operation.TOKENIZE, Operation.DETOKENIZE])
+def test_what_has_no_prefix_to_reuse_has_no_key(operation: Operation) -> None:
+    assert key_of({"input": "x", "prompt": "x", **BODY}, operation) == ""
+    assert key_of({}) == ""

@@ -1,0 +1,450 @@
+"""The actor around the quota core: what it stores before it answers, holds back, survives. Ray and its store are fakes.
+
+Time is real: waits are bounded by SOON_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serve_app.core.memory import (
+    Device,
+    EngineReply,
+    EngineReport,
+    Hold,
+    Rank,
+    SessionAsk,
+    Start,
+    StartsAsk,
+    StartsReply,
+)
+from serve_app.core.memory.start_reservations import Place
+from serve_app.core.shared_queue import RemoteLine
+from serve_app.errors import InsufficientMemory, Unavailable
+from serve_app.quota import actor as quotas
+from serve_app.quota.actor import GpuMemoryQuota
+from serve_app.quota.inventory import InventorySettings
+from serve_app.ray_adapter import Unreadable
+
+SOON_S = 10.0  # for what takes milliseconds on an idle machine
+TOKENS = 1600
+ALWAYS = ("epoch", "inventory", "node:n")  # what is stored while nobody holds anything
+ENGINE = EngineReport("e", "m", (Rank("n", 0),), 100, 100, processes=(("n", ((7, 1),)),))
+
+
+class World:
+    """What lies outside the actor: the store, the devices, the processes."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
+        self.aside: list[str] = []
+        self.failures = 0
+        self.writes = threading.Event()  # cleared: the store takes its time
+        self.writes.set()
+        self.devices: list[Device] | None = [Device("n", 0, 100, 0)]
+        self.processes = {7}
+        self.silent: set[str] = set()  # engines whose machine does not answer
+        self.told_before: dict[str, list[Device]] = {}
+
+    # as Shelf
+
+    def put(self, name: str, value: Any) -> None:
+        self.writes.wait(SOON_S)
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the GCS is away")
+        self.stored[name] = value
+
+    def forget(self, name: str) -> None:
+        self.stored.pop(name, None)
+
+    def put_aside(self, name: str) -> None:
+        self.aside.append(name)
+        self.forget(name)
+
+    def all(self) -> dict[str, Any]:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the GCS is away")
+        return dict(self.stored)
+
+    async def found(self) -> list[Device]:
+        if self.devices is None:
+            raise ConnectionError("Ray does not tell its nodes")
+        return self.devices
+
+    async def gone(self, told: EngineReport | None) -> bool:
+        if told is not None and told.owner in self.silent:
+            await asyncio.Event().wait()
+        return told is None or not any(pid in self.processes for _, pids in told.processes for pid, _ in pids)
+
+
+class _Inventory:
+    def __init__(self, world: World, told_before: dict[str, list[Device]]) -> None:
+        self.devices, self.gone = world.found, world.gone
+        world.told_before = dict(told_before)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    there = World()
+    monkeypatch.setattr(quotas, "Shelf", lambda prefix: there)
+    monkeypatch.setattr(quotas, "Inventory", lambda settings, before: _Inventory(there, before))
+    for name, span_s in (("TICK_S", 0.02), ("LOOK_S", 0.02), ("WATCH_S", 0.2)):
+        monkeypatch.setattr(quotas, name, span_s)
+    return there
+
+
+Scenario = Callable[[GpuMemoryQuota], Awaitable[None]]
+
+
+def with_actor(*scenarios: Scenario) -> None:
+    """Each scenario with an actor of its own, one after the death of the other."""
+
+    async def run(scenario: Scenario) -> None:
+        actor = GpuMemoryQuota.__new__(GpuMemoryQuota)
+        async with asyncio.timeout(SOON_S):
+            await actor.__init__(InventorySettings())  # type: ignore[misc]
+            await scenario(actor)
+        for task in actor._tasks:
+            task.cancel()
+        await asyncio.gather(*actor._tasks, return_exceptions=True)
+
+    for scenario in scenarios:
+        asyncio.run(run(scenario))
+
+
+async def running(actor: GpuMemoryQuota) -> EngineReport:
+    reply = await actor.engine(ENGINE)
+    told = replace(ENGINE, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=100)
+    await actor.engine(told)
+    return told
+
+
+async def exchanged(actor: GpuMemoryQuota, line: RemoteLine) -> None:
+    """A router's beats until the actor has booked what it has."""
+    for _ in range(3):
+        told = line.next_exchange(time.monotonic(), beat=True)
+        assert told is not None
+        line.on_reply(await actor.exchange(told), time.monotonic(), time.monotonic())
+    assert not line.alone
+
+
+def test_nothing_is_answered_before_the_devices_are_known(world: World) -> None:
+    world.devices = None
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        asked = asyncio.create_task(actor.engine(ENGINE))
+        await asyncio.sleep(0.1)
+        assert not asked.done()
+        world.devices = [Device("n", 0, 100, 0)]
+        assert (await asked).may_load
+
+    with_actor(scenario)
+
+
+def test_a_grant_is_stored_before_it_is_answered_and_each_actor_has_a_higher_epoch(world: World) -> None:
+    async def first(actor: GpuMemoryQuota) -> None:
+        await actor.engine(ENGINE)
+        assert set(world.stored) == {*ALWAYS, "engine:e"}
+
+    async def second(actor: GpuMemoryQuota) -> None:
+        figures = await actor.figures()
+        assert (figures["epoch"], world.stored["epoch"]) == (2, 2)
+        await actor._known.wait()
+        (engine,) = (await actor.figures())["engines"]
+        assert (engine["replica"], engine["granted_bytes"]) == ("e", 100)
+
+    with_actor(first, second)
+
+
+def test_an_actor_that_cannot_read_its_roster_at_first_comes_up_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.failures = 3
+    world.stored["garbage:x"] = None
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        assert (await actor.figures())["epoch"] == 1
+
+    with_actor(scenario)
+
+
+def test_an_answer_that_depends_on_nothing_new_does_not_wait_for_what_others_store(world: World) -> None:
+    """Nor does an engine's word that says what it said before; what is new is answered when it is stored."""
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        told = await running(actor)
+        line = RemoteLine("r line")
+        await exchanged(actor, line)
+        world.writes.clear()
+        other = asyncio.create_task(actor.engine(replace(ENGINE, owner="other", ranks=(Rank("n", 1),))))
+        newcomer = asyncio.create_task(exchanged(actor, RemoteLine("new line")))
+        await asyncio.sleep(0.05)
+        for _ in range(3):
+            await exchanged(actor, line)
+            await actor.engine(told)
+        assert not other.done()
+        assert not newcomer.done()
+        world.writes.set()
+        assert (await other).holds
+        await newcomer
+        assert {"engine:other", "router:new line"} <= set(world.stored)
+
+    world.devices = [Device("n", 0, 100, 0), Device("n", 1, 100, 0)]
+    with_actor(scenario)
+
+
+def test_an_event_in_the_very_turn_in_which_a_write_ends_is_stored_by_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        core, looks, later = actor._core, itertools.count(), list[asyncio.Task[Any]]()
+        stored, unstored = core.stored, core.unstored
+
+        def ends() -> None:
+            stored()
+            if not later:  # runs before the callback of the write that ends here
+                later.append(asyncio.create_task(actor.engine(replace(ENGINE, owner="b", ranks=(Rank("n", 2),)))))
+
+        def looked(*args: Any) -> bool:
+            assert next(looks) < 1_000, "it looks again and again, and lets nobody else run"
+            return unstored(*args)
+
+        monkeypatch.setattr(core, "stored", ends)
+        monkeypatch.setattr(core, "unstored", looked)
+        await actor.engine(replace(ENGINE, owner="a", ranks=(Rank("n", 1),)))
+        await later[0]
+        assert {"engine:a", "engine:b"} <= set(world.stored)
+
+    world.devices = [Device("n", number, 100, 0) for number in range(3)]
+    with_actor(scenario)
+
+
+def test_an_actor_answers_before_it_has_seen_the_nodes_again(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+
+    async def again(actor: GpuMemoryQuota) -> None:
+        assert (await actor.engine(replace(ENGINE, holds=(Hold("n/0", 100),), kv_tokens=TOKENS))).holds
+        assert not (await actor.figures())["recovering"]
+
+    with_actor(scenario)
+    world.devices = None
+    with_actor(again)
+
+
+class _Strange:
+    """Of another version."""
+
+
+def test_what_cannot_be_read_keeps_no_actor_from_coming_up(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """It is put aside and told of. Of an engine or a router it is known that there was one: nothing that may be its is
+    granted before it has spoken."""
+    world.devices = [Device("n", 0, 100, 0), Device("n", 1, 100, 0)]
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        await exchanged(actor, RemoteLine("r line"))
+
+    async def again(actor: GpuMemoryQuota) -> None:
+        assert sorted(world.aside) == ["berth:b", "engine:e", "garbage:x", "node:m", "router:r line", "session:s"]
+        figures = await actor.figures()
+        assert (figures["epoch"], figures["recovering"]) == (2, True)
+        other = replace(ENGINE, owner="other")
+        assert await actor.engine(other) == EngineReply(why="the ledger is being rebuilt")
+        told = replace(ENGINE, holds=(Hold("n/0", 100),), kv_tokens=TOKENS)
+        assert (await actor.engine(told)).holds == told.holds
+        assert not (await actor.engine(other)).holds, "its memory is the one's that has spoken"
+        await exchanged(actor, RemoteLine("r line", 1))
+        assert not (await actor.figures())["recovering"]
+
+    with_actor(scenario)
+    world.stored |= {"engine:e": Unreadable("no such class"), "router:r line": 3, "berth:b": _Strange()}
+    world.stored |= {"session:s": None, "garbage:x": 1, "node:m": "n"}
+    with_actor(again)
+    assert sum("put aside" in one.getMessage() for one in caplog.records) == 6
+
+
+def test_an_epoch_that_cannot_be_read_is_followed_by_a_higher_one(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        assert (await actor.figures())["epoch"] > 1_000_000_000
+
+    world.stored["epoch"] = Unreadable("cut off")
+    with_actor(scenario)
+
+
+def test_what_could_not_be_stored_is_not_answered_and_stored_later(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await actor._known.wait()
+        world.failures = 1
+        with pytest.raises(ConnectionError):
+            await actor.engine(ENGINE)
+        while "engine:e" not in world.stored:  # noqa: ASYNC110 - bounded by `with_actor`
+            await asyncio.sleep(0.01)
+
+    with_actor(scenario)
+
+
+def test_a_dead_engines_memory_is_free_soon_after_its_processes_are_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.core.quota.SILENT_S", 0.1)
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        await asyncio.sleep(0.3)
+        assert (await actor.figures())["granted_bytes"] == 100, "silent, and there"
+        world.processes.clear()
+        while set(world.stored) != set(ALWAYS):  # noqa: ASYNC110 - bounded by `with_actor`
+            await asyncio.sleep(0.01)
+        assert (await actor.figures())["granted_bytes"] == 0
+
+    with_actor(scenario)
+
+
+def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        session = await actor.open_session(SessionAsk("s", "m", 1000, 60.0))
+        assert session.tokens == 1000
+        assert "session:s#1.1" in world.stored
+        with pytest.raises(InsufficientMemory, match=r"1000 KV tokens asked, .* its wait is over"):
+            await actor.open_session(SessionAsk("late", "m", 1000, 60.0, 0.1))
+        closed = asyncio.create_task(actor.open_session(SessionAsk("closed", "m", 1000, 60.0, 5.0)))
+        waits = asyncio.create_task(actor.open_session(SessionAsk("waits", "m", 1000, 60.0, 5.0)))
+        await asyncio.sleep(0.05)
+        await actor.close_session("closed")
+        with pytest.raises(Unavailable):
+            await closed
+        await actor.close_session("s")
+        assert (await waits).session_id == "waits"
+        assert actor._asking == {}
+
+    with_actor(scenario)
+
+
+def test_a_session_that_opens_while_another_is_stored_is_told(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        await actor.open_session(SessionAsk("s", "m", 1000, 60.0))
+        world.writes.clear()
+        closing = asyncio.create_task(actor.close_session("s"))
+        stored = asyncio.create_task(actor.open_session(SessionAsk("stored", "m", 1000, 60.0)))
+        waits = asyncio.create_task(actor.open_session(SessionAsk("waits", "m", 1000, 60.0, 5.0)))
+        await asyncio.sleep(0.05)  # the answer that it waits is kept, for the other one's sake
+        actor._core.on_close("stored", time.monotonic())
+        actor._lines_moved()
+        world.writes.set()
+        assert (await waits).session_id == "waits"
+        await asyncio.gather(closing, stored)
+
+    with_actor(scenario)
+
+
+def test_no_router_hears_of_a_session_that_is_not_stored(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        line = RemoteLine("r line")
+        await exchanged(actor, line)
+        world.writes.clear()
+        opening = asyncio.create_task(actor.open_session(SessionAsk("s", "m", 1000, 60.0)))
+        await asyncio.sleep(0.01)
+        beat = asyncio.create_task(exchanged(actor, line))
+        await asyncio.sleep(0.05)  # the store takes its time; nothing else would keep the beat
+        assert (beat.done(), line.sessions) == (False, {})
+        world.writes.set()
+        await beat
+        assert list(line.sessions) == ["s"]
+        await opening
+
+    with_actor(scenario)
+
+
+def test_an_alarm_is_logged_once_with_its_figures(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        told = await running(actor)
+        for measured in (101, 102, 100, 103):
+            await actor.engine(replace(told, measured_bytes=(measured,)))
+            await asyncio.sleep(0.1)  # five ticks
+
+    with_actor(scenario)
+    alarms = [one.getMessage() for one in caplog.records if "were granted" in one.getMessage()]
+    assert alarms == [
+        "engine e of m uses 101 bytes of device n/0, and 100 were granted",
+        "engine e of m uses 103 bytes of device n/0, and 100 were granted",
+    ]
+
+
+def test_an_engine_that_ends_says_so_and_is_off_the_roster(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        told = await running(actor)
+        assert await actor.engine(replace(told, gone=True)) == EngineReply(why="ended")
+        assert set(world.stored) == set(ALWAYS)
+        assert (await actor.figures())["free_bytes"] == 100
+
+    with_actor(scenario)
+
+
+def test_a_start_is_told_its_place_which_outlives_the_actor(world: World) -> None:
+    ask = (StartsAsk("m", (Start("r", ("n",)),), asked_bytes=40),)
+    place = (StartsReply((Place("r", "n", True),)),)
+
+    async def first(actor: GpuMemoryQuota) -> None:
+        assert await actor.starts(ask) == place
+        assert await actor.devices() == {"n/0": (100, 100)}
+        assert [name for name in world.stored if name.startswith("berth")] == ["berth:berth:m:0"]
+
+    async def second(actor: GpuMemoryQuota) -> None:
+        assert await actor.starts(ask) == place
+        assert (await actor.figures())["granted_bytes"] == 40
+
+    with_actor(first, second)
+
+
+def test_the_next_actor_knows_the_devices_of_a_node_that_does_not_answer(world: World) -> None:
+    async def stored(actor: GpuMemoryQuota) -> None:
+        await running(actor)
+        assert world.stored["node:n"] == [Device("n", 0, 100, 0)]
+
+    async def handed_on(actor: GpuMemoryQuota) -> None:
+        assert world.told_before == {"n": [Device("n", 0, 100, 0)]}
+        while [one["replica"] for one in (await actor.figures())["engines"]] != ["e"]:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+
+    with_actor(stored, handed_on)
+
+
+def test_a_node_that_is_gone_is_not_handed_on(world: World) -> None:
+    async def leaves(actor: GpuMemoryQuota) -> None:
+        await actor.figures()
+        world.devices = []
+        while "node:n" in world.stored:  # noqa: ASYNC110 - bounded by `with_actor`
+            await asyncio.sleep(0)
+
+    with_actor(leaves)
+
+
+def test_a_machine_that_does_not_answer_keeps_nobody_elses_memory(world: World) -> None:
+    world.devices = [Device("n", 0, 100, 0), Device("m", 0, 100, 0)]
+    other = replace(ENGINE, owner="other", ranks=(Rank("m", 0),), processes=(("m", ((8, 1),)),))
+    world.silent = {"e"}
+
+    async def both_die(actor: GpuMemoryQuota) -> None:
+        for engine in (ENGINE, other):
+            await actor.engine(engine)
+        world.processes.clear()
+        while len((await actor.figures())["engines"]) > 1:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        assert [one["replica"] for one in (await actor.figures())["engines"]] == ["e"]
+
+    with_actor(both_die)

@@ -1,0 +1,187 @@
+"""What devices there are and whose processes live, over nodes that answer, fail, or are gone. Ray is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+
+from serve_app.core.memory import Device, EngineReport, Rank
+from serve_app.quota import inventory
+from serve_app.quota.inventory import Inventory, InventorySettings, NodeWatch
+from serve_app.system import start_ticks
+
+GB = 10**9
+
+
+class Nodes:
+    """The cluster: GPUs of each node that is alive, and what a question to a node comes to."""
+
+    def __init__(self, **gpus: int) -> None:
+        self.gpus = dict(gpus)
+        self.answers: dict[tuple[str, str], Any] = {}
+        self.asked: list[tuple[str, str]] = []
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [{"NodeID": node, "Alive": True, "Resources": {"GPU": gpus}} for node, gpus in self.gpus.items()]
+
+    async def ask(self, node: str, question: str, *args: Any) -> Any:
+        self.asked.append((node, question))
+        answer = self.answers[node, question]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer(*args) if isinstance(answer, Callable) else answer  # type: ignore[arg-type]
+
+
+def failed(text: str) -> ray.exceptions.RayTaskError:
+    return ray.exceptions.RayTaskError("gpu_bytes", text, RuntimeError(text))
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    there = Nodes()
+    monkeypatch.setattr(inventory.ray, "nodes", there.listed)
+    monkeypatch.setattr(Inventory, "_ask", lambda self, node, question, *args: there.ask(node, question, *args))
+    return there
+
+
+def looked(watched: Inventory) -> list[Device]:
+    return asyncio.run(watched.devices())
+
+
+def test_a_node_without_gpus_has_a_share_of_its_memory_as_one_device(nodes: Nodes) -> None:
+    nodes.gpus["cpu"] = 0
+    nodes.answers["cpu", "host_bytes"] = 100 * GB
+    assert looked(Inventory(InventorySettings(host_share=0.25))) == [Device("cpu", 0, 25 * GB, 0)]
+    assert looked(Inventory(InventorySettings(host_share=0.0))) == []
+
+
+def test_a_gpu_node_has_what_nvml_says_there_less_what_is_nobodys(nodes: Nodes) -> None:
+    nodes.gpus["gpu"] = 2
+    nodes.answers["gpu", "gpu_bytes"] = [80 * GB, 40 * GB]
+    found = looked(Inventory(InventorySettings(reserved_bytes=3 * GB)))
+    assert found == [Device("gpu", 0, 80 * GB, 3 * GB), Device("gpu", 1, 40 * GB, 3 * GB)]
+
+
+def test_where_the_settings_say_it_nvml_is_not_asked(nodes: Nodes) -> None:
+    nodes.gpus["gpu"] = 2
+    found = looked(Inventory(InventorySettings(device_bytes=80 * GB)))
+    assert [(one.key, one.total_bytes) for one in found] == [("gpu/0", 80 * GB), ("gpu/1", 80 * GB)]
+    assert nodes.asked == []
+
+
+def test_a_node_that_does_not_answer_has_what_it_told_before(nodes: Nodes) -> None:
+    nodes.gpus |= {"gpu": 1, "cpu": 0}
+    nodes.answers |= {("gpu", "gpu_bytes"): TimeoutError(), ("cpu", "host_bytes"): 10 * GB}
+    watched = Inventory(InventorySettings(), {"gpu": [Device("gpu", 0, 80 * GB, 0)], "left": [Device("left", 0, 1, 0)]})
+    assert [one.key for one in looked(watched)] == ["gpu/0", "cpu/0"]
+    nodes.answers["gpu", "gpu_bytes"] = [80 * GB, 80 * GB]
+    assert len(looked(watched)) == 3
+    nodes.asked.clear()
+    assert len(looked(watched)) == 3
+    assert nodes.asked == [], "what is known is not asked again"
+
+
+def test_nobody_waits_for_a_node_that_has_never_told(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "ASK_S", 0.0)
+    monkeypatch.setattr(inventory, "LATER_S", 0.0)
+    nodes.gpus |= {"cpu": 0, "slow": 0}
+    nodes.answers |= {("cpu", "host_bytes"): 10 * GB, ("slow", "host_bytes"): 10 * GB}
+    answers, ready = nodes.ask, asyncio.Event()
+
+    async def slowly(node: str, question: str, *args: Any) -> Any:
+        if node == "slow":
+            await ready.wait()
+        return await answers(node, question, *args)
+
+    monkeypatch.setattr(nodes, "ask", slowly)
+
+    async def looks() -> list[list[str]]:
+        watched = Inventory(InventorySettings())
+        watched._patience_s = 0.01
+        first = await watched.devices()
+        ready.set()
+        await asyncio.sleep(0)
+        second = await watched.devices()
+        return [[one.node for one in found] for found in (first, second)]
+
+    first, second = asyncio.run(looks())
+    assert first == ["cpu"]
+    assert second == ["cpu", "slow"]
+
+
+def test_a_node_whose_nvml_fails_is_asked_again_and_nobody_waits_for_it(nodes: Nodes) -> None:
+    nodes.gpus |= {"gpu": 1, "cpu": 0}
+    nodes.answers |= {("gpu", "gpu_bytes"): failed("driver"), ("cpu", "host_bytes"): 10 * GB}
+    watched = Inventory(InventorySettings())
+    assert [one.node for one in looked(watched)] == ["cpu"]
+    nodes.answers["gpu", "gpu_bytes"] = [80 * GB]
+    assert [one.node for one in looked(watched)] == ["gpu", "cpu"]
+    nodes.asked.clear()
+    looked(watched)
+    assert nodes.asked == []
+
+
+def test_a_node_that_ray_calls_gone_is_gone(nodes: Nodes) -> None:
+    nodes.gpus |= {"a": 0, "b": 0}
+    nodes.answers |= {("a", "host_bytes"): 10 * GB, ("b", "host_bytes"): 10 * GB}
+    watched = Inventory(InventorySettings())
+    looked(watched)
+    del nodes.gpus["b"]
+    assert [one.node for one in looked(watched)] == ["a"]
+
+
+def told(**processes: tuple[tuple[int, int], ...]) -> EngineReport:
+    return EngineReport("e", "m", (Rank("a"),), 1, 1, processes=tuple(processes.items()))
+
+
+def test_an_engine_is_gone_when_its_processes_are_on_every_node(nodes: Nodes) -> None:
+    nodes.gpus |= {"a": 0, "b": 0}
+    alive: dict[str, list[int]] = {"a": [], "b": [7]}
+    for node in nodes.gpus:
+        nodes.answers[node, "host_bytes"] = 10 * GB
+        nodes.answers[node, "alive"] = lambda asked, node=node: [pid for pid, _ in asked if pid in alive[node]]
+    watched = Inventory(InventorySettings())
+    looked(watched)
+    engine = told(a=((7, 1),), b=((7, 1),))
+    assert not asyncio.run(watched.gone(engine))
+    alive["b"] = []
+    assert asyncio.run(watched.gone(engine))
+
+
+def test_an_engine_of_a_node_that_does_not_answer_may_be_there_and_of_one_that_is_gone_is_not(nodes: Nodes) -> None:
+    nodes.gpus |= {"a": 0}
+    nodes.answers |= {("a", "host_bytes"): 10 * GB, ("a", "alive"): TimeoutError()}
+    watched = Inventory(InventorySettings())
+    looked(watched)
+    assert not asyncio.run(watched.gone(told(a=((7, 1),))))
+    assert asyncio.run(watched.gone(told(left=((7, 1),))))
+    assert asyncio.run(watched.gone(None))
+
+
+def test_an_engine_on_a_node_that_has_not_told_its_devices_yet_is_not_gone(nodes: Nodes) -> None:
+    nodes.gpus |= {"a": 0}
+    nodes.answers |= {("a", "host_bytes"): TimeoutError(), ("a", "alive"): TimeoutError()}
+    watched = Inventory(InventorySettings())
+    assert looked(watched) == []
+    assert not asyncio.run(watched.gone(told(a=((7, 1),))))
+
+
+def test_a_process_is_known_by_its_start_since_ids_are_used_again() -> None:
+    me = os.getpid()
+    started = start_ticks(me)
+    assert started is not None
+    watch = NodeWatch()
+    assert watch.alive(((me, started),)) == [me]
+    assert watch.alive(((me, started - 1),)) == []
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert watch.alive(((ended.pid, start_ticks(ended.pid) or 0),)) == [], "not waited for, and without memory"
+    ended.wait()
+    assert watch.host_bytes() > GB

@@ -1,0 +1,192 @@
+"""The ledger in plain figures, and what `serve-app status` makes of who waits."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from serve_app.cli.quota import show
+from serve_app.cluster.local import memory_waits
+from serve_app.core.memory import Device, EngineReport, Rank, SessionAsk, Start, StartsAsk
+from serve_app.core.queue import Arrival
+from serve_app.core.queue.admission import Policy
+from serve_app.core.quota import Quota
+from serve_app.core.shared_queue import Arrive, Event, Exchange, Hello, Reach, Rules
+from serve_app.core.shared_queue.messages import Ask
+from serve_app.quota.report import figures
+from serve_app.types import RequestClass
+
+GB = 10**9
+POLICY = Policy(max_queued=10, max_wait_s=60.0)
+
+
+@pytest.fixture
+def core() -> Quota:
+    """One engine of 60 of 78 GB, one that waits, a router and a session."""
+    quota = Quota(3, {}, 0.0)
+    quota.on_devices([Device("n", 0, 80 * GB), Device("n", 1, 10 * GB)], 0.0)
+    told = EngineReport("e", "m", (Rank("n", 0),), 60 * GB, 60 * GB)
+    holds = quota.on_engine(told, 0.0).holds
+    runs = replace(told, holds=holds, kv_tokens=1600, kv_bytes=1, measured_bytes=(61 * GB,), slots=2)
+    quota.on_engine(runs, 0.0)
+    quota.on_engine(EngineReport("w", "big", (Rank("n", 0),), 30 * GB, 20 * GB), 0.0)
+    events = (Hello(()), Rules("m", POLICY), Reach("m", "e", True), Ask("e", 0, 0))
+    quota.on_exchange(Exchange("r", 1, 3, 1, events, 0, 0), 0.0)
+    quota.on_session(SessionAsk("s", "m", 50, 60.0, None, "0.25 GB"), 0.0)
+    return quota
+
+
+def test_devices_add_up_and_it_is_all_json(core: Quota) -> None:
+    found = json.loads(json.dumps(figures(core, 2.0)))
+    assert (found["total_bytes"], found["reserved_bytes"]) == (90 * GB, 4 * GB)
+    assert (found["granted_bytes"], found["free_bytes"]) == (60 * GB, 26 * GB)
+    assert found["devices"][0]["percent"] == 76.9
+    assert found["epoch"] == 3
+    assert not found["recovering"]
+    assert found["fragmentation"] == found["fragmentation_by_node"]["n"] == 1.0, "neither 18 nor 8 are 20"
+    assert found["fragmented"]
+    assert not figures(core, 2.0, 1.0)["fragmented"]
+
+
+def test_a_cluster_whose_free_memory_is_of_no_use_says_so(core: Quota) -> None:
+    def told(defrag_above: float | None) -> str:
+        console = Console(file=io.StringIO(), width=200)
+        show(figures(core, 2.0, defrag_above), console)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert "100% of what is free lies where the models here do not fit" in told(None)
+    assert "do not fit" not in told(1.0)
+
+
+def test_an_engine_shows_its_tokens_and_whose_they_are(core: Quota) -> None:
+    (engine,) = figures(core, 2.0)["engines"]
+    assert engine["devices"] == {"n/0": 60 * GB}
+    assert engine["kv_tokens_by_router"] == {"r": 720}
+    assert (engine["kv_tokens_routers"], engine["kv_tokens_sessions"], engine["kv_tokens_free"]) == (720, 50, 670)
+    assert engine["state"] == "committed"
+
+
+def test_who_waits_is_there_with_what_is_missing(core: Quota) -> None:
+    (waiting,) = figures(core, 2.0)["waiting"]
+    assert (waiting["state"], waiting["waits_s"]) == ("blocked: memory", 2.0)
+    assert waiting["why"] == f"n/0: at least {20 * GB} bytes needed, {18 * GB} free"
+
+
+def test_what_is_used_beyond_the_grant_is_an_alarm(core: Quota) -> None:
+    (alarm,) = figures(core, 2.0)["alarms"]
+    assert (alarm["replica"], alarm["granted_bytes"], alarm["measured_bytes"]) == ("e", 60 * GB, 61 * GB)
+
+
+@pytest.mark.parametrize(("measured", "shown"), [((5,), 5), ((None,), None), ((), None)])
+def test_what_could_not_be_measured_is_not_shown_as_nothing(core: Quota, measured: Any, shown: int | None) -> None:
+    told = core.grants.told("e")
+    assert told is not None
+    core.on_engine(replace(told, measured_bytes=measured), 1.0)
+    assert figures(core, 2.0)["engines"][0]["measured_bytes"] == shown
+
+
+def state(*replicas: str, running: bool = False) -> dict[str, Any]:
+    word = "RUNNING" if running else "STARTING"
+    model = {
+        "name": "big",
+        "deployment": "engine-big",
+        "state": "updating",
+        "message": "",
+        "replicas": [{"id": one, "state": word, "node": ""} for one in replicas],
+    }
+    return {"state": "starting", "message": "", "models": [model], "routers": []}
+
+
+def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> None:
+    found = memory_waits.explained(state("w"), figures(core, 2.0))
+    (model,) = found["models"]
+    assert model["state"] == "blocked: memory"
+    assert model["message"] == (
+        "1 replica waits for 30.00 GB of memory (at least 20.00 GB): "
+        f"n/0: at least {20 * GB} bytes needed, {18 * GB} free"
+    )
+    assert found["message"] == f"engine-big: {model['message']}"
+
+
+def test_status_says_nothing_of_replicas_that_have_left_or_of_other_models(core: Quota) -> None:
+    found = figures(core, 2.0)
+    assert memory_waits.explained(state("another"), found) == state("another")
+    other = state("w")
+    other["models"][0]["name"] = "other"
+    assert memory_waits.explained(other, found) == other
+
+
+def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(core: Quota) -> None:
+    told = core.grants.told("e")
+    assert told is not None
+    core.on_engine(replace(told, measured_bytes=(61 * GB,)), 1.0)
+    found = figures(core, 2.0)
+    assert memory_waits.explained(state("e", running=True), found)["message"] == (
+        "engine-big: e uses 61.00 GB of 60.00 GB granted"
+    )
+    drains = memory_waits.explained(state("e", running=True), found | {"draining": ["e"]})
+    assert drains["message"].endswith("granted; it drains")
+
+
+def test_what_keeps_a_model_from_more_replicas_is_behind_the_reason_of_its_target() -> None:
+    nobody: dict[str, Any] = {"state": "running", "message": "", "replicas": []}
+    model = nobody | {"name": "m", "why": "9 requests: 3 wanted"}
+    other = nobody | {"name": "o", "why": "1 request: 1 wanted"}
+    core = Quota(1, {}, 0.0)
+    found = memory_waits.explained(
+        state() | {"models": [model, other]},
+        figures(core, 1.0) | {"short": [{"model": "m", "why": "memory: 1 needed, 0 free"}]},
+    )
+    assert [one["why"] for one in found["models"]] == [
+        f"{model['why']}; held back: memory: 1 needed, 0 free",
+        other["why"],
+    ]
+
+
+def test_what_is_kept_for_starts_is_in_the_figures() -> None:
+    core = Quota(1, {}, 0.0)
+    core.on_devices([Device("n", 0, 100, 0)], 0.0)
+    core.on_starts(StartsAsk("m", (Start("r", ("n",)),), 1, ("n",), 60), 0.0)
+    found = json.loads(json.dumps(figures(core, 1.0)))
+    assert found["kept"] == [{"model": "m", "device": "n/0", "bytes": 60, "replica": "r", "after": ""}]
+    assert found["short"] == [{"model": "m", "why": "memory: at least 0.00 GB needed on one device, 0.00 GB free"}]
+
+
+def with_line(core: Quota) -> Quota:
+    """Two slots; of two tenants one has both, and waits with two more; a batch waits behind it."""
+    arrivals = [
+        Arrival(f"r:{number}", level, tenant, 1, 100)
+        for number, (level, tenant) in enumerate(
+            [(RequestClass.HIGH, "a")] * 4 + [(RequestClass.LOW, "b")],
+        )
+    ]
+    events: tuple[Event, ...] = (Hello(()), Rules("m", POLICY), Reach("m", "e", True))
+    events += tuple(Arrive("m", one, 0.0) for one in arrivals)
+    core.on_exchange(Exchange("r", 2, core.epoch, 1, events, 0, 0), 1.5)
+    return core
+
+
+def test_a_line_shows_who_waits_who_has_what_and_who_hands_in(core: Quota) -> None:
+    (line,) = json.loads(json.dumps(figures(with_line(core), 2.0)))["lines"]
+    assert (line["model"], line["routers"], line["replicas"], line["contended"]) == ("m", ["r"], ["e"], True)
+    assert {name: level["waiting"] for name, level in line["classes"].items() if level["waiting"]} == {
+        "high": 2,
+        "low": 1,
+    }
+    assert line["classes"]["high"]["granted"] == 2
+    assert line["tenants"]["a"]["slots"] == line["tenants"]["a"]["waiting"] == 2
+    assert line["oldest_wait_s"] == 0.5
+
+
+def test_who_waits_for_a_place_is_in_the_tables_of_serve_app_quota(core: Quota) -> None:
+    quiet, busy = (Console(width=200, record=True, file=io.StringIO()) for _ in range(2))
+    show(figures(core, 2.0), quiet)
+    show(figures(with_line(core), 2.0), busy)
+    rows = [row.split() for row in busy.export_text().splitlines() if " 0.5 s " in row]
+    assert [(row[1], row[3], row[5]) for row in rows] == [("m", "high", "2"), ("m", "low", "1")]
+    assert "line of" not in quiet.export_text()

@@ -1,0 +1,142 @@
+"""Routers and their line in the quota actor, over its calls `exchange` and `watch`. Ray and its store are fakes.
+
+Time is real: waits are bounded by `SOON_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from serve_app.core.queue import Arrival, Grant
+from serve_app.core.queue.admission import Policy
+from serve_app.core.shared_queue import RemoteLine
+from serve_app.quota.actor import GpuMemoryQuota
+from serve_app.types import RequestClass
+from tests.quota.test_actor import ENGINE, TOKENS, World, with_actor, world
+
+__all__ = ["world"]
+
+SLOTS = 2
+
+
+class Router:
+    """A router's line and its two calls."""
+
+    def __init__(self, actor: GpuMemoryQuota, name: str) -> None:
+        self.actor, self.line = actor, RemoteLine(name)
+        self.granted: list[str] = []
+        self.news = asyncio.Event()
+        self.line.serve("m", Policy(max_queued=10, max_wait_s=10.0))
+        self.line.reach("m", "e", True, time.monotonic())
+
+    async def say(self) -> None:
+        sent_at = time.monotonic()
+        told = self.line.next_exchange(sent_at, beat=True)
+        assert told is not None
+        self.hear(self.line.on_reply(await self.actor.exchange(told), sent_at, time.monotonic()))
+
+    async def watch(self) -> None:
+        while True:
+            sent_at = time.monotonic()
+            reply = await self.actor.watch(self.line.watch())
+            self.hear(self.line.on_reply(reply, sent_at, time.monotonic()))
+            if self.line.next_exchange(time.monotonic()) is not None:
+                self.line.on_lost(time.monotonic())  # said with the next word
+                await self.say()
+
+    def arrive(self, name: str, level: RequestClass) -> None:
+        self.hear(self.line.on_arrive("m", Arrival(name, level, "t", 1, 10), time.monotonic()))
+
+    def hear(self, actions: list) -> None:  # type: ignore[type-arg]
+        self.granted += [action.request_id for action in actions if isinstance(action, Grant)]
+        self.news.set()
+
+    async def until(self, *names: str) -> None:
+        while not set(names) <= set(self.granted):
+            self.news.clear()
+            await self.news.wait()
+
+
+async def serving(actor: GpuMemoryQuota) -> None:
+    reply = await actor.engine(replace(ENGINE, slots=SLOTS))
+    await actor.engine(replace(ENGINE, slots=SLOTS, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=100))
+
+
+def test_routers_wait_in_one_line_and_hear_of_their_turn_over_the_watch(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await serving(actor)
+        first, second = Router(actor, "r1"), Router(actor, "r2")
+        for router in (first, second, first, second):
+            await router.say()
+        watches = [asyncio.create_task(router.watch()) for router in (first, second)]
+        for name in ("a", "b"):
+            first.arrive(name, RequestClass.LOW)
+            await first.say()
+        await first.until("a", "b")
+        first.arrive("low", RequestClass.LOW)
+        await first.say()
+        second.arrive("high", RequestClass.HIGH)
+        await second.say()
+        assert "high" not in second.granted
+        first.line.on_done("a", time.monotonic(), 5, 5)
+        await first.say()
+        await second.until("high")
+        assert "low" not in first.granted
+        second.line.on_done("high", time.monotonic(), 5, 5)
+        await second.say()
+        await first.until("low")
+        for watch in watches:
+            watch.cancel()
+
+    with_actor(scenario)
+
+
+def test_who_waits_too_long_is_refused_when_that_is_due_and_not_at_the_next_tick(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await serving(actor)
+        router = Router(actor, "r1")
+        router.line.serve("m", Policy(max_queued=10, max_wait_s=0.05))
+        for _ in range(3):
+            await router.say()
+        for name in ("a", "b", "c"):
+            router.arrive(name, RequestClass.LOW)
+        await router.say()
+        assert actor._due is not None
+        while router.line.waiting("m"):
+            reply = await actor.watch(router.line.watch())
+            router.hear(router.line.on_reply(reply, time.monotonic(), time.monotonic()))
+        assert router.granted == ["a", "b"]
+
+    with_actor(scenario)
+
+
+def test_the_line_goes_on_after_the_actors_death(world: World) -> None:
+    routers: list[Router] = []
+
+    async def before(actor: GpuMemoryQuota) -> None:
+        await serving(actor)
+        routers.append(router := Router(actor, "r1"))
+        for _ in range(3):
+            await router.say()
+        for name in ("a", "b", "c"):
+            router.arrive(name, RequestClass.LOW)
+            await router.say()
+        await router.say()
+        assert router.granted == ["a", "b"]
+
+    async def after(actor: GpuMemoryQuota) -> None:
+        router = routers[0]
+        router.actor, router.news = actor, asyncio.Event()
+        router.line.on_lost(time.monotonic())
+        reply = await actor.engine(replace(ENGINE, slots=SLOTS))
+        await actor.engine(replace(ENGINE, slots=SLOTS, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=100))
+        for _ in range(4):
+            await router.say()
+        router.line.on_done("a", time.monotonic(), 5, 5)
+        while "c" not in router.granted:
+            await router.say()
+        assert router.granted == ["a", "b", "c"]
+
+    with_actor(before, after)

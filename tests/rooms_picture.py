@@ -1,0 +1,112 @@
+"""Draws `docs/images/rooms.svg` from the code: `python -m tests.rooms_picture`.
+
+Floors and rooms are those of `tests.house_rules`; the words in a room are the first line of its docstring. An arrow
+means "imports". An arrow is left out where another path leads to the same room, and where it leads to the two lowest
+floors, which everybody uses. `tests/test_docs.py` compares the file with the code, so the picture is never outdated.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from html import escape
+from pathlib import Path
+
+from tests.house_rules import FLOOR_OF, FLOORS, GROUPS, House
+from tests.test_house import SHIPPED, sources
+
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "rooms.svg"
+
+WIDTH, MARGIN, GAP = 1240, 20, 18
+BOX_HEIGHT, FLOOR_HEIGHT = 62, 96
+MAX_LINES = 3
+MAX_BOX_WIDTH = 290
+DRAWN_FROM = 2  # the lowest floor to which arrows are drawn
+
+
+def picture(house: House) -> str:
+    """The SVG text."""
+    boxes = _boxes()
+    height = FLOOR_HEIGHT * len(FLOORS) + MARGIN
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="Helvetica, Arial, sans-serif">',
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0 0L8 4L0 8z" fill="#64748b"/></marker></defs>',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    for floor in range(len(FLOORS)):
+        if floor % 2:
+            band = height - MARGIN // 2 - (floor + 1) * FLOOR_HEIGHT
+            parts.append(f'<rect y="{band}" width="{WIDTH}" height="{FLOOR_HEIGHT}" fill="#f8fafc"/>')
+    for source, target in _arrows(house):
+        (x1, y1, w1), (x2, y2, w2) = boxes[source], boxes[target]
+        start, end = (x1 + w1 / 2, y1 + BOX_HEIGHT), (x2 + w2 / 2, y2 - 1)
+        bend = (end[1] - start[1]) * 0.5
+        parts.append(
+            f'<path d="M{start[0]:.0f} {start[1]:.0f}C{start[0]:.0f} {start[1] + bend:.0f} {end[0]:.0f} '
+            f'{end[1] - bend:.0f} {end[0]:.0f} {end[1]:.0f}" fill="none" stroke="#64748b" stroke-width="1.2" '
+            'stroke-opacity=".7" marker-end="url(#head)"/>'
+        )
+    for room, (left, top, width) in boxes.items():
+        core = room.startswith("serve_app.core") or room == "autoscaling.policies"
+        fill, edge = ("#ecfdf5", "#0f766e") if core else ("#f1f5f9", "#334155")
+        parts.append(
+            f'<rect x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{BOX_HEIGHT}" rx="7" '
+            f'fill="{fill}" stroke="{edge}"/>'
+        )
+        middle = left + width / 2
+        parts.append(
+            f'<text x="{middle:.0f}" y="{top + 17:.0f}" text-anchor="middle" font-size="13" font-weight="bold" '
+            f'fill="#0f172a">{escape(shown(room))}</text>'
+        )
+        for number, line in enumerate(_words(house, room, width)):
+            parts.append(
+                f'<text x="{middle:.0f}" y="{top + 31 + 12 * number:.0f}" text-anchor="middle" font-size="10" '
+                f'fill="#334155">{escape(line)}</text>'
+            )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def shown(room: str) -> str:
+    """A room's name in the picture."""
+    return room.removeprefix("serve_app.")
+
+
+def _boxes() -> dict[str, tuple[float, float, float]]:
+    """Left, top and width of each room; the lowest floor is at the bottom."""
+    boxes = {}
+    for floor, rooms in enumerate(FLOORS):
+        top = MARGIN / 2 + FLOOR_HEIGHT * (len(FLOORS) - 1 - floor) + (FLOOR_HEIGHT - BOX_HEIGHT) / 2
+        width = min(MAX_BOX_WIDTH, (WIDTH - 2 * MARGIN - GAP * (len(rooms) - 1)) / len(rooms))
+        left = (WIDTH - width * len(rooms) - GAP * (len(rooms) - 1)) / 2
+        for number, room in enumerate(rooms):
+            boxes[room] = (left + number * (width + GAP), top, width)
+    return boxes
+
+
+def _arrows(house: House) -> list[tuple[str, str]]:
+    """Imports between rooms, without those that another path implies."""
+    found = {(ours, theirs) for _, ours, theirs in house.between_rooms() if not {ours, theirs} & GROUPS}
+    below: dict[str, set[str]] = {}
+    for ours, theirs in found:
+        below.setdefault(ours, set()).add(theirs)
+
+    def under(room: str) -> set[str]:
+        return below.get(room, set()).union(*(under(one) for one in below.get(room, ())))
+
+    return sorted(
+        (ours, theirs)
+        for ours, theirs in found
+        if FLOOR_OF[theirs] >= DRAWN_FROM and not any(theirs in under(one) for one in below[ours] if one != theirs)
+    )
+
+
+def _words(house: House, room: str, width: float) -> list[str]:
+    text = (ast.get_docstring(house.trees[room]) or "").split("\n", 1)[0] if room in house.trees else ""
+    return textwrap.wrap(text, max(12, int(width / 5.6)))[:MAX_LINES]
+
+
+if __name__ == "__main__":
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(picture(House(sources(*SHIPPED))))

@@ -1,0 +1,224 @@
+"""A replica that fails gets nothing for a while, costs few requests, and never are all of them out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from serve_app.core.routing import FailureKind, Key, Verdict
+from serve_app.core.routing import Why as Placed
+from serve_app.core.routing.outliers import CONSECUTIVE
+from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
+from serve_app.router.health import Sent
+from serve_app.transport import Piece
+from serve_app.types import Outcome
+from tests.fakes.asgi_client import Client, ask
+from tests.fakes.engines import FakeCluster, FakeHandle, model, run, turns, until
+from tests.fakes.failing_engines import NEVER, Broken, takes
+from tests.fakes.router import SOON_S, Router, freeze, thaw
+
+
+def test_a_replica_that_fails_every_call_costs_three_tries_and_no_request() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken = Broken(cluster, "r1")
+        for _ in range(12):
+            await router.ask()
+        await asyncio.gather(*(router.ask() for _ in range(12)))
+        assert broken.calls == CONSECUTIVE
+        assert set(router.places.values()) == {"r2"}
+        assert (router.model.health.out, router.model.health.ejections[FailureKind.CONSECUTIVE]) == (1, 1)
+        assert takes(router) == {"r1": "none", "r2": "all"}
+        await router.settled()
+
+    run(scenario, waits=NEVER)
+
+
+def test_where_everything_fails_half_of_the_replicas_stay_in_use() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2", "r3", "r4")
+        router = await Router(cluster).start()
+        broken = Broken(cluster, *cluster.running)
+        for _ in range(6):
+            told = await asyncio.gather(*(router.ask() for _ in range(4)), return_exceptions=True)
+            assert {type(error) for error in told} == {EngineFailed}
+            assert router.model.health.out <= 2
+            assert list(takes(router).values()).count("all") >= 2
+        assert router.model.health.out == 2
+        assert broken.calls <= 6 * 4 * 3
+        await router.settled()
+
+    run(scenario, waits=NEVER)
+
+
+def test_a_request_that_failed_at_home_runs_elsewhere() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2", "r3")
+        router = await Router(cluster).start()
+        key = Key("tenant\0session\0one", Placed.SESSION)
+        await router.ask(key=key)
+        broken = Broken(cluster, router.places["1"])
+        await router.ask(key=key)
+        assert broken.calls == 1
+        assert router.places["2"] != router.places["1"]
+        assert not router.model.health.out
+        await router.settled()
+
+    run(scenario, waits=NEVER)
+
+
+class Heard:
+    """What is told of a request; its replica is on no trial."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[Verdict] = []
+
+    def on_trial(self, replica_id: str) -> bool:
+        return False
+
+    def ended(self, replica_id: str, verdict: Verdict, sent: float) -> None:
+        self.verdicts.append(verdict)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "lost", "verdict"),
+    [
+        (200, None, False, Verdict.OK),
+        (400, None, False, Verdict.CLIENT),
+        (500, None, False, Verdict.FAILED),
+        (None, None, False, Verdict.CLIENT),
+        (None, EngineFailed("x"), False, Verdict.FAILED),
+        (None, EngineFailed("x"), True, Verdict.LOST),
+        (None, EngineUnreachable("x"), False, Verdict.LOST),
+        (200, EngineFailed("x"), False, Verdict.FAILED),
+        (200, EngineFailed("x", code="slow_client"), False, Verdict.OK),
+        (None, Overloaded("x"), False, Verdict.CLIENT),
+    ],
+)
+def test_a_request_has_one_result_and_it_is_the_last_thing_known(
+    status: int | None, error: ServeAppError | None, lost: bool, verdict: Verdict
+) -> None:
+    heard = Heard()
+    sent = Sent(heard, "r1", 0.0)  # type: ignore[arg-type]
+    if status is not None:
+        sent.began(status)
+    if error is not None:
+        sent.broke(error, lost=lost)
+    sent.over()
+    sent.over()
+    assert heard.verdicts == [verdict]
+
+
+def test_a_broken_channel_is_a_lost_connection_once_however_many_it_carried() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        freeze(cluster, "r1", "r2")
+        requests = [router.asking() for _ in range(8)]
+        await until(lambda: cluster["r1"].work == 4, SOON_S, "four on each")
+        cluster.break_channels("r1")
+        thaw(cluster, "r1", "r2")
+        await asyncio.gather(*requests)
+        assert {why: n for why, n in router.model.health.ejections.items() if n} == {FailureKind.LOST: 1}
+        await router.settled()
+
+    run(scenario, waits=NEVER)
+
+
+def test_what_clients_do_says_nothing_of_a_replica() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        client = await Client(cluster).start()
+        for _ in range(20):
+            reply = await client.post(ask("p", -1))
+            assert reply.status == 400
+        freeze(cluster, "r1", "r2")
+        for _ in range(5):
+            leaving = [client.posting(ask("p", 5)) for _ in range(8)]
+            await until(lambda: cluster["r1"].work + cluster["r2"].work == 8, SOON_S, "all run")
+            for task in leaving:
+                task.cancel()
+            await asyncio.wait(leaving)
+            await until(lambda: not cluster["r1"].work + cluster["r2"].work, SOON_S, "all gone")
+        thaw(cluster, "r1", "r2")
+        assert client.outcomes == {Outcome.BAD_REQUEST: 20, Outcome.CANCELLED_RUNNING: 40}
+        assert set(client.model.health.ejections.values()) == {0}
+        assert client.model.health.out == 0
+
+    run(scenario)
+
+
+def test_a_replica_that_breaks_every_answer_in_the_middle_is_ejected() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+
+        async def breaking(submit: Any) -> AsyncIterator[Piece]:
+            yield Piece(b"data: ", 200, "sse")
+            raise EngineFailed("it broke")
+
+        cluster["r1"].engine._backend.run = breaking  # type: ignore[method-assign, assignment]
+        failed = 0
+        for _ in range(20):
+            try:
+                await router.ask()
+            except EngineFailed:
+                failed += 1
+        assert (failed, router.model.health.ejections[FailureKind.CONSECUTIVE]) == (CONSECUTIVE, 1)
+        await router.settled()
+
+    run(scenario, waits=NEVER)
+
+
+def test_where_no_more_may_be_out_a_lost_request_pauses_before_it_tries_again() -> None:
+    class Cut:
+        """No channel comes about."""
+
+        def __init__(self, below: FakeHandle) -> None:
+            self.below = below
+            self.tries = 0
+
+        async def attach(self, *_: Any, **__: Any) -> None:
+            self.tries += 1
+            raise EngineUnreachable("no connection")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.below, name)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        cut: list[Cut] = []
+        router = await Router(cluster, over=lambda below: cut.append(Cut(below)) or cut[0], max_wait_s=0.4).start()
+        request = router.asking()
+        await until(lambda: router.model.waiting == 1 and not router.waiting, SOON_S, "it pauses, and counts")
+        with pytest.raises(EngineUnreachable):
+            await request
+        assert router.model.health.out == 1
+        assert 3 <= cut[0].tries <= 8
+        await router.settled()
+
+    run(scenario, waits=NEVER)
+
+
+def test_an_ejected_replica_that_leaves_is_no_longer_counted_and_is_as_new_when_it_returns() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken = Broken(cluster, "r1")
+        while not router.model.health.out:
+            await router.ask()
+        broken.mend()
+        cluster.remove("r1")
+        await turns(5)
+        assert router.model.health.out == 0
+        assert takes(router) == {"r2": "all"}
+        await cluster.add("r1")
+        await turns(5)
+        assert takes(router) == {"r1": "all", "r2": "all"}
+        await router.settled()
+
+    run(scenario, model(slots=4), waits=NEVER)

@@ -1,0 +1,72 @@
+"""A request's KV tokens: whole blocks, asked for before they are needed, and never more than it can come to use."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.core.queue.admission import Arrival
+from serve_app.router.kv_budget import GROW_BLOCKS, LEAD_STEPS, Budget
+from serve_app.transport import EngineInfo
+from serve_app.types import RequestClass
+
+BLOCK = 16
+POOL = 100_000
+INFO = EngineInfo("model", ["generate"], 4096, 8, POOL, POOL * 100, kv_block_tokens=BLOCK)
+
+
+def asked_for(budget: Budget, *made: int) -> list[int]:
+    """What is asked for while the engine makes so many tokens each time."""
+    return [more for tokens in made if (more := budget.produced(tokens))]
+
+
+def arrival(prompt: int, output: int, slots: int = 1) -> Arrival:
+    return Arrival("r", RequestClass.NORMAL, "t", slots, cost_tokens=prompt + output, prompt_tokens=prompt)
+
+
+def test_more_is_asked_for_some_steps_before_it_is_needed() -> None:
+    budget = Budget(arrival(16, 48), INFO)
+    assert asked_for(budget, 48 - LEAD_STEPS) == []
+    assert asked_for(budget, 1) == [GROW_BLOCKS * BLOCK]
+    assert budget.tokens == 64 + GROW_BLOCKS * BLOCK
+
+
+def test_a_request_that_is_given_all_it_asks_for_never_asks_for_more() -> None:
+    budget = Budget(arrival(10, 100), INFO, most_tokens=110)
+    assert asked_for(budget, *[1] * 100) == []
+
+
+def test_it_grows_up_to_its_bound_and_no_further() -> None:
+    budget = Budget(arrival(16, 16), INFO, most_tokens=16 + 200)
+    asked = asked_for(budget, *[1] * 200)
+    assert budget.tokens == 224
+    assert sum(asked) == 224 - 32
+
+
+def test_what_was_asked_for_once_is_not_asked_for_again() -> None:
+    budget = Budget(arrival(16, 16), INFO)
+    made = 16 + GROW_BLOCKS * BLOCK - LEAD_STEPS
+    assert asked_for(budget, *[1] * made) == [GROW_BLOCKS * BLOCK]
+
+
+@given(
+    st.integers(0, 3000),
+    st.integers(0, 3000),
+    st.integers(1, 8),
+    st.lists(st.integers(1, 400), max_size=50),
+    st.none() | st.integers(0, 6000),
+)
+def test_tokens_cover_what_was_made_ahead_of_it_while_the_bound_is_kept(
+    prompt: int, output: int, slots: int, made: list[int], most: int | None
+) -> None:
+    bound = None if most is None else max(most, prompt + output)
+    budget = Budget(arrival(prompt, output, slots), INFO, bound)
+    total = 0
+    for tokens in made:
+        if bound is not None and prompt + total + tokens > bound:
+            break
+        total += tokens
+        budget.produced(tokens)
+        assert budget.tokens % BLOCK == 0
+        assert budget.tokens >= min(prompt + total, INFO.max_model_len * slots)
+        assert bound is None or budget.tokens <= max(bound, 1) + (slots + 1) * BLOCK

@@ -1,0 +1,151 @@
+"""After its ejection a replica gets one request at a time, until one of them has succeeded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from serve_app.core.queue.admission import Arrival
+from serve_app.core.routing import FailureKind
+from serve_app.core.routing import Why as Placed
+from serve_app.core.routing.outliers import CONSECUTIVE
+from serve_app.errors import EngineFailed, EngineUnreachable
+from tests.fakes.engines import FakeCluster, run, turns, until
+from tests.fakes.failing_engines import SHORT, Broken, takes
+from tests.fakes.router import LONG, NORMAL, SOON_S, Router, freeze, held, thaw
+
+
+def test_an_ejected_replica_is_probed_by_one_request_at_a_time_until_one_succeeds() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken, health = Broken(cluster, "r1"), router.model.health
+
+        async def asked_until(condition: Any) -> None:
+            while not condition():
+                await asyncio.gather(router.ask(), router.ask())
+
+        await asyncio.wait_for(asked_until(lambda: health.ejections[FailureKind.PROBE] == 2), SOON_S)
+        assert broken.calls == CONSECUTIVE + 2
+        broken.mend()
+        await asyncio.wait_for(asked_until(lambda: not health.out), SOON_S)
+        assert takes(router) == {"r1": "all", "r2": "all"}
+        assert Placed.PROBE in router.why.values()
+        await asyncio.gather(*(router.ask() for _ in range(8)))
+        assert list(router.places.values())[-8:].count("r1") == 4
+        await router.settled()
+
+    run(scenario, waits=SHORT)
+
+
+def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_runs_there() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        running = [router.asking(LONG) for _ in range(4)]
+        await until(lambda: len(router.relayed) == 4, SOON_S, "two run on each")
+        assert cluster["r1"].work == 2
+        health, sent = router.model.health, router.model._replicas.sent("r1")
+        sent.broke(EngineUnreachable("gone"), lost=True)
+        sent.over()
+        assert health.out == 1
+        freeze(cluster, "r1")
+        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        requests = [router.asking() for _ in range(12)]
+        await until(lambda: cluster["r1"].work == 3, SOON_S, "the probe is there")
+        one = next(n for n, place in enumerate(list(router.places.values())) if place == "r1")
+        running.pop(one).cancel()
+        await turns(50)
+        assert (router.used["r1"], takes(router)["r1"]) == (2, "none")  # the other long one, and the probe
+        thaw(cluster, "r1")
+        await asyncio.gather(*requests)
+        assert not health.out
+        for request in running:
+            request.cancel()
+        await router.settled()
+        assert takes(router) == {"r1": "all", "r2": "all"}
+
+    run(scenario, waits=SHORT)
+
+
+def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken, health = Broken(cluster, "r1"), router.model.health
+        while not health.out:
+            await router.ask()
+        broken.mend()
+        freeze(cluster, "r1")
+        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        for _ in range(3):
+            probe = router.asking()
+            await until(lambda: cluster["r1"].work == 1, SOON_S, "it is there")
+            probe.cancel()
+            await until(lambda: not cluster["r1"].work, SOON_S, "its client has left")
+            assert (health.on_trial("r1"), takes(router)["r1"]) == (True, "one")
+        thaw(cluster, "r1")
+        await router.ask()
+        assert not health.out
+        await router.settled()
+
+    run(scenario, waits=SHORT)
+
+
+def test_a_probes_place_that_nobody_used_is_for_the_next_request() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken, health = Broken(cluster, "r1"), router.model.health
+        while not health.out:
+            await router.ask()
+        broken.mend()
+        await until(lambda: health.wanting() == "r1", SOON_S, "its time is over")
+        async with held(router, Arrival("unsent", NORMAL, "tenant", affinity="r1")) as granted:
+            assert (granted.replica_id, health.wanting()) == ("r1", None)
+        assert health.wanting() == "r1"
+        await router.ask()
+        assert not health.out
+        await router.settled()
+
+    run(scenario, waits=SHORT)
+
+
+def test_a_probe_counts_by_its_first_frame() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        broken, health = Broken(cluster, "r1"), router.model.health
+        while not health.out:
+            await router.ask()
+        broken.mend()
+        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        probe = router.asking(LONG)
+        await until(lambda: not health.out, SOON_S, "it is back")
+        assert not probe.done()
+        assert takes(router) == {"r1": "all", "r2": "all"}
+        probe.cancel()
+        await router.settled()
+
+    run(scenario, waits=SHORT)
+
+
+def test_an_only_replica_on_probation_serves_requests_of_any_size() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        broken = Broken(cluster, "r1")
+        with pytest.raises(EngineFailed):
+            await router.ask()
+        broken.mend()
+        health = router.model.health
+        assert health.out == 1
+        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        assert takes(router) == {"r1": "all"}
+        await router.ask(slots=4)
+        assert not health.out
+        await router.settled()
+
+    run(scenario, waits=SHORT)

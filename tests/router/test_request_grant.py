@@ -1,0 +1,88 @@
+"""A request's grant is given back once, with what the request has used, and its KV tokens count until then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.core.queue.admission import Arrival, Grant
+from serve_app.router import request_grant
+from serve_app.router.kv_budget import GROW_BLOCKS, Budget
+from serve_app.router.request_grant import RequestGrant
+from serve_app.transport import Usage
+from serve_app.types import RequestClass
+
+
+class Recorder:
+    """Both the queue and the replicas: what they are told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.told.append((name, *given))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [10.0]
+    monkeypatch.setattr(request_grant.time, "monotonic", lambda: now[0])
+    return now
+
+
+def granted(told: Recorder, tokens: int = 100) -> RequestGrant:
+    arrival = Arrival("a", RequestClass.NORMAL, "t", 2, cost_tokens=tokens)
+    budget = Budget(arrival, None, sequences=1)
+    return RequestGrant(told, told, arrival, Grant("a", "r1", 0.5), budget)  # type: ignore[arg-type]
+
+
+def test_kv_tokens_count_from_the_grant_until_it_is_given_back_and_no_longer(clock: list[float]) -> None:
+    grant = granted(Recorder())
+    clock[0] = 12.5
+    grant.release()
+    clock[0] = 99.0
+    grant.release()
+    assert grant.kv_token_s == 250.0
+
+
+def test_it_is_given_back_once_to_the_replicas_before_the_queue(clock: list[float]) -> None:
+    told = Recorder()
+    grant = granted(told)
+    grant.release(Usage(7, 5))
+    grant.release()
+    assert told.told == [
+        ("begin", "a", "r1", 2),
+        ("end", "a", "r1", 2),
+        ("done", "a", 5, 7),
+        ("forget_gone",),
+    ]
+
+
+def test_without_the_engines_usage_what_was_counted_here_is_given(clock: list[float]) -> None:
+    told = Recorder()
+    grant = granted(told)
+    grant.produced(3)
+    grant.produced(4)
+    grant.release()
+    assert ("done", "a", 7) in told.told
+
+
+def test_a_request_that_outgrows_its_estimate_asks_for_more_and_reports_what_it_made(clock: list[float]) -> None:
+    told = Recorder()
+    grant = granted(told, tokens=10)
+    grant.produced(9)
+    assert told.told[1:] == [("grow", "a", GROW_BLOCKS), ("progress", "a", 9)]
+
+
+def test_the_queue_is_told_though_the_replicas_fail(clock: list[float]) -> None:
+    told = Recorder()
+    grant = granted(told)
+
+    def fails(*given: object) -> None:
+        raise RuntimeError("no luck")
+
+    told.end = fails  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="no luck"):
+        grant.release()
+    assert ("done", "a", 0) in told.told

@@ -1,0 +1,237 @@
+"""A request survives the loss of its replica as long as its client has seen nothing, and is never answered twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from serve_app.core.queue.admission import Arrival
+from serve_app.core.routing import outliers
+from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.router import retries
+from serve_app.transport import channel
+from tests.fakes.engines import FakeCluster, run, turns, until
+from tests.fakes.router import LONG, NORMAL, SOON_S, Router, freeze, held, thaw
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("loss", ["kill", "break_channels"])
+def test_requests_without_a_first_frame_run_elsewhere_when_their_replica_is_lost(loss: str, told: bool) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        freeze(cluster, "r1", "r2")
+        requests = [router.asking() for _ in range(8)]
+        await until(lambda: cluster["r1"].work == cluster["r2"].work == 4, SOON_S, "four on each")
+        if loss == "kill":
+            cluster.kill("r1", told=told)
+        else:
+            cluster.break_channels("r1")
+        thaw(cluster, "r1", "r2")
+        await asyncio.gather(*requests)
+        assert sorted(router.relayed) == [f"{n}" for n in range(1, 9)]  # nobody was answered twice
+        assert len(router.submits()) == 12
+        await router.settled()
+        if loss == "kill" and told:
+            assert set(router.used) == {"r2"}
+
+    run(scenario)
+
+
+def test_a_loss_after_the_first_frame_is_the_clients() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+
+        async def lose() -> None:
+            cluster.kill(router.places["1"])
+
+        with pytest.raises(EngineFailed, match=r"failed|broke"):
+            await router.ask(LONG, then=lose)
+        assert (router.relayed, len(router.submits())) == (["1"], 1)
+        await router.settled()
+
+    run(scenario)
+
+
+def test_a_request_gives_up_when_nobody_may_wait_longer_and_gives_its_slot_back() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster, max_wait_s=0.2).start()
+        await cluster.stop_engines()  # the engine is dead, its replica is not
+        with pytest.raises(EngineFailed, match="does not run"):
+            await router.ask()
+        assert len(router.submits()) > retries.MAX_LOSSES  # an engine that never had the request does not count
+        assert router.relayed == []
+        await router.settled()
+
+    run(scenario, waits={(outliers, "FIRST_S"): 0.02})
+
+
+def test_a_request_under_which_engines_die_is_not_tried_for_ever() -> None:
+    losses = retries.Losses(give_up_at=100.0)
+    died = [losses.final(EngineFailed("died"), 0.0) for _ in range(retries.MAX_LOSSES)]
+    assert died == [False] * (retries.MAX_LOSSES - 1) + [True]
+
+
+def test_the_time_that_an_engine_had_the_request_was_no_waiting() -> None:
+    losses = retries.Losses(give_up_at=60.0)
+    assert not losses.final(EngineFailed("died"), 75.0, ran_s=75.0)  # frozen: Serve takes 75 s to find that out
+    assert losses.final(EngineUnreachable("away"), 135.0, ran_s=60.0)
+
+
+def test_a_request_on_a_replica_that_is_frozen_for_longer_than_anyone_waits_runs_elsewhere() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster, max_wait_s=0.1).start()
+        freeze(cluster, "r1")
+        request = router.asking()
+        await until(lambda: cluster["r1"].work == 1, SOON_S, "handed in")
+        await cluster.add("r2")
+        await asyncio.sleep(0.2)  # twice what it may wait
+        cluster.kill("r1")
+        await asyncio.wait_for(request, SOON_S)
+        assert router.submits() == ["r1", "r2"]
+        await router.settled()
+
+    run(scenario, waits={(channel, "HANDOVER_S"): 0.05})  # beyond doubt on the replica when that leaves
+
+
+def test_engines_that_never_had_the_request_only_cost_time() -> None:
+    losses = retries.Losses(give_up_at=100.0)
+    assert not any(losses.final(EngineUnreachable("away"), float(now)) for now in range(100))
+    assert losses.final(EngineUnreachable("away"), 100.0)
+
+
+def test_a_replica_that_failed_is_used_again_after_a_while() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        await router.ask()
+        freeze(cluster, "r1")
+        request = router.asking()
+        await until(lambda: cluster["r1"].work == 1, SOON_S, "it runs")
+        cluster.break_channels("r1")
+        await until(lambda: router.waiting == 1, SOON_S, "it waits again")
+        thaw(cluster, "r1")
+        started = time.monotonic()
+        await request
+        assert time.monotonic() - started > 0.5 * outliers.FIRST_S
+        assert router.submits() == ["r1"] * 3
+
+    run(scenario)
+
+
+def test_a_replica_that_never_answers_costs_the_attach_timeout_and_no_more() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        cluster["r1"].mute = True
+        router = await Router(cluster).start()
+        await asyncio.gather(*(router.ask() for _ in range(8)))
+        assert set(router.places.values()) == {"r2"}
+        assert router.submits() == ["r2"] * 8
+        cluster.remove("r1")
+        await turns(10)
+        await router.settled()
+        assert set(router.used) == {"r2"}
+
+    run(scenario, waits={(outliers, "FIRST_S"): 60.0, (channel, "ATTACH_TIMEOUT_S"): 0.2})
+
+
+@pytest.mark.parametrize("first", ["leaves", "granted"])
+def test_a_replica_that_leaves_in_the_turn_of_a_grant_does_not_hold_the_request(first: str) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        async with held(router, Arrival("holder", NORMAL, "tenant", slots=4)):
+            request = router.asking()
+            await turns(10)
+            assert router.waiting == 1
+            if first == "leaves":
+                cluster.remove("r1")  # the router hears of it in the next turn, before the request hears of its grant
+        if first == "granted":
+            cluster.remove("r1")
+        await turns(10)
+        assert not request.done()
+        await cluster.add("r2")
+        await asyncio.wait_for(request, SOON_S)
+        assert router.places == {"1": "r2"}
+        await router.settled()
+        assert set(router.used) == {"r2"}
+
+    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
+
+
+def test_nothing_is_remembered_of_a_replica_that_left_and_died() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        seen = router.asking(LONG)
+        await until(lambda: router.relayed == ["1"], SOON_S, "one is seen by its client")
+        freeze(cluster, "r1")
+        unseen = router.asking()
+        await until(lambda: cluster["r1"].work == 2, SOON_S, "the other one is not")
+        await asyncio.sleep(1.5 * channel.HANDOVER_S)  # it is beyond doubt on the replica
+        await cluster.add("r2")
+        cluster.remove("r1")
+        await turns(5)
+        cluster.kill("r1")
+        with pytest.raises(EngineFailed):
+            await seen
+        await unseen
+        assert router.places["2"] == "r2"
+        assert set(router.used) == {"r2"}
+
+    run(scenario, waits={(channel, "HANDOVER_S"): 0.05})
+
+
+def test_requests_on_a_replica_that_leaves_finish_and_new_ones_go_elsewhere() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        running = [router.asking(300) for _ in range(4)]
+        await until(lambda: len(router.relayed) == 4, SOON_S, "all run")
+        cluster.remove("r1")
+        await cluster.add("r2")
+        await router.ask()
+        assert router.places["5"] == "r2"
+        assert router.used["r1"] == 4
+        await asyncio.gather(*running)
+        assert await until(lambda: not cluster["r1"].calls, SOON_S, "r1 drained") < 1.0
+        assert router.used == {"r2": 0}
+
+    run(scenario, waits={(channel, "IDLE_CLOSE_S"): 0.5})
+
+
+def test_a_replica_that_returns_keeps_its_channel_open_between_requests() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        running = router.asking(300)
+        await until(lambda: len(router.relayed) == 1, SOON_S, "it runs")
+        cluster.remove("r1")
+        await turns(5)
+        await cluster.add("r1")
+        await running
+        for _ in range(3):
+            await router.ask()
+        assert [method for method, _ in router.handle.calls].count("attach") == 1
+
+    run(scenario)
+
+
+def test_a_replica_that_leaves_while_it_is_asked_is_no_error_of_the_scrape() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+
+        async def left(method: str, replica_id: str) -> None:
+            raise EngineUnreachable(f"{replica_id} has left")
+
+        router.model._asking._ask = left  # type: ignore[method-assign]
+        assert await router.model.load("r1") is None
+        await router.settled()
+
+    run(scenario)

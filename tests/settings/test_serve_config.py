@@ -1,0 +1,128 @@
+"""Our configuration as Serve's: what is in it, what is never in it, and what is made out of Serve's answers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from serve_app.cli.deploy import ON_A_CLUSTER, export
+from serve_app.cluster.local.status import built, declared, declared_models, describe
+from serve_app.names import APPLICATION
+from serve_app.settings.serve_config import POLICY, application, beside, deployment_config
+from serve_app.settings.settings import QuotaSettings, Settings, parse
+
+KEY = "sk-0123456789abcdef"
+
+
+def settings(**changes: Any) -> Settings:
+    return parse({"auth": {"keys": [{"key": KEY}]}, **changes})
+
+
+def test_a_key_in_clear_never_gets_into_it() -> None:
+    with pytest.raises(ValueError, match="in clear"):
+        application(settings())
+    entry = application(settings().without_secrets())
+    assert KEY not in json.dumps(entry)
+    assert entry["args"]["auth"]["keys"][0]["key_sha256"]
+    assert parse(entry["args"]) == settings().without_secrets()  # and nothing else is lost on the way
+
+
+def test_the_scaling_policy_is_there_only_when_something_scales() -> None:
+    fixed = settings(models=[{"name": "a", "replicas": {"min_replicas": 2, "max_replicas": 2}}])
+    scaled = settings(models=[{"name": "a"}, {"name": "b", "replicas": {"max_replicas": 2}}])
+    assert "autoscaling_policy" not in application(fixed.without_secrets())
+    assert application(scaled.without_secrets())["autoscaling_policy"] == {"policy_function": POLICY}
+
+
+def test_what_the_controller_has_to_know_of_models_that_the_ledger_places_goes_with_the_policy() -> None:
+    models = [
+        {"name": "org/part", "gpus_per_rank": 0.25},
+        {"name": "stated", "memory_gb": 2, "tensor_parallel_size": 2},
+        {"name": "whole", "gpus_per_rank": 1},
+    ]
+    policy = application(settings(models=models).without_secrets())["autoscaling_policy"]
+    assert policy["policy_function"] == POLICY
+    starts = policy["policy_kwargs"]["starts"]
+    assert starts["application"] == APPLICATION
+    assert starts["models"] == {"engine-org--part": ["org/part", None], "engine-stated": ["stated", 4 * 2**30]}
+    assert QuotaSettings.model_validate(starts["quota"]) == settings().quota
+    json.dumps(policy)
+
+
+def test_what_is_not_said_is_left_to_the_running_serve() -> None:
+    assert deployment_config([]) == {"applications": []}
+    assert deployment_config([], port=8001) == {"applications": [], "http_options": {"port": 8001}}
+    whole = deployment_config([], host="::", port=1, proxy_location="HeadOnly")
+    assert whole == {"applications": [], "proxy_location": "HeadOnly", "http_options": {"host": "::", "port": 1}}
+
+
+def test_other_declared_applications_stay_and_those_run_by_hand_are_none_of_it() -> None:
+    entry = application(settings().without_secrets())
+    other = {"name": "other", "import_path": "a:b", "route_prefix": "/other"}
+    details: dict[str, Any] = {
+        "applications": {
+            "other": {"deployed_app_config": other},
+            "by-hand": {"deployed_app_config": None},
+            APPLICATION: {"deployed_app_config": {"name": APPLICATION, "import_path": "old:one"}},
+        }
+    }
+    before = copy.deepcopy(details)
+    assert beside(entry, details) == [other, entry]
+    assert details == before
+
+
+def test_serve_s_own_schema_takes_what_is_exported() -> None:
+    """And what it would fill in by itself does not change who may reach it."""
+    where: Any = {**ON_A_CLUSTER, "port": 8000}
+    text = export(settings(models=[{"name": "a", "replicas": {"max_replicas": 2}}]), **where)
+    assert KEY not in text
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    (found,) = schema.applications
+    assert (found.name, found.import_path, found.route_prefix) == (APPLICATION, "serve_app.app:build", "/")
+    assert found.autoscaling_policy == {"policy_function": POLICY}
+    assert (schema.http_options.host, schema.http_options.port) == ("0.0.0.0", 8000)
+
+
+# What Serve tells.
+
+
+def details(status: str = "RUNNING", deployments: tuple[str, ...] = ("engine-a",), **more: Any) -> dict[str, Any]:
+    found = {name: {"name": name, "status": "HEALTHY", "message": "", "replicas": []} for name in deployments}
+    for one in found.values():
+        one |= {"target_num_replicas": 1, "deployment_config": {}}  # type: ignore[dict-item]
+    told = {"status": status, "message": "", "deployments": found, "deployed_app_config": None, **more}
+    return {"applications": {APPLICATION: told}, "proxies": {}}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [None, [], "text", {}, {"models": None}, {"models": "a"}, {"models": [1, None, {"name": 2}, {}]}, {"config": "f"}],
+)
+def test_arguments_of_others_making_are_no_reason_to_fail(arguments: Any) -> None:
+    """`serve deploy` and Serve's REST interface accept anything as arguments."""
+    told = details(deployed_app_config={"name": APPLICATION, "args": arguments})
+    assert declared_models(told) == []
+    assert describe(told, declared_models(told))["state"] == "starting"  # there is no proxy
+
+
+def test_declared_models_are_those_of_the_arguments() -> None:
+    entry = application(settings(models=[{"name": "org/a"}, {"name": "b"}]).without_secrets())
+    told = details(deployed_app_config=entry)
+    assert declared(told) == entry
+    assert declared_models(told) == ["org/a", "b"]
+    assert declared(details()) is None
+    assert declared({"applications": {}}) is None
+    assert declared_models({"applications": {}}) == []
+
+
+def test_it_is_known_when_serve_has_built_what_it_was_told() -> None:
+    assert built({"applications": {}}) is None
+    assert built(details("DEPLOYING", ())) is None
+    assert built(details("DEPLOY_FAILED", ())) is False
+    assert built(details("DEPLOYING")) is True
+    assert built(details("DEPLOY_FAILED")) is True  # it was built; one of its deployments has failed

@@ -1,0 +1,130 @@
+"""Which changes of the configuration give which deployment another version, and so replace its replicas."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from ray.serve._private.build_app import build_app
+
+from serve_app.app import build
+from serve_app.names import ROUTER, deployment_of
+from serve_app.settings.settings import AutoscaleSettings, ModelSettings, SimulatedSettings
+from serve_app.settings.versions import engine_version, router_version
+
+MODEL = ModelSettings(name="a")
+# Another value for each field; `test_every_field_is_here` keeps the list whole.
+OTHERWISE: dict[str, Any] = {
+    "name": "b",
+    "path": "/models/other",
+    "generation": 1,
+    "engine": "simulated",
+    "task": "embed",
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
+    "replicas": {"min_replicas": 2, "max_replicas": 5},
+    "dtype": "bfloat16",
+    "quantization": "fp8",
+    "max_model_len": 4096,
+    "max_num_seqs": 8,
+    "preset": "balanced",
+    "max_long_seqs": 16,
+    "long_from_tokens": 200,
+    "session_slots": 4,
+    "buckets_gb": [0.5, 1.0],
+    "max_num_batched_tokens": 8192,
+    "kv_cache_gb": 2.0,
+    "kv_cache_min_gb": 1.0,
+    "memory_gb": 20.0,
+    "gpu_memory_utilization": 0.5,
+    "enable_prefix_caching": False,
+    "enforce_eager": True,
+    "tool_parser": "hermes",
+    "reasoning_parser": "qwen3",
+    "chat_template": "{{ messages }}",
+    "media_domains": ["example.org"],
+    "cpus_per_rank": 2.0,
+    "gpus_per_rank": 1.0,
+    "accelerator_type": "H200",
+    "grammar_cpu_s": 5.0,
+    "health_stall_s": 5.0,
+    "drain_s": 5.0,
+    "extra_engine_args": {"seed": 1},
+    "simulated": {"decode_step_s": 1.0},
+}
+
+
+def changed(field: str, value: Any) -> ModelSettings:
+    return ModelSettings.model_validate({"name": "a", field: value})
+
+
+def fields(model: type[BaseModel]) -> list[str]:
+    return list(model.model_fields)
+
+
+def test_every_field_is_here() -> None:
+    assert set(OTHERWISE) == set(fields(ModelSettings))
+    for field, value in OTHERWISE.items():
+        assert getattr(changed(field, value), field) != getattr(MODEL, field), field
+
+
+@pytest.mark.parametrize("field", fields(ModelSettings))
+def test_every_setting_of_a_model_but_the_live_ones_replaces_its_replicas(field: str) -> None:
+    other = engine_version(changed(field, OTHERWISE[field]))
+    live = ("replicas", "drain_s", "buckets_gb", "max_long_seqs", "long_from_tokens")
+    assert (other == engine_version(MODEL)) == (field in live)
+
+
+@pytest.mark.parametrize("field", fields(AutoscaleSettings))
+def test_no_scaling_bound_replaces_a_replica(field: str) -> None:
+    value = {"min_replicas": 0, "metrics_interval_s": 2.0}.get(field, 7)
+    assert value != getattr(MODEL.replicas, field)
+    bounds = {"max_replicas": 9, field: value}
+    assert engine_version(changed("replicas", bounds)) == engine_version(MODEL)
+
+
+@pytest.mark.parametrize("field", fields(SimulatedSettings))
+def test_every_rate_of_the_simulated_engine_does(field: str) -> None:
+    assert engine_version(changed("simulated", {field: 77})) != engine_version(MODEL)
+
+
+def test_a_version_is_the_same_for_equal_settings_and_another_for_another_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = engine_version(MODEL), router_version()
+    assert (engine_version(ModelSettings(name="a")), router_version()) == before
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99.0")
+    assert engine_version(MODEL) != before[0]
+    assert router_version() != before[1]
+
+
+def versions(config: dict[str, Any]) -> dict[str, str]:
+    """By deployment, as they reach Serve's controller: through all the copies that Serve makes of a deployment."""
+    application = build({**config, "auth": {"keys": [{"key": "sk-0123456789abcdef"}]}})
+    built = build_app(application, name="serve_app")
+    return {one.name: one._deployment_config.to_proto().version for one in built.deployments}
+
+
+A, B = deployment_of("a"), deployment_of("b")
+
+
+def test_a_change_of_one_model_leaves_all_other_versions_as_they_are() -> None:
+    before = versions({"models": [{"name": "a"}, {"name": "b"}]})
+    assert set(before) == {ROUTER, A, B}
+    assert len(set(before.values())) == 3
+    after = versions({"models": [{"name": "a"}, {"name": "b", "path": "/models/other"}]})
+    assert {name for name in before if after[name] != before[name]} == {B}
+    fewer = versions({"models": [{"name": "a"}]})
+    assert fewer == {name: before[name] for name in (ROUTER, A)}
+
+
+def test_nothing_outside_the_models_replaces_any_replica() -> None:
+    before = versions({"models": [{"name": "a"}]})
+    outside = {
+        "admission": {"max_queued": 5, "max_wait_s": 9.0},
+        "http": {"max_sequences": 1},
+        "router": {"replicas": 3},
+    }
+    assert versions({"models": [{"name": "a"}], **outside}) == before

@@ -1,0 +1,218 @@
+"""HAProxy itself behind our wrapper, configured by Serve's own template, in front of routers of a few lines. No Ray.
+
+Invariant: nothing is left after the block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions
+
+from serve_app.system import haproxy
+
+WITHIN_S = 20.0  # a HAProxy is up in a tenth of a second; the machine may be busy
+
+
+def within(what: str, so: Callable[[], Any]) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + WITHIN_S
+    while not so():
+        assert time.monotonic() < deadline, f"{what}: not within {WITHIN_S} s"
+        time.sleep(0.02)  # bound: WITHIN_S
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Router(ThreadingHTTPServer):
+    """Answers each request with its own name and the length of the body; under /lost it is gone instead, once it has
+    all of the request."""
+
+    daemon_threads = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.name, self.seen = name, list[str]()
+        self.lost = threading.Event()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Router
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.path == "/-/healthz":
+            self._answer(b"success")
+            return
+        self.server.seen.append(self.path)
+        if self.path.endswith("/lost") and not self.server.lost.is_set():
+            self.close_connection = True
+        elif self.path == "/quiet":
+            self.send_response(200)
+            self.send_header("transfer-encoding", "chunked")
+            self.end_headers()
+            for _ in range(2):
+                time.sleep(2.5)  # above the client's timeout in the test that asks for this
+                self.wfile.write(b"3\r\nabc\r\n")
+            self.wfile.write(b"0\r\n\r\n")
+        else:
+            self._answer(json.dumps({"router": self.server.name, "bytes": len(body)}).encode())
+
+    do_POST = do_GET
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+class Edge:
+    """What a manager of Serve's does on a node, and a client."""
+
+    def __init__(self, folder: Path, sources: haproxy.Sources | None) -> None:
+        self.folder, self.port = folder, free_port()
+        self.stand_in = haproxy.StandIn(folder)
+        ports = {"stats_port": free_port(), "metrics_port": free_port()}
+        self._wrapper = haproxy.write_wrapper(folder, **ports, sources=sources)
+        self.config = HAProxyConfig(
+            socket_path=str(folder / "admin.sock"),
+            server_state_base=str(folder),
+            server_state_file=str(folder / "state"),
+            metrics_socket_path=str(folder / "metrics.sock"),
+            http_options=HTTPOptions(host="127.0.0.1", port=self.port),
+            bufsize=haproxy.BUFFER_BYTES,
+            retry_on=haproxy.RETRY,
+            retries=1,
+            nbthread=1,
+            timeout_client_s=haproxy.CLIENT_S,
+            log_target=str(folder / "log.sock"),
+            is_head=True,
+            has_received_routes=True,
+            health_check_inter="250ms",
+            **ports,
+        )
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *routers: Router, app: bool = True, reload: subprocess.Popen[bytes] | None = None) -> Any:
+        """Write the configuration with these routers and start the wrapper, as a new manager does, or one that has
+        the HAProxy `reload`."""
+        servers = [ServerConfig(one.name, "127.0.0.1", one.port) for one in routers]
+        backends = {"http-app": BackendConfig("http-app", "/", servers=servers, app_name="app")} if app else {}
+        path = self.folder / "haproxy.cfg"
+        HAProxyApi(self.config, backends, str(path))._generate_config_file_internal()
+        order = [self._wrapper, "-db", "-f", str(path), "-dR"]
+        order += ["-sf", str(reload.pid), "-x", self.config.socket_path] if reload else []
+        process = subprocess.Popen(order, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.started.append(process)
+        within("HAProxy answers Serve", lambda: f"Pid: {process.pid}\n" in self._info())
+        return process
+
+    def _info(self) -> str:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as admin:
+            admin.connect(self.config.socket_path)
+            admin.sendall(b"show info\n")
+            return "".join(part.decode() for part in iter(lambda: admin.recv(65_536), b""))
+        return ""
+
+    def front(self) -> int:
+        """The process that has the endpoint's port."""
+        return int((self.folder / haproxy.FRONT).read_text())
+
+    def ask(self, path: str = "/", body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and decoded body of one request on a connection of its own; 0 where there was none."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WITHIN_S)
+        try:
+            return self.asked(connection, path, body, **headers)
+        finally:
+            connection.close()
+
+    def asked(
+        self, connection: http.client.HTTPConnection, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], Any]:
+        """The same on this connection."""
+        try:
+            connection.request("GET" if body is None else "POST", path, body, headers)
+            response = connection.getresponse()
+            return response.status, dict(response.headers.items()), json.loads(response.read())
+        except (OSError, http.client.HTTPException):
+            return 0, {}, None
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[list[int]]:
+        """The statuses that a client gets during the block, who asks without a pause, on a new connection each time."""
+        over, statuses = threading.Event(), list[int]()
+
+        def ask() -> None:
+            while not over.is_set():
+                statuses.append(self.ask()[0])
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for one in clients:
+            one.start()
+        try:
+            yield statuses
+        finally:
+            over.set()
+            for one in clients:
+                one.join()
+
+    def raw(self, sent: bytes, source: str = "127.0.0.1") -> socket.socket:
+        """A connection from this address on which these bytes were sent."""
+        connection = socket.create_connection(("127.0.0.1", self.port), WITHIN_S, (source, 0))
+        connection.sendall(sent)
+        return connection
+
+
+@contextlib.contextmanager
+def edge(folder: Path, sources: haproxy.Sources | None = None) -> Iterator[Edge]:
+    there = Edge(folder, sources)
+    try:
+        yield there
+    finally:
+        for pid in {one.pid for one in there.started} | {there.front()}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        for one in there.started:
+            one.wait()
+        (folder / haproxy.LAST).unlink(missing_ok=True)
+        there.stand_in.look()
+
+
+@contextlib.contextmanager
+def routers(*names: str) -> Iterator[list[Router]]:
+    running = [Router(name) for name in names]
+    try:
+        yield running
+    finally:
+        for one in running:
+            one.shutdown()
+            one.server_close()

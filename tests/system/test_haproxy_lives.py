@@ -1,0 +1,239 @@
+"""What clients see when HAProxy, its manager or a router dies, and how clients are bounded: HAProxy itself, Serve's own
+template, our wrapper."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve_app.system import haproxy
+from tests.requires import requires
+from tests.system.real_haproxy import WITHIN_S, Edge, Router, edge, routers, within
+
+requires("linux")
+
+SOON = 1  # of the bounds in time, in seconds: this much is waited for
+# A connection that a process has not accepted yet when it leaves the port may be reset; four clients ask at a time.
+RESET = 4
+OPENAI = {"message", "type", "param", "code"}
+
+
+@pytest.fixture
+def two() -> Iterator[list[Router]]:
+    with routers("a", "b") as running:
+        yield running
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Edge]:
+    with edge(tmp_path) as one:
+        yield one
+
+
+def test_while_no_application_is_known_the_answer_is_503_and_a_repeat_is_asked_for(there: Edge) -> None:
+    there.start(app=False)
+    status, headers, body = there.ask("/v1/models")
+    assert (status, headers["retry-after"], headers["content-type"]) == (503, "1", "application/json")
+    assert body["error"].keys() == OPENAI
+    assert body["error"]["code"] == "no_router"
+
+
+def test_a_router_set_that_is_empty_is_503_as_well(there: Edge, two: list[Router]) -> None:
+    first = there.start(*two)
+    there.start(reload=first)
+    assert there.ask()[0] == 503
+
+
+def test_a_new_manager_takes_the_port_over_when_it_knows_a_router_and_not_before(
+    there: Edge, two: list[Router]
+) -> None:
+    """The manager has died; its HAProxy lives, in a session of its own."""
+    orphan = there.start(*two)
+    assert os.getsid(orphan.pid) == orphan.pid
+    with there.asking() as statuses:
+        empty = there.start(app=False)
+        assert there.front() == orphan.pid
+        knowing = there.start(*two, reload=empty)
+        assert there.front() == knowing.pid
+        orphan.wait(WITHIN_S)
+        again = there.start(*two, reload=knowing)
+        knowing.wait(WITHIN_S)
+        assert there.front() == again.pid
+    assert set(statuses) <= {0, 200}
+    assert statuses.count(0) <= RESET
+
+
+def test_a_dead_haproxy_is_stood_in_for_until_serve_has_its_own(there: Edge, two: list[Router]) -> None:
+    first = there.start(*two)
+    there.stand_in.look()
+    assert there.front() == first.pid
+    first.kill()
+    first.wait()
+    assert there.ask()[0] == 0
+    there.stand_in.look()
+    stands = there.front()
+    within("the stand-in answers", lambda: there.ask()[0] == 200)
+    # Serve must not take it for its own: it would never replace what died
+    with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as admin:
+        admin.connect(there.config.socket_path)
+    there.stand_in.look()
+    assert there.front() == stands
+    with there.asking() as statuses:
+        empty = there.start(app=False)
+        own = there.start(*two, reload=empty)
+        assert there.front() == own.pid
+        within("the stand-in has ended", lambda: not lives(there, stands))
+    assert set(statuses) <= {0, 200}
+    assert statuses.count(0) <= RESET
+
+
+def lives(there: Edge, pid: int) -> bool:
+    """Whether the process lives; the keeper's look reaps it."""
+    there.stand_in.look()
+    return Path(f"/proc/{pid}/cmdline").exists()
+
+
+def test_a_killed_stand_in_is_followed_by_another(there: Edge, two: list[Router]) -> None:
+    first = there.start(*two)
+    first.kill()
+    first.wait()
+    there.stand_in.look()
+    os.kill(there.front(), signal.SIGKILL)
+    within("another answers", lambda: (there.stand_in.look(), there.ask()[0])[1] == 200)
+
+
+def test_a_stand_in_ends_where_serve_puts_none_of_its_own_and_no_other_follows(there: Edge, two: list[Router]) -> None:
+    there.stand_in = haproxy.StandIn(there.folder, within_s=0.0)
+    first = there.start(*two)
+    first.kill()
+    first.wait()
+    there.stand_in.look()
+    stands = there.front()
+    within("the stand-in answers", lambda: there.ask()[0] == 200)
+    within("the stand-in has ended", lambda: not lives(there, stands))
+    there.stand_in.look()
+    assert there.front() == stands  # no other
+    assert there.ask()[0] == 0
+
+
+def test_a_stand_in_that_was_replaced_ends_its_streams_in_its_own_time(there: Edge, two: list[Router]) -> None:
+    there.stand_in = haproxy.StandIn(there.folder, within_s=0.0)
+    first = there.start(*two)
+    first.kill()
+    first.wait()
+    there.stand_in.look()
+    stands = there.front()
+    within("the stand-in answers", lambda: there.ask()[0] == 200)
+    own = there.start(*two, reload=there.start(app=False))
+    there.stand_in.look()
+    assert there.front() == own.pid != stands
+    assert (there.folder / haproxy.LAST).exists()
+
+
+def test_a_node_that_drains_is_not_stood_in_for(there: Edge, two: list[Router]) -> None:
+    first = there.start(*two)
+    there.config.pass_health_checks = False
+    drained = there.start(*two, reload=first)
+    drained.kill()
+    drained.wait()
+    there.stand_in.look()
+    assert there.front() == drained.pid
+
+
+@pytest.mark.parametrize("size", [10, 50_000])
+def test_a_request_whose_router_dies_before_its_answer_runs_on_another(
+    there: Edge, two: list[Router], size: int
+) -> None:
+    there.start(*two)
+    connection = http.client.HTTPConnection("127.0.0.1", there.port, timeout=WITHIN_S)
+    for _ in range(4):  # a connection that was used before is no exception
+        before = len(two[0].seen) + len(two[1].seen)
+        assert there.asked(connection, "/", b"x" * size)[0] == 200
+        two[0].lost.clear()
+        two[1].lost.set()
+        status, _, body = there.asked(connection, "/lost", b"x" * size)
+        if status == 200:
+            assert body == {"router": "b", "bytes": size}
+        assert status == 200
+        assert len(two[0].seen) + len(two[1].seen) - before in (2, 3)
+    connection.close()
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize(
+    ("path", "size"), [("/lost", 10), ("/lost", 200_000), ("/lost", 5_000_000), ("/v1/sessions/lost", 10)]
+)
+def test_where_it_cannot_be_repeated_it_is_told_that_the_router_is_lost(
+    there: Edge, two: list[Router], used_before: bool, path: str, size: int
+) -> None:
+    """Both routers die under it, the body is too large to be kept, or it opens a session."""
+    there.start(*two)
+    connection = http.client.HTTPConnection("127.0.0.1", there.port, timeout=WITHIN_S)
+    for _ in range(3 if used_before else 0):
+        assert there.asked(connection, "/", b"x")[0] == 200
+    status, headers, body = there.asked(connection, path, b"x" * size)
+    connection.close()
+    assert (status, headers["content-type"], headers["retry-after"]) == (502, "application/json", "1")
+    assert body["error"]["code"] == "router_lost"
+    asked = two[0].seen + two[1].seen
+    assert asked.count(path) == (2 if size == 10 and path == "/lost" else 1)
+
+
+def test_one_source_cannot_take_all_connections(tmp_path: Path, two: list[Router]) -> None:
+    request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+    with edge(tmp_path, haproxy.Sources(10, ("127.0.0.2/32",))) as there:
+        there.start(*two)
+        full = [there.raw(b"") for _ in range(10)]
+        told = [there.raw(b"") for _ in range(haproxy.TOLD)]
+        with contextlib.suppress(ConnectionResetError), there.raw(b"") as closed:  # at once, or after a moment
+            assert closed.recv(1) == b""
+        told[-1].sendall(request)
+        answer = told[-1].recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\n")
+        assert b'"code": "too_many_connections"' in answer
+        full[-1].sendall(request)
+        assert full[-1].recv(65_536).startswith(b"HTTP/1.1 200")
+        for one in (*told, full[0]):
+            one.close()
+        within("there is room again", lambda: there.ask()[0] == 200)
+        trusted = [there.raw(request, "127.0.0.2") for _ in range(12 + haproxy.TOLD)]
+        assert trusted[-1].recv(65_536).startswith(b"HTTP/1.1 200")
+        for one in itertools.chain(trusted, full):
+            one.close()
+
+
+def test_slow_headers_and_bodies_end_in_time_and_quiet_answers_do_not(
+    tmp_path: Path, two: list[Router], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy, "REQUEST_S", SOON)
+    monkeypatch.setattr(haproxy, "CLIENT_S", SOON)
+    with edge(tmp_path) as there:
+        there.start(*two)
+        idle = there.raw(b"")
+        headers = there.raw(b"GET / HTTP/1.1\r\nho")
+        body = there.raw(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
+        large = there.raw(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n" + b"a" * 100_000)
+        nonsense = there.raw(b"nonsense\r\n\r\n")
+        quiet = there.raw(b"GET /quiet HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert idle.recv(65_536) == b""
+        # a head that is none or never whole gets a page of HAProxy's own, for which 2.8 takes no file
+        assert headers.recv(65_536).startswith(b"HTTP/1.1 408 ")
+        assert nonsense.recv(65_536).startswith(b"HTTP/1.1 400 ")
+        assert body.recv(65_536).startswith(b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\n")
+        answer = large.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n")
+        received = b""
+        while not received.endswith(b"0\r\n\r\n"):
+            part = quiet.recv(65_536)
+            assert part, f"cut after {received!r}"
+            received += part
+        for one in (idle, headers, body, large, nonsense, quiet):
+            one.close()

@@ -1,0 +1,181 @@
+"""The rooms: floors, doors, circles, sizes. Each rule is shown to bite on a small tree before it is held against ours.
+
+What breaks a rule today is listed in `house_debts`; the lists may only become shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import house_debts as debts
+from tests import house_rules as rules
+from tests.house_rules import House
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = ("serve_app", "autoscaling", "benchmarks")
+# Users import these, and entry points and configurations name them.
+FOR_USERS = ("serve_app.connect", "serve_app.cli.main", "serve_app.client.Client")
+
+
+def sources(*folders: str) -> dict[str, str]:
+    """Source texts of these folders by their path."""
+    files: Iterator[Path] = (file for folder in folders for file in sorted((ROOT / folder).rglob("*.py")))
+    return {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
+
+
+@pytest.fixture(scope="module")
+def house() -> House:
+    texts = sources(*SHIPPED)
+    assert len(texts) > 100, "the code has moved: these tests walk nothing"
+    return House(texts)
+
+
+ROUTER = {"serve_app/router/__init__.py": "from serve_app.router.grants import Grant\n__all__ = ['Grant']"}
+GRANTS = {"serve_app/router/grants.py": "class Grant: ...\nclass Hidden: ..."}
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("serve_app/router/a.py", "from serve_app.http import b"),
+        ("serve_app/router/a.py", "def late():\n    from serve_app import http"),
+        ("serve_app/quota/a.py", "from serve_app.router import Grant"),
+        ("serve_app/core/queue/a.py", "from serve_app.router import Grant"),
+        ("serve_app/core/__init__.py", "import serve_app.router"),
+        ("serve_app/types.py", "import typing\nif typing.TYPE_CHECKING:\n    from serve_app.router import Grant"),
+    ],
+)
+def test_an_import_of_the_same_or_a_higher_floor_is_seen(path: str, source: str) -> None:
+    http = {"serve_app/http/__init__.py": "", "serve_app/http/b.py": ""}
+    assert len(rules.upward(House({**ROUTER, **GRANTS, **http, path: source}))) == 1
+
+
+def test_an_import_of_a_lower_floor_is_accepted() -> None:
+    tree = House({**ROUTER, **GRANTS, "serve_app/http/a.py": "from serve_app.router import Grant"})
+    assert rules.upward(tree) == rules.past_the_door(tree) == rules.homeless(tree) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from serve_app.router.grants import Grant",
+        "import serve_app.router.grants",
+        "from serve_app.router import grants",
+        "from serve_app.router import Hidden",
+        "from ..router.grants import Grant",
+    ],
+)
+def test_an_import_past_the_door_of_a_room_is_seen(source: str) -> None:
+    assert len(rules.past_the_door(House({**ROUTER, **GRANTS, "serve_app/http/a.py": source}))) == 1
+
+
+def test_a_module_that_imports_its_own_door_is_seen() -> None:
+    tree = House({**ROUTER, **GRANTS, "serve_app/router/a.py": "from serve_app.router import Grant"})
+    assert len(rules.past_the_door(tree)) == 1
+
+
+def test_a_module_that_a_room_exports_is_accepted() -> None:
+    door = {"serve_app/router/__init__.py": "from serve_app.router import grants\n__all__ = ['grants']"}
+    tree = House({**GRANTS, **door, "serve_app/http/a.py": "from serve_app.router import grants"})
+    assert rules.past_the_door(tree) == []
+
+
+def test_an_export_that_nobody_uses_is_seen() -> None:
+    tree = House({**ROUTER, **GRANTS})
+    assert rules.unused_exports(tree, ()) == ["serve_app.router: Grant"]
+    assert rules.unused_exports(tree, ("serve_app.router.Grant",)) == []
+
+
+def test_a_circle_is_seen_for_type_checkers_too() -> None:
+    tree = House({
+        "serve_app/router/a.py": "from serve_app.router.b import B",
+        "serve_app/router/b.py": "if TYPE_CHECKING:\n    from serve_app.router import c",
+        "serve_app/router/c.py": "def late():\n    from .a import A",
+        "serve_app/router/d.py": "from .a import A",
+    })  # fmt: skip
+    assert rules.circles(tree) == [("serve_app.router.a", "serve_app.router.b", "serve_app.router.c")]
+
+
+def test_a_class_name_that_occurs_twice_is_seen() -> None:
+    tree = House({"serve_app/router/a.py": "class A: ...\nclass B: ...", "autoscaling/b.py": "class A: ..."})
+    assert rules.doubled_classes(tree) == {"A": ["serve_app.router.a", "autoscaling.b"]}
+
+
+def test_a_module_without_a_room_is_seen() -> None:
+    assert rules.homeless(House({"serve_app/core/stray.py": "", "serve_app/stray.py": ""})) == [
+        "serve_app/core/stray.py",
+        "serve_app/stray.py",
+    ]
+
+
+def test_what_is_too_long_is_seen() -> None:
+    texts = {
+        "a.py": "x = 1\n" * 401,
+        "b.py": "def f():\n" + "    x = 1\n" * 60,
+        "c.py": "def f():\n" + "    x = 1\n" * 59,
+    }
+    assert rules.long_files(texts) == {"a.py": 401}
+    assert rules.long_functions(texts) == {"b.py:f": 61}
+
+
+def test_every_module_is_in_a_room(house: House) -> None:
+    assert rules.homeless(house) == []
+
+
+def test_every_room_is_there(house: House) -> None:
+    assert [room for room in rules.FLOOR_OF if room not in house.paths] == []
+
+
+def test_no_arrow_runs_up(house: House) -> None:
+    assert rules.upward(house) == []
+
+
+def test_rooms_are_entered_by_their_doors(house: House) -> None:
+    assert rules.past_the_door(house) == []
+
+
+def test_rooms_export_nothing_that_nobody_uses(house: House) -> None:
+    from serve_app import agents
+
+    assert rules.unused_exports(house, (*FOR_USERS, *(f"serve_app.agents.{name}" for name in agents.__all__))) == []
+
+
+def test_modules_import_each_other_in_no_circle(house: House) -> None:
+    assert rules.circles(house) == [tuple(circle) for circle in debts.CIRCLES]
+
+
+def test_floors_are_counted_by_the_longest_way_down() -> None:
+    texts = {
+        "serve_app/types.py": "",
+        "serve_app/core/queue/__init__.py": "import serve_app.types",
+        "serve_app/core/memory/__init__.py": "import serve_app.core.queue",
+        "serve_app/router/__init__.py": "import serve_app.types\nimport serve_app.core.memory",
+    }
+    assert rules.floors(House(texts)) == 3
+
+
+def test_the_rooms_stand_on_ten_floors_at_most(house: House) -> None:
+    assert rules.floors(house) <= rules.MAX_FLOORS
+
+
+def test_the_top_of_the_package_stays_small() -> None:
+    entries = [entry.name for entry in (ROOT / "serve_app").iterdir() if entry.name != "__pycache__"]
+    assert len(entries) <= rules.MAX_TOP_ENTRIES, sorted(entries)
+
+
+def test_two_classes_never_share_a_name(house: House) -> None:
+    """A name that no longer occurs twice has to leave the list."""
+    assert sorted(rules.doubled_classes(house)) == sorted(debts.DOUBLED_CLASSES)
+
+
+@pytest.mark.parametrize("measure", [rules.long_files, rules.long_functions])
+def test_files_and_functions_stay_short(measure: object) -> None:
+    """What is too long today may become shorter, and leaves the list when it is short enough."""
+    known = debts.LONG_FILES if measure is rules.long_files else debts.LONG_FUNCTIONS
+    count = rules.long_files if measure is rules.long_files else rules.long_functions
+    found = count(sources(*SHIPPED, "scripts", "tests"))
+    assert {name: lines for name, lines in found.items() if lines > known.get(name, 0)} == {}
+    assert sorted(set(known) - set(found)) == [], "short enough now: take it from the list"

@@ -1,0 +1,213 @@
+"""A channel that breaks, or never stands, ends the requests on it at once; none goes on with a hole in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from serve_app.engine import deployment
+from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.transport import channel, stream
+from serve_app.transport.channel import Channel
+from serve_app.transport.messages import Batch, Frame, Usage, batch_encoder
+from serve_app.transport.stream import Stream, Unread
+from tests.fakes.engines import FakeCluster, model, run, turns, until
+from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, answer, asked, heard, nothing, opened, said, text
+
+
+@pytest.mark.parametrize("loss", ["break_channels", "kill"])
+def test_a_lost_channel_fails_every_request_on_it_after_the_frames_that_arrived(loss: str) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+
+        async def one(number: int) -> int:
+            async with link.run(asked(f"prompt {number}", LONG), nothing) as stream:
+                frames = await stream.next()
+                with contextlib.suppress(EngineFailed):
+                    while frames[-1].usage is None:
+                        frames += await stream.next()
+                with pytest.raises(EngineFailed, match=REPLICA):
+                    await stream.next()
+                return sum(len(group) - 1 for frame in frames for group in frame.groups)
+
+        requests = [asyncio.create_task(one(number)) for number in range(20)]
+        await until(lambda: cluster[REPLICA].work == 20, SOON_S, "all run")
+        await asyncio.sleep(0.02)  # some tokens
+        getattr(cluster, loss)(REPLICA)
+        assert all(await asyncio.wait_for(asyncio.gather(*requests), SOON_S))
+        assert not link.open
+        if loss == "break_channels":
+            assert await until(lambda: not cluster[REPLICA].work, SOON_S, "the engine aborted them") < 1.0
+            assert text(await answer(link, "again", 4)) == said("again", 4)
+
+    run(scenario, model(slots=64))
+
+
+def test_an_attach_that_is_never_answered_fails_in_time_and_leaves_nothing_behind() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        cluster[REPLICA].mute = True
+        link, handle = opened(cluster)
+        told = await asyncio.gather(*(answer(link, f"p{n}", 3) for n in range(5)), return_exceptions=True)
+        assert [type(error) for error in told] == [EngineUnreachable] * 5
+        assert not link.open
+        assert [method for method, _ in handle.calls] == ["attach"]
+        await until(lambda: not cluster[REPLICA].calls, SOON_S, "the attach cancelled")
+        cluster[REPLICA].mute = False
+        assert text(await answer(link, "b", 3)) == said("b", 3)
+
+    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.2})
+
+
+def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channel() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        answered = 0
+        for late in range(16):  # turns of the loop that the attach takes: one of them meets the timeout
+            link, handle = opened(cluster, f"router {late}")
+            handle.turns = lambda method, late=late: late if method == "attach" else 1
+            first = asyncio.create_task(answer(link, "a", 3))
+            await turns(1)
+            time.sleep(0.6 * channel.ATTACH_TIMEOUT_S)  # noqa: ASYNC251  the loop is busy, as on a loaded machine
+            second = asyncio.create_task(answer(link, "b", 3))
+            await turns(1)
+            time.sleep(0.5 * channel.ATTACH_TIMEOUT_S)  # noqa: ASYNC251  the first one's time is over, not the second's
+            both = asyncio.gather(first, second, return_exceptions=True)
+            for told, prompt in zip(await asyncio.wait_for(both, SOON_S), "ab", strict=True):
+                if isinstance(told, BaseException):
+                    assert isinstance(told, EngineUnreachable)
+                else:
+                    assert text(told) == said(prompt, 3)
+                    answered += 1
+        assert answered
+
+    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.02})
+
+
+def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        cluster[REPLICA].mute = True
+        link, _ = opened(cluster)
+        requests = [asyncio.create_task(answer(link, "a", 3)) for _ in range(3)]
+        await turns(10)
+        assert link.busy
+        for request in requests:
+            request.cancel()
+        assert {type(e) for e in await asyncio.gather(*requests, return_exceptions=True)} == {asyncio.CancelledError}
+        assert not link.busy
+        await until(lambda: not link.open, SOON_S, "the channel closed")
+
+    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
+
+
+@pytest.mark.parametrize(
+    ("raised", "match"),
+    [(EngineFailed("no KV left"), "no KV left"), (ValueError("a bug"), "ValueError: a bug"), (None, "dropped")],
+)
+def test_whatever_ends_a_call_on_the_replica_ends_its_stream(raised: Exception | None, match: str) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+
+        async def submit(*_: Any, **__: Any) -> None:
+            if raised is None:
+                raise asyncio.CancelledError  # as the replica's own `_detach` does to a request
+            raise raised
+
+        cluster[REPLICA].engine.submit = submit  # type: ignore[method-assign]
+        async with link.run(asked("a", 3), nothing) as stream:
+            with pytest.raises(EngineFailed, match=match):
+                await asyncio.wait_for(stream.next(), SOON_S)
+
+    run(scenario)
+
+
+def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_BUFFERED_BYTES", 20_000)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+        ends: list[int] = []
+        async with link.run(asked("slow", LONG), lambda: ends.append(1)) as stream:
+            frames = await stream.next()
+            neighbour = asyncio.create_task(answer(link, "quick", 300))
+            await until(lambda: bool(ends), SOON_S, "the slow one cut")
+            await until(lambda: cluster[REPLICA].work <= 1, SOON_S, "its request aborted")
+            assert text(await neighbour) == said("quick", 300)
+            frames += await stream.next()  # what had arrived is still delivered
+            with pytest.raises(EngineFailed, match="too slowly") as cut:
+                await stream.next()
+            assert cut.value.code == "slow_client"
+            assert ends == [1]
+        size = sum(len(frame.body) for frame in frames)
+        assert 20_000 < size < 25_000  # no more is kept than what made it too much
+
+    run(scenario)
+
+
+def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+        async with link.run(asked("slow", LONG), nothing) as stream:
+            frames = await stream.next()
+            cluster.break_channels(REPLICA)
+            await until(lambda: not link.open, SOON_S, "the break seen")
+            assert not link.busy  # nor may its reader hold up a drain
+            await answer(link, "quick", 30)  # over the next channel, while the one that lost frames has not looked yet
+            with contextlib.suppress(EngineFailed):
+                while frames[-1].usage is None:
+                    frames += await stream.next()
+            assert said("slow", LONG).startswith(heard(frames))
+            with pytest.raises(EngineFailed, match="broke"):
+                await asyncio.wait_for(stream.next(), SOON_S)
+            await until(lambda: not cluster[REPLICA].work, 1.0, "aborted, though the router is attached again")
+            link.retire()
+
+    run(scenario, waits={(deployment, "BREAK_GRACE_S"): 0.5, (channel, "IDLE_CLOSE_S"): 60.0})
+
+
+def test_what_a_dropped_channel_still_brings_is_for_nobody() -> None:
+    class Handle:
+        on_message: Callable[[bytes], None]
+
+        async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
+            self.on_message = on_message
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        handle, slots = Handle(), Slots()
+        link = Channel(handle, "router", REPLICA, itertools.count(1), slots)  # type: ignore[arg-type]
+        first = asyncio.create_task(answer(link, "a", 3))
+        await turns(5)
+        link.retire()  # before it stood
+        with pytest.raises(EngineUnreachable):
+            await asyncio.wait_for(first, SOON_S)
+        handle.on_message(batch_encoder.encode(Batch([], 7)))  # it came in the turn in which the channel was dropped
+        assert (slots.told, link.open) == ([], False)
+
+    asyncio.run(scenario())
+
+
+def test_frames_that_come_after_a_failure_are_dropped() -> None:
+    stream = Stream(Unread(), nothing)
+    assert stream.push(Frame(1, b"a", 200, "sse"))
+    stream.fail(EngineFailed("first"))
+    stream.fail(EngineFailed("second"))
+    assert stream.push(Frame(1, b"b", usage=Usage()))
+
+    async def scenario() -> None:
+        assert [frame.body for frame in await stream.next()] == [b"a"]
+        with pytest.raises(EngineFailed, match="first"):
+            await stream.next()
+
+    asyncio.run(scenario())
