@@ -14,16 +14,17 @@ import psutil
 
 INSTANCE_VARIABLE = "SERVE_APP_INSTANCE"  # inherited by all that `serve-app up` starts
 
-ENGINE_CORE = "EngineCore"
+ENGINE_CORE, API_SERVER = "EngineCore", "vLLM API server"
+ENGINE_REPLICA, ROUTER_REPLICA, HAPROXY = "engine replica", "router replica", "HAProxy"
 # Searched in this order in command line or process title; the first part found gives the role.
 ROLE_MARKS: tuple[tuple[str, str], ...] = (
     ("VLLM::EngineCore", ENGINE_CORE),
     ("VLLM::Worker", ENGINE_CORE),  # ranks of a tensor-parallel engine run the model outside EngineCore's process
-    ("vllm.entrypoints", "vLLM API server"),
-    ("VLLM::APIServer", "vLLM API server"),
+    ("vllm.entrypoints", API_SERVER),
+    ("VLLM::APIServer", API_SERVER),
     ("serve_app.cli", "supervisor"),
     ("serve_app.cluster.local", "supervisor"),
-    ("haproxy", "HAProxy"),
+    ("haproxy", HAPROXY),
     ("ray::ServeController", "Serve controller"),
     ("raylet/raylet", "raylet"),
     ("gcs_server", "GCS"),
@@ -39,7 +40,7 @@ def role_of(title: str) -> str:
     """The role of a process in a server, from its command line or the title it gave itself."""
     if title.startswith(REPLICA_MARK):
         deployment = title.removeprefix(REPLICA_MARK).split(":", 1)[-1].lower()
-        return "router replica" if "router" in deployment else "engine replica"
+        return ROUTER_REPLICA if "router" in deployment else ENGINE_REPLICA
     return next((role for mark, role in ROLE_MARKS if mark in title), OTHER)
 
 

@@ -17,13 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import stats
-from benchmarks.common.processes import ENGINE_CORE
+from benchmarks.common.processes import API_SERVER, ENGINE_CORE, ENGINE_REPLICA, HAPROXY, ROUTER_REPLICA
 from benchmarks.common.stats import Estimate, shorten
 
 RATIO_GOAL = 1.0
 RATIO_BARS: Mapping[int, float] = {1: 0.95, 8: 0.95, 32: 0.95, 64: 0.90}  # tokens/s of ours over vLLM's own server
 PUBLISHED_BATCH = 32  # the batch size of the published curve: a 70B model on four GPUs
 PUBLISHED_THROUGHPUT_FACTOR, PUBLISHED_LATENCY_FACTOR = 13.0, 2.6  # 45 -> 587 tokens/s, 33.3 -> 87.4 s
+CPU_BARS: Mapping[str, float] = {"cpu_ratio_engine_replica": 1.05, "cpu_ratio_router_haproxy": 0.4}  # from 8 clients up
 US_PER_S = 1e6
 P50, P99 = 0.5, 0.99
 
@@ -135,6 +136,13 @@ class Analysis:
             "ttft_added_ms": self._estimate(ttft, stats.pooled_median_difference).as_json(),
         }
 
+    def cpu_ratio(self, clients: int, roles: Sequence[str]) -> float | None:
+        """CPU a token of these processes of the second arm over that of vLLM's API server in the first: the median over
+        rounds of the quotient within a round."""
+        pairs = zip(*(self.of(arm, clients) for arm in self.arms[:2]), strict=False)
+        servers = [(ours, baseline.cpu_us_per_token(API_SERVER)) for baseline, ours in pairs]
+        return _median([sum(map(ours.cpu_us_per_token, roles)) / server for ours, server in servers if server])
+
     def outside_engine(self, arm: str) -> Estimate:
         """CPU microseconds a token of all processes but EngineCore: each client count weighs the same."""
         by_count = [[w.cpu_us_per_token() for w in self.of(arm, c)] for c in self.clients]
@@ -155,13 +163,16 @@ def build(analysis: Analysis, conditions: Mapping[str, Any]) -> dict[str, Any]:
         "ratio": {c: e["ratio"]["value"] for c, e in compared.items()},
         "ttft_added_ms": {c: e["ttft_added_ms"]["value"] for c, e in compared.items()},
         "cpu_us_per_token_outside_engine": {arm: e["value"] for arm, e in outside.items()},
+        "cpu_ratio_engine_replica": {c: analysis.cpu_ratio(int(c), [ENGINE_REPLICA]) for c in compared},
+        "cpu_ratio_router_haproxy": {c: analysis.cpu_ratio(int(c), [ROUTER_REPLICA, HAPROXY]) for c in compared},
+        "idle_cores": {arm: shorten(sum(roles.values())) for arm, roles in conditions.get("idle_cores", {}).items()},
         "intervals": {
             "ratio": {c: e["ratio"] for c, e in compared.items()},
             "ratio_paired": {c: e["ratio_paired"] for c, e in compared.items()},
             "ttft_added_ms": {c: e["ttft_added_ms"] for c, e in compared.items()},
             "cpu_us_per_token_outside_engine": outside,
         },
-        "bars": {"ratio": {str(c): bar for c, bar in RATIO_BARS.items()}, "ratio_goal": RATIO_GOAL},
+        "bars": {"ratio": {str(c): bar for c, bar in RATIO_BARS.items()}, "ratio_goal": RATIO_GOAL, **CPU_BARS},
         "arms": {arm: {str(c): analysis.figures(arm, c) for c in analysis.clients} for arm in analysis.arms},
         "windows": len(analysis.windows),
         "errors": sum(w.result["errors"] for w in analysis.windows),
@@ -239,13 +250,17 @@ def _cpu_table(result: Mapping[str, Any]) -> Table:
 def _comparison_table(result: Mapping[str, Any]) -> Table:
     baseline, measured = list(result["arms"])
     table = Table(title=f"{measured} over {baseline}")
-    for column in ("clients", "tokens/s ratio", "bar", "goal", "ratio, paired rounds", "TTFT added ms"):
+    columns = ("clients", "tokens/s ratio", "bar", "goal", "ratio, paired rounds", "TTFT added ms", *CPU_BARS)
+    for column in columns:
         table.add_column(column, justify="right")
     intervals = result["intervals"]
     for c in result["ratio"]:
         bar = result["bars"]["ratio"].get(c)
         cells = [cell(intervals[key][c]) for key in ("ratio", "ratio_paired", "ttft_added_ms")]
-        table.add_row(c, cells[0], f"{bar:g}" if bar else "-", f"{RATIO_GOAL:g}", cells[1], cells[2])
+        cpu = ["-" if result[key][c] is None else f"{result[key][c]:g}" for key in CPU_BARS]
+        table.add_row(c, cells[0], f"{bar:g}" if bar else "-", f"{RATIO_GOAL:g}", cells[1], cells[2], *cpu)
+    idle = ", ".join(f"{arm} {cores:g}" for arm, cores in result["idle_cores"].items())
+    table.caption = f"CPU ratios: over vLLM's API server, a token. Idle, in cores: {idle}"
     return table
 
 

@@ -33,7 +33,10 @@ def window(arm: str, clients: int, number: int, tokens_per_s: float, ttft_ms: fl
         "cpu_s": 0.1,
         "errors": 0,
     }
-    cpu_s = {"EngineCore": ENGINE_S, "router replica": OUTSIDE_S / 5, "engine replica": OUTSIDE_S * 4 / 5}
+    cpu_s = {"EngineCore": ENGINE_S, "vLLM API server": OUTSIDE_S}
+    if arm == "ours":
+        parts = {"router replica": OUTSIDE_S * 0.15, "HAProxy": OUTSIDE_S * 0.05, "engine replica": OUTSIDE_S * 0.8}
+        cpu_s = {"EngineCore": ENGINE_S, **parts}
     return Window(arm, clients, number, result, cpu_s, foreign_cores=0.1)
 
 
@@ -45,7 +48,10 @@ def result(rounds: int, arms: tuple[str, ...] = ARMS) -> dict[str, Any]:
         for c in CLIENTS
         for n in range(1, rounds + 1)
     ]
-    return report.build(Analysis(windows, arms, CLIENTS, seed=1, resamples=100), {"seconds": 1})
+    return report.build(
+        Analysis(windows, arms, CLIENTS, seed=1, resamples=100),
+        {"seconds": 1, "idle_cores": {"ours": {"raylet": 0.1, "GCS": 0.02}}},
+    )
 
 
 def keys(value: Any) -> Any:
@@ -55,6 +61,7 @@ def keys(value: Any) -> Any:
 def test_the_promised_keys_are_there_and_short_runs_have_the_same() -> None:
     full, quick = result(5), result(1)
     assert list(full)[:3] == ["ratio", "ttft_added_ms", "cpu_us_per_token_outside_engine"]
+    assert full["idle_cores"] == {"ours": 0.12}
     assert set(full["ratio"]) == {"1", "32"}
     assert keys(full) == keys(quick)
 
@@ -73,6 +80,15 @@ def test_cpu_outside_the_engine_leaves_out_enginecore_and_nothing_else() -> None
     assert found["cpu_us_per_token_outside_engine"]["vllm"] == pytest.approx(sum(expected) / 2, rel=1e-3)
     roles = found["arms"]["vllm"]["1"]["cpu_us_per_token"]
     assert roles["EngineCore"] == pytest.approx(expected[0] * ENGINE_S / OUTSIDE_S, rel=1e-3)
+
+
+def test_cpu_ratios_are_a_token_and_over_vllms_api_server() -> None:
+    found = result(3)  # ours does 0.9 of the tokens with the same CPU
+    assert found["cpu_ratio_engine_replica"] == {
+        "1": pytest.approx(0.8 / 0.9, rel=1e-3),
+        "32": pytest.approx(0.8 / 0.9, rel=1e-3),
+    }
+    assert found["cpu_ratio_router_haproxy"]["32"] == pytest.approx(0.2 / 0.9, rel=1e-3)
 
 
 def test_a_p99_needs_a_thousand_gaps() -> None:

@@ -20,7 +20,10 @@ def session(number: int) -> Key:
 
 
 async def places(router: Router, count: int = 20) -> list[str]:
-    """Where one request of each session runs, one after the other."""
+    """Where one request of each session runs, one after the other, once this router has credit everywhere: before, it
+    grants on what it has (a hint never makes a request wait)."""
+    usable = [name for name in router.model.replicas if router.model.health.well(name)]
+    await until(lambda: all(router.view.replicas[name].slots for name in usable), SOON_S, "credit on each replica")
     for number in range(count):
         await router.ask(key=session(number))
     return list(router.places.values())[-count:]
