@@ -22,7 +22,8 @@ from serve_app.types import RequestClass
 MODEL = "m"
 NEVER_S, OPEN_S = 1e9, 5.0  # of a session: its time to live, and until routers have given back the credit it needs
 ROUND_TRIP_S = 0.02
-BEAT_S, REPORT_S, REPORT_EACH_S, CALLS, RETRY_S = 1.0, 0.1, 0.0005, 4, 0.25  # as in `serve_app.router.queue_client`
+# As in `serve_app.router.queue_client`.
+BEAT_S, REPORT_S, CALM_REPORT_S, REPORT_EACH_S, CALLS, RETRY_S = 1.0, 0.1, 0.5, 0.0005, 4, 0.25
 TICK_S, WATCH_S, ENGINE_BEAT_S = 0.5, 0.5, 1.0  # as in `serve_app.quota` and of engines
 
 
@@ -256,7 +257,8 @@ class Router:
         self._ask(self.actor.watch, self.line.watch(), lambda: self.clock.after(0.0, self._watch))
 
     def _report(self) -> None:
-        report_s, now = max(REPORT_S, REPORT_EACH_S * self.line.running), self.clock.now
+        soonest_s, now = REPORT_S if self.line.contended else CALM_REPORT_S, self.clock.now
+        report_s = max(soonest_s, REPORT_EACH_S * self.line.running)
         if now >= self._beat_s + BEAT_S or (self.line.has_sums and now >= self._said_s + report_s):
             self._beat_s = now
             self._send(beat=True)

@@ -28,6 +28,7 @@ logger = logging.getLogger("ray.serve")
 
 BEAT_S = 1.0  # between messages when there is nothing to say
 REPORT_S = 0.1  # what running requests have produced is reported so often: fair order needs no more
+CALM_REPORT_S = 0.5  # while no request waits anywhere no order is made; when one does, the next message has all sums
 REPORT_EACH_S = 0.0005  # and no more than 2,000 reports a second come from one router, however many requests run
 CALLS = 4  # messages on their way at once; more would only make smaller ones
 ANSWER_S = FENCE_S  # an answer that comes later is good for nothing
@@ -249,7 +250,8 @@ class QueueClient:
         """A beat when it is time, and sooner where sums have waited for a message that would have taken them."""
         beat_at = time.monotonic()
         while True:
-            report_s = max(REPORT_S, REPORT_EACH_S * min(BATCH, self.core.running))
+            soonest_s = REPORT_S if self.core.contended else CALM_REPORT_S
+            report_s = max(soonest_s, REPORT_EACH_S * min(BATCH, self.core.running))
             wait_s = self._sent_at + report_s - time.monotonic()
             await asyncio.sleep(wait_s if wait_s > 0.0 else report_s)
             now = time.monotonic()

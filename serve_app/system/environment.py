@@ -69,6 +69,7 @@ def common_environment(
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_RPC_BASE_PATH": str(run_dir),  # sockets that a killed engine would leave in /tmp
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # at Serve's 0.1 s the idle controller takes 2% of a core
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # each replica wakes up for it; Serve's 100 is no use to a scrape
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves replicas and engines beside anything else that runs
         # the fast path (shared/design/FACTS.md, 'Ray Serve')
         "RAY_SERVE_ENABLE_HA_PROXY": "1",

@@ -233,6 +233,11 @@ class RemoteLine:
         return self._link.booked
 
     @property
+    def contended(self) -> bool:
+        """Whether requests of some model wait, by the actor's last word."""
+        return bool(self._link.contended)
+
+    @property
     def has_sums(self) -> bool:
         """See `Link.has_sums`."""
         return self._link.has_sums
