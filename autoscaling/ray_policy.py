@@ -1,10 +1,10 @@
-"""The adapter between Serve's controller and our scaling policies: an application-level policy class.
+"""The adapter between Serve's controller and the scaling policies: an application-level policy class.
 
 It runs in the controller at every tick of its loop (0.1 s), so it never blocks and never raises: an exception would
 stop the scaling of this application and of all after it. On an error a deployment keeps its present target, the error
-is counted, and its first occurrence of a kind is logged with the deployment's name.
+is counted, and the first error of each kind is logged with the deployment's name.
 
-Invariant: only numbers of replicas that Serve counts as running and that told something lately are used.
+Invariant: only numbers of replicas that Serve counts as running and that reported lately are used.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from ray.serve.config import AutoscalingContext
 from ray.util.metrics import Counter
 
 from autoscaling import readings
-from autoscaling.placement_hook import Placing, of_this_process
-from autoscaling.policies import Decision, Ongoing, Signals, within_room
+from autoscaling.placement_hook import StartPlacer, placer_of_this_process
+from autoscaling.policies import Decision, OngoingRequestsPolicy, Signals, within_scale_up_limit
 from autoscaling.readings import RouterCounts
 from serve_app.names import ROUTER
 
 logger = logging.getLogger("ray.serve")
 
-STALE_INTERVALS = 5.0  # a replica on a busy machine misses a report or two, hardly ever four in a row
-NOBODY: RouterCounts = RouterCounts()
+STALE_INTERVALS = 5.0  # a replica on a busy machine misses one or two reports, hardly ever four in a row
+NO_COUNTS: RouterCounts = RouterCounts()
 
 Contexts = Mapping[Any, AutoscalingContext]  # by Serve's DeploymentID
 States = dict[Any, dict[str, Any]]
 
 
 class Freshness:
-    """Which replicas told something lately. By our own clock: theirs may be off, so only its progress counts."""
+    """The replicas that reported lately, by the local clock: of a replica's clock only the progress counts."""
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, tuple[float, float]] = {}  # replica -> its newest moment, and when we first saw it
+        self._seen: dict[Hashable, tuple[float, float]] = {}  # replica -> its newest timestamp, and when it was seen
 
-    def look(self, told: Iterable[tuple[Hashable, float]], running: Iterable[Hashable], now: float) -> None:
-        """Take in what the replicas that run have told up to now, and forget all others."""
+    def update(self, reported: Iterable[tuple[Hashable, float]], running: Iterable[Hashable], now: float) -> None:
+        """Record the reports of running replicas, and drop all other replicas."""
         alive = frozenset(running)
         seen = {replica: entry for replica, entry in self._seen.items() if replica in alive}
-        for replica, at in told:
+        for replica, at in reported:
             if replica in alive and (replica not in seen or seen[replica][0] != at):
                 seen[replica] = (at, now)
         self._seen = seen
@@ -53,13 +53,13 @@ class Freshness:
 
 
 class ScalingPolicy:
-    """An application's scaling policy: engine deployments follow their load, the router deployment is left alone.
+    """An application's scaling policy: engine deployments follow their load, the router deployment is not scaled.
 
     Args:
         router: the router deployment's name.
         clock: seconds, monotonic.
-        starts: what `placing.of_this_process` takes; None: Ray alone decides where engines start.
-        placing: in its place, for tests.
+        starts: arguments of `placer_of_this_process`; None: Ray alone decides where engines start.
+        placing: a start placer instead of it, for tests.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class ScalingPolicy:
         router: str = ROUTER,
         clock: Callable[[], float] = time.monotonic,
         starts: Mapping[str, Any] | None = None,
-        placing: Placing | None = None,
+        placing: StartPlacer | None = None,
     ) -> None:
         self._router = router
         self._clock = clock
         self._placing = _placing(starts) if starts is not None else placing
-        self._policies: dict[str, Ongoing] = {}
-        self._targets: dict[str, int] = {}  # as last seen; a change is logged with its reason
+        self._policies: dict[str, OngoingRequestsPolicy] = {}
+        self._targets: dict[str, int] = {}  # the last targets; a change is logged with its reason
         self._reasons: dict[str, str] = {}
         self._fresh: dict[str, Freshness] = {}
         self._logged: set[tuple[str, str]] = set()
@@ -85,10 +85,10 @@ class ScalingPolicy:
         )
 
     def __call__(self, contexts: Contexts) -> tuple[dict[Any, int], States]:
-        """Decisions and reasons by deployment id, for Serve, which applies delays and bounds to them."""
+        """Decisions and reasons by deployment id; Serve applies delays and bounds to them."""
         try:
             return self._decide_all(contexts)
-        except Exception as error:  # noqa: BLE001 - see above: nothing may get out of here
+        except Exception as error:  # noqa: BLE001 - see above: no exception may reach the controller
             self._failed("application", error)
             return {}, {}
 
@@ -106,16 +106,16 @@ class ScalingPolicy:
                 continue
             target = context.target_num_replicas
             try:
-                decision = self._decide(name, context, counts.get(name, NOBODY), routers, now)
-                _tell_serve(context, decision)
+                decision = self._decide(name, context, counts.get(name, NO_COUNTS), routers, now)
+                _report_load(context, decision)
                 decisions[deployment], states[deployment] = decision.replicas, {"reason": decision.reason}
-            except Exception as error:  # noqa: BLE001 - one model's trouble is not another's
+            except Exception as error:  # noqa: BLE001 - an error of one model must not affect others
                 self._failed(name, error)
                 decisions[deployment] = target
         return decisions, states
 
     def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
-        """What the routers told, by engine deployment, and which of them run."""
+        """The routers' counts, by engine deployment, and the running routers."""
         if self._router not in named:
             return {}, frozenset()
         context = named[self._router][1]
@@ -124,12 +124,12 @@ class ScalingPolicy:
             raw = context.raw_metrics or {}
             usable = self._usable(self._router, context, raw, now)
             return readings.router_counts(raw, usable), running
-        except Exception as error:  # noqa: BLE001 - the engines' own numbers still stand
+        except Exception as error:  # noqa: BLE001 - the engines' own numbers remain usable
             self._failed(self._router, error)
             return {}, running
 
     def _decide(
-        self, name: str, context: AutoscalingContext, held: RouterCounts, routers: frozenset[Hashable], now: float
+        self, name: str, context: AutoscalingContext, counts: RouterCounts, routers: frozenset[Hashable], now: float
     ) -> Decision:
         config: Any = context.config
         raw = context.raw_metrics or {}
@@ -137,22 +137,24 @@ class ScalingPolicy:
         signals = Signals(
             running=context.current_num_replicas,
             target=context.target_num_replicas,
-            waiting=held.waiting,
-            granted=held.granted,
+            waiting=counts.waiting,
+            granted=counts.granted,
             executing=readings.executing(raw, self._usable(name, context, raw, now)),
-            complete=bool(routers) and routers <= held.routers,
-            rung=not context.current_num_replicas and queued > 0,
+            complete=bool(routers) and routers <= counts.routers,
+            cold_start_requested=not context.current_num_replicas and queued > 0,
             min_replicas=context.capacity_adjusted_min_replicas,
             max_replicas=context.capacity_adjusted_max_replicas,
             target_ongoing=config.get_target_ongoing_requests(),
             look_back_s=config.look_back_period_s,
             now=now,
-            blocked=held.blocked,
+            blocked=counts.blocked,
         )
-        decision = self._policies.setdefault(name, Ongoing()).decide(signals)
+        decision = self._policies.setdefault(name, OngoingRequestsPolicy()).decide(signals)
         if self._placing is not None:
             more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
-            decision = within_room(decision, more, self._placing.room(context.deployment_id, signals.target, more))
+            decision = within_scale_up_limit(
+                decision, more, self._placing.scale_up_limit(context.deployment_id, signals.target, more)
+            )
         if self._targets.get(name, signals.target) != signals.target:
             logger.info("%s: target %d -> %d: %s", name, self._targets[name], signals.target, self._reasons[name])
         self._targets[name], self._reasons[name] = signals.target, decision.reason
@@ -161,21 +163,21 @@ class ScalingPolicy:
     def _usable(
         self, name: str, context: AutoscalingContext, raw: readings.Raw, now: float
     ) -> Callable[[Hashable], bool]:
-        """Whether a replica's numbers count: it runs, and it is not silent."""
+        """Whether a replica's numbers count: it runs, and its reports are fresh."""
         config: Any = context.config
         stale_s = STALE_INTERVALS * config.metrics_interval_s
         freshness = self._fresh.setdefault(name, Freshness())
-        freshness.look(readings.replicas_in(raw), context.running_replicas, now)
+        freshness.update(readings.latest_reports(raw), context.running_replicas, now)
         return lambda replica: freshness.fresh(replica, now, stale_s)
 
     def _forget(self, named: Mapping[str, Any]) -> None:
-        """Drop what is known of deployments that have left; one that comes back is new."""
+        """Drop the state of removed deployments; one that is added again starts anew."""
         for memory in (self._policies, self._targets, self._reasons, self._fresh):
             for name in [name for name in memory if name not in named]:
                 del memory[name]
 
     def _failed(self, name: str, error: Exception) -> None:
-        """Called while `error` is handled."""
+        """Count and log `error`; called while it is handled."""
         kind = type(error).__name__
         if (name, kind) not in self._logged:
             self._logged.add((name, kind))
@@ -188,19 +190,19 @@ class ScalingPolicy:
             self._uncounted += 1
 
 
-def _placing(starts: Mapping[str, Any]) -> Placing | None:
-    """None where it cannot be made: a policy that cannot be made would keep the application from being deployed."""
+def _placing(starts: Mapping[str, Any]) -> StartPlacer | None:
+    """The start placer; None if it cannot be made: an error here would prevent the application's deployment."""
     try:
-        return of_this_process(**starts)
+        return placer_of_this_process(**starts)
     except Exception:
         logger.exception("Ray alone decides where engines start")
         return None
 
 
-def _tell_serve(context: AutoscalingContext, decision: Decision) -> None:
-    """Put our count of requests in place of Serve's own, which holds each channel, call of `info` and doorbell too.
+def _report_load(context: AutoscalingContext, decision: Decision) -> None:
+    """Replace Serve's count of requests, which includes each channel, call of `info` and cold start call, by ours.
 
-    Serve reads it after us: for its log and gauge, and, where no replica runs, to start one replica without asking any
-    policy. There it gets zero, since we may want several at once.
+    Serve reads it later: for its log and gauge, and, if no replica runs, to start one replica without a policy. In that
+    case it gets zero, since the policy may want several replicas at once.
     """
     context.total_num_requests = decision.load if context.current_num_replicas else 0.0

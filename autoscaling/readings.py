@@ -1,7 +1,7 @@
-"""The numbers that routers and engine replicas report to Serve, out of the series Serve keeps of them.
+"""Reads the numbers that routers and engine replicas report to Serve from Serve's series.
 
-A series is a list of points with `timestamp` (seconds, the reporter's clock) and `value`, oldest first. What is not a
-finite number from zero up is no number.
+A series is a list of points with `timestamp` (seconds, the reporter's clock) and `value`, oldest first. A value that is
+not a finite number of at least zero counts as missing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ Raw = Mapping[str, Mapping[Any, Series]]  # number -> replica -> series
 
 @dataclass(frozen=True, slots=True)
 class RouterCounts:
-    """One model's requests in all routers that told; `routers` are those.
+    """One model's requests in all `routers` that reported.
 
-    `blocked`: its replicas that wait for memory. Each router has it from the quota actor: the largest, not the sum.
+    `blocked`: its replicas that wait for memory. Each router has this number from the quota actor, so it is the
+    maximum, not the sum.
     """
 
     waiting: float = 0.0
@@ -31,24 +32,24 @@ class RouterCounts:
 
 
 def newest(series: Series) -> float | None:
-    """The value of the last point; None when there is none."""
+    """The value of the last point; None without a point."""
     return count(series[-1].value) if series else None
 
 
-def told_at(series: Series) -> float | None:
-    """The moment of the last point, by the reporter's clock; None when there is none."""
+def reported_at(series: Series) -> float | None:
+    """The timestamp of the last point, by the reporter's clock; None without a point."""
     return count(series[-1].timestamp) if series else None
 
 
 def count(value: Any) -> float | None:
-    """The value as a count, None when it is none."""
+    """The value as a count; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         return None
     return float(value)
 
 
 def router_counts(raw: Raw, usable: Callable[[Hashable], bool]) -> dict[str, RouterCounts]:
-    """What the usable routers hold, by engine deployment. A router counts for a model when it has told both numbers."""
+    """The usable routers' requests, by engine deployment. A router counts for a model if it reported both numbers."""
     found: dict[str, RouterCounts] = {}
     for name, waiting_of in raw.items():
         if not name.startswith(WAITING_PREFIX):
@@ -71,17 +72,17 @@ def router_counts(raw: Raw, usable: Callable[[Hashable], bool]) -> dict[str, Rou
 
 
 def executing(raw: Raw, usable: Callable[[Hashable], bool]) -> float:
-    """Requests the usable engine replicas of one deployment say they run."""
+    """The running requests that the usable engine replicas of one deployment report."""
     told = (newest(series) for replica, series in raw.get(ONGOING, {}).items() if usable(replica))
     return sum(number for number in told if number is not None)
 
 
-def replicas_in(raw: Raw) -> Iterable[tuple[Hashable, float]]:
-    """Every replica that has told anything, and the moment of its newest point, by its own clock."""
+def latest_reports(raw: Raw) -> Iterable[tuple[Hashable, float]]:
+    """Every replica with a report, and the timestamp of its newest point, by its own clock."""
     latest: dict[Hashable, float] = {}
     for series_of in raw.values():
         for replica, series in series_of.items():
-            at = told_at(series)
+            at = reported_at(series)
             if at is not None:
                 latest[replica] = max(at, latest.get(replica, 0.0))
     return latest.items()

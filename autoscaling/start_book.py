@@ -1,15 +1,15 @@
-"""What Serve's controller has asked the ledger about engine starts, and been told: a book between two threads.
+"""Engine starts that Serve's controller asked the ledger about, with the answers: shared between two threads.
 
-The controller's loop writes down which replicas it is about to start and reads where they belong; it never waits. A
-thread (`autoscaling.placement_hook`) carries the asks to the quota actor and writes the answers down.
+The controller's loop records the replicas it is about to start and reads their nodes; it never waits. A thread
+(`autoscaling.placement_hook`) sends the requests to the quota actor and records the answers.
 
 Rules
-- A start waits for its answer, for `START_WAIT_S` without a word at most; then Ray places it as it would without us.
-- Where Ray has room nowhere, a start waits a moment, since what has just ended is still counted; then its bundle is
-  Ray's to keep, which is what the cluster autoscaler sees.
-- What is not said again is forgotten: by this book after `SILENT_S`, by the ledger after a berth's time.
+- A start waits for its answer, at most `START_WAIT_S`; then Ray places it as without the ledger.
+- If no node has free capacity in Ray, a start waits `RAY_FULL_WAIT_S`, since Ray still counts ended replicas; then it
+  becomes a pending bundle in Ray, which the cluster autoscaler sees.
+- A start that is not repeated expires: in this book after `SILENT_S`, in the ledger after a reservation's time.
 
-Invariant: no method waits for anything but the other thread's few lines under the lock.
+Invariant: no method waits, except for the lock, which the other thread holds for a few lines.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autoscaling.policies import Room
-from serve_app.core.memory import Start, StartsAsk, StartsReply
+from autoscaling.policies import ScaleUpLimit
+from serve_app.core.memory import Start, StartsReply, StartsRequest
 
-START_WAIT_S = 10.0  # the actor answers in milliseconds; the first look at a cluster's nodes takes it seconds
-RAY_FULL_WAIT_S = 3.0  # Serve's view of what is free lags its replicas' ends by a second or two
-SILENT_S = 10.0  # the controller's loop ticks ten times a second: silent for so long, the application is gone
-FRESH_S = 5.0  # answers come every second; older than that they say nothing of what is free now
-BUNDLE_WAIT_S = 30.0  # a bundle tied to a node that has not got it by then is given up: the node is gone, or was taken
+START_WAIT_S = 10.0  # the actor answers in milliseconds; its first listing of a cluster's nodes takes seconds
+RAY_FULL_WAIT_S = 3.0  # Serve's view of free resources lags its replicas' ends by a second or two
+SILENT_S = 10.0  # the controller's loop ticks ten times a second: without a tick for this long, the application is gone
+FRESH_S = 5.0  # answers come every second; an older one does not describe the present free memory
+BUNDLE_WAIT_S = 30.0  # after this an unplaced bundle bound to a node is given up: the node is gone or full
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What to do with a start: `wait`, or place it on `node`; None: where Ray likes."""
+class StartVerdict:
+    """The decision on a start: `wait`, or place it on `node`; None: Ray chooses the node."""
 
     wait: bool
     node: str | None = None
 
 
-WAIT = Verdict(wait=True)
-ANYWHERE = Verdict(wait=False)
-NO_ANSWER = Room(0, "the ledger has not said whether there is memory")
+WAIT = StartVerdict(wait=True)
+ANYWHERE = StartVerdict(wait=False)
+NO_ANSWER = ScaleUpLimit(0, "the ledger has not reported whether there is memory")
 
 
 @dataclass(slots=True)
 class _Start:
     nodes: tuple[str, ...]
-    since: float
-    heard_at: float
-    verdict: Verdict | None = None
+    waits_since: float
+    answered_at: float
+    verdict: StartVerdict | None = None
     placed_at: float | None = None
-    judged: bool = False
+    is_reported: bool = False
 
 
 @dataclass(slots=True)
 class _Model:
     name: str
-    asked_bytes: int | None
+    requested_bytes: int | None
     starts: dict[str, _Start] = field(default_factory=dict)
     more: int = 0
     nodes: tuple[str, ...] = ()
     target: int = 0
-    asked_target: int = 0
-    room: Room | None = None  # as answered, with the target that was asked with
-    room_target: int = 0
-    known: bool = True
-    heard_at: float = float("-inf")
+    requested_target: int = 0
+    limit: ScaleUpLimit | None = None  # the answer, with the target of its request
+    limit_target: int = 0
+    need_known: bool = True
+    answered_at: float = float("-inf")
 
 
 class StartBook:
     """One application's starts.
 
     Args:
-        models: by deployment, a model's name and the bytes it asks for where its settings say.
+        models: by deployment, a model's name and the bytes in its settings, or None.
     """
 
     def __init__(self, models: Mapping[str, tuple[str, int | None]]) -> None:
@@ -79,106 +79,114 @@ class StartBook:
         self._ticked_at = float("-inf")
 
     def manages(self, deployment: str, gpus: float) -> bool:
-        """Whether the ledger is to choose for this deployment's replicas, each of which asks Ray for so many GPUs: a
-        share of one, or none at all and a stated amount of memory. A whole one only Ray can give."""
+        """Whether the ledger places this deployment's replicas; `gpus`: requested from Ray by each replica. It does for
+        a share of a GPU, or for no GPU and a stated amount of memory. Only Ray can place whole GPUs."""
         model = self._models.get(deployment)
-        return model is not None and (0 < gpus < 1 or (not gpus and model.asked_bytes is not None))
+        return model is not None and (0 < gpus < 1 or (not gpus and model.requested_bytes is not None))
 
     # The controller's loop
 
-    def where(self, deployment: str, replica: str, nodes: Sequence[str], now: float) -> Verdict:
-        """Where a replica belongs that is about to start; `nodes`: where Ray has room for it."""
+    def verdict_for(self, deployment: str, replica: str, nodes: Sequence[str], now: float) -> StartVerdict:
+        """The verdict for a replica about to start; `nodes`: those with free resources in Ray."""
         with self._lock:
             start = self._models[deployment].starts.setdefault(replica, _Start(tuple(nodes), now, now))
             start.nodes = tuple(nodes)
             if start.verdict is not None and start.verdict.node is not None and start.verdict.node not in nodes:
-                start.verdict = None  # Ray has given the rest of that node to another; the ledger says where else
-            if start.verdict is None and not nodes and now - start.since > RAY_FULL_WAIT_S:
+                start.verdict = None  # that node's resources in Ray are taken; the ledger chooses another
+            if start.verdict is None and not nodes and now - start.waits_since > RAY_FULL_WAIT_S:
                 start.verdict = ANYWHERE
-            if start.verdict is None and now - start.heard_at > START_WAIT_S:
+            if start.verdict is None and now - start.answered_at > START_WAIT_S:
                 start.verdict = ANYWHERE
             return start.verdict or WAIT
 
-    def placed(self, deployment: str, replica: str, now: float) -> None:
-        """Ray has it; what the ledger keeps for it is to be kept until it has come, or is gone."""
+    def record_placed(self, deployment: str, replica: str, now: float) -> None:
+        """Record that Ray places the replica; the ledger keeps its reservation until it has started or ended."""
         with self._lock:
             model = self._models[deployment]
             if replica in model.starts:
                 model.starts[replica].placed_at = now
-            model.more = max(0, model.more - 1)  # it was one of them
+            model.more = max(0, model.more - 1)  # the started replica was one of these
 
     def tick(self, starting: Collection[str], now: float) -> None:
-        """The controller's loop goes on, and these replicas are starting."""
+        """Record a tick of the controller's loop; `starting`: the starting replicas."""
         with self._lock:
             self._ticked_at = now
             for model in self._models.values():
                 model.starts = {replica: start for replica, start in model.starts.items() if replica in starting}
 
-    def room(self, deployment: str, target: int, more: int, nodes: Sequence[str], now: float) -> Room | None:
-        """For how many replicas beyond the target there is memory, of so many more; None: that is not the ledger's to
-        say. What was kept for one counts no more when the target has risen by it."""
+    def scale_up_limit(
+        self, deployment: str, target: int, more: int, nodes: Sequence[str], now: float
+    ) -> ScaleUpLimit | None:
+        """The number of `more` replicas beyond the target that have memory; None: the ledger does not decide that. A
+        reservation no longer counts once the target has risen by it."""
         with self._lock:
             model = self._models[deployment]
             model.target, model.more, model.nodes = target, more, tuple(nodes)
             if not more or not nodes:
-                return None  # where Ray has no room its pending bundle asks the cluster autoscaler for a node
+                return None  # a bundle pending in Ray makes the cluster autoscaler add a node
             if any(start.verdict is None for start in model.starts.values()):
                 return NO_ANSWER
-            if model.room is None or model.room_target != target or now - model.heard_at > FRESH_S:
+            if model.limit is None or model.limit_target != target or now - model.answered_at > FRESH_S:
                 return NO_ANSWER
-            if not model.known:
+            if not model.need_known:
                 return None
-            return Room(model.room.held, model.room.why or NO_ANSWER.why)  # it may have been asked for fewer
+            return ScaleUpLimit(
+                model.limit.replicas, model.limit.reason or NO_ANSWER.reason
+            )  # the request may have been for fewer
 
     # The thread
 
-    def anything(self, now: float) -> bool:
-        """Whether there is something to ask: not when the controller has nothing to start, or is silent."""
+    def has_requests(self, now: float) -> bool:
+        """Whether there are requests to send: not if the controller has no starts, or no longer ticks."""
         with self._lock:
             if now - self._ticked_at > SILENT_S:
                 for model in self._models.values():
                     model.starts, model.more = {}, 0
-            return any(_ask(model) is not None for model in self._models.values())
+            return any(_request_for(model) is not None for model in self._models.values())
 
-    def asks(self, now: float) -> dict[str, StartsAsk]:
-        """What to ask, by deployment; its answer counts for the targets of this moment."""
-        if not self.anything(now):
+    def requests(self, now: float) -> dict[str, StartsRequest]:
+        """The requests, by deployment; their answers hold for the present targets."""
+        if not self.has_requests(now):
             return {}
         with self._lock:
             for model in self._models.values():
-                model.asked_target = model.target
-            return {deployment: ask for deployment, model in self._models.items() if (ask := _ask(model))}
+                model.requested_target = model.target
+            return {deployment: ask for deployment, model in self._models.items() if (ask := _request_for(model))}
 
-    def answered(self, asks: Mapping[str, StartsAsk], replies: Sequence[StartsReply], now: float) -> None:
-        """The quota actor's answers, in the order of the asks."""
+    def record_replies(self, requests: Mapping[str, StartsRequest], replies: Sequence[StartsReply], now: float) -> None:
+        """Record the quota actor's answers, in the order of the requests."""
         with self._lock:
-            for (deployment, ask), reply in zip(asks.items(), replies, strict=True):
+            for (deployment, ask), reply in zip(requests.items(), replies, strict=True):
                 model = self._models[deployment]
                 for asked in ask.starts:
                     if asked.replica in model.starts:
-                        model.starts[asked.replica].heard_at = now
-                for place in reply.places:
+                        model.starts[asked.replica].answered_at = now
+                for place in reply.placements:
                     start = model.starts.get(place.replica)
                     if start is not None and start.verdict is None:
-                        start.verdict = Verdict(wait=False, node=place.node)
+                        start.verdict = StartVerdict(wait=False, node=place.node)
                 if ask.more:
-                    model.room_target = model.asked_target
-                    model.room, model.known, model.heard_at = Room(reply.held, reply.why), reply.known, now
+                    model.limit_target = model.requested_target
+                    model.limit, model.need_known, model.answered_at = (
+                        ScaleUpLimit(reply.reserved_replicas, reply.why),
+                        reply.need_known,
+                        now,
+                    )
 
     def overdue(self, now: float) -> list[str]:
-        """Replicas tied to a node whose bundles may not have come for too long. Each is told once."""
+        """Replicas bound to a node whose bundles may be unplaced for too long. Each is returned once."""
         found = []
         with self._lock:
             for model in self._models.values():
                 for replica, start in model.starts.items():
-                    tied = start.verdict is not None and start.verdict.node is not None and not start.judged
+                    tied = start.verdict is not None and start.verdict.node is not None and not start.is_reported
                     if tied and start.placed_at is not None and now - start.placed_at > BUNDLE_WAIT_S:
-                        start.judged = True
+                        start.is_reported = True
                         found.append(replica)
         return found
 
 
-def _ask(model: _Model) -> StartsAsk | None:
+def _request_for(model: _Model) -> StartsRequest | None:
     starts = tuple(
         Start(replica, start.nodes, start.placed_at is not None)
         for replica, start in model.starts.items()
@@ -186,4 +194,4 @@ def _ask(model: _Model) -> StartsAsk | None:
     )
     if not starts and not model.more:
         return None
-    return StartsAsk(model.name, starts, model.more, model.nodes, model.asked_bytes)
+    return StartsRequest(model.name, starts, model.more, model.nodes, model.requested_bytes)

@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.stats import quantile_us
-from serve_app.core.queue import Action, Admission, Arrival, Grant, Policy, TenantPolicy
+from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy, TenantPolicy
 from serve_app.types import RequestClass
 
 REPLICAS, WAITING, TENANTS = 1_000, 100_000, 1_000
@@ -68,7 +68,7 @@ class Load:
         tenants = {}
         if case.shares:
             tenants = {f"tenant-{number}": TenantPolicy(2.0, 0.005) for number in range(GUARANTEED)}
-        self.line = Admission(Policy(WAITING, WAIT_S, WAIT_S, tenants=tenants))
+        self.line = Admission(QueuePolicy(WAITING, WAIT_S, WAIT_S, tenants=tenants))
         for number in range(REPLICAS):
             self.line.on_replica(f"replica-{number}", SLOTS, 0.0, case.kv_tokens)
         while self.line.waiting < WAITING:
@@ -161,7 +161,7 @@ def measure(case: Case, events: int, seed: int) -> dict[str, Any]:
         "max_us": quantile_us(every, 1.0),
         "longest_collection_us": round(max(collected_s) * 1e6, 1),
         "waiting": load.line.waiting,
-        "running": load.line.granted,
+        "running": load.line.running,
         "by_event": {kind: quantile_us(spans, 0.99) for kind, spans in times.items()},
     }
 

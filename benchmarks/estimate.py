@@ -48,7 +48,7 @@ from benchmarks.common.traces import (
     mooncake,
     request,
 )
-from serve_app.core.estimate import DEFAULT_QUANTILE, PRIOR_BYTES_PER_TOKEN, Estimator, Use
+from serve_app.core.estimate import DEFAULT_QUANTILE, PRIOR_BYTES_PER_TOKEN, Estimator, ObservedUse
 
 FIXED_TOKENS = 256  # of an answer, for all, until estimates are learned
 QUANTILES = (0.5, 0.7, DEFAULT_QUANTILE, 0.9, 0.95)
@@ -163,7 +163,7 @@ def learned(requests: Sequence[Request], quantile: float) -> Result:
         return found.prompt_tokens, found.output_tokens
 
     def learn(one: Request) -> None:
-        learner.observe(Use(one.tenant, MODEL, one.prompt_bytes, one.prompt_tokens, one.output_tokens))
+        learner.observe(ObservedUse(one.tenant, MODEL, one.prompt_bytes, one.prompt_tokens, one.output_tokens))
 
     return replay(requests, guess, learn)
 

@@ -31,9 +31,9 @@ from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.stats import quantile_us
 from benchmarks.openb import main as openb
-from serve_app.core.memory import Device, EngineReport, Hold, Kind, Ledger, Rank
-from serve_app.core.queue import Policy
-from serve_app.core.shared_queue import RemoteLine
+from serve_app.core.memory import Device, EngineReport, Hold, LeaseKind, Ledger, Rank
+from serve_app.core.queue import QueuePolicy
+from serve_app.core.shared_queue import RouterQueue
 from serve_app.quota import quota_actor
 from serve_app.settings import QuotaSettings
 
@@ -54,7 +54,10 @@ def full_ledger(draw: random.Random) -> tuple[Ledger, list[str]]:
         book.add_device(Device(f"node-{number // 8}", number % 8, DEVICE_BYTES))
         book.join(f"engine-{number}", TTL_S, 0.0)
         book.reserve(
-            f"engine-{number}", Kind.ENGINE, f"engine-{number}", [Hold(f"node-{number // 8}/{number % 8}", 70 * 10**9)]
+            f"engine-{number}",
+            LeaseKind.ENGINE,
+            f"engine-{number}",
+            [Hold(f"node-{number // 8}/{number % 8}", 70 * 10**9)],
         )
         book.commit(f"engine-{number}", POOL_TOKENS)
     for router in range(ROUTERS):
@@ -63,7 +66,7 @@ def full_ledger(draw: random.Random) -> tuple[Ledger, list[str]]:
     for number in range(LEASES - ENGINES):
         share = f"share-{number}"
         on = Hold(f"engine-{draw.randrange(ENGINES)}", draw.randint(1, 2_000))
-        book.reserve(share, Kind.SHARE, f"router-{number % ROUTERS}", [on])
+        book.reserve(share, LeaseKind.SHARE, f"router-{number % ROUTERS}", [on])
         shares.append(share)
     return book, shares
 
@@ -89,13 +92,13 @@ def operations(count: int, seed: int) -> dict[str, Any]:
         share, owner = f"share-{next(ids)}", f"router-{step % ROUTERS}"
         hold = Hold(f"engine-{draw.randrange(ENGINES)}", draw.randint(1, 2_000))
         timed("end", partial(book.end, shares[victim]))
-        timed("reserve", partial(book.reserve, share, Kind.SHARE, owner, [hold]))
+        timed("reserve", partial(book.reserve, share, LeaseKind.SHARE, owner, [hold]))
         shares[victim] = share
         timed("grow", partial(book.resize, share, [hold.amount + 64], growth=True))
-        timed("heartbeat", partial(book.beat, f"engine-{step % ENGINES}" if step % 2 else owner, now))
+        timed("heartbeat", partial(book.heartbeat, f"engine-{step % ENGINES}" if step % 2 else owner, now))
         if step % (TICK_OPERATIONS // 4) == 0:
             for one in list(book._owners):  # nobody falls silent here
-                book.beat(one, now)
+                book.heartbeat(one, now)
             timed("tick", partial(book.expire, now))
     elapsed_s = (clock() - began) / 1e9
     assert len(book) == LEASES
@@ -159,13 +162,13 @@ async def keep_alive(actor: Any, node: str, pools: list[str], ends: float) -> No
 
 async def router(actor: Any, name: str, pools: list[str], ends: float) -> int:
     """One router's words; returns how many events they were."""
-    line = RemoteLine(name)
-    line.serve("m", Policy(max_queued=10, max_wait_s=60.0))
+    line = RouterQueue(name)
+    line.serve("m", QueuePolicy(max_queued=10, max_wait_s=60.0))
     for pool in pools:
-        line.reach("m", pool, True, time.monotonic())
+        line.set_reachability("m", pool, True, time.monotonic())
     events = 0
     while (sent_at := time.monotonic()) < ends:
-        told = line.next_exchange(sent_at, beat=True)
+        told = line.next_message(sent_at, beat=True)
         assert told is not None
         events += max(1, len(told.events))
         line.on_reply(await actor.exchange.remote(told), sent_at, time.monotonic())

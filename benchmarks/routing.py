@@ -35,7 +35,7 @@ from rich.table import Table
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.traces import DATA, MOONCAKE_FILE, TraceMissingError
-from serve_app.core.routing import BOUND, FREE_SHARE, Routing
+from serve_app.core.routing import FREE_SHARE, LOAD_BOUND, BoundedRing
 
 REPLICAS, SLOTS, CACHE_BLOCKS = 8, 16, 3000
 BLOCK_TOKENS = 512
@@ -115,7 +115,7 @@ def rendezvous(key: str, loads: dict[str, int]) -> str | None:
 
 def by_routing(keyed: bool, free_share: float) -> Choose:
     """Ours, or two choices."""
-    routing, draw = Routing(BOUND, free_share), random.Random(1)
+    routing, draw = BoundedRing(LOAD_BOUND, free_share), random.Random(1)
 
     def choose(key: str, loads: dict[str, int]) -> str | None:
         for name, load in loads.items():
@@ -230,7 +230,7 @@ def main() -> None:
             table.add_row(load, arm, f"{r.found:.1%}", f"{r.spread:g}", f"{r.ttft_mean_s:g}", f"{r.ttft_p99_s:g}")
     console.print(table)
     plain = {load: {arm: asdict(one) for arm, one in by_arm.items()} for load, by_arm in results.items()}
-    write_json({"bound": BOUND, "free_share": FREE_SHARE, "loads": plain, "conditions": conditions})
+    write_json({"bound": LOAD_BOUND, "free_share": FREE_SHARE, "loads": plain, "conditions": conditions})
 
 
 if __name__ == "__main__":

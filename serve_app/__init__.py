@@ -11,7 +11,7 @@ __all__ = ["connect"]
 
 
 def __getattr__(name: str) -> Any:
-    """`connect` brings Ray with it, so it is imported when it is asked for."""
+    """Imports `connect` on first use, since it imports Ray."""
     if name == "connect":
         from serve_app.client import connect
 

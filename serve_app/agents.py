@@ -1,4 +1,4 @@
-"""Agents under a bound: each task runs with KV cache of its own, no more of them at a time than asked for."""
+"""Runs agent tasks with bounded concurrency, each with its own KV cache session."""
 
 from serve_app.client import DEFAULT_MAX_WAITING, STEP_WAIT_S, AgentRun, AgentScheduler, AgentState, Sessions, Task
 

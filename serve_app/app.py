@@ -1,4 +1,4 @@
-"""The one place where deployments are wired into a Serve application."""
+"""Builds the Serve application from its deployments; the only module that does."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from serve_app.settings import (
 
 logger = logging.getLogger("serve_app")
 
-UNBOUNDED = 100_000  # Serve's own bound on ongoing requests per replica: ours is the line, and Serve queues unseen
+UNBOUNDED = 100_000  # Serve's bound on ongoing requests per replica: the router's queue bounds them, Serve's is hidden
 HEALTH_PERIOD_S = 5.0  # a dead engine is replaced within two periods
-HEALTH_TIMEOUT_S = 20.0  # above the probe of a busy engine
+HEALTH_TIMEOUT_S = 20.0  # above the duration of a busy engine's health probe
 DRAIN_POLL_S = 0.5  # an idle drain ends within a second or two of the channels' closing
-ROUTER_DRAIN_S = 3600.0  # the longest stream a router may carry
-ROUTER_SURGE_PERCENT = 100  # a router takes next to nothing: new ones answer before the old ones leave
-# HAProxy's log and our metrics tell what was asked; a line per request and replica costs 2% of their CPU time.
+ROUTER_DRAIN_S = 3600.0  # the longest stream that a draining router finishes
+ROUTER_SURGE_PERCENT = 100  # a router needs few resources: new ones answer before the old ones end
+# HAProxy's log and the metrics record requests; a log line per request and replica costs 2% of their CPU time.
 LOGGING = LoggingConfig(enable_access_log=False)
-# Where nothing scales, only `serve-app status` reads the routers' numbers, and it looks every five seconds.
+# Without autoscaling only `serve-app status` reads the routers' numbers, every five seconds.
 UNSCALED = AutoscaleSettings(metrics_interval_s=5.0, look_back_s=10.0)
 
 
@@ -50,7 +50,7 @@ def build(args: Mapping[str, Any]) -> Application:
         args: the configuration (see `serve_app.settings`), or `{"config": "file.yaml"}`.
 
     Raises:
-        ConfigError: names the key at fault; nothing has been started then.
+        ConfigError: names the key at fault; nothing is started.
     """
     given = dict(args)
     file = given.pop("config", None)
@@ -64,7 +64,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
 
 def with_keys(settings: Settings) -> Settings:
-    """The settings with at least one key, and every key as its SHA-256 only."""
+    """The settings with at least one key; every key is replaced by its SHA-256."""
     if not settings.auth.keys:
         file = Path(settings.auth.key_file or DEFAULT_KEY_FILE).expanduser()
         logger.warning("no API key is configured: using the one in %s", file)
@@ -110,15 +110,15 @@ def _scale(model: ModelSettings) -> dict[str, Any]:
 
 
 def _router_scale(settings: Settings) -> dict[str, Any]:
-    """A fixed number, written as a range: Serve collects numbers from replicas of deployments that scale, and shows an
-    application's scaling policy no others; and it has to see how many requests wait in the routers."""
+    """A fixed number, written as a range: Serve collects numbers only from replicas of autoscaled deployments, and the
+    application's scaling policy needs the routers' numbers of waiting requests."""
     scaled = [model.replicas for model in settings.models if model.replicas.autoscaled] or [UNSCALED]
     return {
         "autoscaling_config": AutoscalingConfig(
             min_replicas=settings.router.replicas,
             max_replicas=settings.router.replicas,
             look_back_period_s=max(one.look_back_s for one in scaled),
-            metrics_interval_s=min(one.metrics_interval_s for one in scaled),  # as often as the most eager model wants
+            metrics_interval_s=min(one.metrics_interval_s for one in scaled),  # the shortest interval of all models
         )
     }
 
@@ -131,7 +131,7 @@ def _router(settings: Settings, config: dict[str, Any]) -> Any:
         max_surge_percent=ROUTER_SURGE_PERCENT,
         logging_config=LOGGING,
         ray_actor_options={"num_cpus": settings.router.cpus},
-        user_config=config,  # what the running replicas take over when it changes
+        user_config=config,  # running replicas apply a changed one
         **_router_scale(settings),
     )(RouterReplica)
     return pin_version(deployment, router_version())

@@ -2,8 +2,8 @@
 
     SERVE_APP_CONFIG=my.yaml serve build serve_app.configured:application
 
-It prints every deployment as Serve will be asked for it. To deploy, take `serve-app export`: what `serve build` prints
-names this module, so the file and the variable would have to be wherever the cluster builds it.
+It prints every deployment as Serve gets it. To deploy, use `serve-app export`: the output of `serve build` names this
+module, so the cluster would need the file and the variable where it builds the application.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VARIABLE = "SERVE_APP_CONFIG"
 
 
 def __getattr__(name: str) -> Any:
-    """`application`, built when it is asked for.
+    """Builds `application` on first use.
 
     Raises:
         ConfigError: the variable names no file, or a wrong one.

@@ -1,4 +1,4 @@
-"""The one error tree: what a refusal looks like to every caller.
+"""The error tree: every refusal that a caller can get.
 
     ServeAppError                    500 internal_error
     ├── ConfigError                  400 invalid_config            (start-up; names the key)
@@ -10,32 +10,32 @@
     ├── NotFound                     404 not_found                 (unknown route or model)
     │   └── LeaseNotFound            404 lease_not_found
     ├── MethodNotAllowed             405 method_not_allowed
-    ├── LeaseConflict                409 lease_conflict            (what the lease is does not allow it)
+    ├── LeaseConflict                409 lease_conflict            (the lease's kind or state forbids it)
     ├── AnswerNotKept                409 idempotency_answer_not_kept
     ├── Overloaded                   429 queue_full | deadline | shed
-    │   └── InsufficientMemory       429 insufficient_memory       (says where and how much is missing)
+    │   └── InsufficientMemory       429 insufficient_memory       (names the device and the shortage)
     └── Unavailable                  503 no_replica | draining
-        └── EngineFailed             502 engine_failed             (the replica died under the request)
-            └── EngineUnreachable    502 engine_unreachable        (the replica never had the request)
+        └── EngineFailed             502 engine_failed             (the replica died with the request)
+            └── EngineUnreachable    502 engine_unreachable        (the replica never got the request)
 
 Each class owns `status`, `code` and `type`; an instance carries `param` and `retry_after_s`. All of them survive
-pickling, since they cross process borders between the router and the engine replicas.
+pickling, since they cross process boundaries between the router and the engine replicas.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-RAY_MADE = "RayTaskError"  # the base of what Ray makes of an error, by name: this module knows no Ray
+RAY_ERROR_BASE = "RayTaskError"  # the base class of Ray's wrapped errors, by name: this module does not import Ray
 
 
 class ServeAppError(Exception):
     """Base of every error this package raises on purpose.
 
     Args:
-        message: what went wrong, for the caller to read.
+        message: the failure, as text for the caller.
         param: the request field or configuration key at fault.
-        retry_after_s: seconds after which a repeat can succeed; None when that cannot be known.
+        retry_after_s: seconds after which a repeat can succeed; None if unknown.
         code: overrides the class's machine-readable code.
     """
 
@@ -59,17 +59,17 @@ class ServeAppError(Exception):
             self.code = code
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Ray raises an error of another process as one of a class made of ours and its own, around ours as `cause`:
-        without a code of its own, it would show that of its class."""
+        """Ray raises an error of another process as an instance of a class derived from this class and Ray's own, with
+        the original as `cause`: that class takes its code from the cause."""
         super().__init_subclass__(**options)
-        if any(base.__name__ == RAY_MADE for base in cls.__bases__):
+        if any(base.__name__ == RAY_ERROR_BASE for base in cls.__bases__):
             cls.code = property(lambda self: self.cause.code)  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.param, self.retry_after_s, self.code))
 
     def body(self) -> dict[str, Any]:
-        """The error in OpenAI's wire format."""
+        """The error in OpenAI's format."""
         return {
             "error": {
                 "message": self.message,
@@ -107,7 +107,7 @@ class BodyTooLarge(BadRequest):
 
 
 class BodyTooSlow(BadRequest):
-    """As HAProxy answers for what it waits for itself."""
+    """The same code as HAProxy's own answer to a slow request."""
 
     status, code = 408, "request_timeout"
 
@@ -125,13 +125,13 @@ class NotFound(ServeAppError):
 
 
 class LeaseNotFound(NotFound):
-    """No such lease, or its owner is not known (any more)."""
+    """No such lease, or its owner is not (or no longer) known."""
 
     code = "lease_not_found"
 
 
 class LeaseConflict(ServeAppError):
-    """A lease of this id exists, or what it is does not allow what was asked."""
+    """A lease of this id exists, or its kind or state does not allow the call."""
 
     status, type, code = 409, "conflict_error", "lease_conflict"
 
@@ -153,7 +153,7 @@ class Overloaded(ServeAppError):
 
 
 class InsufficientMemory(Overloaded):
-    """GPU memory or KV tokens asked for are not free; the message has the figures."""
+    """The requested GPU memory or KV tokens are not free; the message has the figures."""
 
     code = "insufficient_memory"
 
@@ -171,6 +171,6 @@ class EngineFailed(Unavailable):
 
 
 class EngineUnreachable(EngineFailed):
-    """The engine never had the request: another may be tried as often as one likes."""
+    """The engine never got the request: it may be retried on another replica without limit."""
 
     code = "engine_unreachable"

@@ -1,16 +1,16 @@
-"""What the application and its deployments are called in Serve: by whoever makes them and whoever looks for them."""
+"""Names of the application, its deployments and its metrics in Serve."""
 
 from __future__ import annotations
 
 APPLICATION = "serve_app"
 ROUTER = "Router"
 ENGINE_PREFIX = "engine-"
-MARK = "SERVE_APP_INSTANCE"  # in the environment of every process of an instance or a machine: by it they are found
+MARK = "SERVE_APP_INSTANCE"  # the variable that marks every process of an instance or a node
 
-# Numbers that replicas report to Serve's controller, for scaling. Routers, each with the model's name behind it:
-WAITING_PREFIX = "waiting_"  # requests in the router's line
-GRANTED_PREFIX = "granted_"  # requests on an engine replica, or on their way there and back
-BLOCKED_PREFIX = "blocked_"  # replicas that wait for memory, as the quota actor has told the router
+# Numbers that replicas report to Serve's controller, for scaling. Routers, each followed by the model's name:
+WAITING_PREFIX = "waiting_"  # requests in the router's queue
+GRANTED_PREFIX = "granted_"  # requests on an engine replica, or in transit to or from it
+BLOCKED_PREFIX = "blocked_"  # replicas that wait for memory, as the quota actor reports to the router
 # Engine replicas:
 ONGOING = "ongoing"  # requests
 CHANNELS = "channels"  # open streams to routers

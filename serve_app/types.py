@@ -1,4 +1,4 @@
-"""Frozen values that cross module borders."""
+"""Frozen values that several packages share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class RequestClass(enum.IntEnum):
-    """Priority classes; a higher number is served sooner (unlike vLLM's own field)."""
+    """Priority classes; a higher number is served first (unlike vLLM's own field)."""
 
     LOW = 0
     NORMAL = 1
@@ -19,7 +19,7 @@ class RequestClass(enum.IntEnum):
         return self.name.lower()
 
 
-# Other spellings a caller may use: the field's own words, and OpenAI's `service_tier`.
+# Names that a caller may use: the class names, common synonyms, and OpenAI's `service_tier` values.
 CLASS_ALIASES: dict[str, RequestClass] = {
     **{c.label: c for c in RequestClass},
     "realtime": RequestClass.CRITICAL,
@@ -32,7 +32,7 @@ CLASS_ALIASES: dict[str, RequestClass] = {
 
 
 class Outcome(enum.StrEnum):
-    """How a request ended: exactly one each, the label of the metrics."""
+    """How a request ended: exactly one outcome per request, a label of the metrics."""
 
     OK = "ok"
     BAD_REQUEST = "bad_request"
@@ -45,7 +45,7 @@ class Outcome(enum.StrEnum):
 
 
 class Operation(enum.StrEnum):
-    """What the engine is asked for; one value per OpenAI-compatible route that reaches an engine."""
+    """The operation of an engine; one value per OpenAI-compatible route that reaches an engine."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -66,7 +66,7 @@ class Operation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who calls, as fixed by the API key alone."""
+    """The caller's identity and rights; the API key alone decides them."""
 
     key_id: str
     tenant: str
@@ -78,10 +78,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What the client asked of us beside the OpenAI body; consumed at the edge, never forwarded."""
+    """The client's options besides the OpenAI body; the ASGI app consumes them and never forwards them."""
 
     request_class: RequestClass
     session_id: str | None
     deadline_s: float | None
     idempotency_key: str | None
-    queue_status: bool = False  # of a stream: to be told where it stands while it waits
+    queue_status: bool = False  # of a stream: send its queue position while it waits

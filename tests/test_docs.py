@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.http.contract import CONSUMED
 from serve_app.http.routes import ROUTES
 from serve_app.router import RouterMetrics
 from tests import rooms_picture, settings_table
@@ -27,6 +28,9 @@ FOLDERS = (
 PATH = re.compile(
     rf"`((?:{FOLDERS}|cluster|system|settings|ray_adapter)/[\w./-]+\.(?:py|md|sh|yaml|svg|cfg))(?::([\w.]+))?`"
 )
+
+
+CONTRACT = ROOT / "serve_app/http/contract.py"
 
 
 def text_of(document: str) -> str:
@@ -137,3 +141,11 @@ def test_the_picture_of_the_rooms_is_of_this_code() -> None:
     assert rooms_picture.PICTURE.read_text() == rooms_picture.picture(House(sources(*SHIPPED))), (
         "draw it anew: python -m tests.rooms_picture"
     )
+
+
+def test_every_field_and_header_of_the_contract_is_documented() -> None:
+    """Body fields are in `CONSUMED`; headers are read by their bytes in the same module."""
+    table = text_of("docs/http.md").split("## What a client sends")[1].split("\n\n")[1].lower()
+    headers = {name.decode() for name in re.findall(rb'b"([a-z-]+-[a-z-]+)"', CONTRACT.read_bytes())}
+    assert headers >= {"x-session-id", "x-deadline-ms", "x-queue-status", "idempotency-key"}
+    assert not [name for name in CONSUMED | headers if f"`{name}" not in table]

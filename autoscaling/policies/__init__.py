@@ -1,11 +1,11 @@
-"""Scaling policies: how many replicas a model should have.
+"""Scaling policies: the number of replicas for a model.
 
 Decides: the number of replicas from signals, bounds and delays.
 In: `Signals`, with the time in them. Out: a `Decision` with its reason.
 Never: reads a clock or asks Ray; standard library only.
 """
 
-from autoscaling.policies.ongoing_requests import Ongoing, within_room
-from autoscaling.policies.signals import Decision, Room, Signals
+from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, within_scale_up_limit
+from autoscaling.policies.signals import Decision, ScaleUpLimit, Signals
 
-__all__ = ["Decision", "Ongoing", "Room", "Signals", "within_room"]
+__all__ = ["Decision", "OngoingRequestsPolicy", "ScaleUpLimit", "Signals", "within_scale_up_limit"]

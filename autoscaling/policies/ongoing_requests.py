@@ -1,18 +1,19 @@
-"""Replicas by ongoing requests: as many as the load divided by what one replica should have.
+"""Replicas by ongoing requests: the load divided by the target number of requests per replica.
 
-Load is everything the model has to do, waiting or running, averaged over the look-back. Delays are not decided here:
-Serve applies `upscale_delay_s`, `downscale_delay_s` and `downscale_to_zero_delay_s` to what this asks for.
+Load is the number of the model's requests, waiting or running, averaged over the look-back. Delays are not decided
+here: Serve applies `upscale_delay_s`, `downscale_delay_s` and `downscale_to_zero_delay_s` to the decision.
 
 Rules
-- While no replica runs there is nothing to smooth: the newest count decides, and Serve starts at once what is asked.
-- What is being started is not called off before `START_HOLD_S` after the last one gave up waiting: an engine that needs
-  longer to start than clients are held for would never be there otherwise. And a controller that has just come back
-  sees no replica and no load for a second, while all of them run.
-- Nor is a further replica while it starts, before the load has been too low for it for `FURTHER_HOLD_S`: a start takes
-  longer than a lull, and calling it off in every lull starts engines for ever and never has one.
-- Beyond the first, a replica that shares a device is added only when memory is kept for it (`within_room`).
+- While no replica runs, nothing is averaged: the newest count decides, and Serve starts the replicas at once.
+- A starting first replica is not cancelled before `START_HOLD_S` after the last waiting request: otherwise an engine
+  whose start takes longer than clients wait would never run. Also, a restarted controller sees no replica and no load
+  for a second, while all replicas run.
+- A further starting replica is not cancelled before the load has been too low for it for `FURTHER_HOLD_S`: a start
+  takes longer than a lull, and cancelling it in every lull would repeat the start for ever.
+- Beyond the first, a replica that shares a device is added only if memory is reserved for it
+  (`within_scale_up_limit`).
 - No replica is added while one waits for memory: it would wait behind that one.
-- Whoever cannot see every router takes nothing away; what it does see may add.
+- Without the reports of every router no replica is removed; replicas may be added.
 
 Invariant: the answer is within the bounds; with all else equal, more load never gives fewer replicas.
 """
@@ -22,28 +23,28 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from autoscaling.policies.signals import Decision, Room, Signals
+from autoscaling.policies.signals import Decision, ScaleUpLimit, Signals
 
-# Above the slowest start of a large engine (hundreds of GB of weights over a network). Below it only costs a node that
-# idles; a start called off costs every client that was told to come back.
+# Above the slowest start of a large engine (hundreds of GB of weights over a network). Holding a start costs an idle
+# node at most; a cancelled start costs every client that was told to retry.
 START_HOLD_S = 1800.0
-FURTHER_HOLD_S = 120.0  # an engine's start takes from half a minute to some: a lull of that length is an end
-ROUNDING = 1e-6  # of an average of equal numbers; must not start a replica
+FURTHER_HOLD_S = 120.0  # an engine's start takes half a minute to some minutes: a longer lull is an end
+ROUNDING = 1e-6  # the error of an average of equal numbers; it must not start a replica
 
 
 def replicas_for(load: float, target_ongoing: float) -> int:
-    """The fewest replicas that have no more than `target_ongoing` requests each; one at least for any load."""
+    """The fewest replicas with at most `target_ongoing` requests each; at least one for any load."""
     return max(1, math.ceil(load / target_ongoing - ROUNDING)) if load > 0 else 0
 
 
 class Average:
-    """The mean of a step function over the last `span_s` seconds, or since it is known. O(changes in the span)."""
+    """The mean of a step function over the last `span_s` seconds, or since its first value. O(changes in the span)."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, float]] = deque()  # from when, which value
+        self._steps: deque[tuple[float, float]] = deque()  # (since, value)
 
     def add(self, value: float, now: float, span_s: float) -> float:
-        """`value` from `now` on; returns the mean up to `now`. An earlier moment counts as the latest seen."""
+        """Set `value` from `now` on; returns the mean up to `now`. An earlier time counts as the latest seen."""
         steps = self._steps
         now = max(now, steps[-1][0]) if steps else now
         if not steps or steps[-1][1] != value:
@@ -52,7 +53,7 @@ class Average:
         while len(steps) > 1 and steps[1][0] <= since:
             steps.popleft()
         if steps[0][0] < since:
-            steps[0] = (since, steps[0][1])  # a longer span later knows no more of one value than of another
+            steps[0] = (since, steps[0][1])  # a longer span later must weigh all values alike
         start = steps[0][0]
         if start >= now:
             return value
@@ -61,61 +62,61 @@ class Average:
         return total / (now - start)
 
 
-class Ongoing:
+class OngoingRequestsPolicy:
     """The policy of one model."""
 
     def __init__(self) -> None:
         self._average = Average()
-        self._complete = False  # whether the newest signals were
-        self._demanded: float | None = None  # when somebody last waited for a replica that does not run yet
-        self._wanted: float | None = None  # when the present target was last wanted, while some of it starts
+        self._complete = False  # whether the newest signals were complete
+        self._demanded_at: float | None = None  # when a request last waited for a replica that does not run yet
+        self._wanted_at: float | None = None  # when the load last justified the present target, while a part starts
 
     def decide(self, signals: Signals) -> Decision:
-        """How many replicas there should be."""
+        """The number of replicas, with its reason."""
         if not signals.running:
-            self._average = Average()  # what waited for the first replica is there at once when it comes
+            self._average = Average()  # requests that waited for the first replica reach it at once
             return bounded(signals, *self._from_none(signals), signals.load)
-        self._demanded = None
+        self._demanded_at = None
         if signals.running >= signals.target:
-            self._wanted = None
+            self._wanted_at = None
         if signals.complete and not self._complete:
-            self._average = Average()  # what was seen before was a part
+            self._average = Average()  # the earlier values were incomplete
         self._complete = signals.complete
         mean = self._average.add(signals.load, signals.now, signals.look_back_s)
         replicas, reason = _while_running(signals, mean)
         if signals.running < signals.target:
-            if replicas >= signals.target or self._wanted is None:
-                self._wanted = signals.now
-            if replicas < signals.target and signals.now - self._wanted <= FURTHER_HOLD_S:
+            if replicas >= signals.target or self._wanted_at is None:
+                self._wanted_at = signals.now
+            if replicas < signals.target and signals.now - self._wanted_at <= FURTHER_HOLD_S:
                 replicas, reason = signals.target, f"{reason}; kept, for a part of it still starts"
         return bounded(signals, replicas, reason, mean)
 
     def _from_none(self, signals: Signals) -> tuple[int, str]:
-        if signals.load > 0 or signals.rung:
-            self._demanded = signals.now
-            wanted = max(1, replicas_for(signals.load, signals.target_ongoing))  # one for a ring without a number
-            return max(wanted, signals.target), asks(signals, signals.load, wanted)
+        if signals.load > 0 or signals.cold_start_requested:
+            self._demanded_at = signals.now
+            wanted = max(1, replicas_for(signals.load, signals.target_ongoing))  # one for a cold start without a count
+            return max(wanted, signals.target), load_reason(signals, signals.load, wanted)
         if signals.target == 0:
-            self._demanded = None
+            self._demanded_at = None
             return 0, "nothing waits"
-        if self._demanded is None:
-            self._demanded = signals.now
-        if signals.now - self._demanded <= START_HOLD_S:
-            return signals.target, "the first replica starts; whoever waited for it may come back"
+        if self._demanded_at is None:
+            self._demanded_at = signals.now
+        if signals.now - self._demanded_at <= START_HOLD_S:
+            return signals.target, "the first replica starts; clients that waited for it may retry"
         return 0, f"nothing has waited for {START_HOLD_S:.0f} s, and no replica has started"
 
 
 def _while_running(signals: Signals, mean: float) -> tuple[int, str]:
     wanted = replicas_for(mean, signals.target_ongoing)
-    reason = asks(signals, mean, wanted)
+    reason = load_reason(signals, mean, wanted)
     if wanted < signals.target and not signals.complete:
         return signals.target, f"{reason}; kept, for not every router has told its numbers"
     return wanted, reason
 
 
-def asks(signals: Signals, load: float, wanted: int) -> str:
-    """The reason of a decision by load, for a person to read."""
-    if not signals.running and signals.rung and not signals.load:
+def load_reason(signals: Signals, load: float, wanted: int) -> str:
+    """The reason of a decision by load, as text for operators."""
+    if not signals.running and signals.cold_start_requested and not signals.load:
         return "a request waits for the first replica"
     return (
         f"{load:.1f} requests, {signals.waiting:.0f} of them waiting now, at {signals.target_ongoing:g} a replica: "
@@ -124,7 +125,7 @@ def asks(signals: Signals, load: float, wanted: int) -> str:
 
 
 def bounded(signals: Signals, replicas: int, reason: str, load: float) -> Decision:
-    """The decision within the bounds, and whether a bound made it."""
+    """The decision within the bounds, with the bound that changed it."""
     if signals.blocked and replicas > signals.target:
         replicas, reason = signals.target, f"{reason}; kept, for {signals.blocked:.0f} wait for memory"
     if replicas < signals.min_replicas:
@@ -134,13 +135,14 @@ def bounded(signals: Signals, replicas: int, reason: str, load: float) -> Decisi
     return Decision(replicas, load, reason)
 
 
-def within_room(decision: Decision, more: int, room: Room | None) -> Decision:
-    """The decision with those of so many further replicas that memory is kept for; what is missing is its reason.
+def within_scale_up_limit(decision: Decision, more: int, limit: ScaleUpLimit | None) -> Decision:
+    """The decision with at most the further replicas that have reserved memory; the shortage is its reason.
 
     Args:
-        room: None: the ledger is not the one to say.
+        more: the further replicas wanted.
+        limit: those with reserved memory; None: the ledger does not decide that.
     """
-    short = 0 if room is None else more - room.held
-    if room is None or short <= 0:
+    short = 0 if limit is None else more - limit.replicas
+    if limit is None or short <= 0:
         return decision
-    return Decision(decision.replicas - short, decision.load, f"{decision.reason}; {short} not started, {room.why}")
+    return Decision(decision.replicas - short, decision.load, f"{decision.reason}; {short} not started, {limit.reason}")

@@ -1,7 +1,7 @@
-"""What a scaling policy sees of one model, and what it answers: frozen values.
+"""The input of a scaling policy for one model, and its decision: frozen values.
 
-Requests are counted, not sequences: a request with n=8 counts once. Counts are numbers as of the newest samples, which
-may be a metrics interval or two old.
+Requests are counted, not sequences: a request with n=8 counts once. Counts are of the newest samples, which may be one
+or two metrics intervals old.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """One model at one moment.
+    """The state of one model at one time.
 
     Args:
         running: engine replicas that Serve counts as running.
-        target: how many Serve wants at present.
-        waiting: requests in the routers' lines.
-        granted: requests the routers have given to engine replicas; a request is in one router, and either waits or is
-            granted.
-        executing: requests the running engine replicas say they run.
-        complete: whether every router replica that runs has told its numbers lately.
-        rung: whether a router says through Serve that somebody waits for a first replica, without saying how many.
+        target: Serve's present target number of replicas.
+        waiting: requests in the routers' queues.
+        granted: requests the routers have granted to engine replicas; a request is in one router, and either waits or
+            is granted.
+        executing: running requests reported by the running engine replicas.
+        complete: whether every running router replica has reported lately.
+        cold_start_requested: whether a router reports through Serve, without a count, that a first replica is awaited.
         min_replicas, max_replicas: the bounds.
-        target_ongoing: requests a replica should have, waiting ones included.
+        target_ongoing: the target number of requests per replica, waiting ones included.
         look_back_s: the span to average over, in seconds.
-        blocked: replicas that wait for memory; more of them would wait behind those.
+        blocked: replicas that wait for memory; further replicas would wait behind them.
         now: seconds of one monotonic clock.
 
     Raises:
@@ -38,7 +38,7 @@ class Signals:
     granted: float
     executing: float
     complete: bool
-    rung: bool
+    cold_start_requested: bool
     min_replicas: int
     max_replicas: int
     target_ongoing: float
@@ -56,18 +56,18 @@ class Signals:
 
     @property
     def load(self) -> float:
-        """Requests there are, each counted once.
+        """The model's requests, each counted once.
 
-        A router samples what waits and what it has granted at one moment, so a request that moves from one to the other
-        is in the sum once. Engines see what routers that are leaving still have running, which Serve tells nobody else.
-        The larger of the two; their sum would count most requests twice.
+        A router samples waiting and granted requests at one moment, so a request that moves from one to the other is
+        in their sum once. Engines also count the running requests of draining routers, which Serve reports nowhere
+        else. The load is the larger of the two numbers; their sum would count most requests twice.
         """
         return max(self.waiting + self.granted, self.executing)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many replicas a model should have, from which load (requests, averaged), and why."""
+    """The number of replicas for a model, the load (requests, averaged) behind it, and the reason."""
 
     replicas: int
     load: float
@@ -75,8 +75,8 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """For how many more replicas memory is kept, and what is missing for others."""
+class ScaleUpLimit:
+    """The number of further replicas with reserved memory, and the shortage for others."""
 
-    held: int
-    why: str
+    replicas: int
+    reason: str

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from benchmarks.common.traces import MODEL, Request, request
 from benchmarks.fairness.metric import Answer
 from benchmarks.fairness.trace import Lengths, arrivals
-from serve_app.core.estimate import Estimator, Use
+from serve_app.core.estimate import Estimator, ObservedUse
 from serve_app.core.memory import GROWTH_SHARE
-from serve_app.core.queue import Action, Admission, Arrival, Grant, Policy
+from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy
 from serve_app.engine import Sequence as Running
-from serve_app.engine import SimulatedScheduler, State
+from serve_app.engine import SequenceState, SimulatedScheduler
 from serve_app.types import RequestClass
 
 REPLICA = "replica"
@@ -40,7 +40,7 @@ TOLD_TOKENS = (
     8  # a quarter of a second of a stream; told of every token the figures are the same and the run takes twice
 )
 # As shipped, save for the two bounds that refuse: VTC's server lets everybody wait, and a refused request has no wait.
-SHIPPED = Policy(max_queued=10**9, max_wait_s=NEVER_S)
+SHIPPED = QueuePolicy(max_queued=10**9, max_wait_s=NEVER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Arm:
     name: str
     by_client: bool = True
     told: bool = True
-    policy: Policy = SHIPPED
+    policy: QueuePolicy = SHIPPED
 
 
 FIFO = Arm("fifo", by_client=False)
@@ -140,13 +140,13 @@ class Line:
             job = self._jobs[request_id]
             job.first_s = now if job.first_s is None else job.first_s
             job.seen_s = now
-            if sequence.state is State.DONE:
+            if sequence.state is SequenceState.DONE:
                 self._end(request_id, job.request, now)
             elif self._arm.told and sequence.produced % TOLD_TOKENS == 0:
                 self._carry_out(self._admission.on_progress(request_id, TOLD_TOKENS, now), now)
 
     def _end(self, request_id: str, one: Request, now: float) -> None:
-        use = Use(one.tenant, MODEL, one.prompt_bytes, one.prompt_tokens, one.output_tokens)
+        use = ObservedUse(one.tenant, MODEL, one.prompt_bytes, one.prompt_tokens, one.output_tokens)
         self._estimator.observe(use)
         actions = self._admission.on_done(request_id, now, one.prompt_tokens, one.output_tokens)
         self._carry_out(actions, now)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.line_attack.network import Asked, Network
-from serve_app.core.queue import Policy
+from serve_app.core.queue import QueuePolicy
 from serve_app.types import RequestClass
 
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
 ENOUGH = 20  # incarnations, of a router that begins one after the other
-POLICY = Policy(max_queued=20_000, max_wait_s=60.0)
+POLICY = QueuePolicy(max_queued=20_000, max_wait_s=60.0)
 
 
 def never(asked: Asked) -> None:

@@ -35,8 +35,8 @@ from benchmarks.common.output import write_json
 from benchmarks.line_attack.cases import critical_behind_low_s, growth_hold, incarnations, resets
 from benchmarks.line_attack.staying import Crowd, Staying
 from benchmarks.line_attack.tick_cost import tick_us
-from serve_app.core.queue import Policy, TenantPolicy
-from serve_app.settings import DEFAULT_HEADROOM_SHARE, DEFAULT_MAX_QUEUED, DEFAULT_MAX_WAIT_S
+from serve_app.core.queue import QueuePolicy, TenantPolicy
+from serve_app.settings import DEFAULT_GUARD_SLOTS_SHARE, DEFAULT_MAX_QUEUED, DEFAULT_MAX_WAIT_S
 from serve_app.types import RequestClass
 
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
@@ -71,9 +71,10 @@ def arriving(level: RequestClass, share: float, tenants: int) -> list[Crowd]:
     return [Crowd(level, f"new-{level.name}-{n}", 0, arrive_share=share / tenants) for n in range(tenants)]
 
 
-def policy(tenants: dict[str, TenantPolicy] | None = None, max_wait_s: float = DEFAULT_MAX_WAIT_S) -> Policy:
+def policy(tenants: dict[str, TenantPolicy] | None = None, max_wait_s: float = DEFAULT_MAX_WAIT_S) -> QueuePolicy:
     """What a deployment has that sets nothing."""
-    return Policy(DEFAULT_MAX_QUEUED, max_wait_s, headroom_share=DEFAULT_HEADROOM_SHARE, tenants=tenants or {})
+    kept = DEFAULT_GUARD_SLOTS_SHARE
+    return QueuePolicy(DEFAULT_MAX_QUEUED, max_wait_s, guard_slots_share=kept, tenants=tenants or {})
 
 
 def small(level: RequestClass, clients: int = 12) -> list[Crowd]:
@@ -82,7 +83,7 @@ def small(level: RequestClass, clients: int = 12) -> list[Crowd]:
 
 
 WEIGHTED = {"small-0": TenantPolicy(4.0), "large": TenantPolicy(2.0)}
-MIXES: dict[str, tuple[list[Crowd], Policy, int | None]] = {
+MIXES: dict[str, tuple[list[Crowd], QueuePolicy, int | None]] = {
     "high before normal": ([*people(HIGH), *crowd(NORMAL)], policy(), None),
     "normal before a batch": ([*people(NORMAL), *crowd(LOW)], policy(), None),
     "three classes": ([*crowd(HIGH, 4, 20), *crowd(NORMAL), *crowd(LOW)], policy(), None),

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from serve_app.core.memory import Device, EngineReport, Key, Rank, SessionAsk, Value
-from serve_app.core.queue import Action, Arrival, Grant, Policy
+from serve_app.core.memory import CheckpointKey, CheckpointValue, Device, EngineReport, Rank, SessionRequest
+from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue import Exchange, RemoteLine, Reply
+from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
 from serve_app.types import RequestClass
 
 MODEL = "m"
@@ -76,8 +76,8 @@ class Actor:
     def __init__(self, clock: Clock, engines: Mapping[str, tuple[int, int]]) -> None:
         self._clock, self._sizes = clock, dict(engines)
         self._reports: dict[str, EngineReport] = {}
-        self._watching: dict[str, tuple[Exchange, Callable[[Reply], None]]] = {}
-        self._stored: dict[Key, Value] = {}
+        self._watching: dict[str, tuple[RouterMessage, Callable[[ActorReply], None]]] = {}
+        self._stored: dict[CheckpointKey, CheckpointValue] = {}
         self.away = False
         self.quota = Quota(1, {}, clock.now)
         self._come_up()
@@ -88,28 +88,28 @@ class Actor:
         clock.every(TICK_S, self._tick)
         clock.every(ENGINE_BEAT_S, self._engines_speak)
 
-    def exchange(self, told: Exchange, answer: Callable[[Reply], None]) -> None:
+    def exchange(self, told: RouterMessage, answer: Callable[[ActorReply], None]) -> None:
         answer(self.quota.on_exchange(told, self._clock.now))
         self.moved()
 
-    def watch(self, told: Exchange, answer: Callable[[Reply], None]) -> None:
-        reply = self.quota.on_watch(told, self._clock.now, at_last=False)
+    def watch(self, told: RouterMessage, answer: Callable[[ActorReply], None]) -> None:
+        reply = self.quota.on_watch(told, self._clock.now, timed_out=False)
         if reply is not None:
             answer(reply)
             return
-        mine = self._watching[told.router] = (told._replace(again=False), answer)
+        mine = self._watching[told.router] = (told._replace(resend=False), answer)
         self._clock.after(WATCH_S, lambda: self._tell(told.router, mine))
 
     def moved(self) -> None:
         """Something was decided: who watches hears of it, and the lines are looked at when something comes due."""
-        for router in self.quota.lines.peers.take_woken():
+        for router in self.quota.queue.actor_sessions.take_woken():
             self._tell(router, self._watching.get(router))
         for key, (keep, value) in self.quota.take_changes().items():
             if keep:
                 self._stored[key] = value
             else:
                 self._stored.pop(key, None)
-        due = self.quota.lines.next_due()
+        due = self.quota.queue.next_due()
         if due is not None:
             quota = self.quota
             self._clock.after(max(0.0, due - self._clock.now), lambda: self._due(quota, due))
@@ -123,16 +123,19 @@ class Actor:
         self.away = False
 
     def _due(self, quota: Quota, due: float) -> None:
-        if quota is self.quota and not self.away and quota.lines.next_due() == due:
-            quota.lines.on_tick(self._clock.now)
+        if quota is self.quota and not self.away and quota.queue.next_due() == due:
+            quota.queue.on_tick(self._clock.now)
             self.moved()
 
-    def _tell(self, router: str, watch: tuple[Exchange, Callable[[Reply], None]] | None) -> None:
+    def _tell(self, router: str, watch: tuple[RouterMessage, Callable[[ActorReply], None]] | None) -> None:
         if watch is None or self._watching.get(router) is not watch:
             return
         del self._watching[router]
         told, answer = watch
-        answer(self.quota.on_watch(told, self._clock.now, at_last=True) or self.quota.lines.peers.stale_reply(told))
+        answer(
+            self.quota.on_watch(told, self._clock.now, timed_out=True)
+            or self.quota.queue.actor_sessions.stale_reply(told)
+        )
 
     def _come_up(self) -> None:
         self.quota.on_devices([Device("n", at, 1000, 0) for at in range(len(self._sizes))], self._clock.now)
@@ -158,7 +161,7 @@ class Router:
     name: str
     clock: Clock
     actor: Actor
-    line: RemoteLine = field(init=False)
+    line: RouterQueue = field(init=False)
     incarnations: set[int] = field(default_factory=set)  # that have spoken
     asked: dict[str, Asked] = field(default_factory=dict)  # who waits
     running: dict[str, Asked] = field(default_factory=dict)
@@ -170,7 +173,7 @@ class Router:
     _due_s: float | None = None
 
     def __post_init__(self) -> None:
-        self.line = RemoteLine(self.name)
+        self.line = RouterQueue(self.name)
         self._report()
         self._watch()
 
@@ -215,7 +218,7 @@ class Router:
     def _send(self, *, beat: bool = False) -> None:
         now = self.clock.now
         while now >= self._quiet_until and self._calls < CALLS:
-            told = self.line.next_exchange(now, beat=beat)
+            told = self.line.next_message(now, beat=beat)
             if told is None:
                 return
             beat, self._said_s = False, now
@@ -227,9 +230,11 @@ class Router:
         self._calls -= 1
         self.clock.after(0.0, self._flush)
 
-    def _ask(self, how: Callable[[Exchange, Callable[[Reply], None]], None], told: Exchange, then: Any) -> None:
+    def _ask(
+        self, how: Callable[[RouterMessage, Callable[[ActorReply], None]], None], told: RouterMessage, then: Any
+    ) -> None:
         """One question, half a round trip to the actor and half back; an actor that is away is noticed as soon."""
-        sent_s, known, half_s = self.clock.now, self.line.epoch, ROUND_TRIP_S / 2
+        sent_s, known, half_s = self.clock.now, self.line.router_session.epoch, ROUND_TRIP_S / 2
 
         def there() -> None:
             if self.actor.away:
@@ -242,8 +247,8 @@ class Router:
             self.after(self.line.on_lost(self.clock.now))
             then()
 
-        def back(reply: Reply) -> None:
-            if reply.stale and reply.epoch == known:
+        def back(reply: ActorReply) -> None:
+            if reply.is_stale and reply.epoch == known:
                 self._quiet_until = self.clock.now + RETRY_S
             self.after(self.line.on_reply(reply, sent_s, self.clock.now))
             then()
@@ -251,15 +256,17 @@ class Router:
         self.clock.after(half_s, there)
 
     def _watch(self) -> None:
-        if not self.line.booked:
+        if not self.line.router_session.is_booked:
             self.clock.after(ROUND_TRIP_S, self._watch)
             return
-        self._ask(self.actor.watch, self.line.watch(), lambda: self.clock.after(0.0, self._watch))
+        self._ask(
+            self.actor.watch, self.line.router_session.watch_message(), lambda: self.clock.after(0.0, self._watch)
+        )
 
     def _report(self) -> None:
-        soonest_s, now = REPORT_S if self.line.contended else CALM_REPORT_S, self.clock.now
+        soonest_s, now = REPORT_S if self.line.router_session.contended else CALM_REPORT_S, self.clock.now
         report_s = max(soonest_s, REPORT_EACH_S * self.line.running)
-        if now >= self._beat_s + BEAT_S or (self.line.has_sums and now >= self._said_s + report_s):
+        if now >= self._beat_s + BEAT_S or (self.line.router_session.has_sums and now >= self._said_s + report_s):
             self._beat_s = now
             self._send(beat=True)
         left_s = self._said_s + report_s - now
@@ -269,7 +276,7 @@ class Router:
 class Network:
     """An actor, engines of one model, and routers that reach all of them and have been told so."""
 
-    def __init__(self, engines: Mapping[str, tuple[int, int]], policy: Policy, routers: int = 1) -> None:
+    def __init__(self, engines: Mapping[str, tuple[int, int]], policy: QueuePolicy, routers: int = 1) -> None:
         self.clock = Clock()
         self.actor = Actor(self.clock, engines)
         self.routers = [Router(f"r{number}", self.clock, self.actor) for number in range(routers)]
@@ -277,7 +284,7 @@ class Network:
         for router in self.routers:
             router.line.serve(MODEL, policy)
             for engine in engines:
-                router.after(router.line.reach(MODEL, engine, True, self.clock.now))
+                router.after(router.line.set_reachability(MODEL, engine, True, self.clock.now))
         self.clock.run(1.0)  # accounts are booked, credit has come
 
     def arrival(self, level: RequestClass, tenant: str, tokens: int, prompt_tokens: int = 1) -> Arrival:
@@ -291,7 +298,7 @@ class Network:
             LeaseNotFound: it has not been opened in `OPEN_S`.
         """
         quota, now = self.actor.quota, self.clock.now
-        quota.on_session(SessionAsk("tenant session", MODEL, tokens, NEVER_S, wait_until=now + OPEN_S), now)
+        quota.on_open_session(SessionRequest("tenant session", MODEL, tokens, NEVER_S, wait_until=now + OPEN_S), now)
         self.actor.moved()
         self.clock.run(OPEN_S)
-        quota.on_look("tenant session", self.clock.now)
+        quota.on_look_session("tenant session", self.clock.now)

@@ -4,7 +4,7 @@ A client asks, waits, is answered, thinks, and asks again; refused it comes agai
 own `RETRY_S` where it was told none). Nobody leaves, so what an overload takes from one class another has to have had.
 Answers take `ANSWER_S` in the mean and hold a slot for that long.
 
-`starved` counts windows of `WINDOW_S`. The part of a class is `trickle_share` of all tokens granted in the window, that
+`starved` counts windows of `WINDOW_S`. The part of a class is `min_share` of all tokens granted in the window, that
 of a tenant is its weight's part of its class's among all tenants who waited there in the window. Both are owed only to
 who waited in all of the window, less the largest request that waited.
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from serve_app.core.queue import Action, Admission, Arrival, Grant, Policy
+from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy
 from serve_app.types import RequestClass
 
 SLOTS, ANSWER_S = 64, 10.0
@@ -56,7 +56,7 @@ class Granted:
 class Staying:
     """A run; `granted` are all grants, in order."""
 
-    def __init__(self, crowds: Sequence[Crowd], policy: Policy, seed: int, kv_tokens: int | None = None) -> None:
+    def __init__(self, crowds: Sequence[Crowd], policy: QueuePolicy, seed: int, kv_tokens: int | None = None) -> None:
         self._draw = random.Random(seed)
         self._policy = policy
         self._line = Admission(policy)
@@ -106,7 +106,7 @@ class Staying:
         for one in self.granted:
             if begin_s <= one.at_s < end_s:
                 had[one.key] += one.tokens
-        part = self._policy.trickle_share * sum(had.values())
+        part = self._policy.min_share * sum(had.values())
         found = 0
         for level in RequestClass:
             keys = [key for key, spans in waits.items() if key[0] is level and _overlaps(spans, begin_s, end_s)]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.exchange import MODEL, connected
-from serve_app.core.memory import SessionAsk
+from serve_app.core.memory import SessionRequest
 from serve_app.core.quota import Quota
 
 ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 20, 200, 64, 100_000
@@ -43,8 +43,8 @@ def _measure(seed: int, messages: int, *, waits: bool) -> float:
         took_s = router.say(quota, said, now)
         began = time.process_time()
         after(now)
-        quota.lines.peers.take_woken()
-        quota.lines.next_due()
+        quota.queue.actor_sessions.take_woken()
+        quota.queue.next_due()
         took_s += time.process_time() - began
         spent_s += took_s if number >= WARM else 0.0
     return spent_s / messages * 1e6
@@ -52,7 +52,7 @@ def _measure(seed: int, messages: int, *, waits: bool) -> float:
 
 def wait_for_session(quota: Quota) -> Callable[[float], object]:
     """Have a session wait; returns what the actor's shell does after each message while one does."""
-    ask = SessionAsk("tenant session", MODEL, int(0.9 * POOL_TOKENS), 1e6, wait_until=1e6)
-    if quota.on_session(ask, 0.0) is not None:
+    ask = SessionRequest("tenant session", MODEL, int(0.9 * POOL_TOKENS), 1e6, wait_until=1e6)
+    if quota.on_open_session(ask, 0.0) is not None:
         raise RuntimeError("the session does not wait")
-    return lambda now: quota.lines.openings.take_outcomes()
+    return lambda now: quota.queue.session_admission.take_outcomes()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.openb.fgd import Choice, PodPolicy
 from benchmarks.openb.pods import Node, Placement, Pod, Room, Slot
 from serve_app.core.keyed_heap import KeyedHeap
-from serve_app.core.placement import Demand, Policy
+from serve_app.core.placement import Demand, PlacementPolicy
 
 MAX_RANKINGS = 512  # demands whose scores are kept: a heap of all nodes each, about 200 bytes a node
 
@@ -183,12 +183,12 @@ class Ours:
     """Production's policy, for pods with a GPU."""
 
     def __init__(self) -> None:
-        self._policy, self.epoch = Policy(), 0
+        self._policy, self.epoch = PlacementPolicy(), 0
 
     def seen(self, pod: Pod) -> None:
         """Learn from a pod."""
         before = self._policy.workload
-        self._policy.seen(Demand(pod.ranks, pod.amount, pod.groups))
+        self._policy.observe(Demand(pod.ranks, pod.amount, pod.groups))
         self.epoch += self._policy.workload is not before
 
     def choose(self, room: Room, pod: Pod, eligible: Sequence[int]) -> Choice:

@@ -91,7 +91,7 @@ class NearEngines:
         finally:
             replica.channels.discard(channel)
 
-    async def ring(self) -> None:
+    async def call_any_replica(self) -> None:
         """No router here scales from zero."""
         raise NotImplementedError
 

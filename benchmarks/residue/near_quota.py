@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from serve_app.core.memory import Device, EngineReport, Rank
-from serve_app.core.shared_queue import Exchange, Reply
+from serve_app.core.shared_queue import ActorReply, RouterMessage
 from serve_app.quota import GpuMemoryQuota, InventorySettings
 from serve_app.quota import actor as quota
 
@@ -31,10 +31,10 @@ class _Store(dict[str, Any]):
     def put(self, name: str, value: Any) -> None:
         self[name] = value
 
-    def forget(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         self.pop(name, None)
 
-    def all(self) -> dict[str, Any]:
+    def load_all(self) -> dict[str, Any]:
         return dict(self)
 
 
@@ -55,10 +55,10 @@ class NearQuota:
         self._actor = actor
         self._engines: dict[str, EngineReport] = {}
 
-    async def exchange(self, told: Exchange) -> Reply:
+    async def exchange(self, told: RouterMessage) -> ActorReply:
         return await self._actor.exchange(told)
 
-    async def watch(self, told: Exchange) -> Reply:
+    async def watch(self, told: RouterMessage) -> ActorReply:
         return await self._actor.watch(told)
 
     async def engine_runs(self, name: str, model: str, slots: int, kv_tokens: int) -> None:
@@ -90,12 +90,12 @@ class NearQuota:
         return found
 
     def _held(self) -> dict[str, Any]:
-        lines = self._actor._core.lines
+        lines = self._actor._core.queue
         waiting = {
-            model: line.admission.snapshot(time.monotonic()).waiting for model, line in lines.places.lines.items()
+            model: line.admission.snapshot(time.monotonic()).waiting for model, line in lines.granting.models.items()
         }
         found = {model: dict(counts) for model, counts in waiting.items() if sum(counts.values())}
-        requests = list(lines.places.requests._requests)
+        requests = list(lines.granting.requests._requests)
         return found | ({"requests": requests} if requests else {})
 
 
@@ -104,7 +104,7 @@ async def near_quota() -> AsyncIterator[NearQuota]:
     """An actor that has just come up, until the end of the block."""
     actor = GpuMemoryQuota.__new__(GpuMemoryQuota)
     with (
-        mock.patch.object(quota, "Shelf", return_value=_Store()),
+        mock.patch.object(quota, "GcsStore", return_value=_Store()),
         mock.patch.object(quota, "Inventory", return_value=_Devices()),
     ):
         await actor.__init__(InventorySettings())  # type: ignore[misc]
@@ -117,5 +117,5 @@ async def near_quota() -> AsyncIterator[NearQuota]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if actor._due is not None:
-            actor._due.cancel()
+        if actor._queue_timer is not None:
+            actor._queue_timer.cancel()

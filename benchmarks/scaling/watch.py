@@ -133,7 +133,7 @@ def main() -> int:
 
     threading.Thread(target=until_input_ends, daemon=True, name="input").start()
     while not ended.wait(PERIOD_S):
-        seen = driver.look(order["models"], order["application"])
+        seen = driver.application_status(order["models"], order["application"])
         print(json.dumps({"at": time.monotonic(), "models": seen["models"]}), file=out, flush=True)
     driver.disconnect()
     return 0

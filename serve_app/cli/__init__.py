@@ -1,6 +1,6 @@
 """The command line `serve-app`.
 
-Decides: what a person sees: progress, tables, exit statuses, one line for each error.
+Decides: what the user sees: progress, tables, exit statuses, one line for each error.
 In: arguments and configuration files. Out: text, or JSON with `--json`.
 Never: imports Ray; a driver process does (`cluster.local`).
 """

@@ -1,6 +1,6 @@
 """`serve-app chat`: a conversation with a running instance over its OpenAI endpoint.
 
-Invariant: what is printed is what the server streamed, in order; an error ends the answer and is shown in words.
+Invariant: the output is the text that the server streamed, in order; an error ends the answer and is shown as text.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from rich.console import Console
 
 from serve_app.errors import BadRequest, ServeAppError, Unauthorized, Unavailable
 
-CONNECT_S = 5.0  # the instance is on this machine or near
-SILENCE_S = 300.0  # between two pieces: a long prompt in a full line waits a minute, then prefills
+CONNECT_S = 5.0  # the instance is on this machine or nearby
+SILENCE_S = 300.0  # between two pieces: a long prompt in a full queue waits a minute, then prefills
 DONE = "[DONE]"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask, and with which key."""
+    """The URL of an endpoint and the key for it."""
 
     url: str
     key: str | None
 
 
 def session(endpoint: Endpoint) -> requests.Session:
-    """A session that sends the key. On this machine it leaves the user's proxy and .netrc aside: the one does not reach
-    our loopback, the other would replace the key."""
+    """A session that sends the key. For this machine it ignores the user's proxy and .netrc: the proxy does not reach
+    this loopback, and .netrc would replace the key."""
     made = requests.Session()
     made.trust_env = urlsplit(endpoint.url).hostname not in LOCAL_NAMES
     if endpoint.key:
@@ -56,7 +56,7 @@ def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, 
 
 
 def _refusal(response: requests.Response) -> ServeAppError:
-    """The server's error in words: its own message if it gave one, when to come back, what to do about a 401."""
+    """The server's error as text: its own message if there is one, when to retry, the remedy for a 401."""
     message = error_message(response.text) or response.reason or "no reason given"
     if response.status_code == 401:
         return Unauthorized(f"the key was refused ({message}); give the right one with --key")
@@ -67,7 +67,7 @@ def _refusal(response: requests.Response) -> ServeAppError:
 
 
 def error_message(text: str) -> str | None:
-    """The message of an OpenAI error body, None if it is none."""
+    """The message of an OpenAI error body; None if `text` is no such body."""
     try:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -109,7 +109,7 @@ def answer(
     """The pieces of text of a streamed chat completion.
 
     Raises:
-        ServeAppError: refused, unreachable or broken off, with a message for people.
+        ServeAppError: refused, unreachable or broken off, with a message for the user.
     """
     body: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
     if priority is not None:
@@ -121,7 +121,7 @@ def answer(
             for event in events(response.iter_lines(decode_unicode=True)):
                 for choice in event.get("choices", ()):
                     delta = choice.get("delta", {})
-                    # reasoning models send their thoughts apart
+                    # reasoning models send their reasoning in a separate field
                     text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
                     if text:
                         yield text
@@ -130,7 +130,7 @@ def answer(
 
 
 class Conversation:
-    """Messages so far; each `say` prints the answer as it comes and remembers it."""
+    """The messages so far; each `send` prints the answer as it arrives and stores it."""
 
     def __init__(
         self, endpoint: Endpoint, model: str, console: Console, *, system: str | None, priority: str | None
@@ -141,8 +141,8 @@ class Conversation:
         self._priority = priority
         self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
 
-    def say(self, text: str) -> str:
-        """One exchange. An exchange that fails is forgotten, so that it can be repeated."""
+    def send(self, text: str) -> str:
+        """Run one exchange. A failed exchange is removed from the messages, so that it can be repeated."""
         asked = [*self._messages, {"role": "user", "content": text}]
         pieces = []
         try:
@@ -158,7 +158,7 @@ class Conversation:
 
 
 def interactive(conversation: Conversation, console: Console) -> None:
-    """Read lines until the end of input. Ctrl-C ends the answer being given; at the prompt it ends the conversation."""
+    """Read lines until the end of input. Ctrl-C ends the present answer; at the prompt it ends the conversation."""
     while True:
         try:
             text = console.input("[bold]you>[/bold] ").strip()
@@ -168,7 +168,7 @@ def interactive(conversation: Conversation, console: Console) -> None:
         if not text:
             continue
         try:
-            conversation.say(text)
+            conversation.send(text)
         except KeyboardInterrupt:
             console.print("(interrupted)")
         except ServeAppError as error:

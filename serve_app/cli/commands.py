@@ -1,7 +1,7 @@
 """The command line: `serve-app up | deploy | export | status | quota | defrag | explain | chat | down`.
 
-Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for something
-that failed, 2 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
+Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
+for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_RUNS = 3
-EXIT_INTERRUPTED = 130  # as shells put it: 128 + SIGINT
+EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 P = ParamSpec("P")
 app = typer.Typer(
@@ -53,7 +53,7 @@ StateOption = Annotated[
 
 
 def _reported(command: Callable[P, int]) -> Callable[P, None]:
-    """Turn the command's result into the exit status, and our errors into one line."""
+    """Convert the command's result to the exit status, and a `ServeAppError` to one line."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -72,10 +72,10 @@ def _reported(command: Callable[P, int]) -> Callable[P, None]:
 
 
 def configured(config: Path | None, model: str | None) -> Settings:
-    """The settings of a file, or the defaults; `model` replaces the models by one of that name or path.
+    """The settings of a file, or the defaults; `model` replaces the models by one model of that name or path.
 
     Raises:
-        ConfigError: wrong settings, or a path where nothing is.
+        ConfigError: wrong settings, or a path that does not exist.
     """
     chosen = configuration.load(config) if config is not None else Settings()
     if model is None:
@@ -109,7 +109,7 @@ def up(
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Run Ray's dashboard too (loopback).")] = False,
     state_dir: StateOption = None,
 ) -> int:
-    """Start an instance and keep it in the foreground; Ctrl-C ends all of it."""
+    """Start an instance and keep it in the foreground; Ctrl-C ends all its processes."""
     from serve_app.cli.up import UpOptions
     from serve_app.cli.up import up as run
 
@@ -137,7 +137,7 @@ def deploy(
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
 ) -> int:
-    """Send the configuration to a running instance or cluster. Models it does not change go on undisturbed."""
+    """Send the configuration to a running instance or cluster. Unchanged models continue undisturbed."""
     from serve_app.cli import deploy as deploying
 
     chosen = configured(config, None)
@@ -158,7 +158,7 @@ def export(
         typer.Option("--head-only/--every-node", help="HAProxy on the head alone, or on every node with replicas."),
     ] = False,
 ) -> int:
-    """Print the configuration as Serve's own, for `serve deploy` and Serve's REST interface. It holds no key."""
+    """Print the configuration in Serve's format, for `serve deploy` and Serve's REST interface. It holds no key."""
     from serve_app.cli import deploy as deploying
 
     location: Literal["HeadOnly", "EveryNode"] = "HeadOnly" if head_only else "EveryNode"
@@ -192,7 +192,7 @@ def quota(
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
 ) -> int:
-    """Show who has the GPU memory: devices, engines, sessions, and who waits for some."""
+    """Show how GPU memory is used: devices, engines, sessions, and the engines that wait for memory."""
     from serve_app.cli import deploy as deploying
     from serve_app.cli import quota as ledger
 
@@ -203,13 +203,13 @@ def quota(
 @app.command()
 @_reported
 def defrag(
-    plan_only: Annotated[bool, typer.Option("--plan", help="Only say what would be done.")] = False,
+    plan_only: Annotated[bool, typer.Option("--plan", help="Only print the plan.")] = False,
     as_json: JsonOption = False,
     address: AddressOption = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
 ) -> int:
-    """Make room for an engine that waits for memory: others drain and restart, one at a time, no request is lost."""
+    """Free memory for a waiting engine: other engines drain and restart, one at a time; no request is lost."""
     from serve_app.cli import deploy as deploying
     from serve_app.cli import quota as ledger
 
@@ -233,11 +233,11 @@ def chat(
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
 ) -> int:
-    """Talk to a model of a running instance, as it answers."""
+    """Chat with a model of a running instance; the answer is streamed."""
     from serve_app.cli import chat as talk
 
     console = Console()
-    found = _found(url, key, instance, state_dir)
+    found = _endpoint_of(url, key, instance, state_dir)
     if found is None:
         return EXIT_NOTHING_RUNS
     url, key = found
@@ -249,7 +249,7 @@ def chat(
         model = served[0]
     conversation = talk.Conversation(endpoint, model, console, system=system, priority=priority)
     if prompt is not None:
-        conversation.say(prompt)
+        conversation.send(prompt)
     else:
         talk.interactive(conversation, console)
     return 0
@@ -258,7 +258,7 @@ def chat(
 @app.command()
 @_reported
 def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = None) -> int:
-    """End an instance, wherever it was started. Without one it does nothing."""
+    """End an instance, wherever it was started. Without a running instance it does nothing."""
     from serve_app.cli import instances
 
     ended = instances.down(InstanceState(instance, state_dir), print)
@@ -269,9 +269,9 @@ def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = N
 @app.command()
 @_reported
 def presets(
-    config: Annotated[Path | None, typer.Option("--config", help="Tell it of the models of this file.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="Show the models of this file.")] = None,
 ) -> int:
-    """Say what each `preset` of a model sets, or what the models of a configuration come to with theirs."""
+    """Show what each model `preset` sets, or the resulting values of the models of a configuration."""
     from serve_app.cli import presets as telling
 
     print("\n".join(telling.known() if config is None else telling.of(configured(config, None))))
@@ -290,11 +290,11 @@ def explain(
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
 ) -> int:
-    """Say what became of a request, and why: its wait, its place, its tokens, its refusal."""
+    """Show how a request ended, and why: its wait, its replica, its tokens, its refusal."""
     from serve_app.cli import chat as talk
     from serve_app.cli import explain as explaining
 
-    found = _found(url, key, instance, state_dir)
+    found = _endpoint_of(url, key, instance, state_dir)
     if found is None:
         return EXIT_NOTHING_RUNS
     return _print(explaining.receipt(talk.Endpoint(*found), request_id), as_json, explaining.show)
@@ -308,8 +308,11 @@ def _print(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any],
     return 0
 
 
-def _found(url: str | None, key: str | None, instance: str, state_dir: str | None) -> tuple[str, str | None] | None:
-    """URL and key of an endpoint, those of the instance where none is given; None: it does not run, which was said."""
+def _endpoint_of(
+    url: str | None, key: str | None, instance: str, state_dir: str | None
+) -> tuple[str, str | None] | None:
+    """URL and key of an endpoint, by default the instance's; None: the instance does not run, and a message was
+    printed."""
     if url is not None:
         return url, key
     running = InstanceState(instance, state_dir).read()
@@ -320,7 +323,7 @@ def _found(url: str | None, key: str | None, instance: str, state_dir: str | Non
 
 
 def _key_in(path: str | None) -> str | None:
-    """The key kept in the file; None when there is none to read."""
+    """The key in the file; None if there is no file."""
     try:
         return Path(path).read_text().strip() if path else None
     except OSError as error:

@@ -1,7 +1,7 @@
-"""`serve-app deploy` and `serve-app export`: the configuration to a running cluster, or as Serve's own configuration.
+"""`serve-app deploy` and `serve-app export`: send the configuration to a running cluster, or print Serve's form of it.
 
-Invariant: a configuration that cannot be right is refused before anything is touched; models that a change does not
-name go on undisturbed.
+Invariant: an invalid configuration is refused before any change; models that a change does not name continue
+undisturbed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, applic
 from serve_app.system import marked
 
 TICK_S = 0.25
-FINAL = ("running", "failed")  # states after which the driver has nothing more to tell
-# Serve's own default is 127.0.0.1, where HAProxy on one machine reaches no router on another, nor a client any of them.
+FINAL_STATES = ("running", "failed")  # states after which the driver reports nothing more
+# At Serve's default, 127.0.0.1, HAProxy reaches no router on another machine, and clients reach no router at all.
 ON_A_CLUSTER = {"host": "0.0.0.0", "proxy_location": "EveryNode"}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A running Ray cluster: the environment of a driver, and the instance it is where it is one of this machine."""
+    """A running Ray cluster: the environment of a driver, and the instance if the cluster is one of this machine."""
 
     environment: dict[str, str]
     state: InstanceState | None
@@ -56,7 +56,7 @@ def find(address: str | None, state: InstanceState) -> Target:
                 code="not_running",
             )
         return Target(driver_environment(instance.address, token, instance.mark), state)
-    # the mark, where a machine's keeper deploys: what it has started must end with the node
+    # the mark, if a node's supervisor deploys: processes that it starts must end with the node
     passed_on = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH_") or name == MARK}
     return Target({"RAY_ADDRESS": address, **passed_on}, None)
 
@@ -65,8 +65,8 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
     """Declare the application there. Returns the exit status: 1 when it did not come up, with the reason shown.
 
     Raises:
-        Unavailable: the cluster cannot be reached, or Serve cannot build the application: nothing has changed then; or
-            it does not run in time.
+        Unavailable: the cluster cannot be reached, or Serve cannot build the application (then nothing has changed);
+            or the application does not run in time.
     """
     resolved = keys.resolve(settings, target.state or DEFAULT_KEY_FILE)
     instance = target.state.read() if target.state is not None else None
@@ -83,7 +83,7 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
     }
 
     def declared() -> None:
-        """What `status` and `chat` go by; from here on the running application is the new one, or becomes it."""
+        """Record the declared application for `status` and `chat`; from now on it runs or is being started."""
         if instance is not None and target.state is not None:
             file = str(resolved.file) if resolved.file else None
             target.state.write(dataclasses.replace(instance, models=tuple(order["models"]), api_key_file=file))
@@ -102,7 +102,7 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
 def _follow(
     order: dict[str, Any], timeout_s: float, progress: Progress, declared: Callable[[], None]
 ) -> dict[str, Any] | None:
-    """Let a driver carry out the order; returns the last state it told, None when none was to be waited for."""
+    """Let a driver execute the order; returns the last state it reported, None without `wait`."""
     status: dict[str, Any] | None = None
     phase = ""
     deadline = time.monotonic() + timeout_s
@@ -117,7 +117,7 @@ def _follow(
                 if event["event"] == "error":
                     raise Unavailable(event["message"], code="deploy_failed")
                 if event["event"] == "end":
-                    if phase and (not order["wait"] or (status is not None and status["state"] in FINAL)):
+                    if phase and (not order["wait"] or (status is not None and status["state"] in FINAL_STATES)):
                         return status
                     raise Unavailable(f"the process that deploys it has ended: {_last_line(log)}", code="deploy_failed")
                 if event["event"] == "phase":
@@ -139,10 +139,10 @@ def _last_line(log: Path) -> str:
 
 
 def export(settings: Settings, *, host: str | None, port: int | None, proxy_location: ProxyLocation | None) -> str:
-    """Serve's configuration as YAML, for `serve deploy` and Serve's REST interface.
+    """Serve's form of the configuration as YAML, for `serve deploy` and Serve's REST interface.
 
     Raises:
-        ConfigError: no key is configured; one made here would be known to nobody there.
+        ConfigError: no key is configured; clients of the cluster would not know a key generated here.
     """
     if not settings.auth.keys:
         raise ConfigError(

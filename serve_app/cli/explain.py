@@ -1,4 +1,4 @@
-"""`serve-app explain`: what became of a request, asked of a running endpoint."""
+"""`serve-app explain`: fetches the receipt of a request from a running endpoint and prints it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def receipt(endpoint: Endpoint, request_id: str) -> dict[str, Any]:
     """The receipt of a request, as GET /admin/requests/{id} gives it.
 
     Raises:
-        BadRequest: nobody has it any more, or the key is not an operator's. Unavailable: nothing answers.
+        BadRequest: no router has the receipt, or the key is not an operator's. Unavailable: no answer.
     """
     with session(endpoint) as http:
         path = f"/admin/requests/{quote(request_id, safe='')}"
@@ -29,7 +29,7 @@ def receipt(endpoint: Endpoint, request_id: str) -> dict[str, Any]:
 
 
 def show(found: Mapping[str, Any], console: Console) -> None:
-    """The story: the first line says how it ended, the others why."""
+    """Print a receipt: the first line says how the request ended, the others why."""
     outcome = found["outcome"]
     style = "green" if outcome in _GOOD else "yellow" if outcome in _GONE else "red"
     first, *others = found["story"]

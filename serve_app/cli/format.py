@@ -1,6 +1,6 @@
-"""What is told of an instance in one line each: how to ask it, and how it is.
+"""One-line texts about an instance: a curl command for it, and its state.
 
-Invariant: a command shown is ready to paste into a shell as it is.
+Invariant: a command can be pasted into a shell unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serve_app.settings import Settings
 
 
 def curl_line(url: str, key: str | None, settings: Settings) -> str:
-    """A command that asks the first model something, ready to paste into a shell."""
+    """A curl command with a request to the first model."""
     model = settings.models[0]
     body: dict[str, Any]
     if model.task == "embed":
@@ -27,7 +27,7 @@ def curl_line(url: str, key: str | None, settings: Settings) -> str:
 
 
 def replica_states(status: Mapping[str, Any]) -> str:
-    """Like `tiny 1/2 (1 starting)  router 1`."""
+    """The replica counts, like `tiny 1/2 (1 starting)  router 1`."""
     parts = []
     for model in status["models"]:
         states = [replica["state"] for replica in model["replicas"]]

@@ -1,4 +1,4 @@
-"""`serve-app status` and `serve-app down`: instances started anywhere on this machine by this user.
+"""`serve-app status` and `serve-app down`: for instances started anywhere on this machine by this user.
 
 Invariant: `down` leaves no process of the instance and may be repeated.
 """
@@ -29,8 +29,8 @@ from serve_app.errors import Unavailable
 from serve_app.names import APPLICATION
 from serve_app.system import POLL_S, end_marked, marked, start_ticks
 
-STATUS_FRESH_S = 12.0  # `up` writes its state every 5 s; older than this and it is asked of Serve itself
-SUPERVISOR_STOP_S = 75.0  # above everything `up` waits for when it ends
+STATUS_FRESH_S = 12.0  # `up` writes its state every 5 s; if it is older than this, Serve is asked
+SUPERVISOR_STOP_S = 75.0  # above all waits of `up` when it ends
 
 
 def status(state: InstanceState) -> dict[str, Any] | None:
@@ -48,11 +48,11 @@ def status(state: InstanceState) -> dict[str, Any] | None:
         "url": instance.url,
         "api_key_file": instance.api_key_file,
         "dashboard_url": instance.dashboard_url,
-        **(seen or _asked(state, instance)),
+        **(seen or _driver_status(state, instance)),
     }
 
 
-def _asked(state: InstanceState, instance: Instance) -> dict[str, Any]:
+def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:
     nothing: dict[str, Any] = {"state": "starting", "message": "", "models": [], "routers": []}
     token = state.token()
     coming_up = _supervised(instance) and state.read_status() is None
@@ -97,21 +97,21 @@ def show(found: dict[str, Any], console: Console) -> None:
         console.print(f"API key in {found['api_key_file']}", markup=False, highlight=False, soft_wrap=True)
 
 
-def down(state: InstanceState, say: Callable[[str], None]) -> bool:
-    """End the instance, whoever started it. Returns whether any process of it ran.
+def down(state: InstanceState, report: Callable[[str], None]) -> bool:
+    """End the instance, also one started by another program. Returns whether any of its processes ran.
 
-    An `up` that still lives is asked to end it and watched; what is left after that, or was left by an owner that died,
-    is ended here: first through Serve, then by process.
+    A living `up` is asked to end the instance, and awaited; processes left after that, or left by a dead owner, are
+    ended here: first through Serve, then by signals.
     """
     instance = state.read()
     if instance is None:
         return False
     ran = bool(marked(instance.mark))
     if state.owned_elsewhere() and _supervised(instance):
-        say("Asking the process that runs it to end")
+        report("Asking the process that runs it to end")
         _ask_supervisor(state, instance)
     if state.owned_elsewhere():
-        say("Ending its processes; the program that owns it goes on")
+        report("Ending its processes; the program that owns it goes on")
         end_marked(instance.mark, TERM_GRACE_S, spare=(os.getpid(),))
         return ran
     state.acquire()
@@ -119,25 +119,25 @@ def down(state: InstanceState, say: Callable[[str], None]) -> bool:
         left = bool(marked(instance.mark))
         token = state.token()
         if left and instance.address and token is not None:
-            say("Ending the application")
-            _shut_down_serve(instance, token, say)
+            report("Ending the application")
+            _shut_down_serve(instance, token, report)
         if left:
-            say("Ending what is left")
+            report("Ending what is left")
         clean_up(state)
     finally:
         state.release()
     return ran
 
 
-def _shut_down_serve(instance: Instance, token: str, say: Callable[[str], None]) -> None:
+def _shut_down_serve(instance: Instance, token: str, report: Callable[[str], None]) -> None:
     try:
         ask(_order("shutdown", instance, token), SERVE_SHUTDOWN_S + DEFAULT_QUESTION_S)
     except Unavailable as error:
-        say(f"Serve could not be asked to end ({error.message})")
+        report(f"Serve could not be asked to end ({error.message})")
 
 
 def _supervised(instance: Instance) -> bool:
-    """Whether the recorded `up` still is that process."""
+    """Whether the recorded `up` process still lives."""
     pid = instance.supervisor_pid
     return pid is not None and instance.supervisor_ticks == start_ticks(pid)
 

@@ -1,6 +1,6 @@
-"""Which API keys an instance takes, and what of them Serve gets to see.
+"""Resolves the API keys of an instance, and keeps plain keys out of Serve's configuration.
 
-Invariant: the settings handed to the application hold digests only, never a key.
+Invariant: the application's settings hold digests only, never a key.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from serve_app.settings import Settings, load_or_create_key
 
 @dataclass(frozen=True, slots=True)
 class ResolvedKeys:
-    """`settings`: the configuration as the application gets it. `key`, `file`: what a client here uses; None when the
-    configuration names digests only. `generated`: whether the key is ours rather than the configuration's."""
+    """`settings`: the configuration for the application. `key`, `file`: for a client on this machine; None if the
+    configuration names digests only. `generated`: whether the key is generated rather than configured."""
 
     settings: Settings
     key: str | None
@@ -24,13 +24,13 @@ class ResolvedKeys:
 
 
 def resolve(settings: Settings, home: InstanceState | str) -> ResolvedKeys:
-    """Keys of the configuration, or a generated one (made at the first start, used again later).
+    """The keys of the configuration, or a key generated at the first start and reused later.
 
     Args:
-        home: the instance that keeps the key; or, for a cluster, the file for a generated one.
+        home: the instance that stores the key; or, for a cluster, the file for a generated key.
 
     Raises:
-        ConfigError: the generated key cannot be kept.
+        ConfigError: the generated key cannot be stored.
     """
     keys = settings.auth.keys
     if keys:
@@ -44,6 +44,6 @@ def resolve(settings: Settings, home: InstanceState | str) -> ResolvedKeys:
 
 
 def keep(keys: ResolvedKeys) -> None:
-    """Put a configured key where `status` and `chat` find it while the instance runs."""
+    """Store a configured key for `status` and `chat` while the instance runs."""
     if keys.file is not None and keys.key is not None and not keys.generated:
         write_private(keys.file, keys.key + "\n")

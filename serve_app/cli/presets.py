@@ -1,4 +1,4 @@
-"""`serve-app presets`: what the presets set, and what a configuration comes to with them."""
+"""`serve-app presets`: the settings of the presets, and the resulting values of a configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serve_app.settings import PRESETS, Settings
 
 
 def known() -> list[str]:
-    """Every preset with the settings it gives other defaults."""
+    """Every preset with the defaults that it changes."""
     told: list[str] = []
     for name in PRESETS:
         told += [f"{name}:", *(f"  {'.'.join(path)}: {value}" for path, value in _flat(PRESETS[name]))]
@@ -17,7 +17,7 @@ def known() -> list[str]:
 
 
 def of(settings: Settings) -> list[str]:
-    """Each model's values of what its preset has a default for, and which of them the user has set otherwise."""
+    """Each model's values of its preset's settings, and which of them the user has overridden."""
     told: list[str] = []
     for model in settings.models:
         told.append(f"{model.name}: {model.preset or 'no preset'}")

@@ -1,6 +1,6 @@
-"""Progress a person can follow: a live display on a terminal, plain lines anywhere else.
+"""Progress output: a live display on a terminal, plain lines elsewhere.
 
-Invariant: whatever happens between, each phase that began is reported once as done, failed or left.
+Invariant: each phase that began is reported exactly once as done, failed or left.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-HEARTBEAT_S = 15.0  # without a terminal: how often a phase that takes long says so
+HEARTBEAT_S = 15.0  # without a terminal: how often a long phase prints a line
 REFRESH_PER_SECOND = 8  # of the spinner; more costs CPU that the engine needs
 
 
 class Progress:
-    """One phase after the other. Use as a context manager, so that the terminal is left in order."""
+    """Shows one phase after the other. Use it as a context manager, which restores the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._title = ""
         self._detail = ""
-        self._began = 0.0
-        self._said = 0.0
+        self._began_at = 0.0
+        self._printed_at = 0.0
         self._live: Live | None = None
         self._spinner = Spinner("dots")
 
     def begin(self, title: str) -> None:
-        """Start a phase; a phase still running is done with."""
+        """Start a phase; a running phase is reported as done."""
         self.done()
         self._title, self._detail = title, ""
-        self._began = self._said = time.monotonic()
+        self._began_at = self._printed_at = time.monotonic()
         if self._console.is_terminal:
             self._live = Live(
                 self,
@@ -47,28 +47,28 @@ class Progress:
             self._print(f"{title} ...")
 
     def detail(self, text: str) -> None:
-        """What the phase is at now."""
+        """Show the present step of the phase."""
         now = time.monotonic()
         changed, self._detail = text != self._detail, text
-        if self._live is None and text and (changed or now - self._said > HEARTBEAT_S):
-            self._said = now
+        if self._live is None and text and (changed or now - self._printed_at > HEARTBEAT_S):
+            self._printed_at = now
             self._print(f"  {self._title}: {text} ({self.elapsed_s:.0f} s)")
 
     def done(self) -> None:
-        """The phase ended well; without effect when none is running."""
+        """The phase succeeded; no effect without a running phase."""
         self._end("✓", "green", "")
 
     def fail(self) -> None:
-        """The phase failed; without effect when none is running."""
+        """The phase failed; no effect without a running phase."""
         self._end("✗", "red", "failed after ")
 
     def leave(self) -> None:
-        """The phase was interrupted; without effect when none is running."""
+        """The phase was interrupted; no effect without a running phase."""
         self._end("-", "yellow", "interrupted after ")
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._began_at
 
     def __rich__(self) -> Spinner:
         detail = f"  {self._detail}" if self._detail else ""

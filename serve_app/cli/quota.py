@@ -1,4 +1,4 @@
-"""`serve-app quota`: the ledger of GPU memory as a person or a program reads it."""
+"""`serve-app quota`: prints the ledger of GPU memory as tables or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = ("total", "reserved", "granted", "free")
 
 
 def quota(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The figures of the quota actor of the cluster that a driver with this environment reaches.
+    """The figures of the quota actor; `environment` is that of a driver of the cluster.
 
     Raises:
         Unavailable: no cluster answers there, or it has no quota actor.
@@ -30,7 +30,7 @@ def quota(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def defrag(environment: Mapping[str, str], *, begin: bool) -> dict[str, Any] | None:
-    """The plan that makes room for the first engine that waits; None: nobody waits, or nothing helps.
+    """The plan that frees memory for the first waiting engine; None: no engine waits, or no plan helps.
 
     Raises:
         Unavailable: as `quota`.
@@ -43,10 +43,10 @@ def defrag(environment: Mapping[str, str], *, begin: bool) -> dict[str, Any] | N
 
 
 def show_plan(found: Mapping[str, Any], console: Console) -> None:
-    """The `plan`, and whether it is `begun`, as a person reads it."""
+    """Print the `plan`, and whether it is `begun`."""
     plan = found["plan"]
     if plan is None:
-        console.print("Nothing to do: nobody waits for memory, or no restart would make room.")
+        console.print("Nothing to do: no engine waits for memory, or no restart would free enough.")
         return
     waits = plan["waits"]
     console.print(
@@ -63,14 +63,14 @@ def show_plan(found: Mapping[str, Any], console: Console) -> None:
 
 
 def show(found: Mapping[str, Any], console: Console) -> None:
-    """The figures as tables."""
+    """Print the figures as tables."""
     say = partial(console.print, markup=False, highlight=False)
     sizes = "  ".join(f"{name} {_gb(found[f'{name}_bytes'])}" for name in SIZES)
     rebuilt = "  (the ledger is being rebuilt)" if found["recovering"] else ""
     say(f"{sizes}  fragmentation {found['fragmentation']:.2f}{rebuilt}")
     if found["fragmented"]:
         where = (
-            "of what is free lies where the models here do not fit; `serve-app defrag` makes room for one that waits"
+            "of what is free lies where the models here do not fit; `serve-app defrag` frees memory for one that waits"
         )
         say(f"{found['fragmentation']:.0%} {where}", style="yellow")
     devices = Table("device", *SIZES, "%")
@@ -85,7 +85,7 @@ def show(found: Mapping[str, Any], console: Console) -> None:
         engines.add_row(one["replica"], one["model"] or "", one["state"], _gb(one["granted_bytes"]), measured, *tokens)
     console.print(engines)
     if any(level["waiting"] for one in found["lines"] for level in one["classes"].values()):
-        console.print(_lines(found["lines"]))
+        console.print(_queues_table(found["lines"]))
     for one in found["waiting"]:
         why = f"blocked: memory, for {one['waits_s']:.0f} s: {one['why']}"
         say(f"{one['replica']} of {one['model']}: {why}", style="yellow")
@@ -106,10 +106,10 @@ def show(found: Mapping[str, Any], console: Console) -> None:
         console.print(sessions)
 
 
-def _lines(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Who waits for a place, by model and class, and who of the tenants waits most."""
-    table = Table("line of", "class", "waiting", "tokens", "granted", "comes free", "longest wait", "most waiting")
-    for one in lines:
+def _queues_table(queues: Sequence[Mapping[str, Any]]) -> Table:
+    """The waiting requests by model and class, and the tenants with most of them."""
+    table = Table("queue of", "class", "waiting", "tokens", "granted", "comes free", "longest wait", "most waiting")
+    for one in queues:
         most = max(one["tenants"], key=lambda name: one["tenants"][name]["waiting"], default="")
         for name, level in reversed(one["classes"].items()):
             if level["waiting"]:
@@ -132,6 +132,6 @@ def _gb(size: int) -> str:
 
 
 def _short(device: str) -> str:
-    """A device's key with the node's id cut to what tells nodes apart."""
+    """A device's key with the node's id shortened to a distinct prefix."""
     node, _, index = device.rpartition("/")
     return f"{node[:8]}/{index}"

@@ -1,4 +1,4 @@
-"""Ctrl-C and its relatives as one exception in the main thread."""
+"""Raises SIGINT, SIGTERM and SIGHUP as one exception in the main thread."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """The user, or the system, wants us to end. Not an Exception, so that no handler for errors swallows it."""
+    """The user or the system ends this process. Not an Exception, so that no error handler swallows it."""
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the context each of SIGINT, SIGTERM and SIGHUP raises `Interrupted`, again and again. Main thread only."""
+    """Within the context each SIGINT, SIGTERM or SIGHUP raises `Interrupted`, also repeatedly. Main thread only."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise Interrupted(signal.Signals(number).name)

@@ -1,7 +1,7 @@
-"""`serve-app up`: start an instance, keep it in the foreground, take it down.
+"""`serve-app up`: starts an instance, keeps it in the foreground, stops it.
 
-Invariant: whichever way it ends, by Ctrl-C in any phase, an application that does not start, a cluster that dies, no
-process of the instance is left when it returns.
+Invariant: no process of the instance is left when it returns: after Ctrl-C in any phase, an application that does not
+start, or a cluster that dies.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from serve_app.errors import ServeAppError, Unavailable
 from serve_app.settings import BUILD, Settings, application
 
 DEFAULT_PORT = 8000
-TICK_S = 0.25  # how often progress and the end of the driver are looked at
+TICK_S = 0.25  # the period of checks of the progress and of the driver
 READY_S = 120.0  # from Serve's "running" to the first 200 of /ready: HAProxy reloads within seconds
 READY_REQUEST_S = 5.0
-SHUTDOWN_S = 25.0  # for Serve, above the driver's own bound for it
-EXIT_INTERRUPTED = 130  # as shells put it: 128 + SIGINT
+SHUTDOWN_S = 25.0  # for Serve's end; above the driver's own bound
+EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What to run and where; `application` is `module:function`, called with the resolved configuration."""
+    """Options of `up`; `application` is `module:function`, called with the resolved configuration."""
 
     settings: Settings
     instance: str
@@ -50,8 +50,8 @@ class UpOptions:
 def up(options: UpOptions, console: Console) -> int:
     """Run until interrupted.
 
-    Returns the exit status: 0 after Ctrl-C while serving, 1 for a failure, 130 for a start that was interrupted or an
-    end that was forced.
+    Returns the exit status: 0 after Ctrl-C while serving, 1 for a failure, 130 for an interrupted start or a forced
+    end.
 
     Raises:
         ServeAppError: nothing was started: wrong settings, port taken, instance running.
@@ -85,7 +85,7 @@ class _Session:
         self._state.require_unowned()
         if (
             self._state.read() is None
-        ):  # else its own leftovers may hold the port: they are ended first, then it is looked at
+        ):  # else its own leftovers may hold the port: they are ended before the port is checked
             require_free(options.host, options.port)
         self._state.create()
         self._keys = keys.resolve(options.settings, self._state)
@@ -105,9 +105,9 @@ class _Session:
         return 1
 
     def take_down(self) -> None:
-        """End everything in order, with progress."""
+        """End all processes in order, with progress."""
         if self._cluster is None:
-            # its start cleaned up after itself, unless a second Ctrl-C cut that short; then it has let go of the lock
+            # a failed start cleans up, unless a second Ctrl-C interrupts it; then it has released the lock
             if not self._state.owned_elsewhere():
                 clean_up(self._state, grace_s=0.0)
             return
@@ -125,7 +125,7 @@ class _Session:
         )
 
     def force(self) -> None:
-        """End everything now."""
+        """Kill all processes now."""
         self._console.print("Killing what is left.")
         clean_up(self._state, grace_s=0.0)
 
@@ -146,7 +146,7 @@ class _Session:
         keys.keep(self._keys)
 
     def _start_application(self) -> None:
-        """Deploy, and follow the engines until Serve calls all of it running."""
+        """Deploy, and wait until Serve reports the whole application as running."""
         assert self._cluster is not None
         instance = self._cluster.instance
         self._progress.begin("Deploying the application")
@@ -170,10 +170,10 @@ class _Session:
             self._progress.detail(state_line(status, with_state=False))
 
     def _wait_ready(self) -> None:
-        """Until the endpoint itself answers, through HAProxy."""
+        """Wait until the endpoint answers through HAProxy."""
         assert self._cluster is not None
         endpoint = Endpoint(self._cluster.url, self._keys.key)
-        # without a key at hand, its refusal is the answer: only a router that runs asks for one
+        # without a key, a 401 is enough: only a running router asks for a key
         wanted = {"200"} if self._keys.key else {"200", "401"}
         deadline = time.monotonic() + READY_S
         answer = "nothing"
@@ -190,7 +190,7 @@ class _Session:
         raise Unavailable(f"/ready still answers {answer} after {READY_S:.0f} s", code="application_failed")
 
     def _next_status(self) -> dict[str, Any] | None:
-        """The next state of the application, or None when there is no news yet.
+        """The next state of the application, or None if there is no new one yet.
 
         Raises:
             Unavailable: the driver or the cluster has ended.
@@ -228,7 +228,7 @@ class _Session:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _watch(self) -> None:
-        """Show the state until something ends it, by an exception."""
+        """Show the state until an exception ends it."""
         began = time.monotonic()
         shown = ""
         live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None

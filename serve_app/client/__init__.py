@@ -2,7 +2,7 @@
 
 Decides: which cluster and application a client reaches, and in which event loop a call runs.
 In: calls with OpenAI's fields. Out: objects of the `openai` package, streams, agent sessions, the errors of `errors`.
-Never: judges a request; the router does, as over HTTP.
+Never: checks a request; the router does, as over HTTP.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
     "connect",
 ]
 
-# `serve_app.agents` works with any client; `connect` brings Ray.
+# `serve_app.agents` works with any client; `connect` imports Ray.
 _LATE = {"Client": "client", "connect": "client"}
 
 
 def __getattr__(name: str) -> Any:
-    """The names of `_LATE`, imported when they are asked for."""
+    """Imports the names of `_LATE` on first use."""
     module = _LATE.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,12 @@
-"""Agents under a bound: each task runs with KV cache of its own, no more of them at a time than asked for.
+"""Runs agent tasks with bounded concurrency, each with its own KV cache session.
 
     async with AgentScheduler(llm, concurrency=4, vram_gb=0.25) as agents:
         for topic in topics:
             agents.submit(research(topic))  # async def (session) -> anything
     print([run.result for run in agents.runs])
 
-Invariant: no more than `concurrency` tasks run at any time; each has an open session while it runs, and that is closed
-when it ends, however it ends. What one task raises is in its run and reaches no other.
+Invariant: no more than `concurrency` tasks run at any time; each has an open session while it runs, and the session is
+closed when the task ends, also by an error. An exception of a task is stored in its run and affects no other run.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import Any, Protocol
 from serve_app.client.session import AgentSession
 from serve_app.errors import InsufficientMemory, Overloaded
 
-DEFAULT_MAX_WAITING = 10_000  # tasks; each is a coroutine and a few hundred bytes, more is a loop that ran away
-STEP_WAIT_S = 30.0  # of one attempt to reserve: the server waits for 60 s at most, and an attempt less is soon repeated
+DEFAULT_MAX_WAITING = 10_000  # tasks; each is a coroutine and a few hundred bytes; more is a runaway loop
+STEP_WAIT_S = 30.0  # of one attempt to reserve: below the server's maximum of 60 s; an attempt that fails is repeated
 
 Task = Callable[[AgentSession], Awaitable[Any]]
 
 
 class Sessions(Protocol):
-    """Where sessions come from: `serve_app.client.client.Client`."""
+    """Opens sessions: `serve_app.client.client.Client`."""
 
     def session(self, session_id: str | None = None, **asked: Any) -> AgentSession: ...
 
 
 class AgentState(enum.StrEnum):
-    """How far a run is."""
+    """The state of a run."""
 
-    WAITING = "waiting"  # for its turn, or for its memory
+    WAITING = "waiting"  # for a free place under `concurrency`, or for its memory
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"  # the task raised
-    REFUSED = "refused"  # its memory was not to be had
+    REFUSED = "refused"  # its memory was not granted
     CANCELLED = "cancelled"
 
 
@@ -60,15 +60,15 @@ class AgentRun:
         return self.state not in (AgentState.WAITING, AgentState.RUNNING)
 
     def cancel(self) -> None:
-        """End it, waiting or running; its session is closed. Of one that has ended nothing changes."""
+        """Cancel a waiting or running task and close its session; no effect on one that has ended."""
         if self._task is not None:
             self._task.cancel()
 
     async def wait(self) -> Any:
-        """Its result, when it is there.
+        """Wait for the result.
 
         Raises:
-            What the task raised; InsufficientMemory and the like: it was refused; CancelledError: it was cancelled.
+            The task's exception; InsufficientMemory and the like: it was refused; CancelledError: it was cancelled.
         """
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -80,14 +80,14 @@ class AgentRun:
 
 
 class AgentScheduler:
-    """Runs agent tasks; see the module. Leaving its `async with` block waits for them all; by an error, cancels them.
+    """Runs agent tasks; see the module. Leaving its `async with` block waits for all; leaving by an error cancels them.
 
     Args:
         llm: a client (`serve_app.connect`).
         concurrency: tasks that run at a time.
-        vram_gb, kv_tokens, model, ttl_s: of each task's session, as `Client.session` has them; `submit` may say others.
-        wait_s: how long a task waits for its memory once it is its turn; None: as long as it takes; 0: not at all.
-        max_waiting: tasks that wait for their turn.
+        vram_gb, kv_tokens, model, ttl_s: of each task's session, as in `Client.session`; `submit` may override them.
+        wait_s: how long a task with a free place waits for its memory; None: without limit; 0: not at all.
+        max_waiting: tasks that may wait for a free place.
 
     Raises:
         ValueError: a bound below one, or a negative wait.
@@ -110,48 +110,48 @@ class AgentScheduler:
         if max_waiting < 0 or (wait_s is not None and wait_s < 0):
             raise ValueError(f"max_waiting is {max_waiting}, wait_s is {wait_s}; neither can be negative")
         self._llm = llm
-        self._asked = {"vram_gb": vram_gb, "kv_tokens": kv_tokens, "model": model, "ttl_s": ttl_s}
+        self._session_options = {"vram_gb": vram_gb, "kv_tokens": kv_tokens, "model": model, "ttl_s": ttl_s}
         self._wait_s, self._max_waiting, self._concurrency = wait_s, max_waiting, concurrency
-        self._turns = asyncio.Semaphore(concurrency)
-        self._open: set[AgentRun] = set()
+        self._concurrency_limit = asyncio.Semaphore(concurrency)
+        self._active_runs: set[AgentRun] = set()
         self.runs: list[AgentRun] = []  # all that were submitted, in that order
 
     def submit(self, task: Task, *, name: str | None = None, **asked: Any) -> AgentRun:
-        """Let a task wait for its turn and its memory, then run; returns at once.
+        """Queue a task until it has a free place and its memory, then run it; returns at once.
 
         Args:
             task: an async callable that takes the session.
-            name: of the run, and of its session; made up if not given.
-            asked: `vram_gb`, `kv_tokens`, `model` or `ttl_s` of this task's session, over the scheduler's.
+            name: of the run and of its session; generated if not given.
+            asked: `vram_gb`, `kv_tokens`, `model` or `ttl_s` of this task's session, instead of the scheduler's.
 
         Raises:
-            Overloaded: as many wait as may; nothing was begun.
+            Overloaded: `max_waiting` is reached; nothing was started.
             TypeError: an unknown keyword.
         """
-        unknown = asked.keys() - self._asked.keys()
+        unknown = asked.keys() - self._session_options.keys()
         if unknown:
             raise TypeError(f"submit() knows no {sorted(unknown)[0]!r}")
-        if len(self._open) >= self._concurrency + self._max_waiting:
-            raise Overloaded(f"{len(self._open)} agents run or wait, which is all that may", code="agents_full")
+        if len(self._active_runs) >= self._concurrency + self._max_waiting:
+            raise Overloaded(f"{len(self._active_runs)} agents run or wait, which is all that may", code="agents_full")
         size = {"vram_gb": None, "kv_tokens": None} if asked.keys() & {"vram_gb", "kv_tokens"} else {}
         run = AgentRun(name or f"agent-{len(self.runs) + 1}")
         self.runs.append(run)
-        self._open.add(run)
-        work = self._run(run, task, name, self._asked | size | asked)
+        self._active_runs.add(run)
+        work = self._run(run, task, name, self._session_options | size | asked)
         run._task = asyncio.get_running_loop().create_task(work, name=run.name)
         run._task.add_done_callback(lambda _: self._ended(run))
         return run
 
     async def wait(self) -> list[AgentRun]:
-        """Until all that were submitted have ended; returns them in the order of submission."""
-        while tasks := [run._task for run in self._open if run._task is not None]:
+        """Wait until all submitted runs have ended; returns them in the order of submission."""
+        while tasks := [run._task for run in self._active_runs if run._task is not None]:
             await asyncio.wait(tasks)
             await asyncio.sleep(0)  # for their callbacks
         return list(self.runs)
 
     async def cancel(self) -> None:
-        """End all that run or wait; returns when their sessions are closed."""
-        for run in list(self._open):
+        """Cancel all running and waiting tasks; returns when their sessions are closed."""
+        for run in list(self._active_runs):
             run.cancel()
         await self.wait()
 
@@ -168,13 +168,13 @@ class AgentScheduler:
             await self.cancel()
 
     def _ended(self, run: AgentRun) -> None:
-        self._open.discard(run)
+        self._active_runs.discard(run)
         if not run.ended:
             run.state = AgentState.CANCELLED  # before it had begun
 
     async def _run(self, run: AgentRun, task: Task, session_id: str | None, asked: dict[str, Any]) -> None:
         try:
-            async with self._turns:
+            async with self._concurrency_limit:
                 session = await self._reserve(run, session_id, asked)
                 if session is not None:
                     await self._work(run, task, session)
@@ -183,7 +183,7 @@ class AgentScheduler:
             raise
 
     async def _reserve(self, run: AgentRun, session_id: str | None, asked: dict[str, Any]) -> AgentSession | None:
-        """An open session; None: refused, and the run says why."""
+        """An open session; None: refused, with the error in the run."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -196,7 +196,7 @@ class AgentScheduler:
                 if self._wait_s is not None and loop.time() >= began + self._wait_s:
                     run.state, run.error = AgentState.REFUSED, error
                     return None
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this run's, and not the others'
+            except Exception as error:  # noqa: BLE001 - any error belongs to this run alone
                 run.state, run.error = AgentState.REFUSED, error
                 return None
 
@@ -204,8 +204,8 @@ class AgentScheduler:
         run.state = AgentState.RUNNING
         try:
             async with contextlib.AsyncExitStack() as stack:
-                stack.push_async_exit(session)  # it is open already
+                stack.push_async_exit(session)  # already open
                 run.result = await task(session)
             run.state = AgentState.DONE
-        except Exception as error:  # noqa: BLE001 - a task's failure is its own
+        except Exception as error:  # noqa: BLE001 - a task's failure affects no other run
             run.state, run.error = AgentState.FAILED, error

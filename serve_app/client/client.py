@@ -6,9 +6,9 @@
     async for chunk in llm.stream([{"role": "user", "content": "Hi"}]): ...
     answer = llm.sync.chat([{"role": "user", "content": "Hi"}])  # in scripts and notebooks
 
-Invariant: a call is an exchange with the edge that answers HTTP, so it has the same rights, line, metrics and errors.
-Answers are the `openai` package's own types. A call whose caller leaves (a cancelled task, an iterator that is closed
-or dropped, a process that dies) is aborted in the engine within a second.
+Invariant: a call is an exchange with the ASGI app that answers HTTP, so it has the same rights, queue, metrics and
+errors. Answers are the `openai` package's own types. An abandoned call (a cancelled task, an iterator that is closed or
+dropped, a process that dies) is aborted in the engine within a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 from serve_app.client.connection import Connection, connection
 from serve_app.client.httpx_transport import BASE_URL, AsyncTransport, SyncTransport
-from serve_app.client.loop_bridge import Link
+from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.options import (
     CallOptions,
     ChatOptions,
@@ -47,18 +47,18 @@ from serve_app.http import (
     EMBED,
     STREAM,
     STREAM_COMPLETE,
-    Asked,
-    Kind,
-    ask,
-    ask_route,
+    CallKind,
+    HttpRequest,
+    make_request,
+    make_route_request,
     read_body,
     read_events,
 )
 from serve_app.names import APPLICATION
 from serve_app.ray_adapter import ACCEPT_S
 
-CLOSE_S = 5.0  # for calls that run to be ended; it takes milliseconds
-TIMEOUT = httpx2.Timeout(600.0, connect=ACCEPT_S)  # of the SDK's requests, in seconds; its own default but for connect
+CLOSE_S = 5.0  # to end running calls; it takes milliseconds
+TIMEOUT = httpx2.Timeout(600.0, connect=ACCEPT_S)  # of the SDK's requests, in seconds; its own default except connect
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -71,21 +71,21 @@ def connect(
     address: str | None = None,
     model: str | None = None,
 ) -> Client:
-    """A client of a running application; nothing is sent yet but what it takes to find it.
+    """A client of a running application; sends only the requests that find the application.
 
-    A process that Ray runs or that has called `ray.init` uses the cluster it is in. Any other is connected: to
-    `instance`, to `address`, to the one in RAY_ADDRESS, or to what `make serve` runs on this machine. It stays
-    connected until this client is closed.
+    A process that Ray runs or that has called `ray.init` uses its present cluster. Any other process is connected to
+    `instance`, to `address`, to the cluster in RAY_ADDRESS, or to the instance of `make serve` on this machine, until
+    this client is closed.
 
     Args:
         api_key: decides tenant and rights, as over HTTP. Default: SERVE_APP_API_KEY, or the local instance's own key.
         application: its name in Serve.
         instance: the name of a local instance (`serve-app up --instance`).
-        address: host:port of a cluster's GCS; its token, if it asks for one, is in the environment as Ray wants it.
-        model: for calls that name none. Default: the only one served.
+        address: host:port of a cluster's GCS; its token, if required, is in the environment as Ray expects it.
+        model: for calls that name no model. Default: the only model served.
 
     Raises:
-        ConfigError: nothing to connect to, no such application, or no key; the message says what to do.
+        ConfigError: no cluster to connect to, no such application, or no key; the message says what to do.
     """
     found = connection(application, instance=instance, address=address, api_key=api_key)
     return Client(found, model=model)
@@ -94,126 +94,130 @@ def connect(
 class Client:
     """Calls of one application with one API key; see `connect`. Safe to use from any thread and event loop.
 
-    Keywords that all calls share: `model`; `priority` (`low`, `normal`, `high`, `critical`, or 0 to 3), within what the
-    key allows; `session`, whose requests prefer one replica for its cached prefix; `deadline_s`, seconds from now by
+    Keywords that all calls share: `model`; `priority` (`low`, `normal`, `high`, `critical`, or 0 to 3), up to the key's
+    class; `session`, whose requests prefer one replica for its cached prefix; `deadline_s`, seconds from now by
     which the request must have started or is refused. Others are OpenAI's fields; `None` counts as not given.
 
     All calls raise `serve_app.errors`: `BadRequest`, `Unauthorized`, `Forbidden`, `NotFound`, `Overloaded` (with `code`
-    and `retry_after_s`), `Unavailable`, `EngineFailed`; a stream may raise them in its course.
+    and `retry_after_s`), `Unavailable`, `EngineFailed`; a stream may raise them after its first chunks.
     """
 
     def __init__(self, found: Connection, *, model: str | None = None) -> None:
         self._connection = found
-        self._link = Link(found.open)
+        self._bridge = LoopBridge(found.open)
         self._model = model
-        self._only: str | None = None  # the only model served, once asked
-        self.sync = SyncClient(self, self._link)
+        self._only_model_name: str | None = None  # the only model served, once fetched
+        self.sync = SyncClient(self, self._bridge)
 
     async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """A chat completion."""
-        return await self._whole(ChatCompletion, CHAT, messages, options)
+        return await self._unary(ChatCompletion, CHAT, messages, options)
 
     def stream(self, messages: Messages, **options: Unpack[ChatOptions]) -> Stream[ChatCompletionChunk]:
-        """A chat completion as it is generated; sent when it is first read."""
+        """A chat completion as it is generated; the request is sent at the first read."""
         return Stream(self._chunks(ChatCompletionChunk, STREAM, messages, options))
 
     async def complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Completion:
         """A completion of a text, of token ids, or of several of either."""
-        return await self._whole(Completion, COMPLETE, prompt, options)
+        return await self._unary(Completion, COMPLETE, prompt, options)
 
     def stream_complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Stream[Completion]:
-        """A completion as it is generated; sent when it is first read."""
+        """A completion as it is generated; the request is sent at the first read."""
         return Stream(self._chunks(Completion, STREAM_COMPLETE, prompt, options))
 
     async def embed(self, input: Prompt, **options: Unpack[EmbedOptions]) -> CreateEmbeddingResponse:
-        """Embeddings of one or many texts, in their order; for models with `task: embed`."""
-        return await self._whole(CreateEmbeddingResponse, EMBED, input, options)
+        """Embeddings of one or many texts, in the same order; for models with `task: embed`."""
+        return await self._unary(CreateEmbeddingResponse, EMBED, input, options)
 
     def session(self, session_id: str | None = None, **asked: Unpack[SessionOptions]) -> AgentSession:
         """KV cache reserved for one agent: `async with llm.session("agent-7", vram_gb=0.25) as session`.
 
-        Its requests, one at a time, wait for no slot and for no others' tokens, on the replica that holds its cached
-        prefix; between them it holds no slot. It is renewed in the background, closed with the block, and ends when its
-        process has been silent for `ttl_s`.
+        Its requests, one at a time, wait for no slot and no KV tokens of other requests, on the replica with its cached
+        prefix; between requests it holds no slot. The client renews it in the background and closes it with the block;
+        without renewals it ends after `ttl_s`.
 
         Args:
-            session_id: the caller's own name for it; made up if not given. Open already with the same size: that one.
-            vram_gb: of KV cache over all ranks of the engine, in GB; or `kv_tokens`, in tokens. One of them.
-            ttl_s: seconds of silence after which it ends; the server's default is 600.
-            wait_s: seconds to wait for room; 0, the default: refused at once (`InsufficientMemory`, with the figures).
+            session_id: the caller's name for it; generated if not given. An open session of this size is reused.
+            vram_gb: of KV cache over all ranks of the engine, in GB; or `kv_tokens`, in tokens. Exactly one of them.
+            ttl_s: seconds without a renewal after which it ends; the server's default is 600.
+            wait_s: seconds to wait for memory; 0, the default: refused at once (`InsufficientMemory`, with figures).
         """
-        return AgentSession(self, self._link, {"session_id": session_id, **asked})
+        return AgentSession(self, self._bridge, {"session_id": session_id, **asked})
 
     async def models(self) -> list[Model]:
-        """The models served; `id` is what calls name, `max_model_len` the longest prompt and answer, in tokens."""
+        """The models served; `id` is the name for calls, `max_model_len` the bound of prompt and answer, in tokens."""
         return ModelList.model_validate_json(await self.request("GET", "/v1/models")).data
 
     @functools.cached_property
     def http_client(self) -> httpx2.AsyncClient:
-        """What sends HTTP by handle, with this client's key where a request brings none: for whatever takes one."""
-        return httpx2.AsyncClient(transport=AsyncTransport(self._link), **self._http())
+        """An HTTP client that sends by handle, with this client's key if a request has none."""
+        return httpx2.AsyncClient(transport=AsyncTransport(self._bridge), **self._http())
 
     @functools.cached_property
     def openai(self) -> AsyncOpenAI:
-        """The official SDK by handle: its methods, helpers, types, timeouts and errors. Repeats nothing by itself.
+        """The official SDK by handle: its methods, helpers, types, timeouts and errors. It never retries by itself.
 
-        Its streams are read on after a loop is left: `async with await llm.openai....create(stream=True) as stream`.
+        Its streams go on after a loop is left; use `async with await llm.openai....create(stream=True) as stream`.
         """
         return AsyncOpenAI(**self._sdk(), http_client=self.http_client)
 
     def close(self) -> None:
-        """End the calls that run, and leave the cluster if `connect` joined it. Nothing can be called after that."""
-        if self._link.closed:
+        """End the running calls, and disconnect from the cluster if `connect` connected it. Later calls fail."""
+        if self._bridge.closed:
             return
         try:
-            self._link.close(CLOSE_S)
+            self._bridge.close(CLOSE_S)
         finally:
             self._connection.leave()
 
-    # For what is built on this client: sessions, agents.
+    # For sessions and agents, which use this client.
 
     async def model_named(self, model: str | None) -> str:
-        """The model of a call that names this one, or none. Raises BadRequest: several are served."""
+        """The model for a call: `model`, else the only one served. Raises BadRequest: several are served."""
         return model or self._model or await self._only_model()
 
     async def request(self, method: str, path: str, fields: Mapping[str, Any] | None = None) -> bytes:
-        """The body of the answer to a request with these fields as JSON, if any. Raises `serve_app.errors`."""
-        return await self._body(ask_route(self._connection.api_key, method, path, fields))
+        """Send a request with these fields as JSON, if any; returns the answer's body. Raises `serve_app.errors`."""
+        return await self._body(make_route_request(self._connection.api_key, method, path, fields))
 
-    async def _body(self, asked: Asked) -> bytes:
-        return await self._link.in_home_loop(read_body(self._link.exchange(asked)))
+    async def _body(self, asked: HttpRequest) -> bytes:
+        return await self._bridge.in_home_loop(read_body(self._bridge.exchange(asked)))
 
-    async def _whole(self, type_: type[M], kind: Kind, subject: Any, options: CallOptions) -> M:
-        asked = await self._asked(kind, subject, options)
-        with self._noticing():
+    async def _unary(self, type_: type[M], kind: CallKind, subject: Any, options: CallOptions) -> M:
+        asked = await self._build_request(kind, subject, options)
+        with self._forgetting_gone_model():
             return _as_object(type_, await self._body(asked))
 
-    async def _chunks(self, type_: type[M], kind: Kind, subject: Any, options: CallOptions) -> AsyncGenerator[M, None]:
-        asked = await self._asked(kind, subject, options)
-        with self._noticing():
-            async with contextlib.aclosing(read_events(self._link.exchange(asked))) as told:
+    async def _chunks(
+        self, type_: type[M], kind: CallKind, subject: Any, options: CallOptions
+    ) -> AsyncGenerator[M, None]:
+        asked = await self._build_request(kind, subject, options)
+        with self._forgetting_gone_model():
+            async with contextlib.aclosing(read_events(self._bridge.exchange(asked))) as told:
                 async for event in told:
                     yield _as_object(type_, event)
 
-    async def _asked(self, kind: Kind, subject: Any, options: CallOptions) -> Asked:
+    async def _build_request(self, kind: CallKind, subject: Any, options: CallOptions) -> HttpRequest:
         model = await self.model_named(options.get("model"))
-        return ask(kind, {**options, "api_key": self._connection.api_key, "model": model, kind.subject: subject})
+        return make_request(
+            kind, {**options, "api_key": self._connection.api_key, "model": model, kind.first_field: subject}
+        )
 
     async def _only_model(self) -> str:
-        if self._only is None:
+        if self._only_model_name is None:
             served = [one.id for one in await self.models()]
             if len(served) != 1:
                 raise BadRequest(f"say which model: `model` is one of {', '.join(served)}", param="model")
-            self._only = served[0]
-        return self._only
+            self._only_model_name = served[0]
+        return self._only_model_name
 
     @contextlib.contextmanager
-    def _noticing(self) -> Iterator[None]:
-        """Forget the only model once it is gone."""
+    def _forgetting_gone_model(self) -> Iterator[None]:
+        """Drop the cached model name when the model is not found."""
         try:
             yield
         except NotFound:
-            self._only = None
+            self._only_model_name = None
             raise
 
     def _http(self) -> dict[str, Any]:
@@ -240,7 +244,7 @@ class Client:
 
 
 class SyncClient(Synchronous[Client]):
-    """`Client` without `await`: `llm.sync.chat(...)`, `for chunk in llm.sync.stream(...)`; see there for the rest."""
+    """`Client` without `await`: `llm.sync.chat(...)`, `for chunk in llm.sync.stream(...)`; otherwise as `Client`."""
 
     chat = blocking(Client.chat)
     stream = blocking_stream(Client.stream)
@@ -251,12 +255,12 @@ class SyncClient(Synchronous[Client]):
 
     def session(self, session_id: str | None = None, **asked: Unpack[SessionOptions]) -> SyncAgentSession:
         """As `Client.session`: `with llm.sync.session("agent-7", vram_gb=0.25) as session`."""
-        return SyncAgentSession(self._wrapped.session(session_id, **asked), self._link)
+        return SyncAgentSession(self._wrapped.session(session_id, **asked), self._bridge)
 
     @functools.cached_property
     def http_client(self) -> httpx2.Client:
         """As `Client.http_client`."""
-        return httpx2.Client(transport=SyncTransport(self._link), **self._wrapped._http())
+        return httpx2.Client(transport=SyncTransport(self._bridge), **self._wrapped._http())
 
     @functools.cached_property
     def openai(self) -> OpenAI:
@@ -265,14 +269,14 @@ class SyncClient(Synchronous[Client]):
 
 
 class ModelList(BaseModel):
-    """Of GET /v1/models."""
+    """The answer of GET /v1/models."""
 
     data: list[Model]
 
 
 def _as_object(type_: type[M], data: bytes) -> M:
-    """The answer as the `openai` package would give it: validated, which is also twenty times as fast, and as it came
-    where a value is none that OpenAI's own servers give."""
+    """The answer as the `openai` package returns it: validated, which is also twenty times as fast, or unvalidated if
+    a value is not one of OpenAI's own servers."""
     try:
         return type_.model_validate_json(data)
     except ValidationError:

@@ -1,6 +1,6 @@
-"""Where a client's cluster, application and key come from.
+"""Finds a client's cluster, application and key.
 
-Invariant: nothing of this process has changed when an error is raised.
+Invariant: an error leaves this process as it was.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SERVE_LOGGER = "ray.serve"
 
 @dataclass(frozen=True)
 class Connection:
-    """What a client needs: how to open its calls, its key, and how to let the cluster go if it was connected for it."""
+    """How a client opens its calls, its key, and how it disconnects if it connected this process."""
 
     open: Callable[[], Calls]
     api_key: str = field(repr=False)
@@ -47,10 +47,10 @@ class Connection:
 
 
 def connection(application: str, *, instance: str | None, address: str | None, api_key: str | None) -> Connection:
-    """Find cluster, application and key; connect this process if it is not. See `serve_app.connect`.
+    """Find cluster, application and key; connect this process if it is not connected. See `serve_app.connect`.
 
     Raises:
-        ConfigError: what is missing, and what to do about it.
+        ConfigError: names what is missing and the remedy.
     """
     leave = _attach(instance, address)
     try:
@@ -63,15 +63,15 @@ def connection(application: str, *, instance: str | None, address: str | None, a
 
 
 def _attach(instance: str | None, address: str | None) -> Callable[[], None]:
-    """Be connected; returns what undoes it."""
+    """Connect this process if needed; returns the function that disconnects it."""
     if instance is not None and address is not None:
         raise ConfigError("give `instance` or `address`, not both", param="address")
     if instance is None and address is None and ray.is_initialized():
-        return _nothing
+        return _do_nothing
     if instance is None and address is None:
         address = os.environ.get(ADDRESS_VARIABLE)
     if address is not None:
-        return _join(_at(address))
+        return _join(_environment_of(address))
     name = instance or DEFAULT_INSTANCE
     state = InstanceState(name)
     running = _running(state)
@@ -93,25 +93,25 @@ def _join(environment: Mapping[str, str]) -> Callable[[], None]:
         said = str(error).strip().split("\n", 1)[0]
         raise ConfigError(f"the cluster at {address} cannot be joined: {said}", param="address") from error
     if not ours:
-        return _nothing
+        return _do_nothing
     logger = logging.getLogger(SERVE_LOGGER)
     level = logger.level
-    logger.setLevel(max(level, logging.WARNING))  # at INFO it writes to stderr about its own insides
-    return functools.partial(_part, before, level)
+    logger.setLevel(max(level, logging.WARNING))  # at INFO it writes internals to stderr
+    return functools.partial(_disconnect, before, level)
 
 
-def _part(before: Mapping[str, str | None], level: int) -> None:
+def _disconnect(before: Mapping[str, str | None], level: int) -> None:
     quiet_router_thread()
     driver.disconnect()
     driver.restore(before)
     logging.getLogger(SERVE_LOGGER).setLevel(level)
 
 
-def _nothing() -> None:
-    """For a process that was connected before."""
+def _do_nothing() -> None:
+    """The disconnect of a process that was connected before."""
 
 
-def _at(address: str) -> dict[str, str]:
+def _environment_of(address: str) -> dict[str, str]:
     host, _, _ = address.rpartition(":")
     return {ADDRESS_VARIABLE: address} | (LOOPBACK_ENVIRONMENT if host == LOOPBACK else {})
 
@@ -135,7 +135,7 @@ def _ingress(application: str) -> str:
 
 
 def _local_key(instance: str | None) -> str:
-    """The key that the local instance keeps for clients here, if this process is connected to that one."""
+    """The key that the local instance keeps for clients here, if this process is connected to that instance."""
     state = InstanceState(instance or DEFAULT_INSTANCE)
     found = _running(state)
     if found is not None and found.api_key_file and found.address == ray.get_runtime_context().gcs_address:

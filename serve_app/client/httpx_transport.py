@@ -1,11 +1,11 @@
-"""HTTP without a connection: httpx transports whose other end is the application's router, over its Serve handle.
+"""HTTP without a connection: httpx transports that send to the application's router over its Serve handle.
 
-What is written for the OpenAI SDK or for httpx then runs inside the cluster as it is. Status, headers and body are the
-edge's, byte for byte. The timeouts of a request are obeyed: `connect` is for a router to take it, `read` for the first
-bytes of the answer and for each wait after them.
+Code for the OpenAI SDK or for httpx then runs inside the cluster without a change. Status, headers and body are the
+ASGI app's, byte for byte. The timeouts of a request are obeyed: `connect` is for a router to accept it, `read` for the
+first bytes of the answer and for each wait after them.
 
-Invariant: a response that is closed, dropped or cancelled ends its request in the engine; a failure that is no answer
-of the router's is an `httpx2.TransportError`.
+Invariant: a response that is closed, dropped or cancelled ends its request in the engine; a failure without an answer
+of the router is an `httpx2.TransportError`.
 """
 
 from __future__ import annotations
@@ -17,76 +17,76 @@ from typing import Any, TypeAlias
 
 import httpx2
 
-from serve_app.client.loop_bridge import Link
+from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.streams import Stream, SyncStream
 from serve_app.errors import BodyTooLarge, ServeAppError
-from serve_app.http import NO_ROUTER, Asked, Headers, Piece, error_response, read_head
+from serve_app.http import NO_ROUTER, AnswerPiece, Headers, HttpRequest, error_response, read_head
 
-BASE_URL = "http://serve-app/v1"  # the host is nobody's: every request goes to the application's routers
+BASE_URL = "http://serve-app/v1"  # a placeholder host: every request goes to the application's routers
 
 
 class AsyncTransport(httpx2.AsyncBaseTransport):
     """For `httpx2.AsyncClient`, in any event loop."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, bridge: LoopBridge) -> None:
+        self._bridge = bridge
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         await request.aread()
-        status, headers, body = await answer(self._link, request)
+        status, headers, body = await answer(self._bridge, request)
         return httpx2.Response(status, headers=headers, stream=_AsyncBody(body))
 
 
 class SyncTransport(httpx2.BaseTransport):
     """For `httpx2.Client`, in any thread."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, bridge: LoopBridge) -> None:
+        self._bridge = bridge
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         request.read()
-        status, headers, body = self._link.run(answer(self._link, request))
-        return httpx2.Response(status, headers=headers, stream=_SyncBody(self._link, body))
+        status, headers, body = self._bridge.run(answer(self._bridge, request))
+        return httpx2.Response(status, headers=headers, stream=_SyncBody(self._bridge, body))
 
 
 class _AsyncBody(Stream[bytes], httpx2.AsyncByteStream):
-    """Of one response."""
+    """The body of one response."""
 
 
 class _SyncBody(SyncStream[bytes], httpx2.SyncByteStream):
-    """Of one response, whose request runs before it is read."""
+    """The body of one response; the request runs before the body is read."""
 
     def close(self) -> None:
         super().close()
-        with contextlib.suppress(RuntimeError):  # the client is closed, and with it the request
-            self._link.beside(self.chunks.aclose())
+        with contextlib.suppress(RuntimeError):  # the client is closed, which ended the request
+            self._bridge.submit(self.chunks.aclose())
 
 
 Body: TypeAlias = AsyncGenerator[bytes, None]
 
 
-async def answer(link: Link, request: httpx2.Request) -> tuple[int, Headers, Body]:
-    """Status, headers and body of the answer to a request that has been read."""
+async def answer(bridge: LoopBridge, request: httpx2.Request) -> tuple[int, Headers, Body]:
+    """Status, headers and body of the answer to a request whose body is read."""
     headers = [(name.lower(), value) for name, value in request.headers.raw]
-    asked = Asked(request.method, request.url.path, headers, request.content)
-    answered: AsyncGenerator[Any, None] = _exchange(link, asked, request.extensions.get("timeout", {}))
+    asked = HttpRequest(request.method, request.url.path, headers, request.content)
+    answered: AsyncGenerator[Any, None] = _exchange(bridge, asked, request.extensions.get("timeout", {}))
     status, headers = await anext(answered)
     return status, headers, answered
 
 
 async def _exchange(
-    link: Link, asked: Asked, timeouts: Mapping[str, float | None]
+    bridge: LoopBridge, asked: HttpRequest, timeouts: Mapping[str, float | None]
 ) -> AsyncGenerator[tuple[int, Headers] | bytes, None]:
     """Status and headers, then the body: one generator, so that closing it ends the request at any time."""
     with _httpx_errors():
-        async with contextlib.aclosing(link.exchange(asked, timeouts.get("connect"))) as pieces:
+        async with contextlib.aclosing(bridge.exchange(asked, timeouts.get("connect"))) as pieces:
             try:
                 async with asyncio.timeout(timeouts.get("read")):
                     status, headers, piece = await read_head(pieces)
             except BodyTooLarge as error:
                 status, headers, piece = error_response(error)
             yield status, headers
-            more: Piece | None = piece
+            more: AnswerPiece | None = piece
             while isinstance(more, bytes):
                 yield more
                 async with asyncio.timeout(timeouts.get("read")):

@@ -1,4 +1,4 @@
-"""Requests to an application's router replicas over Serve, with Serve's failures told as ours."""
+"""Sends requests to an application's router replicas over Serve, and maps Serve's failures to `serve_app.errors`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpc.aio import AioRpcError
 from ray.serve.exceptions import RayServeException
 
 from serve_app.errors import BodyTooLarge, Unavailable
-from serve_app.http import DROPPED, NO_ROUTER, Asked, Piece
+from serve_app.http import DROPPED, NO_ROUTER, AnswerPiece, HttpRequest
 from serve_app.ray_adapter import ACCEPT_S, CALL_ERRORS, IngressHandle
 
 METHOD = "exchange"  # of `serve_app.http.deployment.RouterReplica`
@@ -29,12 +29,12 @@ class RouterCalls:
         self._application = application
         self.loop = self._handle.loop
 
-    async def exchange(self, asked: Asked, accept_s: float | None = None) -> AsyncGenerator[Piece, None]:
-        """The answer as it comes; closing it ends the request on the router.
+    async def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
+        """The answer as it arrives; closing the generator ends the request on the router.
 
         Raises:
-            Unavailable: no router took the call, or the one that did has gone; the request may have run then.
-            BodyTooLarge: more than gRPC carries to a router.
+            Unavailable: no router accepted the call, or its router has ended; the request may have run then.
+            BodyTooLarge: more than gRPC can carry to a router.
         """
         begun = False
         accept_s = ACCEPT_S if accept_s is None else accept_s
@@ -49,7 +49,7 @@ class RouterCalls:
             raise Unavailable(message, code=NO_ROUTER) from error
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise  # ours; else one that happened on the router, or on a client that was closed
+                raise  # cancelled here; else it happened on the router, or on a closed client
             raise Unavailable("the call was dropped", code=DROPPED) from None
         except CALL_ERRORS as error:
             if isinstance(error, AioRpcError) and error.code() is StatusCode.RESOURCE_EXHAUSTED and not begun:
@@ -59,5 +59,5 @@ class RouterCalls:
             raise Unavailable(f"the call did not reach its end: {what}", code=code) from error
 
     async def close(self) -> None:
-        """End what runs."""
+        """End the running calls."""
         await self._handle.close()

@@ -1,11 +1,10 @@
-"""A link to an application's routers, usable from any thread and any event loop of this process.
+"""A bridge to an application's routers, usable from any thread and any event loop of this process.
 
-The exchanges themselves run in one *home* loop that outlives them (`serve_app.ray_adapter`): Serve binds a handle to
-a loop and cannot let go of it, and a script may run many short ones. A reader in another loop or thread is sent the
-pieces, and says from time to time how far it has got.
+The exchanges run in one *home* loop that outlives them (`serve_app.ray_adapter`): Serve binds a handle to a loop for
+ever, and a script may run many short loops. A reader in another loop or thread receives the pieces, and acknowledges
+them from time to time.
 
-Invariant: an exchange ends in the cluster when its reader is closed, cancelled or dropped, in whatever thread that
-happens.
+Invariant: an exchange ends in the cluster when its reader is closed, cancelled or dropped, in any thread.
 """
 
 from __future__ import annotations
@@ -18,32 +17,32 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from serve_app.errors import Unavailable
-from serve_app.http import DROPPED, Asked, Piece
+from serve_app.http import DROPPED, AnswerPiece, HttpRequest
 
-MAX_BEHIND = 64  # pieces that wait for a slow reader; then the router waits, too, as for a slow HTTP client
+MAX_UNREAD_PIECES = 64  # pieces buffered for a slow reader; then the router waits, too, as for a slow HTTP client
 
 Loop: TypeAlias = asyncio.AbstractEventLoop
 T = TypeVar("T")
-# An item, and a future to be resolved when the reader has got that far; or None, and the error that ended it, if any.
+# An item, and a future that the reader resolves on reading it; or None, and the error that ended the stream, if any.
 Message: TypeAlias = tuple[T | None, asyncio.Future[None] | BaseException | None]
 
 
 class Calls(Protocol):
-    """How a request reaches a router: in the home loop alone."""
+    """Sends a request to a router; used in the home loop only."""
 
     loop: Loop
 
-    def exchange(self, asked: Asked, accept_s: float | None = None) -> AsyncGenerator[Piece, None]:
-        """The answer as it comes; closing it ends the request. `accept_s`: for a router to take it; None: the
-        default."""
+    def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
+        """The answer as it arrives; closing the generator ends the request. `accept_s`: time for a router to accept it;
+        None: the default."""
         ...
 
     async def close(self) -> None:
-        """End what runs, and be of no more use."""
+        """End the running calls; no call is possible after that."""
         ...
 
 
-class Link:
+class LoopBridge:
     """The calls of one client."""
 
     def __init__(self, make: Callable[[], Calls]) -> None:
@@ -53,7 +52,7 @@ class Link:
         self._lock = threading.Lock()
 
     def _open(self) -> Calls:
-        """The calls; made anew where their loop has ended, as one that is not a replica's own may."""
+        """The calls; made again if their loop has ended, which a loop outside a replica may."""
         with self._lock:
             if self.closed:
                 raise RuntimeError("this client is closed")
@@ -61,8 +60,8 @@ class Link:
                 self._calls = self._make()
             return self._calls
 
-    async def exchange(self, asked: Asked, accept_s: float | None = None) -> AsyncGenerator[Piece, None]:
-        """The answer as it comes; closing it ends the request."""
+    async def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
+        """The answer as it arrives; closing the generator ends the request."""
         calls = self._open()
         pieces = calls.exchange(asked, accept_s)
         if _running_loop() is calls.loop:
@@ -70,7 +69,7 @@ class Link:
                 async for piece in pieces:
                     yield piece
             return
-        arrived: asyncio.Queue[Message[Piece]] = asyncio.Queue()
+        arrived: asyncio.Queue[Message[AnswerPiece]] = asyncio.Queue()
         here = asyncio.get_running_loop()
         forwarder = Forwarder(
             pieces, calls.loop, lambda message: here.call_soon_threadsafe(arrived.put_nowait, message)
@@ -83,32 +82,32 @@ class Link:
 
     async def in_home_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the home loop and await it."""
-        if _running_loop() is self._home(coroutine):
+        if _running_loop() is self._home_loop(coroutine):
             return await coroutine
-        return await asyncio.wrap_future(self.beside(coroutine))
+        return await asyncio.wrap_future(self.submit(coroutine))
 
-    def beside(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine in the home loop, from any thread, without waiting; cancelling what is returned ends it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._home(coroutine))
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine in the home loop, from any thread, without waiting; cancelling the future ends it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._home_loop(coroutine))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the home loop and wait for it, from a thread that does not run that loop.
 
         Raises:
-            RuntimeError: it does: waiting would stop the very loop that has to work.
+            RuntimeError: this thread runs the home loop: waiting would block it.
         """
-        running = asyncio.run_coroutine_threadsafe(coroutine, self._home(coroutine, waits=True))
+        running = asyncio.run_coroutine_threadsafe(coroutine, self._home_loop(coroutine, waits=True))
         try:
             return running.result()
-        except BaseException:  # Ctrl-C among them: what nobody waits for is not to run on
+        except BaseException:  # Ctrl-C too: a coroutine without a waiter must not run on
             running.cancel()
             raise
 
     def forward(self, items: AsyncGenerator[T, None], put: Callable[[Message[T]], object]) -> Forwarder[T]:
-        """A generator that is to run in the home loop, for a thread that does not run it. Raises as `run`."""
-        return Forwarder(items, self._home(waits=True), put)
+        """Run a generator in the home loop, for a thread that does not run that loop. Raises as `run`."""
+        return Forwarder(items, self._home_loop(waits=True), put)
 
-    def _home(self, coroutine: Coroutine[Any, Any, Any] | None = None, *, waits: bool = False) -> Loop:
+    def _home_loop(self, coroutine: Coroutine[Any, Any, Any] | None = None, *, waits: bool = False) -> Loop:
         try:
             home = self._open().loop
             if waits and _running_loop() is home:
@@ -120,7 +119,7 @@ class Link:
             raise
 
     def close(self, timeout_s: float) -> None:
-        """End what runs. Waits for that, `timeout_s` at most, unless the home loop is the caller's own."""
+        """End the running calls. Waits `timeout_s` at most for that, unless the home loop is the caller's own."""
         with self._lock:
             calls, self._calls, self.closed = self._calls, None, True
         if calls is None or calls.loop.is_closed():
@@ -136,7 +135,7 @@ class Forwarder(Generic[T]):
     ends the generator.
 
     Args:
-        put: called in the home loop with each message, in order; the reader gives them to `unwrap`.
+        put: called in the home loop with each message, in order; the reader passes each to `unwrap`.
     """
 
     def __init__(self, items: AsyncGenerator[T, None], home: Loop, put: Callable[[Message[T]], object]) -> None:
@@ -153,8 +152,8 @@ class Forwarder(Generic[T]):
         return item
 
     def close(self) -> None:
-        """Does not wait: this may be the end of the interpreter."""
-        if not self._home.is_closed():  # else it is stopped, and to cancel it writes an error to the log
+        """End the generator without waiting: the interpreter may be exiting."""
+        if not self._home.is_closed():  # a stopped loop would log an error on cancelling
             self._sending.cancel()
 
     def __del__(self) -> None:
@@ -168,17 +167,17 @@ async def _forward(items: AsyncGenerator[T, None], put: Callable[[Message[T]], o
             sent = 0
             async for item in items:
                 sent += 1
-                reached = asyncio.get_running_loop().create_future() if sent % MAX_BEHIND == 0 else None
+                reached = asyncio.get_running_loop().create_future() if sent % MAX_UNREAD_PIECES == 0 else None
                 put((item, reached))
                 if reached is not None:
                     await reached
     except asyncio.CancelledError:
         error = Unavailable("the call was dropped", code=DROPPED)
         raise
-    except BaseException as raised:  # noqa: BLE001 - the border of the loop: whatever it is goes to the reader
+    except BaseException as raised:  # noqa: BLE001 - the boundary of the loop: any error goes to the reader
         error = raised
     finally:
-        with contextlib.suppress(RuntimeError):  # the reader's loop is closed: nobody reads
+        with contextlib.suppress(RuntimeError):  # the reader's loop is closed
             put((None, error))
 
 

@@ -1,7 +1,7 @@
-"""The keywords of the calls by handle, for people and type checkers: OpenAI's fields and those vLLM adds.
+"""The keywords of the calls by handle, for readers and type checkers: OpenAI's fields and vLLM's additions.
 
-What a field means is in OpenAI's and vLLM's documentation; `serve_app/http/contract.py` says which are served. A field
-missing here goes into `extra_body`.
+OpenAI's and vLLM's documentation describe the fields; `serve_app/http/contract.py` lists those served. A field missing
+here goes into `extra_body`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ Priority = str | int
 
 
 class CallOptions(TypedDict, total=False):
-    """Of every call."""
+    """Options of every call."""
 
     model: str | None
     priority: Priority | None
     session: str | None
     deadline_s: float | None
     idempotency_key: str  # a repeat within ten minutes gets the same answer, not a second run (per router replica)
-    extra_body: Mapping[str, Any]  # fields laid over the body as they are
+    extra_body: Mapping[str, Any]  # fields merged over the body unchecked
     user: str
 
 
 class SamplingOptions(CallOptions, total=False):
-    """Of every call that generates."""
+    """Options of every generating call."""
 
     max_tokens: int
     min_tokens: int
@@ -59,7 +59,7 @@ class SamplingOptions(CallOptions, total=False):
 
 
 class ChatOptions(SamplingOptions, total=False):
-    """Of `chat` and `stream`."""
+    """Options of `chat` and `stream`."""
 
     max_completion_tokens: int
     logprobs: bool
@@ -76,7 +76,7 @@ class ChatOptions(SamplingOptions, total=False):
 
 
 class CompletionOptions(SamplingOptions, total=False):
-    """Of `complete` and `stream_complete`."""
+    """Options of `complete` and `stream_complete`."""
 
     logprobs: int
     echo: bool
@@ -84,7 +84,7 @@ class CompletionOptions(SamplingOptions, total=False):
 
 
 class EmbedOptions(CallOptions, total=False):
-    """Of `embed`."""
+    """Options of `embed`."""
 
     dimensions: int
     encoding_format: Literal["float", "base64"]
@@ -93,7 +93,7 @@ class EmbedOptions(CallOptions, total=False):
 
 
 class SessionOptions(TypedDict, total=False):
-    """Of `session`."""
+    """Options of `session`."""
 
     model: str | None
     vram_gb: float | None

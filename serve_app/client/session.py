@@ -1,6 +1,6 @@
-"""An agent session in the caller's hands: opened by `with`, renewed beside the caller's work, closed at the end.
+"""An agent session of the client: opened by `with`, renewed in the background, closed at the end of the block.
 
-Invariant: whatever ends the block, the session is given back or, if nobody can be reached, ends by its own silence.
+Invariant: for any end of the block, the session is closed or, if no router is reachable, expires without renewals.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
-from serve_app.client.loop_bridge import Link
+from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.options import CallOptions, ChatOptions, CompletionOptions, Messages, Prompt
 from serve_app.client.streams import Stream
 from serve_app.client.sync import Synchronous, blocking, blocking_stream
@@ -30,12 +30,12 @@ logger = logging.getLogger("serve_app")
 Options = TypeVar("Options", bound=CallOptions)
 
 ROUTE = "/v1/sessions"
-RENEWALS = 3  # in a time to live: one that is lost, and the next, cost nothing
-CLOSE_S = 10.0  # for the session to be given back where the caller's task was cancelled
+RENEWALS = 3  # per time to live: two failed renewals in a row do no harm
+CLOSE_S = 10.0  # to close the session after the caller's task was cancelled
 
 
 class SessionCalls(Protocol):
-    """The calls of `Client` that a session makes."""
+    """The calls of `Client` that a session uses."""
 
     async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion: ...
 
@@ -51,7 +51,7 @@ class SessionCalls(Protocol):
 
 
 class SessionInfo(BaseModel):
-    """What the server says of a session. `granted_bytes` are over all ranks of its engine."""
+    """The server's description of a session. `granted_bytes` are over all ranks of its engine."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -68,19 +68,19 @@ class AgentSession:
     """`async with llm.session("agent-7", vram_gb=0.25) as session: await session.chat(...)`; see `Client.session`.
 
     Its calls are the client's own with `session=` and the session's model. `lost` turns true when a renewal finds that
-    the session has ended (its engine died): calls go on, as ordinary ones.
+    the session has ended (its engine died): later calls run without the session's memory.
     """
 
-    def __init__(self, client: SessionCalls, link: Link, asked: dict[str, Any]) -> None:
-        self._client, self._link = client, link
-        self._asked = asked
+    def __init__(self, client: SessionCalls, bridge: LoopBridge, asked: dict[str, Any]) -> None:
+        self._client, self._bridge = client, bridge
+        self._options = asked
         self._info: SessionInfo | None = None
         self._renewing: concurrent.futures.Future[None] | None = None
         self.lost = False
 
     @property
     def info(self) -> SessionInfo:
-        """What was granted. RuntimeError: the session is not open yet."""
+        """The granted session. RuntimeError: the session is not open yet."""
         if self._info is None:
             raise RuntimeError("the session is not open: use `async with`, or `with llm.sync.session(...)`")
         return self._info
@@ -90,14 +90,14 @@ class AgentSession:
         return self.info.id
 
     async def open(self) -> SessionInfo:
-        """What `async with` does at its beginning.
+        """Open the session, as `async with` does.
 
         Raises:
-            InsufficientMemory: it does not fit, and did not in `wait_s`. BadRequest: it never will, or a wrong value.
+            InsufficientMemory: it did not fit within `wait_s`. BadRequest: it can never fit, or a value is wrong.
         """
-        asked = self._asked
+        asked = self._options
         model = await self._client.model_named(asked.get("model"))
-        # Shielded: a caller who leaves now must not leave behind a session that nobody closes.
+        # Shielded: a caller that is cancelled now must not leave an open session behind.
         opening = asyncio.ensure_future(self._request(ROUTE, {**asked, "model": model}))
         try:
             self._info = await asyncio.shield(opening)
@@ -107,11 +107,11 @@ class AgentSession:
                 self._info = await opening
                 await self.close()
             raise
-        self._renewing = self._link.beside(self._renew_for_ever())
+        self._renewing = self._bridge.submit(self._renew_periodically())
         return self._info
 
     async def close(self) -> None:
-        """What `async with` does at its end; again, or of one that has ended by itself, changes nothing."""
+        """Close the session, as `async with` does at its end; no effect on a session that has ended."""
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
@@ -122,27 +122,31 @@ class AgentSession:
             await self._client.request("DELETE", f"{ROUTE}/{self._info.id}")
 
     async def renew(self) -> SessionInfo:
-        """Put off its end by its time to live. Raises NotFound: it has ended."""
+        """Extend the session by its time to live. Raises NotFound: it has ended."""
         self._info = await self._request(f"{ROUTE}/{self.info.id}/renew")
         return self._info
 
     async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """As `Client.chat`."""
-        return await self._client.chat(messages, **self._within(options))
+        return await self._client.chat(messages, **self._with_session(options))
 
     def stream(self, messages: Messages, **options: Unpack[ChatOptions]) -> Stream[ChatCompletionChunk]:
         """As `Client.stream`."""
-        return self._client.stream(messages, **self._within(options))
+        return self._client.stream(messages, **self._with_session(options))
 
     async def complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Completion:
         """As `Client.complete`."""
-        return await self._client.complete(prompt, **self._within(options))
+        return await self._client.complete(prompt, **self._with_session(options))
 
     def stream_complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Stream[Completion]:
         """As `Client.stream_complete`."""
-        return self._client.stream_complete(prompt, **self._within(options))
+        return self._client.stream_complete(prompt, **self._with_session(options))
 
-    def _within(self, options: Options) -> Options:
+    def _with_session(self, options: Options) -> Options:
+        """Raises TypeError: model or session is given, which the session decides."""
+        given = options.keys() & {"model", "session"}
+        if given:
+            raise TypeError(f"{min(given)} cannot be given here: the session decides it")
         options["model"], options["session"] = self.info.model, self.id
         return options
 
@@ -161,8 +165,8 @@ class AgentSession:
     async def _request(self, path: str, fields: Mapping[str, Any] | None = None) -> SessionInfo:
         return SessionInfo.model_validate_json(await self._client.request("POST", path, fields))
 
-    async def _renew_for_ever(self) -> None:
-        """In the client's own loop: the caller's may stand still in a tool."""
+    async def _renew_periodically(self) -> None:
+        """Renew in the client's own loop: a tool may block the caller's loop."""
         while True:
             await asyncio.sleep(self.info.ttl_s / RENEWALS)
             try:
@@ -197,8 +201,8 @@ class SyncAgentSession(Synchronous[AgentSession]):
     stream_complete = blocking_stream(AgentSession.stream_complete)
 
     def __enter__(self) -> SyncAgentSession:
-        self._link.run(self._wrapped.open())
+        self._bridge.run(self._wrapped.open())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._link.run(self._wrapped.close())
+        self._bridge.run(self._wrapped.close())

@@ -1,7 +1,7 @@
-"""A streamed answer in the caller's hands, with and without `await`.
+"""A streamed answer for the caller, with and without `await`.
 
-Invariant: leaving the loop early ends the request, whether the stream is kept in a variable or not; a stream that has
-ended or was left gives nothing more.
+Invariant: leaving the loop early ends the request, also if a variable keeps the stream; a stream that has ended or was
+left yields nothing more.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from serve_app.client.loop_bridge import Forwarder, Link, Message
+from serve_app.client.loop_bridge import Forwarder, LoopBridge, Message
 
 T = TypeVar("T")
 
 
 class Stream(Generic[T]):
-    """The chunks of one answer: `async for chunk in stream`. It is sent when it is first read, and read once.
+    """The chunks of one answer: `async for chunk in stream`. The first read sends the request; a stream is read once.
 
     Leaving the loop, `aclose`, leaving an `async with` block or dropping the stream ends the request in the engine.
     """
 
     def __init__(self, chunks: AsyncGenerator[T, None]) -> None:
         self.chunks = chunks
-        self._looped = False
+        self._is_iterated = False
 
     async def __anext__(self) -> T:
         return await anext(self.chunks)
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        # A generator of its own for the loop: the loop drops it on leaving, and that closes it.
-        if self._looped:
+        # A separate generator for the loop: the loop drops it on leaving, which closes it.
+        if self._is_iterated:
             return
-        self._looped = True
+        self._is_iterated = True
         async with self:
             async for chunk in self.chunks:
                 yield chunk
 
     async def aclose(self) -> None:
-        """End the request; harmless when it is over."""
+        """End the request; no effect after its end."""
         await self.chunks.aclose()
 
     async def __aenter__(self) -> Stream[T]:
@@ -51,11 +51,11 @@ class Stream(Generic[T]):
 class SyncStream(Generic[T]):
     """The same without `await`: `for chunk in stream`, `close`, `with`. Another thread may close it: the loop ends."""
 
-    def __init__(self, link: Link, chunks: AsyncGenerator[T, None]) -> None:
-        self._link, self.chunks = link, chunks
+    def __init__(self, bridge: LoopBridge, chunks: AsyncGenerator[T, None]) -> None:
+        self._bridge, self.chunks = bridge, chunks
         self._forwarder: Forwarder[T] | None = None  # once the stream is read
         self._messages: SimpleQueue[Message[T]] = SimpleQueue()
-        self._looped = self._over = False
+        self._is_iterated = self._has_ended = False
 
     def __next__(self) -> T:
         chunk = self._read()
@@ -64,31 +64,31 @@ class SyncStream(Generic[T]):
         return chunk
 
     def __iter__(self) -> Iterator[T]:
-        if self._looped:
+        if self._is_iterated:
             return
-        self._looped = True
+        self._is_iterated = True
         with self:
             while (chunk := self._read()) is not None:
                 yield chunk
 
     def _read(self) -> T | None:
-        if self._over:
+        if self._has_ended:
             return None
         if self._forwarder is None:
-            self._forwarder = self._link.forward(self.chunks, self._messages.put)
+            self._forwarder = self._bridge.forward(self.chunks, self._messages.put)
         try:
             chunk = self._forwarder.unwrap(self._messages.get())
-        except BaseException:  # Ctrl-C among them
-            if self._over:  # closed by another thread meanwhile
+        except BaseException:  # Ctrl-C too
+            if self._has_ended:  # closed by another thread meanwhile
                 return None
             self.close()
             raise
-        self._over = self._over or chunk is None
-        return None if self._over else chunk
+        self._has_ended = self._has_ended or chunk is None
+        return None if self._has_ended else chunk
 
     def close(self) -> None:
-        """End the request; harmless when it is over. Does not wait for the engine."""
-        self._over = True
+        """End the request; no effect after its end. Does not wait for the engine."""
+        self._has_ended = True
         if self._forwarder is not None:
             self._forwarder.close()
 

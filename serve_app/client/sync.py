@@ -1,4 +1,4 @@
-"""Methods without `await`, made of those with it: they run in the client's own event loop, and the caller waits."""
+"""Blocking versions of async methods: they run in the client's own event loop, and the caller waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from serve_app.client.loop_bridge import Link
+from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.streams import Stream, SyncStream
 
 P = ParamSpec("P")
@@ -15,24 +15,24 @@ T = TypeVar("T")
 
 
 class Synchronous(Generic[T]):
-    """What waits for the calls of `wrapped`.
+    """Waits for the calls of `wrapped`.
 
-    Works in any thread, in one whose event loop runs too (a notebook's cell; that loop waits meanwhile). Only the event
-    loop of a Serve replica refuses, with a RuntimeError: there the calls themselves run in it.
+    It works in any thread, also in one with a running event loop (a notebook's cell; that loop is blocked meanwhile).
+    Only the event loop of a Serve replica raises a RuntimeError: the calls themselves run in that loop.
     """
 
-    def __init__(self, wrapped: T, link: Link) -> None:
-        self._wrapped, self._link = wrapped, link
+    def __init__(self, wrapped: T, bridge: LoopBridge) -> None:
+        self._wrapped, self._bridge = wrapped, bridge
 
 
 def blocking(
     method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Synchronous[T], P], R]:
-    """The same method without `await`."""
+    """The blocking version of a method."""
 
     @functools.wraps(method)
     def call(self: Synchronous[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._link.run(method(self._wrapped, *args, **kwargs))
+        return self._bridge.run(method(self._wrapped, *args, **kwargs))
 
     return call
 
@@ -40,10 +40,10 @@ def blocking(
 def blocking_stream(
     method: Callable[Concatenate[T, P], Stream[R]],
 ) -> Callable[Concatenate[Synchronous[T], P], SyncStream[R]]:
-    """The same method, whose stream is read without `await`."""
+    """The version of a method whose stream is read without `await`."""
 
     @functools.wraps(method)
     def call(self: Synchronous[T], /, *args: P.args, **kwargs: P.kwargs) -> SyncStream[R]:
-        return SyncStream(self._link, method(self._wrapped, *args, **kwargs).chunks)
+        return SyncStream(self._bridge, method(self._wrapped, *args, **kwargs).chunks)
 
     return call

@@ -1,1 +1,1 @@
-"""Where the application runs: `local` is one instance on this machine, `node` one machine of a cluster."""
+"""The machines of the application: `local` is one instance on this machine, `node` one machine of a cluster."""

@@ -1,1 +1,1 @@
-"""Decisions without effects: standard library only, time and randomness are arguments."""
+"""Pure decisions without side effects: standard library only; time and randomness are arguments."""

@@ -1,6 +1,6 @@
-"""A heap whose items can change their key and can leave.
+"""A heap whose items can change their key and can be removed.
 
-Invariant: stale entries never outnumber the live ones by more than `SLACK`, so memory follows what is in it now.
+Invariant: stale entries never outnumber the live ones by more than `SLACK`, so memory follows the live items.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-SLACK = 64  # entries; below it a rebuild costs more than the memory it gives back
+SLACK = 64  # entries; for fewer, a rebuild costs more than the memory that it frees
 
 Key = tuple[float, ...]
-_Entry = tuple[Any, ...]  # the key's numbers, and the item: comparing these costs half of what a pair of both does
+_Entry = tuple[Any, ...]  # the key's numbers, then the item: a flat tuple compares in half the time of a pair
 
 
 class KeyedHeap:
@@ -29,11 +29,11 @@ class KeyedHeap:
         return len(self._live)
 
     def __iter__(self) -> Iterator[str]:
-        """The items, in no order that means anything."""
+        """The items in arbitrary order."""
         return iter(self._live)
 
     def set(self, item: str, key: Key) -> None:
-        """Put an item in, or give it another key."""
+        """Add an item, or replace its key."""
         known = self._live.get(item)
         if known is not None and known[0] == key:
             return
@@ -44,14 +44,14 @@ class KeyedHeap:
             self._rebuild()
 
     def replace_first(self, key: Key) -> None:
-        """Give what `peek` has just found another key; half the cost of `set`."""
+        """Replace the key of the item that `peek` has just returned; half the cost of `set`."""
         item = self._entries[0][-1]
         entry = (*key, item)
         self._live[item] = key, entry
         heapq.heapreplace(self._entries, entry)
 
     def discard(self, item: str) -> None:
-        """Take an item out; one that is not in it changes nothing."""
+        """Remove an item; an unknown item changes nothing."""
         if self._live.pop(item, None) is not None and len(self._entries) > 2 * len(self._live) + SLACK:
             self._rebuild()
 

@@ -1,7 +1,7 @@
 """The engine replica: one engine, the channels of the routers that use it, and Serve's lifecycle around both.
 
-Invariant: a request lives here as long as the unary call that holds it and the channel it came over. When either ends,
-or when the replica shuts down, the request is aborted inside the engine.
+Invariant: a request runs only while both the unary call that holds it and its router's channel are open. When either
+ends, or when the replica shuts down, the request is aborted inside the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 import ray.util
 
 from serve_app.engine import environment, grant_request, rank_layout
-from serve_app.engine.memory_grant import Grant
+from serve_app.engine.memory_grant import MemoryGrant
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.names import CHANNELS, ONGOING
 from serve_app.quota import QuotaActor
@@ -30,31 +30,31 @@ from serve_app.transport import (
     EngineInfo,
     EngineLoad,
     Frame,
-    Outbox,
+    FrameBatcher,
     Submit,
-    WireAddress,
-    WireServer,
+    TcpAddress,
+    TcpServer,
 )
 
 logger = logging.getLogger("ray.serve")
 
-# vLLM tokenizes in a thread. At Python's 5 ms it gets the interpreter once the event loop has served a whole batch.
+# vLLM tokenizes in a thread. At Python's 5 ms, that thread runs only after the event loop has served a whole batch.
 THREAD_SWITCH_S = 0.0005
-ALIVE_S = 0.5  # between looks at a flag; an engine that died holds memory that others wait for
-LAST_WORDS_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
+ALIVE_S = 0.5  # between checks of `alive`; a dead engine holds memory for which other engines wait
+LAST_FRAMES_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
 EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE
 EXIT_DRAINED = 0
-CHANNEL_WAIT_S = 5.0  # a router hands requests in only after its channel stands; a broken one is back within a second
-BREAK_GRACE_S = 0.5  # requests of a broken channel are aborted within a second: half of it for a reconnect
+CHANNEL_WAIT_S = 5.0  # a router submits only after its channel is attached; a broken one is back within a second
+BREAK_GRACE_S = 0.5  # for a reconnect; requests of a broken channel are aborted within a second
 
 
 def end_process(status: int) -> None:
-    """End this process without asking anyone; a function of its own so that tests can live."""
+    """End this process at once; a separate function so that tests can replace it."""
     os._exit(status)
 
 
 def make_backend(settings: ModelSettings) -> EngineBackend:
-    """The engine that the settings ask for; imports vLLM only where it is used."""
+    """The engine that the settings select; imports vLLM only if it is used."""
     if settings.engine == "simulated":
         from serve_app.engine.simulated import SimulatedEngine
 
@@ -66,10 +66,10 @@ def make_backend(settings: ModelSettings) -> EngineBackend:
 
 
 class _Attachment:
-    """One router's channel and the requests that came over it."""
+    """One router's channel and its requests."""
 
     def __init__(self) -> None:
-        self.outbox = Outbox()
+        self.batcher = FrameBatcher()
         self.tasks: dict[int, asyncio.Task[Any]] = {}
         self.streams = 0  # attach() calls now open
 
@@ -79,7 +79,7 @@ class EngineReplica:
 
     Args:
         settings: the model, as a plain mapping (Serve pickles constructor arguments).
-        quota: how the cluster's memory is counted; None: this engine takes what it takes, and no ledger knows of it.
+        quota: settings of the cluster's memory quota; None: this engine takes memory that no ledger counts.
     """
 
     async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
@@ -87,15 +87,15 @@ class EngineReplica:
         self._attachments: dict[str, _Attachment] = {}
         self._ending = False
         self._draining: asyncio.Task[None] | None = None
-        self._wire: WireServer | None = None
+        self._wire: TcpServer | None = None
         sys.setswitchinterval(THREAD_SWITCH_S)
-        self._layout = rank_layout.of_this_replica(self._settings, environment.platform())
+        self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
         self._grant = None if quota is None else await self._obtain(QuotaSettings.model_validate(quota))
         self._backend = make_backend(self._settings)
         started = time.monotonic()
         info = await self._backend.start()
         if self._grant is not None:
-            self._grant.runs(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
+            self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
         self._info = msgspec.structs.replace(info, start_s=time.monotonic() - started)
         self._watching = asyncio.create_task(self._watch())
         logger.info(
@@ -108,13 +108,13 @@ class EngineReplica:
         )
 
     async def _watch(self) -> None:
-        """See an engine that has died while nobody asked it for anything, sooner than Serve's next health check."""
+        """Detect the death of an idle engine sooner than Serve's next health check."""
         while self._backend.alive:  # noqa: ASYNC110 - vLLM has a flag and no event
             await asyncio.sleep(ALIVE_S)
         self._give_up(EngineFailed("the engine's process has died"))
 
-    async def _obtain(self, quota: QuotaSettings) -> Grant:
-        """Wait for this engine's memory and for its turn to load, and size it to what it got."""
+    async def _obtain(self, quota: QuotaSettings) -> MemoryGrant:
+        """Wait for this engine's memory and its turn to load, and size the engine to its grant."""
         settings, platform = self._settings, environment.platform()
         ranks = grant_request.ranks_of_this_replica(settings, platform, self._layout.nodes)
         loop = asyncio.get_running_loop()
@@ -123,36 +123,38 @@ class EngineReplica:
             loop.call_soon_threadsafe(self.drain)
 
         actor = QuotaActor(quota)
-        devices = grant_request.Devices(actor, settings, platform)
-        grant = grant_request.grant_of_this_replica(settings, actor, platform, ranks, devices, self._lost_grant, drain)
+        devices = grant_request.DeviceSizes(actor, settings, platform)
+        grant = grant_request.grant_of_this_replica(
+            settings, actor, platform, ranks, devices, self._on_grant_lost, drain
+        )
         holds = await grant.obtain(quota.wait_s)
-        grant_request.see_only(settings, platform, holds[0])
+        grant_request.restrict_to_device(settings, platform, holds[0])
         together = settings.ranks // len(ranks)
-        whole_bytes = await asyncio.to_thread(devices.whole_bytes, holds[0].on)
-        self._settings = grant_request.sized(settings, platform, holds, together, whole_bytes)
+        whole_bytes = await asyncio.to_thread(devices.total_bytes, holds[0].on)
+        self._settings = grant_request.with_granted_memory(settings, platform, holds, together, whole_bytes)
         return grant
 
     def drain(self) -> None:
-        """Take nothing new, finish what runs, then end: Serve starts another replica, where there is room for it."""
+        """Take no new requests, finish running ones, then end; Serve starts another replica where memory is free."""
         if self._draining is None:
-            logger.info("engine %s makes room: it drains and ends", self._settings.name)
-            self._draining = asyncio.create_task(self._leave())
+            logger.info("engine %s drains and ends to free its memory", self._settings.name)
+            self._draining = asyncio.create_task(self._drain_and_end())
             for attachment in self._attachments.values():
-                attachment.outbox.set_slots(NO_SLOTS)
+                attachment.batcher.set_slots(NO_SLOTS)
 
-    async def _leave(self) -> None:
+    async def _drain_and_end(self) -> None:
         deadline = time.monotonic() + self._settings.drain_s
         while (left_s := deadline - time.monotonic()) > 0:
             tasks = [task for one in self._attachments.values() for task in one.tasks.values()]
             if not tasks:
                 break
             await asyncio.wait(tasks, timeout=left_s)
-        await asyncio.sleep(LAST_WORDS_S)  # for the last frames to leave
+        await asyncio.sleep(LAST_FRAMES_S)  # for the last frames to leave
         await self.__del__()
         end_process(EXIT_DRAINED)
 
-    def _lost_grant(self, why: str) -> None:
-        """Called from the grant's thread: this engine's memory is another's."""
+    def _on_grant_lost(self, why: str) -> None:
+        """Called from the grant's thread: the memory grant is lost, or loading has stalled."""
         logger.error("this replica ends: %s", why)
         backend = getattr(self, "_backend", None)
         if backend is not None:
@@ -160,27 +162,27 @@ class EngineReplica:
         end_process(EXIT_ENGINE_DEAD)
 
     async def info(self, replica_id: str) -> EngineInfo:
-        """What this engine can do. `replica_id` is for routing, here and below."""
+        """The limits of this engine. `replica_id` is for routing, here and below."""
         return self._info
 
     async def load(self, replica_id: str) -> EngineLoad:
-        """Live figures of the engine."""
+        """The live load of the engine."""
         return self._backend.load()
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
-        """Called by Serve every `metrics_interval_s`, for scaling: requests here, and open channels."""
+        """Called by Serve every `metrics_interval_s`, for scaling: counts of running requests and open channels."""
         attached = self._attachments.values()
         return {ONGOING: sum(len(one.tasks) for one in attached), CHANNELS: sum(one.streams for one in attached)}
 
-    async def open_wire(self, router_id: str, replica_id: str) -> WireAddress:
-        """A way in for one connection of this router (`serve_app.transport.tcp`): its channel, which takes its
-        requests, too."""
+    async def open_wire(self, router_id: str, replica_id: str) -> TcpAddress:
+        """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its channel and its
+        requests."""
         if self._wire is None:
-            self._wire = WireServer(self, ray.util.get_node_ip_address())
-        return await self._wire.admit(router_id)
+            self._wire = TcpServer(self, ray.util.get_node_ip_address())
+        return await self._wire.issue_ticket(router_id)
 
     async def hold(self, router_id: str, number: int, replica_id: str) -> None:
-        """Stay open while a request that came over the wire runs; cancelling this aborts it. Raises as `submit`."""
+        """Wait for the end of a request submitted by TCP; cancelling this aborts it. Raises as `submit`."""
         if self._wire is None:
             raise EngineUnreachable(f"router {router_id} has no channel to this replica")
         await self._wire.hold(router_id, number)
@@ -189,9 +191,9 @@ class EngineReplica:
         """The channel to one router: encoded `Batch` messages until the router closes it."""
         attachment = self._attachments.setdefault(router_id, _Attachment())
         attachment.streams += 1
-        attachment.outbox.set_slots(self._info.slots if self._draining is None else NO_SLOTS)
+        attachment.batcher.set_slots(self._info.slots if self._draining is None else NO_SLOTS)
         try:
-            async for message in attachment.outbox.messages():
+            async for message in attachment.batcher.messages():
                 yield message
         finally:
             attachment.streams -= 1
@@ -202,13 +204,13 @@ class EngineReplica:
         """Run one request to its end; its frames leave through the router's channel, the last one with its usage.
 
         Raises:
-            EngineFailed: the engine broke under the request, frames may have left; or the router has no channel here.
+            EngineFailed: the engine failed during the request (frames may have left), or the router has no channel.
         """
         if self._draining is not None:
             raise EngineUnreachable("this engine replica drains")
         attachment = await self._attached(router_id)
-        number, outbox = submit.number, attachment.outbox
-        # The task that runs this does nothing else: each token resumes every frame of the one that waits for it.
+        number, outbox = submit.number, attachment.batcher
+        # This runs in a task of its own: each token resumes every Python frame of the task that awaits it.
         task = asyncio.current_task()
         assert task is not None
         attachment.tasks[number] = task
@@ -220,7 +222,7 @@ class EngineReplica:
         except EngineFailed as error:
             if not self._backend.alive:
                 self._give_up(error)
-                if not isinstance(error, EngineUnreachable):  # vLLM's words are for who reads its log
+                if not isinstance(error, EngineUnreachable):  # vLLM's message is in the log; clients do not need it
                     raise EngineFailed("the engine's process ended under the request") from None
             raise
         finally:
@@ -244,8 +246,8 @@ class EngineReplica:
             task.cancel()
 
     async def check_health(self) -> None:
-        """Called by Serve; raises when the engine is dead or frozen. Then the replica ends by itself: Serve would ask
-        twice more, and wait for the requests of an engine that will never answer them."""
+        """Called by Serve; raises when the engine is dead or frozen. The replica then ends by itself: Serve would check
+        twice more and wait for requests that the engine will never answer."""
         try:
             await self._layout.check()
             await self._backend.check_health()
@@ -254,11 +256,11 @@ class EngineReplica:
             raise
 
     def _give_up(self, error: EngineFailed) -> None:
-        """End this process and the engine's, soon; Serve starts another replica at once."""
+        """End this process and the engine's within `LAST_FRAMES_S`; Serve starts another replica at once."""
         if not self._ending:
             self._ending = True
             logger.error("this replica ends: %s", error.message)
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._end)
+            asyncio.get_running_loop().call_later(LAST_FRAMES_S, self._end)
 
     def _end(self) -> None:
         self._backend.kill()

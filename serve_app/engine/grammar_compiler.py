@@ -1,11 +1,12 @@
-"""Compiles grammars under a limit of CPU: a process of its own, and a fork of it for each grammar.
+"""Compiles grammars under a CPU limit: in a separate process, which forks for each grammar.
 
-The parent holds what takes seconds to import, so that killing a fork costs nothing: `python -m
-serve_app.engine.grammar_compiler LIMIT_S`. Its first line of input is xgrammar's description of the tokenizer, each
-further one `[kind, text]`; each is answered by one line, an object with the fields of `Verdict`. It ends with its
-input.
+The parent (`python -m serve_app.engine.grammar_compiler LIMIT_S`) keeps the modules that take seconds to import, so
+that killing a fork costs nothing. Its first line of input is xgrammar's description of the tokenizer, each further line
+is `[kind, text]`; the answer to each is one line, an object with the fields of `GrammarVerdict`. The process ends with
+its input.
 
-Invariant: a fork uses at most LIMIT_S of CPU, `MAX_WALL_S` of time and `MAX_MORE_BYTES` of memory; the kernel ends it.
+Invariant: a fork uses at most LIMIT_S of CPU, `MAX_WALL_S` of time and `MAX_MORE_BYTES` of memory; the kernel enforces
+the limits.
 """
 
 from __future__ import annotations
@@ -22,38 +23,38 @@ import time
 from pathlib import Path
 from typing import Any
 
-from serve_app.engine.grammar_queue import MAX_COMPILED_BYTES, Grammar, Verdict
+from serve_app.engine.grammar_queue import MAX_COMPILED_BYTES, Grammar, GrammarVerdict
 from serve_app.errors import Unavailable
 
-MAX_WALL_S = 30.0  # a machine that gives it less than a thirtieth of a core serves nobody
-MAX_MORE_BYTES = 512 * 2**20  # above what its parent has mapped
-MAX_VALIDATE_S = 0.25  # vLLM's front end validates it once more, and its event loop stands still for that long
+MAX_WALL_S = 30.0  # reached only with less than a thirtieth of a core; such a machine cannot serve
+MAX_MORE_BYTES = 512 * 2**20  # above the parent's mapped memory
+MAX_VALIDATE_S = 0.25  # vLLM's front end validates the grammar again, which blocks its event loop for that long
 ANSWER_S = 120.0  # the first answer comes after its imports, which take 4 s on an idle machine
 
 
 class Compiler:
-    """The process, started now and again whenever it is gone. Its calls block: for one thread at a time.
+    """The compiling process, started now and restarted when it has ended. Calls block; use one thread at a time.
 
     Args:
-        tokenizer: xgrammar's description of it.
+        tokenizer: xgrammar's description of the tokenizer.
         limit_s: CPU seconds of a compile.
     """
 
     def __init__(self, tokenizer: str, limit_s: float) -> None:
         self._tokenizer, self._limit_s = tokenizer, limit_s
-        self._process = self._started()
+        self._process = self._start_process()
 
-    def compile(self, grammar: Grammar) -> Verdict:
-        """Raises Unavailable: the process is gone, or stands still."""
+    def compile(self, grammar: Grammar) -> GrammarVerdict:
+        """Compile a grammar or refuse it. Raises Unavailable: the process has ended or does not answer."""
         if self._process.poll() is not None:
             self.end()
-            self._process = self._started()
+            self._process = self._start_process()
         process = self._process
         assert process.stdout is not None
         late = threading.Timer(ANSWER_S, process.kill)
         late.start()
         try:
-            self._tell(process, json.dumps(grammar))
+            self._send_line(process, json.dumps(grammar))
             answer = process.stdout.readline()
         except OSError:
             answer = ""
@@ -61,35 +62,35 @@ class Compiler:
             late.cancel()
         if not answer:
             self.end()
-            raise Unavailable("the process that compiles grammars has ended; another one starts", retry_after_s=5.0)
-        verdict = Verdict(**json.loads(answer))
+            raise Unavailable("the process that compiles grammars has ended and is restarted", retry_after_s=5.0)
+        verdict = GrammarVerdict(**json.loads(answer))
         if verdict.size_bytes > MAX_COMPILED_BYTES:
-            return Verdict(refusal=f"compiled, it has more than {MAX_COMPILED_BYTES} bytes", complex=True)
+            return GrammarVerdict(refusal=f"compiled, it has more than {MAX_COMPILED_BYTES} bytes", complex=True)
         return verdict
 
     def end(self) -> None:
-        """End the process, if it is not gone yet."""
+        """End the process. Idempotent."""
         with contextlib.suppress(BrokenPipeError), self._process as process:
             process.kill()
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start_process(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(self._limit_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        threading.Thread(target=self._tell, args=(process, self._tokenizer), daemon=True).start()
+        threading.Thread(target=self._send_line, args=(process, self._tokenizer), daemon=True).start()
         return process
 
-    def _tell(self, process: subprocess.Popen[str], line: str) -> None:
+    def _send_line(self, process: subprocess.Popen[str], line: str) -> None:
         assert process.stdin is not None
         process.stdin.write(line + "\n")
         process.stdin.flush()
 
 
 def _fork(compiler: Any, vocabulary: int, limit_s: float, kind: str, text: str) -> None:
-    """Compile it and tell; ends this process."""
+    """Compile the grammar, write the answer and end this process."""
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MAX_MORE_BYTES, mapped + MAX_MORE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -110,7 +111,7 @@ def _fork(compiler: Any, vocabulary: int, limit_s: float, kind: str, text: str) 
         answer = {"cpu_s": time.process_time() - begun, "size_bytes": compiled.memory_size_bytes}
     except MemoryError:
         os._exit(1)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and this process ends
+    except Exception as error:  # noqa: BLE001 - any error becomes the refusal, and this process ends
         answer = {"refusal": str(error)[:500]}
     signal.setitimer(signal.ITIMER_PROF, 0)
     os.write(1, json.dumps(answer).encode() + b"\n")
@@ -118,7 +119,7 @@ def _fork(compiler: Any, vocabulary: int, limit_s: float, kind: str, text: str) 
 
 
 def main(limit_s: float) -> None:
-    """Answer until the input ends."""
+    """Answer lines until the input ends."""
     import xgrammar
 
     info = xgrammar.TokenizerInfo.deserialize_json(sys.stdin.readline())

@@ -1,14 +1,15 @@
-"""Which grammars an engine may be asked to compile: each is compiled once before, outside the engine, under a limit.
+"""Decides which grammars an engine may compile: each one is first compiled outside the engine, under a CPU limit.
 
-A compile cannot be interrupted, and no size tells how long it takes (docs/decisions.md). So a child process compiles
-each new grammar first; what it had to be killed for is refused, and the engine compiles only what it got through.
+A compile cannot be interrupted, and its time cannot be predicted from the grammar's size (docs/decisions.md). So a
+child process compiles each new grammar first. A grammar for which the child had to be killed is refused; the engine
+compiles only the others.
 
 Rules
-- One compile at a time. Tenants take turns; of a tenant, who came first. Who has gone is passed over.
-- A verdict is kept while it is among the last of `KEPT_CPU_S` and `KEPT_BYTES` in all: the engine's own cache holds the
-  same grammars, so a known one costs it nothing, and all of them at once cost it no more than `KEPT_CPU_S`.
+- One compile at a time. Tenants take turns, each in order of arrival. Cancelled requests are skipped.
+- The most recently used verdicts are kept, up to `KEPT_CPU_S` and `KEPT_BYTES` in all. The engine's own cache holds the
+  same grammars, so a known grammar costs the engine nothing, and all of them at once cost at most `KEPT_CPU_S`.
 
-Invariant: what `check` has let through cost at most `limit_s` of CPU when it was compiled.
+Invariant: a grammar that `check` accepts took at most `limit_s` of CPU when it was compiled.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from typing import NamedTuple
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
 from serve_app.errors import BadRequest
 
-MAX_COMPILED_BYTES = 8 * 2**20  # of each running sequence's grammar; 3,000 words to choose from have 4.4 MB
+MAX_COMPILED_BYTES = 8 * 2**20  # per running sequence; a choice of 3,000 words has 4.4 MB
 KEPT_CPU_S = 4.0  # hundreds of ordinary schemas
 KEPT_BYTES = 32 * 2**20  # half of the engine's own cache
-MIN_WEIGHT = 1 / 4096  # a refusal costs the engine nothing, and is kept for its sender's next attempt
+MIN_WEIGHT = 1 / 4096  # of a refusal, which costs the engine nothing and is kept for the client's next attempt
 
 
 class Grammar(NamedTuple):
-    """What is to be compiled. `kind`: json (a schema), regex, ebnf, lark or tag (a structural tag)."""
+    """A grammar to compile. `kind`: json (a schema), regex, ebnf, lark or tag (a structural tag)."""
 
     kind: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What compiling a grammar took, or why it is refused. CPU seconds; `size_bytes` of what was compiled."""
+class GrammarVerdict:
+    """The cost of a compiled grammar (CPU seconds, compiled bytes), or why it is refused."""
 
     cpu_s: float = 0.0
     size_bytes: int = 0
@@ -48,41 +49,41 @@ class Verdict:
 
     @property
     def weight(self) -> float:
-        """Its part of what is kept."""
+        """Its share of the cache's capacity."""
         return max(MIN_WEIGHT, 0 if self.refusal else max(self.cpu_s / KEPT_CPU_S, self.size_bytes / KEPT_BYTES))
 
 
 class _Job(NamedTuple):
     grammar: Grammar
     digest: bytes
-    verdict: asyncio.Future[Verdict]
+    verdict: asyncio.Future[GrammarVerdict]
 
 
-class Grammars:
-    """Lets grammars through, or refuses them.
+class GrammarQueue:
+    """Accepts or refuses grammars.
 
     Args:
-        compile: compiles one under a limit of CPU; called by one task, never twice at a time. What it raises is told
-            to who asked, and not kept.
+        compile: compiles a grammar under a CPU limit; called by one task, never concurrently. `check` raises its
+            errors, and they are not cached.
     """
 
-    def __init__(self, compile: Callable[[Grammar], Awaitable[Verdict]]) -> None:
+    def __init__(self, compile: Callable[[Grammar], Awaitable[GrammarVerdict]]) -> None:
         self._compile = compile
-        self._waiting: dict[str, deque[_Job]] = {}  # by tenant; whose turn it is first
-        self._known: OrderedDict[bytes, Verdict] = OrderedDict()  # the latest used last
+        self._waiting: dict[str, deque[_Job]] = {}  # by tenant; the next tenant first
+        self._cached_verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()  # the most recently used last
         self._weight = 0.0
         self._worker: asyncio.Task[None] | None = None
 
     async def check(self, tenant: str, grammar: Grammar) -> None:
-        """Return when the engine may compile it; cancelling this takes it out of the queue.
+        """Return when the engine may compile the grammar; cancelling this removes it from the queue.
 
         Raises:
-            BadRequest: it may not, or it is none. What `compile` raises.
+            BadRequest: the grammar is refused or invalid. Also the errors of `compile`.
         """
         if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
             raise too_complex(f"it has more than {MAX_GRAMMAR_BYTES} bytes")
         digest = hashlib.sha256(f"{grammar.kind}:{grammar.text}".encode()).digest()
-        verdict = self._remembered(digest)
+        verdict = self._cached(digest)
         if verdict is None:
             job = _Job(grammar, digest, asyncio.get_running_loop().create_future())
             self._waiting.setdefault(tenant, deque()).append(job)
@@ -100,27 +101,27 @@ class Grammars:
             jobs = self._waiting.pop(tenant)
             job = jobs.popleft()
             if jobs:
-                self._waiting[tenant] = jobs  # behind the others
+                self._waiting[tenant] = jobs  # behind the other tenants
             if job.verdict.done():
                 continue
             try:
-                verdict = self._remembered(job.digest) or self._remember(job.digest, await self._compile(job.grammar))
-            except Exception as error:  # noqa: BLE001 - it is raised where somebody waits
+                verdict = self._cached(job.digest) or self._cache(job.digest, await self._compile(job.grammar))
+            except Exception as error:  # noqa: BLE001 - raised in the waiting `check`
                 if not job.verdict.done():
                     job.verdict.set_exception(error)
                 continue
             if not job.verdict.done():
                 job.verdict.set_result(verdict)
 
-    def _remembered(self, digest: bytes) -> Verdict | None:
-        verdict = self._known.get(digest)
+    def _cached(self, digest: bytes) -> GrammarVerdict | None:
+        verdict = self._cached_verdicts.get(digest)
         if verdict is not None:
-            self._known.move_to_end(digest)
+            self._cached_verdicts.move_to_end(digest)
         return verdict
 
-    def _remember(self, digest: bytes, verdict: Verdict) -> Verdict:
-        self._known[digest] = verdict
+    def _cache(self, digest: bytes, verdict: GrammarVerdict) -> GrammarVerdict:
+        self._cached_verdicts[digest] = verdict
         self._weight += verdict.weight
         while self._weight > 1:
-            self._weight -= self._known.popitem(last=False)[1].weight
+            self._weight -= self._cached_verdicts.popitem(last=False)[1].weight
         return verdict

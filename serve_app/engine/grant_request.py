@@ -1,6 +1,6 @@
-"""What an engine replica says when it asks for its memory: who it is, where its ranks are, what it needs.
+"""An engine replica's request for memory: the replica's name, the place of its ranks, and the bytes it needs.
 
-Fails here, with the setting's name, what could not start anyway.
+A configuration that could not start fails here, with the setting's name.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import ray
 from serve_app.core.memory import EngineReply, EngineReport, Hold, Rank
 from serve_app.engine.engine_args import gpus_per_rank, model_path
 from serve_app.engine.environment import Platform
-from serve_app.engine.measured_memory import measured_here
-from serve_app.engine.memory_grant import LOAD_STALL_S, Grant
-from serve_app.engine.memory_size import kv_bytes_of, memory_ask
+from serve_app.engine.measured_memory import memory_meter
+from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant
+from serve_app.engine.memory_size import kv_bytes_of, memory_request
 from serve_app.quota import AWAY, QuotaActor
 from serve_app.settings import ModelSettings
 
-ANSWER_S = 5.0  # the actor answers in milliseconds, also while it holds a router's word back
-DEVICES_S = 50.0  # the actor's first look at the nodes starts a process on each
+ANSWER_S = 5.0  # the actor answers in milliseconds, also while it delays its answer to a router
+DEVICES_S = 50.0  # the actor's first inventory starts a process on each node
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 
 
@@ -30,23 +30,23 @@ def grant_of_this_replica(
     actor: QuotaActor,
     platform: Platform,
     ranks: tuple[Rank, ...],
-    devices: Devices,
+    devices: DeviceSizes,
     lost: Callable[[str], None],
     drain: Callable[[], None],
-) -> Grant:
-    """A grant that has been asked for by nobody yet; see `Grant.obtain`.
+) -> MemoryGrant:
+    """A grant that is not requested yet; see `MemoryGrant.obtain`.
 
     Args:
-        ranks: where they are; one for all of them where they share a machine's memory.
-        lost, drain: see `Grant`.
+        ranks: places of the ranks; one for all ranks if they share a machine's memory.
+        lost, drain: see `MemoryGrant`.
 
     Raises:
-        ConfigError: nothing says how much memory it needs.
+        ConfigError: no setting determines how much memory the engine needs.
     """
-    ask = memory_ask(settings, platform, weights_bytes(settings), devices.smallest_bytes(ranks))
+    ask = memory_request(settings, platform, weights_bytes(settings), devices.smallest_bytes(ranks))
     together = settings.ranks // len(ranks)
     word = EngineReport(
-        owner=_my_name(),
+        owner=_replica_name(),
         model=settings.name,
         ranks=ranks,
         wanted_bytes=ask.wanted_bytes * together,
@@ -58,16 +58,16 @@ def grant_of_this_replica(
         return actor.engine(report, ANSWER_S)
 
     here = ray.get_runtime_context().get_node_id()
-    measured = measured_here(here, gpus=bool(gpus_per_rank(settings, platform)))
+    measured = memory_meter(here, gpus=bool(gpus_per_rank(settings, platform)))
     stall_s = LOAD_STALL_S + (settings.simulated.start_s if settings.engine == "simulated" else 0.0)
-    return Grant(word, speak, AWAY, lost, drain, measured, stall_s)
+    return MemoryGrant(word, speak, AWAY, lost, drain, measured, stall_s)
 
 
 def ranks_of_this_replica(settings: ModelSettings, platform: Platform, nodes: tuple[str, ...]) -> tuple[Rank, ...]:
-    """Where the ranks are: on this node's memory, or on GPUs of it, or of the nodes of its bundles.
+    """The places of the ranks: in this node's memory, on its GPUs, or on GPUs of the nodes of its bundles.
 
-    A whole GPU is the one that Ray gave. A share of one is put on a device by the ledger (`see_only`), which knows
-    bytes where Ray knows fractions. Which GPUs several ranks have, only they will know.
+    A whole GPU is the one that Ray assigned. For a share of a GPU the ledger, which counts bytes where Ray counts
+    fractions, chooses the device (`restrict_to_device`). The GPUs of several ranks are not known yet here.
     """
     here = ray.get_runtime_context().get_node_id()
     gpus = gpus_per_rank(settings, platform)
@@ -79,24 +79,24 @@ def ranks_of_this_replica(settings: ModelSettings, platform: Platform, nodes: tu
     return (Rank(here),)
 
 
-def see_only(settings: ModelSettings, platform: Platform, hold: Hold) -> None:
-    """Have this process, and the engine it starts, see the device of its share of a GPU and no other."""
+def restrict_to_device(settings: ModelSettings, platform: Platform, hold: Hold) -> None:
+    """Make only the device of its GPU share visible to this process and the engine it starts."""
     if 0 < gpus_per_rank(settings, platform) < 1:
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's, by which the ledger counts
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, which the ledger uses
         os.environ["CUDA_VISIBLE_DEVICES"] = hold.on.rpartition("/")[2]
 
 
-def sized(
+def with_granted_memory(
     settings: ModelSettings, platform: Platform, holds: tuple[Hold, ...], ranks: int, device_bytes: int | None
 ) -> ModelSettings:
-    """The settings with what fits into the grant.
+    """The settings with sizes that fit into the grant.
 
-    On a GPU vLLM asks for `gpu_memory_utilization` of the device to be free before it starts, whatever it will use:
-    that is the grant's share of it.
+    On a GPU, vLLM requires `gpu_memory_utilization` of the device to be free before it starts, whatever it will use;
+    it is set to the grant's share of the device.
 
     Args:
-        ranks: of the engine, that share a hold.
-        device_bytes: the whole device; None: not known.
+        ranks: number of the engine's ranks that share a hold.
+        device_bytes: of the whole device; None: not known.
     """
     if settings.engine == "simulated":
         return settings
@@ -114,7 +114,7 @@ def sized(
 
 
 def weights_bytes(settings: ModelSettings) -> int:
-    """The size of a model's weights where they are on this machine; 0 where they have yet to come."""
+    """The size of a model's weights on this machine; 0 if they are not downloaded yet."""
     if settings.engine == "simulated":
         return 0
     folder = Path(model_path(settings))
@@ -127,7 +127,7 @@ def weights_bytes(settings: ModelSettings) -> int:
 
 
 def _in_cache(name: str) -> Path | None:
-    """The folder of a Hugging Face model that has been downloaded before."""
+    """The folder of a downloaded Hugging Face model; None: not downloaded."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -137,39 +137,39 @@ def _in_cache(name: str) -> Path | None:
         return None
 
 
-class Devices:
-    """What the devices have, asked of the quota actor once in an engine's start, and only where that matters."""
+class DeviceSizes:
+    """The memory sizes of devices, fetched from the quota actor once per engine start, and only if needed."""
 
     def __init__(self, actor: QuotaActor, settings: ModelSettings, platform: Platform) -> None:
         self._actor, self._settings, self._platform = actor, settings, platform
-        self._found: dict[str, tuple[int, int]] | None = None
+        self._sizes: dict[str, tuple[int, int]] | None = None
 
     def smallest_bytes(self, ranks: tuple[Rank, ...]) -> int | None:
-        """What leases can have of the smallest device of the nodes of these ranks; None: not known, or not needed to
-        say what the engine asks for."""
+        """Bytes for leases on the smallest device of these ranks' nodes; None: not known, or not needed for the
+        memory request."""
         settings = self._settings
         if settings.memory_gb is not None or settings.kv_cache_gb is not None or settings.engine == "simulated":
             return None
         nodes = {rank.node for rank in ranks}
-        sizes = (size for key, (_, size) in self._all().items() if key.rpartition("/")[0] in nodes)
+        sizes = (size for key, (_, size) in self._fetch_sizes().items() if key.rpartition("/")[0] in nodes)
         return min(sizes, default=None)
 
-    def whole_bytes(self, key: str) -> int | None:
-        """The memory of a device, reserved part and all; None: not known, or not needed to size the engine."""
+    def total_bytes(self, key: str) -> int | None:
+        """The memory of a device including its reserved part; None: not known, or not needed to size the engine."""
         if self._platform != "gpu" or self._settings.engine == "simulated":
             return None
-        return self._all().get(key, (None,))[0]
+        return self._fetch_sizes().get(key, (None,))[0]
 
-    def _all(self) -> dict[str, tuple[int, int]]:
-        if self._found is None:
+    def _fetch_sizes(self) -> dict[str, tuple[int, int]]:
+        if self._sizes is None:
             try:
-                self._found = self._actor.devices(DEVICES_S)
+                self._sizes = self._actor.devices(DEVICES_S)
             except AWAY:
                 return {}
-        return self._found
+        return self._sizes
 
 
-def _my_name() -> str:
+def _replica_name() -> str:
     from ray import serve
 
     try:

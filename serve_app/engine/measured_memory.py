@@ -1,6 +1,6 @@
-"""The processes of an engine on this machine and the memory they really have: resident, or on GPUs by NVML.
+"""The processes of an engine on this machine and their measured memory: resident, or on GPUs by NVML.
 
-Invariant: what cannot be measured is None, never a number.
+Invariant: an amount that cannot be measured is None, never a number.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from serve_app.system import start_ticks
 logger = logging.getLogger("ray.serve")
 
 
-class Measured:
-    """This process and its children.
+class MemoryMeter:
+    """Measures this process and its children.
 
     Args:
-        node: this machine's id; devices of others are not seen from here.
+        node: this machine's id; devices of other machines cannot be measured here.
         nvml: the module `pynvml`, where the devices are GPUs; None: the device is the machine's memory.
     """
 
@@ -30,9 +30,9 @@ class Measured:
         self.node = node
         self._nvml = nvml
         self._failed = False
-        self.resident_bytes = 0  # of all processes, when it was looked last
+        self.resident_bytes = 0  # of all processes, at the last measurement
 
-    def look(self, holds: Sequence[Hold]) -> tuple[tuple[Process, ...], tuple[int | None, ...]]:
+    def measure(self, holds: Sequence[Hold]) -> tuple[tuple[Process, ...], tuple[int | None, ...]]:
         """The processes, and their bytes on the device of each hold."""
         me = psutil.Process()
         resident = {process.pid: _resident(process) for process in (me, *me.children(recursive=True))}
@@ -46,8 +46,8 @@ class Measured:
         return processes, tuple(measured.get(hold.on) for hold in holds)
 
     def _on_gpus(self, devices: Sequence[str], ours: Mapping[int, int]) -> dict[str, int]:
-        """By device; left out are those of other machines, and those on which NVML shows none of our processes: it
-        names processes as the host does, and in a container they may have other names."""
+        """Bytes by device, without devices of other machines and devices on which NVML shows none of our processes:
+        NVML uses the host's process ids, which differ from a container's."""
         found: dict[str, int] = {}
         nvml = self._nvml
         try:
@@ -69,14 +69,14 @@ class Measured:
                 nvml.nvmlShutdown()
         except nvml.NVMLError as error:
             if not self._failed:
-                logger.warning("NVML does not tell what this engine uses of its GPUs: %s", error)
+                logger.warning("NVML does not report this engine's GPU memory: %s", error)
             self._failed = True
         return found
 
 
-def measured_here(node: str, *, gpus: bool) -> Measured:
-    """What measures an engine on this machine."""
-    return Measured(node, pynvml if gpus else None)
+def memory_meter(node: str, *, gpus: bool) -> MemoryMeter:
+    """The memory meter of an engine on this machine."""
+    return MemoryMeter(node, pynvml if gpus else None)
 
 
 def _resident(process: psutil.Process) -> int:

@@ -1,4 +1,4 @@
-"""vLLM's errors in OpenAI's form: vLLM puts the HTTP status where OpenAI has a machine-readable word or null."""
+"""vLLM's errors in OpenAI's format: vLLM puts the HTTP status where OpenAI has a machine-readable code or null."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from serve_app.errors import NotFound
 
-_TOO_LONG = "maximum context length"  # how vLLM's messages name a prompt the model cannot hold
+_TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
 
 def error_body(message: str, status: int, type_: str, param: str | None) -> bytes:

@@ -1,9 +1,9 @@
 """Ends a vLLM worker process when the process that started it is gone.
 
-EngineCore does not notice its parent's death: a replica ended by SIGKILL would leave it running with its memory held.
+EngineCore does not notice its parent's death: after a SIGKILL of the replica, it would keep running and hold memory.
 vLLM calls `install` (a `vllm.general_plugins` entry point) in each of its processes; in those started by
-multiprocessing a thread waits for the parent's sentinel. EngineCore's own workers are guarded the same way, so that a
-whole tensor-parallel group goes down link by link.
+multiprocessing, a thread waits for the parent's sentinel. EngineCore's own workers are guarded in the same way, so that
+a whole tensor-parallel group ends, process by process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _THREAD_NAME = "serve-app-parent-guard"
 
 def _watch(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
-    # Ask first: vLLM's handler frees shared memory and its workers; a process that hangs in a step is then ended.
+    # SIGTERM first: vLLM's handler frees shared memory and ends its workers; the timer ends a process that hangs.
     force = threading.Timer(GRACE_S, os._exit, args=(1,))
     force.daemon = True
     force.start()
@@ -33,6 +33,6 @@ def install() -> None:
     if parent is None or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return
     threading.Thread(target=_watch, args=(parent.sentinel,), name=_THREAD_NAME, daemon=True).start()
-    from serve_app.engine.vllm_adapter import mask_budget  # the other thing of ours in vLLM's processes
+    from serve_app.engine.vllm_adapter import mask_budget  # our other patch of vLLM's processes
 
     mask_budget.install()

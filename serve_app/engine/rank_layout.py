@@ -1,11 +1,12 @@
-"""Where the ranks of an engine are: checked before the engine starts, watched while it runs.
+"""The nodes of an engine's ranks: checked before the engine starts and while it runs.
 
-Ray keeps the tensor-parallel groups together by the shape of the bundles (`engine_args.placement`). This is the second
-line: an operator can change a deployment's bundles in Serve's own configuration, and the process that built it may have
-another build of vLLM than the nodes. Such a replica ends with the reason instead of starting slow or crooked.
+Ray keeps the tensor-parallel groups together by the shape of the bundles (`engine_args.placement`). This is a second
+check: an operator can change a deployment's bundles in Serve's own configuration, and the process that built the
+application may have another build of vLLM than the nodes. Such a replica ends with the reason instead of starting slow
+or wrong.
 
-Invariant: an engine starts only if each of its tensor-parallel groups is on one node and has a GPU for each rank, where
-it is to have any.
+Invariant: an engine starts only if each of its tensor-parallel groups is on one node and has a GPU for each rank, if
+the engine uses GPUs.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from serve_app.settings import ModelSettings
 
 logger = logging.getLogger("ray.serve")
 
-READ_S = 2.0  # Ray's GCS answers in a millisecond; what it does not answer now, the next check asks again
+READ_S = 2.0  # Ray's GCS answers in a millisecond; without an answer, the next check asks again
 
 Group = Mapping[str, Any]  # an entry of Ray's placement group table
 NO_GROUP: Group = {"bundles": {}, "bundles_to_node_id": {}}
 
 
-class Layout:
+class RankLayout:
     """The node of each bundle of an engine, in the order of the bundles.
 
     Args:
-        nodes: ids; none at all outside Ray.
-        read: Ray's present entry of the placement group.
+        nodes: node ids; empty outside Ray.
+        read: returns Ray's present entry of the placement group.
     """
 
     def __init__(self, nodes: Sequence[str], read: Callable[[], Group]) -> None:
@@ -45,8 +46,8 @@ class Layout:
         self._reading: asyncio.Task[Group] | None = None
 
     async def check(self) -> None:
-        """Raise when a node that holds a part of this engine is gone. The replica's own node needs no look: it would be
-        gone with it. A Ray that does not answer says nothing about the nodes.
+        """Raise if a node with a part of this engine is gone. The replica's own node needs no check: the replica would
+        be gone with it. If Ray does not answer, the nodes count as present.
 
         Raises:
             EngineFailed: names the node.
@@ -57,7 +58,7 @@ class Layout:
             self._reading = asyncio.create_task(asyncio.to_thread(self._read))
         done, _ = await asyncio.wait({self._reading}, timeout=READ_S)
         if not done or self._reading.exception() is not None:
-            logger.warning("Ray does not say where this engine's bundles are")
+            logger.warning("Ray does not report the nodes of this engine's bundles")
             return
         now = nodes_of(self._reading.result())
         if now != self.nodes:
@@ -65,25 +66,25 @@ class Layout:
             raise EngineFailed(f"node {gone}, which held a part of this engine, is lost")
 
 
-def of_this_replica(settings: ModelSettings, platform: Platform) -> Layout:
-    """The layout of the replica this process is; one without nodes where it is none, or where it needs no bundles.
+def layout_of_this_replica(settings: ModelSettings, platform: Platform) -> RankLayout:
+    """The layout of this process's replica; without nodes if this process is not a replica or needs no bundles.
 
     Raises:
-        ConfigError: the bundles are not what the engine needs.
+        ConfigError: the bundles do not match the engine's needs.
     """
     if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
-        return Layout((), dict)
+        return RankLayout((), dict)
     group = get_current_placement_group()
     if group is None:
         verify(settings, platform, NO_GROUP)
-        return Layout((), dict)
+        return RankLayout((), dict)
 
     def read() -> Group:
         return dict(placement_group_table(group))
 
     given = read()
     verify(settings, platform, given)
-    return Layout(nodes_of(given), read)
+    return RankLayout(nodes_of(given), read)
 
 
 def nodes_of(group: Group) -> tuple[str, ...]:
@@ -93,10 +94,10 @@ def nodes_of(group: Group) -> tuple[str, ...]:
 
 
 def verify(settings: ModelSettings, platform: Platform, group: Group) -> None:
-    """Fail unless the group has the bundles this model needs and no tensor-parallel group is split.
+    """Check that the group has the bundles this model needs and that no tensor-parallel group is split.
 
     Raises:
-        ConfigError: says what is wrong.
+        ConfigError: names the difference.
     """
     wanted = placement(settings, platform)
     bundles = wanted.get("placement_group_bundles", [])

@@ -1,7 +1,7 @@
-"""Notes the token ids behind a response while vLLM's serving objects pull the engine's outputs.
+"""Records the token ids of a response while vLLM's serving objects pull the engine's outputs.
 
-Invariant: a group is recorded before the serving object sees its output, so the groups taken with an event cover all
-tokens whose text is in the events up to it.
+Invariant: a group is recorded before the serving object receives its output, so the groups taken with an event cover
+all tokens whose text is in the events up to it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from serve_app.errors import ServeAppError
-from serve_app.transport import ENDED, Usage
+from serve_app.transport import FINISH_STOP, TokenUsage
 
 Output = Any  # vLLM's RequestOutput or PoolingRequestOutput; only the adapter imports vllm
 
 
-class Recorder:
-    """One request's record.
+class TokenRecorder:
+    """The record of one request.
 
     Args:
         choices: answers per prompt (`n`).
-        fatal: the errors that mean the engine broke; kept in `failure`, since the serving objects make events of them.
-        tenant: tells tenants apart; kept here for `RecordedLLM`, which refuses (`refused`) what harms others.
+        fatal: errors that mean a broken engine; kept in `failure`, since the serving objects turn them into events.
+        tenant: a distinct text per tenant, for `RecordedLLM`, which sets `refused` when it refuses a grammar.
     """
 
     __slots__ = (
@@ -45,26 +45,26 @@ class Recorder:
         self.groups: list[list[int]] = []
         self.usage_by_call: list[list[int]] = []
         self.failure: BaseException | None = None
-        self.finish_reason = ""  # of all choices: why the first was cut off, if any was
+        self.finish_reason = ""  # of all choices: that of the first one cut off, if any
 
-    def take(self) -> list[list[int]]:
+    def take_groups(self) -> list[list[int]]:
         groups, self.groups = self.groups, []
         return groups
 
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         if not self.calls:
-            return Usage()
+            return TokenUsage()
         prompt, completion, cached = (sum(column) for column in zip(*self.usage_by_call, strict=True))
-        return Usage(prompt, completion, cached, self.finish_reason)
+        return TokenUsage(prompt, completion, cached, self.finish_reason)
 
     def record(self, outputs: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
-        """Pass the outputs of one prompt on, noting the token ids of each before its consumer sees it. Called once per
-        prompt, in the order of the prompts."""
+        """Pass the outputs of one prompt on; records the token ids of each before its consumer receives it. Called once
+        per prompt, in the order of the prompts."""
         first_choice, used = self.calls * self.choices, self._new_call()
         return self._pass_on(outputs, first_choice, used)
 
     def record_pooling(self, outputs: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
-        """The same for embeddings, where only the prompt counts."""
+        """As `record` for embeddings, where only the prompt counts."""
         return self._pass_on(outputs, None, self._new_call())
 
     def _new_call(self) -> list[int]:
@@ -82,7 +82,7 @@ class Recorder:
                     used[0] = len(output.prompt_token_ids)
                     used[2] = output.num_cached_tokens or 0
                 if first_choice is not None:
-                    self._note(output, first_choice, used)
+                    self._record_output(output, first_choice, used)
                 yield output
         except self.fatal as error:
             self.failure = error
@@ -90,11 +90,11 @@ class Recorder:
         finally:
             await outputs.aclose()
 
-    def _note(self, output: Output, first_choice: int, used: list[int]) -> None:
+    def _record_output(self, output: Output, first_choice: int, used: list[int]) -> None:
         for choice in output.outputs:
             ids = choice.token_ids
             if ids:
                 used[1] += len(ids)
                 self.groups.append([first_choice + choice.index, *ids])
-            if choice.finish_reason and self.finish_reason in ("", ENDED):
+            if choice.finish_reason and self.finish_reason in ("", FINISH_STOP):
                 self.finish_reason = choice.finish_reason

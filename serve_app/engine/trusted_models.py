@@ -1,8 +1,8 @@
-"""Pydantic models built without validation, for values their own library has just made.
+"""Pydantic models built without validation, for values that vLLM itself has just made.
 
-vLLM builds three models for each streamed chunk, each through a validator written in Python; a sixth of its front end's
-time per token goes there. The subclass made here is what `model_construct` would give: same type, same fields, same
-JSON, nothing checked.
+vLLM builds three models for each streamed chunk, each through a validator written in Python, which takes a sixth of its
+front end's time per token. The subclass made here behaves like `model_construct`: same type, same fields, same JSON, no
+validation.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def trusted(model: type[M]) -> type[M]:
-    """A subclass of `model` whose constructor takes the fields as they are.
+    """A subclass of `model` whose constructor does not validate its fields.
 
-    Only for fields given by name, of the right types: a wrong value is found by nobody.
+    Only for fields passed by name with the right types: wrong values are not detected.
     """
-    # all fields, in the order in which they are written; required ones are always given
+    # all fields, in the order of serialization; required ones are always passed
     template = {name: None if field.is_required() else field.default for name, field in model.model_fields.items()}
     factories = {
         name: field.default_factory for name, field in model.model_fields.items() if field.default_factory is not None

@@ -1,6 +1,6 @@
 """One HTTP exchange, from the request's bytes to the last event of the stream.
 
-Decides: whose request it is, whether it is valid, what it weighs, and the form of each answer and error.
+Decides: the tenant of a request, whether it is valid, its cost, and the form of each answer and error.
 In: ASGI calls, and Python calls in HTTP's terms. Out: responses, receipts and metrics of requests.
 Never: chooses a replica or the order of requests; `router` does.
 """
@@ -19,12 +19,12 @@ from serve_app.http.python_calls import (
     NO_ROUTER,
     STREAM,
     STREAM_COMPLETE,
-    Asked,
+    AnswerPiece,
+    CallKind,
     Headers,
-    Kind,
-    Piece,
-    ask,
-    ask_route,
+    HttpRequest,
+    make_request,
+    make_route_request,
     read_body,
     read_events,
     read_head,
@@ -43,27 +43,27 @@ __all__ = [
     "NO_ROUTER",
     "STREAM",
     "STREAM_COMPLETE",
-    "Asked",
+    "AnswerPiece",
+    "CallKind",
     "Headers",
+    "HttpRequest",
     "KeyRing",
-    "Kind",
-    "Piece",
     "RouterApp",
     "RouterReplica",
-    "ask",
-    "ask_route",
     "error_response",
+    "make_request",
+    "make_route_request",
     "read_body",
     "read_events",
     "read_head",
 ]
 
-# A client needs the Python calls only; these bring Ray Serve, the router and its metrics.
+# A client needs the Python calls only; these names import Ray Serve, the router and its metrics.
 _LATE = {"KeyRing": "keys", "RouterApp": "app", "RouterReplica": "deployment"}
 
 
 def __getattr__(name: str) -> Any:
-    """The names of `_LATE`, imported when they are asked for."""
+    """Imports the names of `_LATE` on first use."""
     module = _LATE.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

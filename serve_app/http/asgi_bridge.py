@@ -1,7 +1,7 @@
-"""The router's end of a call by handle: one exchange with the very edge that answers HTTP.
+"""The router's end of a call by handle: one exchange with the same ASGI app that answers HTTP.
 
-Invariant: nothing is decided here. Key, class, limits, line, outcome and metrics are the edge's; a caller that goes
-away cancels the edge's task, as a disconnected HTTP client does.
+Invariant: nothing is decided here. The ASGI app decides key, class, limits, queue, outcome and metrics; a caller that
+disconnects cancels the app's task, as a disconnected HTTP client does.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ import msgspec
 
 from serve_app.errors import ServeAppError
 from serve_app.http.error_responses import REQUEST_ID_HEADER
-from serve_app.http.python_calls import Asked, Headers, Piece, read_body, read_events
+from serve_app.http.python_calls import AnswerPiece, Headers, HttpRequest, read_body, read_events
 
 Message = MutableMapping[str, Any]
-Edge = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+AsgiApp = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
 REQUEST_ID = b"x-request-id"
-PIECE_BYTES = 2**20  # of an answer in one message: a process outside the cluster takes 4 MiB, gRPC's default
+PIECE_BYTES = 2**20  # of an answer in one message: a process outside the cluster accepts 4 MiB, gRPC's default
 
 
-class Inside:
+class AsgiBridge:
     """Calls by handle on one router replica.
 
     Args:
-        edge: the router's ASGI application.
+        app: the router's ASGI application.
     """
 
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
 
-    async def exchange(self, asked: Asked) -> AsyncGenerator[Piece, None]:
-        """The answer as it comes: status, headers and first bytes in one, then bytes. Closing it ends the request.
+    async def exchange(self, request: HttpRequest) -> AsyncGenerator[AnswerPiece, None]:
+        """The answer as it arrives: status, headers and first bytes in one piece, then bytes. Closing the generator
+        ends the request.
 
-        While the reader is behind, one message waits and the edge with it, so frames coalesce where they always do.
+        While the reader is slow, one message waits and the ASGI app waits with it, so frames coalesce in the stream as
+        they do for a slow HTTP client.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         room = asyncio.Semaphore(1)
@@ -47,19 +49,19 @@ class Inside:
             await room.acquire()
             messages.put_nowait(message)
 
-        task = asyncio.ensure_future(self._edge(_scope(asked), _receiver(asked.body), send))
-        task.add_done_callback(lambda _: messages.put_nowait(None))  # else a task that fails leaves us waiting
+        task = asyncio.ensure_future(self._app(_scope(request), _receiver(request.body), send))
+        task.add_done_callback(lambda _: messages.put_nowait(None))  # else a failed task leaves `get` waiting
         try:
             head: tuple[int, Headers] | None = None
             while (message := await messages.get()) is not None:
                 room.release()
                 if message["type"] == "http.response.start":
-                    head = message["status"], [*message["headers"], *_request_id(asked.headers, message["headers"])]
+                    head = message["status"], [*message["headers"], *_request_id(request.headers, message["headers"])]
                     continue
                 for piece in _pieces(message["body"]):
                     yield piece if head is None else (*head, piece)
                     head = None
-            if task.cancelled():  # not by us: to the caller it must not look as if it had been cancelled itself
+            if task.cancelled():  # not by this method: the caller must not take it for its own cancellation
                 raise ServeAppError("the router dropped the request")
             task.result()
         finally:
@@ -67,28 +69,28 @@ class Inside:
                 task.cancel()
                 await asyncio.wait({task})
 
-    async def answer(self, asked: Asked) -> dict[str, Any]:
-        """A whole answer, as plain data. Raises the `ServeAppError` that HTTP would have told."""
-        answer: dict[str, Any] = msgspec.json.decode(await read_body(self.exchange(asked)))
+    async def answer(self, request: HttpRequest) -> dict[str, Any]:
+        """A complete answer, as plain data. Raises the `ServeAppError` that HTTP would have sent."""
+        answer: dict[str, Any] = msgspec.json.decode(await read_body(self.exchange(request)))
         return answer
 
-    async def stream(self, asked: Asked) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, request: HttpRequest) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a streamed answer, as plain data. Raises as `answer`, before the first chunk or after it."""
-        async with contextlib.aclosing(read_events(self.exchange(asked))) as told:
+        async with contextlib.aclosing(read_events(self.exchange(request))) as told:
             async for event in told:
                 yield msgspec.json.decode(event)
 
 
-class RefusalsAreNoFailures(logging.Filter):
-    """Keeps refusals out of a replica's log: Serve writes a traceback there for every error that a method raises."""
+class RefusalLogFilter(logging.Filter):
+    """Keeps refusals out of a replica's log: Serve logs a traceback for every error that a method raises."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         return not (isinstance(error, ServeAppError) and error.status != ServeAppError.status)
 
 
-def _scope(asked: Asked) -> Message:
-    return {"type": "http", "method": asked.method, "path": asked.path, "headers": asked.headers}
+def _scope(request: HttpRequest) -> Message:
+    return {"type": "http", "method": request.method, "path": request.path, "headers": request.headers}
 
 
 def _request_id(sent: Headers, answered: Headers) -> Headers:
@@ -98,7 +100,7 @@ def _request_id(sent: Headers, answered: Headers) -> Headers:
 
 
 def _receiver(body: bytes) -> Callable[[], Awaitable[Message]]:
-    """The body in one piece, and nothing after it: a caller that leaves cancels the task instead."""
+    """The body in one piece, and no message after it: a caller that disconnects cancels the task instead."""
     asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:

@@ -1,16 +1,16 @@
-"""The request body: bytes in, a plain `dict` out, or a refusal that says where the bytes went wrong.
+"""The request body: bytes in, a plain `dict` out, or a refusal that names the position of the error.
 
 Invariant: whatever the bytes are, `decode` returns a dict of at most `max_json_depth` levels and `max_json_values`
-values or raises a `BadRequest` (`BodyTooLarge` among them), in time linear in the bytes and without recursion of ours.
-What looks at each value of a large body does so beside the event loop, one body after another (`Apart`).
+values or raises a `BadRequest` (`BodyTooLarge` among them), in time linear in the bytes and without recursion here.
+Work on each value of a large body runs outside the event loop, one body after another (`BodyThread`).
 
-What the JSON standard leaves open is decided here:
+Decisions where the JSON standard is open:
 
 - A key given twice: the last one counts. The body is parsed once and only the decoded dict travels on, so no second
   parser can read it differently.
 - NaN, Infinity, numbers beyond a double, integers beyond 4,300 digits: refused. Other integers stay exact.
 - Bytes that are not UTF-8, a byte order mark, half a surrogate pair written as an escape: refused, because such text
-  could not be encoded again on its way to the engine. An escaped NUL is a character like any other.
+  cannot be encoded again on its way to the engine. An escaped NUL is an ordinary character.
 - The top level counts as depth 1, and must be an object.
 - Content-Type: absent or `application/json` with any parameters. Anything else is a 400, which is what vLLM's own
   server answers, not a 415. Content-Encoding: none, since an inflated body could not be bounded before it is read.
@@ -30,8 +30,8 @@ from serve_app.http.value_checks import check_count, check_integers
 from serve_app.settings import HttpSettings
 
 LARGE_BYTES = 2**16  # a body below it is checked within some 2 ms; the way to another thread and back takes 0.1 ms
-# A body has so long to arrive, and a second more for each so many bytes of it that have: 8 MB at a rate of a bad mobile
-# network take two minutes, a client that trickles is through in ten seconds.
+# The time a body has to arrive, and the bytes that earn one more second: 8 MB over a bad mobile network take two
+# minutes; a client that sends single bytes is refused after ten seconds.
 ARRIVAL_S, ARRIVAL_BYTES_PER_S = 10.0, 65_536
 SHOWN_HEADER_CHARS = 100  # of a wrong header in the error: enough to see the mistake
 LENGTH_DIGITS = 18  # a Content-Length of more digits is nonsense, and int() on it would not be cheap
@@ -43,8 +43,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]  # ASGI's
 
 
 async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive, bounds: HttpSettings) -> bytes:
-    """A request's body; refused as soon as it is seen to be too large or too slow. Raises as `check_content`,
-    BodyTooSlow, and CancelledError: the client has left."""
+    """A request's body; refused as soon as it is known to be too large or too slow. Raises as `check_content`,
+    BodyTooSlow, and CancelledError: the client has disconnected."""
     check_content(headers, bounds.max_body_bytes)
     chunks: list[bytes] = []
     size = 0
@@ -68,25 +68,25 @@ async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive, bounds:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-class Apart:
-    """Runs what looks at each value of a body: at once for a small one, in a thread for a large one. There is one, so
-    that the event loop shares the interpreter with no more."""
+class BodyThread:
+    """Runs work on each value of a body: directly for a small body, in a thread for a large one. There is one thread,
+    so that the event loop shares the interpreter with no more than one."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "bodies")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """`work`, on a body of so many bytes. Raises as `work`."""
+        """Run `work` for a body of `size` bytes. Raises as `work`."""
         if size <= LARGE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def check_content(headers: Iterable[tuple[bytes, bytes]], max_body_bytes: int) -> None:
-    """Refuses a body by its headers, before a byte of it is read. `headers` as in ASGI's scope: names in lower case.
+    """Refuse a body by its headers, before a byte of the body is read. `headers` as in ASGI's scope: lower-case names.
 
     Raises:
-        BadRequest: not JSON by its Content-Type, compressed, or a Content-Length that is no number.
+        BadRequest: the Content-Type is not JSON, the body is compressed, or the Content-Length is not a number.
         BodyTooLarge: Content-Length above `max_body_bytes`.
     """
     known = dict(headers)
@@ -139,7 +139,7 @@ _JSON_NAMES: dict[type, str] = {list: "an array", str: "a string", bool: "a bool
 
 
 def _check_depth(value: dict[str, Any], bounds: HttpSettings) -> None:
-    """Walks the containers level by level; a level past the bound is a refusal."""
+    """Walk the containers level by level; refuse a level beyond the bound."""
     level: list[Any] = [value]
     for _ in range(bounds.max_json_depth):
         level = [

@@ -1,22 +1,22 @@
-"""What of a request goes on to the engine, and what the client has asked of us beside it.
+"""Splits a request into the body forwarded to the engine and the contract between client and router.
 
-Invariant: a forwarded body holds fields of `FORWARDED` alone, so nothing a client sends reaches scheduling, caching or
-transfer inside vLLM, whatever vLLM learns to read in its next release; HTTP headers are never forwarded at all. The
-caller's dict is left as it was, and the whole request is checked before anything is handed on.
+Invariant: a forwarded body holds only fields of `FORWARDED`, so no client field reaches scheduling, caching or transfer
+inside vLLM, whatever fields the next vLLM release reads; HTTP headers are never forwarded. The caller's dict is not
+changed, and the whole request is checked before anything is forwarded.
 
 Every field of vLLM 0.32.0's request models is in exactly one of these (a test compares them with the installed vLLM):
 
-- `FORWARDED`: what the client wants said. vLLM judges the values, those of `logprobs` and `prompt_logprobs` too.
-- `CONSUMED`: our contract. `priority` is a class name or 0 low .. 3 critical, `service_tier` one of OpenAI's words or a
-  class name. `priority` wins where both are given, yet both must be valid. "auto" means the key's default class. A
-  class above the key's bound is a 403, never a silent demotion.
-- `STRIPPED`: dropped without a word, since well-meaning vLLM clients send them; they reach the engine's internals or do
-  nothing here.
-- `REFUSED`: a 400 that names the field, since dropping it would give another answer than was asked for. A null, false
-  or empty value asks for nothing and is dropped.
+- `FORWARDED`: what to generate and how. vLLM checks the values, those of `logprobs` and `prompt_logprobs` too.
+- `CONSUMED`: the contract's fields in the body (`split` reads its headers). `priority` is a class name or 0 low .. 3
+  critical, `service_tier` an OpenAI value or a class name. `priority` wins where both are given, yet both must be
+  valid. "auto" means the key's default class. A class above the key's bound is a 403, never a silent demotion.
+- `STRIPPED`: dropped without an error, since well-meaning vLLM clients send them; they reach the engine's internals or
+  have no effect here.
+- `REFUSED`: a 400 that names the field, since dropping it would give a different answer than requested. A null, false
+  or empty value requests nothing and is dropped.
 
-Fields neither we nor vLLM know are dropped, as vLLM ignores them. OpenAI's `store` is dropped and counts as false: its
-default there is true, so to refuse it would refuse nearly every caller of the Responses API; nothing is kept here.
+Unknown fields are dropped, as vLLM ignores them. OpenAI's `store` is dropped and counts as false: its default at OpenAI
+is true, so refusing it would refuse nearly every caller of the Responses API; no response is stored here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from serve_app.settings import HttpSettings
 from serve_app.types import CLASS_ALIASES, Contract, Identity, Operation, RequestClass
 
 MAX_SESSION_ID_CHARS = 128  # a UUID has 36; session ids are kept in routing tables
-MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound payment interfaces use, so their client code fits
+MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound of payment APIs, so their client code works here
 MAX_DEADLINE_MS = 86_400_000  # a day, OpenAI's batch window; an absolute time in milliseconds is far above it
-COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's and vLLM's `max_tokens` of a completion that does not say
+COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's and vLLM's default `max_tokens` of a completion
 
 _FORWARDED_FOR: dict[str, str] = {
     "what to answer": "model messages prompt input tokens instructions suffix documents user metadata",
@@ -103,7 +103,7 @@ _OUTPUT_FIELDS: dict[Operation, tuple[str, ...]] = {
 }
 _VISIBLE = re.compile(rb"[\x21-\x7e]+")
 _CLASS_NAMES = ", ".join(CLASS_ALIASES)
-_TOP = max(RequestClass)
+_HIGHEST_CLASS = max(RequestClass)
 
 
 def split(
@@ -117,11 +117,11 @@ def split(
     """The body to forward, and the contract.
 
     Args:
-        headers: as in ASGI's scope: names in lower case. Of a header sent twice the last one counts.
-        max_model_len: of the model, in tokens, where it is known; an output bound set here is never above it.
+        headers: as in ASGI's scope: names in lower case. If a header is sent twice, the last one counts.
+        max_model_len: of the model, in tokens, if known; an output bound set here is never above it.
 
-    `Contract.deadline_s` counts from the arrival. With `bounds.max_output_tokens` set, a request that gives no bound of
-    its own is forwarded with that one.
+    `Contract.deadline_s` counts from the arrival. With `bounds.max_output_tokens` set, a request without a bound of
+    its own is forwarded with that bound.
 
     Raises:
         BadRequest: a refused field or a wrong value; `param` is the field or the header.
@@ -136,9 +136,9 @@ def split(
     known = dict(headers)
     contract = Contract(
         request_class=class_of(body, identity),
-        session_id=_label(known, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
+        session_id=_header_text(known, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
         deadline_s=_deadline(known),
-        idempotency_key=_label(known, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
+        idempotency_key=_header_text(known, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
         queue_status=_wants_queue_status(known) and operation.generates and clean.get("stream") is True,
     )
     return clean, contract
@@ -184,18 +184,18 @@ def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, 
 
 
 def class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:
-    """The class that a body asks for by `priority` or `service_tier`. Raises as `split`."""
+    """The class that a body requests by `priority` or `service_tier`. Raises as `split`."""
     tier = body.get("service_tier")
     number = body.get("priority")
     if tier is None and number is None:
         return identity.default_class
     wanted, field = identity.default_class, "service_tier"
     if tier is not None:
-        wanted = _named("service_tier", tier, identity)
+        wanted = _class_named("service_tier", tier, identity)
     if number is not None:
         field = "priority"
-        is_number = type(number) is int and 0 <= number <= _TOP
-        wanted = RequestClass(number) if is_number else _named("priority", number, identity)
+        is_number = type(number) is int and 0 <= number <= _HIGHEST_CLASS
+        wanted = RequestClass(number) if is_number else _class_named("priority", number, identity)
     if wanted > identity.max_class:
         raise Forbidden(
             f"`{field}` asks for class {wanted.label!r}, this API key may ask for {identity.max_class.label!r} at most",
@@ -204,14 +204,14 @@ def class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:
     return wanted
 
 
-def _named(field: str, value: Any, identity: Identity) -> RequestClass:
+def _class_named(field: str, value: Any, identity: Identity) -> RequestClass:
     if type(value) is str and value in CLASS_ALIASES:
         return identity.default_class if value == "auto" else CLASS_ALIASES[value]
-    numbers = f", or a whole number from 0 to {int(_TOP)}" if field == "priority" else ""
+    numbers = f", or a whole number from 0 to {int(_HIGHEST_CLASS)}" if field == "priority" else ""
     raise BadRequest(f"`{field}` must be one of {_CLASS_NAMES}{numbers}", param=field)
 
 
-def _label(headers: Mapping[bytes, bytes], name: bytes, shown: str, max_chars: int) -> str | None:
+def _header_text(headers: Mapping[bytes, bytes], name: bytes, shown: str, max_chars: int) -> str | None:
     value = headers.get(name)
     if value is None:
         return None

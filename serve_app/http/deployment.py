@@ -12,20 +12,20 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.core.receipts import Receipts
 from serve_app.http.admin_routes import AdminRoutes
 from serve_app.http.app import RouterApp
-from serve_app.http.asgi_bridge import Inside, RefusalsAreNoFailures
+from serve_app.http.asgi_bridge import AsgiBridge, RefusalLogFilter
 from serve_app.http.keys import KeyRing
-from serve_app.http.malformed_requests import install
+from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import (
     CHAT,
     COMPLETE,
     EMBED,
     STREAM,
     STREAM_COMPLETE,
-    Asked,
+    AnswerPiece,
     Headers,
-    Piece,
-    ask,
-    ask_route,
+    HttpRequest,
+    make_request,
+    make_route_request,
 )
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
 from serve_app.quota import AWAY, QuotaActor
@@ -37,9 +37,9 @@ from serve_app.ray_adapter import (
     in_fresh_context,
     on_fast_path,
 )
-from serve_app.router import ModelRegistry, QueueClient, ReceiptSearch, RouterMetrics, SessionBook
+from serve_app.router import ModelRegistry, QueueClient, ReceiptSearch, RouterMetrics, SessionClient
 from serve_app.settings import ModelSettings, parse
-from serve_app.transport import WiredHandle
+from serve_app.transport import TcpHandle
 
 logger = logging.getLogger("ray.serve")
 
@@ -49,97 +49,99 @@ class RouterReplica:
     """Serve deployment class of the router; a raw ASGI ingress.
 
     Args:
-        config: the whole configuration, as a plain mapping, with hashed keys only. It comes again through
-            `reconfigure` when it changes, and is taken over without a restart.
-        engines: bound only for Serve to deploy them; the handles are made by name, since models come and go.
+        config: the whole configuration, as a plain mapping, with hashed keys only. Serve passes a changed
+            configuration to `reconfigure`, which applies it without a restart.
+        engines: bound only for Serve to deploy them; the handles are made by name, since the set of models changes.
     """
 
     async def __init__(self, config: dict[str, Any], engines: Mapping[str, DeploymentHandle[Any]]) -> None:  # type: ignore[misc]  # Ray awaits it
         settings = parse(config)
         replica = serve.get_replica_context()
-        install()  # before Serve starts the server of this process
+        install_strict_protocol()  # before Serve starts the server of this process
         if not on_fast_path():
             logger.warning(
                 "serving without the fast path: set RAY_SERVE_ENABLE_HA_PROXY=1 and "
                 "RAY_SERVE_THROUGHPUT_OPTIMIZED=1 in the environment of `ray start` (about three times the throughput)"
             )
 
-        def connect(model: ModelSettings) -> WiredHandle:
-            return WiredHandle(EngineHandle(deployment_handle(deployment_of(model.name), replica.app_name)))
+        def connect(model: ModelSettings) -> TcpHandle:
+            return TcpHandle(EngineHandle(deployment_handle(deployment_of(model.name), replica.app_name)))
 
         self._config = config
         self._metrics = RouterMetrics()
         quota = QuotaActor(settings.quota)
         name = replica.replica_id.unique_id
-        self._queues = QueueClient(name, quota.exchange, quota.watch, AWAY)
-        in_fresh_context(self._queues.start(), "queues")
-        self._models = ModelRegistry(connect, name, self._queues)
-        book = SessionBook(quota.call, self._queues.sessions, AWAY)
+        self._queue_client = QueueClient(name, quota.exchange, quota.watch, AWAY)
+        in_fresh_context(self._queue_client.start(), "queues")
+        self._registry = ModelRegistry(connect, name, self._queue_client)
+        book = SessionClient(quota.call, self._queue_client.sessions, AWAY)
         keys = KeyRing(settings.auth)
         receipts = Receipts()
-        self._receipts = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
-        admin = AdminRoutes(lambda: quota.call("figures"), AWAY, self._receipts.anywhere)
+        self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
+        admin = AdminRoutes(lambda: quota.call("figures"), AWAY, self._receipt_search.find_anywhere)
         self._app = RouterApp(
-            settings, keys, self._models.models, self._metrics, cluster_secret(), book, admin, receipts
+            settings, keys, self._registry.models, self._metrics, cluster_secret(), book, admin, receipts
         )
-        self._inside = Inside(self._app)
-        logger.addFilter(RefusalsAreNoFailures())
-        self._models.apply(settings)
-        await self._models.settled()
+        self._bridge = AsgiBridge(self._app)
+        logger.addFilter(RefusalLogFilter())
+        self._registry.apply(settings)
+        await self._registry.wait_settled()
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
-        """Take over a changed configuration; called by Serve at the start, too, and for each change after that."""
+        """Apply a changed configuration; Serve calls this at the start, too, and for each change after that."""
         if config == self._config:
             return
         settings = parse(config)
         self._app.configure(settings, KeyRing(settings.auth))
-        for model in self._models.apply(settings):
-            self._metrics.forget(model)
+        for model in self._registry.apply(settings):
+            self._metrics.remove_model(model)
         self._config = config
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
-        """Called by Serve every `metrics_interval_s`, for scaling: each model's requests here, waiting or granted. One
-        moment for all: a request that has just been granted must not be told as both, or as neither."""
-        models = self._models.models
+        """Called by Serve every `metrics_interval_s`, for scaling: each model's requests here, waiting or granted.
+        All counts are of one moment: a request just granted must not be reported as both, or as neither."""
+        models = self._registry.models
         waiting = {f"{WAITING_PREFIX}{name}": model.waiting for name, model in models.items()}
         blocked = {f"{BLOCKED_PREFIX}{name}": model.blocked for name, model in models.items()}
         return waiting | blocked | {f"{GRANTED_PREFIX}{name}": model.granted for name, model in models.items()}
 
     async def receipt(self, request_id: str) -> dict[str, Any] | None:
-        """What became of a request that came to this replica: called by the other router replicas."""
-        return self._receipts.here(request_id)
+        """The receipt of a request that this replica received; the other router replicas call this."""
+        return self._receipt_search.find_here(request_id)
 
     def __serve_build_asgi_app__(self) -> RouterApp:
         """Serve asks for the ASGI application once the constructor has run."""
         return self._app
 
-    # What follows is called by handle, from inside the cluster: see `docs/python.md`. Keywords are those of
+    # The methods below are called by handle, from inside the cluster: see `docs/python.md`. Keywords are those of
     # `serve_app.client.client.Client` and `api_key`; errors are those of `serve_app.errors`.
 
     async def chat(self, messages: Any = None, **call: Any) -> dict[str, Any]:
-        """A whole chat completion, as plain data."""
-        return await self._inside.answer(ask(CHAT, {"messages": messages, **call}))
+        """A complete chat completion, as plain data."""
+        return await self._bridge.answer(make_request(CHAT, {"messages": messages, **call}))
 
     async def stream(self, messages: Any = None, **call: Any) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a chat completion; for `handle.options(stream=True)`."""
-        return self._inside.stream(ask(STREAM, {"messages": messages, **call}))
+        return self._bridge.stream(make_request(STREAM, {"messages": messages, **call}))
 
     async def complete(self, prompt: Any = None, **call: Any) -> dict[str, Any]:
-        """A whole completion, as plain data."""
-        return await self._inside.answer(ask(COMPLETE, {"prompt": prompt, **call}))
+        """A complete text completion, as plain data."""
+        return await self._bridge.answer(make_request(COMPLETE, {"prompt": prompt, **call}))
 
     async def stream_complete(self, prompt: Any = None, **call: Any) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a completion; for `handle.options(stream=True)`."""
-        return self._inside.stream(ask(STREAM_COMPLETE, {"prompt": prompt, **call}))
+        return self._bridge.stream(make_request(STREAM_COMPLETE, {"prompt": prompt, **call}))
 
     async def embed(self, input: Any = None, **call: Any) -> dict[str, Any]:
         """Embeddings, as plain data."""
-        return await self._inside.answer(ask(EMBED, {"input": input, **call}))
+        return await self._bridge.answer(make_request(EMBED, {"input": input, **call}))
 
     async def models(self, api_key: str | None = None) -> dict[str, Any]:
         """The list of models, as GET /v1/models."""
-        return await self._inside.answer(ask_route(api_key, "GET", "/v1/models"))
+        return await self._bridge.answer(make_route_request(api_key, "GET", "/v1/models"))
 
-    async def exchange(self, method: str, path: str, headers: Headers, body: bytes) -> AsyncGenerator[Piece, None]:
+    async def exchange(
+        self, method: str, path: str, headers: Headers, body: bytes
+    ) -> AsyncGenerator[AnswerPiece, None]:
         """One HTTP request and its answer in pieces: what `serve_app.connect` calls."""
-        return self._inside.exchange(Asked(method, path, headers, body))
+        return self._bridge.exchange(HttpRequest(method, path, headers, body))

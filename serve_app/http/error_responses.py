@@ -1,10 +1,10 @@
-"""Refusals on the wire, in the form the official OpenAI SDK turns into its typed exceptions.
+"""Refusals as HTTP responses and stream events, in the form that the official OpenAI SDK maps to its typed exceptions.
 
 Invariant: a body is one JSON object `{"error": {"message", "type", "param", "code"}}`, pure ASCII on one line, so that
-it is valid as an SSE `data:` field too; and no text of a client's ever reaches a header.
+it is valid as an SSE `data:` field too; and no text of a client ever reaches a header.
 
-Wait times are told twice, as the SDK reads them: `retry-after-ms` first, `Retry-After` in whole seconds for all others.
-Both are rounded up, since a client that comes back a moment early is refused again.
+Wait times are sent twice: `retry-after-ms`, which the SDK reads first, and `Retry-After` in whole seconds for other
+clients. Both are rounded up, since a client that repeats a moment early is refused again.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from serve_app.types import Operation
 
 Headers = list[tuple[bytes, bytes]]
 
-# The id inside the OpenAI object's; `x-request-id` is Serve's own, and echoes what the client sends.
+# The id inside the OpenAI object; Serve adds `x-request-id`, which echoes the client's header.
 REQUEST_ID_HEADER = b"x-serve-app-request-id"
-MAX_RETRY_AFTER_S = 86_400.0  # a day; what we cannot serve sooner is told as that
+MAX_RETRY_AFTER_S = 86_400.0  # a day; longer waits are sent as a day
 SSE_DONE = b"data: [DONE]\n\n"
 _RETRY_MS = b"retry-after-ms"
 
 
 def error_response(error: ServeAppError) -> tuple[int, Headers, bytes]:
-    """Status, headers and JSON body of a refusal that comes before any byte of an answer. Whoever sends it adds the
-    Content-Length, as for every whole answer."""
+    """Status, headers and JSON body of a refusal that comes before any byte of an answer. The caller adds the
+    Content-Length, as for every complete answer."""
     body = _encode(error.body())
     headers: Headers = [(b"content-type", b"application/json")]
     headers += _retry_headers(error.retry_after_s)
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 409:
-        headers.append((b"x-should-retry", b"false"))  # the SDK would, and in vain
+        headers.append((b"x-should-retry", b"false"))  # the SDK retries a 409 by default, in vain
     if isinstance(error, WrongMethod):
         headers.append((b"allow", ", ".join(error.allow).encode()))
     return error.status, headers, body
 
 
 def sse_error(error: ServeAppError, operation: Operation = Operation.CHAT) -> bytes:
-    """The end of a stream that has begun and cannot go on: an error event the SDK raises as `APIError`.
+    """The end of a stream that has begun and cannot continue: an error event that the SDK raises as `APIError`.
 
     Chat and completion streams end with `[DONE]`. The Responses API names its events and has no such end; its event
-    also carries `code`, `message` and `param` where that API has them. It has no `sequence_number`, since the events
-    before it were relayed as ready bytes and not counted.
+    also carries `code`, `message` and `param` where that API has them. It has no `sequence_number`, since the earlier
+    events were relayed as bytes and not counted.
     """
     return _last_event(error.body(), operation)
 
 
 def sse_refusal(body: bytes, operation: Operation) -> bytes:
-    """The same for the JSON body of an engine's own refusal."""
+    """The same error event, for the JSON body of an engine's own refusal."""
     return _last_event(json.loads(body), operation)
 
 
 def sse_comment(text: str) -> bytes:
-    """What every reader of a stream skips; the blank line after it lets readers that split there skip it as a whole."""
+    """An SSE comment, which every reader skips; the blank line after it is for readers that split at blank lines."""
     return b": " + text.encode("ascii") + b"\n\n"
 
 
 def sse_retry_comment(error: ServeAppError) -> bytes:
-    """The wait that headers would have told, for who has been told of the line by comments; empty: there is none."""
+    """The retry wait as a comment, for a client that received queue comments and so no headers; empty: no wait."""
     waits = dict(_retry_headers(error.retry_after_s))
     return sse_comment(f"retry_after_ms={int(waits[_RETRY_MS])}") if waits else b""
 
@@ -84,5 +84,5 @@ def _retry_headers(retry_after_s: float | None) -> Headers:
 
 
 def _encode(value: dict[str, object]) -> bytes:
-    """ASCII, because a message may quote text that has no UTF-8 form."""
+    """ASCII, because a message may quote text that has no valid UTF-8 encoding."""
     return json.dumps(value, separators=(",", ":")).encode("ascii")

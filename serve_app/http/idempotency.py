@@ -1,11 +1,11 @@
-"""Answers kept by `Idempotency-Key`, so that a client that repeats a request is answered, not served twice.
+"""Keeps answers by `Idempotency-Key`, so that a repeated request gets the kept answer and does not run twice.
 
-Invariant: while an answer is kept or being made, a repeat with the same body gets exactly its bytes and runs nothing; a
-run that ended without a full answer leaves nothing behind, and the next repeat runs. What is kept, answers that are
-being made included, is within `max_bytes`; where it would be more, the tenant with most of it loses its oldest.
+Invariant: while an answer is kept or in progress, a repeat with the same body gets exactly its bytes and runs nothing;
+a run that ended without a full answer leaves no entry, and the next repeat runs. All answers, those in progress
+included, are within `max_bytes`; beyond it, the tenant with the most bytes loses its oldest answer.
 
-Kept in one router replica: a repeat that reaches another one, or comes too late, runs again. An answer that is longer
-than `max_answer_bytes` is not kept, and its repeats are refused (409): who sends a key does not want a second run.
+Each router replica keeps its own answers: a repeat that reaches another replica, or comes too late, runs again. An
+answer longer than `max_answer_bytes` is not kept, and its repeats are refused (409): the key forbids a second run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from serve_app.errors import AnswerNotKept, BadRequest
 KEPT_S = 600.0  # a client's retries are over within minutes: the OpenAI SDK's own time limit is ten
 MAX_BYTES = 64 * 2**20  # per router replica; about 30,000 chat answers
 MAX_ANSWER_BYTES = 4 * 2**20  # about 15,000 chunks of a stream
-ENTRY_BYTES = 1024  # of an answer beside its body: a key, headers, what holds them
+ENTRY_BYTES = 1024  # of an answer besides its body: key, headers, Python objects
 
 Headers = list[tuple[bytes, bytes]]
 Owner = tuple[str, str]  # tenant, key
@@ -32,8 +32,8 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole answer, as it went out."""
+class KeptAnswer:
+    """A complete answer, as it was sent."""
 
     status: int
     headers: Headers
@@ -43,9 +43,9 @@ class Answer:
 @dataclass(slots=True)
 class _Entry:
     fingerprint: bytes
-    since: float
-    answer: Answer | None = None
-    lost: bool = False  # not kept: it is too long, or others have the room
+    changed_at: float
+    answer: KeptAnswer | None = None
+    is_dropped: bool = False  # not kept: too long, or evicted for lack of capacity
     parts: list[bytes] = field(default_factory=list)
     bytes: int = ENTRY_BYTES
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,19 +54,19 @@ class _Entry:
 @dataclass(slots=True)
 class _Tenant:
     entries: dict[str, _Entry] = field(default_factory=dict)  # by key
-    made: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)  # answers that are being made, oldest first
-    kept: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)  # whole ones
+    in_progress: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)  # answers in progress, oldest first
+    kept: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)  # complete answers
     bytes: int = 0
 
 
 def fingerprint(operation: str, body: Mapping[str, Any]) -> bytes:
-    """Tells two requests under one key apart; field order does not count."""
+    """Distinguishes two requests under one key; the order of fields does not count."""
     return hashlib.blake2b(_encoder.encode([operation, body]), digest_size=16).digest()
 
 
-class Replays:
-    """The kept answers of one router replica. Each call takes the same time however many there are, but for a look at
-    each tenant when there is no room.
+class IdempotencyCache:
+    """The kept answers of one router replica. Each call is O(1) in their number, but O(tenants) when `max_bytes` is
+    reached.
 
     Args:
         clock: monotonic seconds.
@@ -86,8 +86,8 @@ class Replays:
         self._tenants: dict[str, _Tenant] = {}
         self.bytes = 0
 
-    async def claim(self, owner: Owner, print_: bytes) -> Answer | None:
-        """The kept answer, waited for while its run is under way; or None: the caller runs it and must call `settle`.
+    async def claim(self, owner: Owner, body_fingerprint: bytes) -> KeptAnswer | None:
+        """The kept answer, awaited while its run is in progress; or None: the caller runs it and must call `finish`.
 
         Raises:
             BadRequest: the key was used for another request. AnswerNotKept: its answer is too long to be repeated.
@@ -95,19 +95,19 @@ class Replays:
         name, key = owner
         while True:
             tenant = self._tenants.setdefault(name, _Tenant())
-            self._forget_old(tenant)
+            self._evict_expired(tenant)
             entry = tenant.entries.get(key)
             if entry is None:
-                entry = tenant.entries[key] = tenant.made[key] = _Entry(print_, self._clock())
-                self._weigh(tenant, ENTRY_BYTES)
+                entry = tenant.entries[key] = tenant.in_progress[key] = _Entry(body_fingerprint, self._clock())
+                self._add_bytes(tenant, ENTRY_BYTES)
                 return None
-            if entry.fingerprint != print_:
+            if entry.fingerprint != body_fingerprint:
                 raise BadRequest(
                     "this Idempotency-Key was used for a different request",
                     param="Idempotency-Key",
                     code="idempotency_key_reused",
                 )
-            if entry.lost:
+            if entry.is_dropped:
                 raise AnswerNotKept(
                     f"the answer to the first request under this Idempotency-Key was not kept: it has more than "
                     f"{self._max_answer_bytes} bytes, or there was no room; to run it again, send another key",
@@ -118,65 +118,65 @@ class Replays:
             await entry.ended.wait()
 
     def add(self, owner: Owner, body: bytes) -> None:
-        """A part of the answer goes out."""
+        """Record a part of the answer that is sent."""
         tenant = self._tenants[owner[0]]
         entry = tenant.entries[owner[1]]
-        if entry.lost:
+        if entry.is_dropped:
             return
         entry.parts.append(body)
         entry.bytes += len(body)
         if entry.bytes - ENTRY_BYTES > self._max_answer_bytes:
             tenant.bytes, self.bytes = tenant.bytes + len(body), self.bytes + len(body)
-            self._lose(tenant, owner[1])
+            self._drop_in_progress(tenant, owner[1])
         else:
-            self._weigh(tenant, len(body))
+            self._add_bytes(tenant, len(body))
 
-    def settle(self, owner: Owner, head: tuple[int, Headers] | None) -> None:
-        """The run that `claim` allowed has ended, with a full answer (this is its status and headers) or without."""
+    def finish(self, owner: Owner, head: tuple[int, Headers] | None) -> None:
+        """End the run that `claim` allowed; `head`: status and headers of its full answer, None without one."""
         tenant, key = self._tenants[owner[0]], owner[1]
         entry = tenant.entries[key]
-        tenant.made.pop(key, None)
-        entry.since = self._clock()
+        tenant.in_progress.pop(key, None)
+        entry.changed_at = self._clock()
         entry.ended.set()
         if head is None:
             del tenant.entries[key]
-            self._weigh(tenant, -entry.bytes)
+            self._add_bytes(tenant, -entry.bytes)
             return
-        if entry.lost:  # that much is remembered
+        if entry.is_dropped:  # the entry stays, to refuse repeats
             entry.bytes = ENTRY_BYTES
-            self._weigh(tenant, ENTRY_BYTES)
+            self._add_bytes(tenant, ENTRY_BYTES)
         else:
-            entry.answer, entry.parts = Answer(*head, b"".join(entry.parts)), []
+            entry.answer, entry.parts = KeptAnswer(*head, b"".join(entry.parts)), []
         tenant.kept[key] = entry
 
-    def _weigh(self, tenant: _Tenant, more: int) -> None:
-        """So many bytes more are this tenant's; the oldest of whoever has most make room."""
+    def _add_bytes(self, tenant: _Tenant, more: int) -> None:
+        """Charge `more` bytes to this tenant; evict the oldest answers of the tenant with the most bytes if needed."""
         tenant.bytes += more
         self.bytes += more
         while self.bytes > self._max_bytes:
             largest = max(self._tenants.values(), key=lambda one: one.bytes)
             if largest.kept:
-                self._forget(largest)
-            elif largest.made:
-                self._lose(largest, next(iter(largest.made)))
+                self._evict_oldest(largest)
+            elif largest.in_progress:
+                self._drop_in_progress(largest, next(iter(largest.in_progress)))
             else:
                 return
 
-    def _lose(self, tenant: _Tenant, key: str) -> None:
-        """Keep nothing of an answer that is being made."""
-        entry = tenant.made.pop(key)
+    def _drop_in_progress(self, tenant: _Tenant, key: str) -> None:
+        """Stop keeping an answer in progress, and drop its parts."""
+        entry = tenant.in_progress.pop(key)
         tenant.bytes -= entry.bytes
         self.bytes -= entry.bytes
-        entry.lost, entry.parts, entry.bytes = True, [], 0
+        entry.is_dropped, entry.parts, entry.bytes = True, [], 0
         entry.ended.set()
 
-    def _forget(self, tenant: _Tenant) -> None:
+    def _evict_oldest(self, tenant: _Tenant) -> None:
         key, entry = tenant.kept.popitem(last=False)
         del tenant.entries[key]
         tenant.bytes -= entry.bytes
         self.bytes -= entry.bytes
 
-    def _forget_old(self, tenant: _Tenant) -> None:
+    def _evict_expired(self, tenant: _Tenant) -> None:
         horizon = self._clock() - self._kept_s
-        while tenant.kept and next(iter(tenant.kept.values())).since <= horizon:
-            self._forget(tenant)
+        while tenant.kept and next(iter(tenant.kept.values())).changed_at <= horizon:
+            self._evict_oldest(tenant)

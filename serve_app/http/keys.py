@@ -1,9 +1,9 @@
-"""API keys: who calls is decided by the key alone, and a key leaves no trace.
+"""API keys: the key alone decides the tenant and its rights, and a key is never logged.
 
 Invariant: no key is ever part of an error, a log line, or a comparison that stops early. Only the SHA-256 of a key is
-kept and looked up: a guess cannot be steered towards the digest of a key, so the time of a lookup tells nothing.
+kept and looked up: a guess cannot be steered towards the digest of a key, so the time of a lookup reveals nothing.
 
-A key comes as `Authorization: Bearer <key>` or `x-api-key: <key>`; where both are sent, `Authorization` alone counts.
+A key is sent as `Authorization: Bearer <key>` or `x-api-key: <key>`; if both are sent, only `Authorization` counts.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class KeyRing:
             self._identities[digest] = _identity(settings, digest)
 
     def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Identity:
-        """Whose key the request carries. `headers` as in ASGI's scope: names in lower case; of two the last counts.
+        """The identity of the request's key. `headers` as in ASGI's scope: names in lower case; of two the last counts.
 
         Raises:
-            Unauthorized: no key, not in the form of one, or an unknown one.
+            Unauthorized: no key, a malformed key, or an unknown one.
         """
         identity = self._identities.get(hashlib.sha256(_presented(dict(headers))).digest())
         if identity is None:
@@ -87,7 +87,7 @@ def _identity(settings: KeySettings, digest: bytes) -> Identity:
 def tenant_salt(secret: bytes, tenant: str) -> str:
     """The salt of a tenant's prefix cache (vLLM's `cache_salt`): 43 URL-safe characters, the same wherever `secret` is.
 
-    Tenants with different salts never share a cached prefix, so nobody can time what another one has asked.
+    Tenants with different salts never share a cached prefix, so no tenant can probe another's prompts by timing.
     """
     mac = hmac.digest(secret, b"cache-salt\0" + tenant.encode(), "sha256")
     return base64.urlsafe_b64encode(mac).rstrip(b"=").decode()

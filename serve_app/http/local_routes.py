@@ -1,4 +1,4 @@
-"""Routes a router answers by itself: models, health, readiness, metrics."""
+"""Routes that a router answers without an engine: models, health, readiness, metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import Forbidden, NotFound, Unavailable
-from serve_app.http.routes import Local, Route
+from serve_app.http.routes import HttpRoute, LocalCall
 from serve_app.router import ModelRouter, RouterMetrics
 from serve_app.types import Identity
 
@@ -22,7 +22,7 @@ _TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class LocalRoutes:
-    """Answers everything that needs no engine slot.
+    """Answers the routes that need no engine slot.
 
     Args:
         models: by name.
@@ -33,21 +33,21 @@ class LocalRoutes:
         self._metrics = metrics
         self._created = int(time.time())
 
-    async def answer(self, route: Route, identity: Identity) -> Answer:
-        """The whole answer to a local route.
+    async def answer(self, route: HttpRoute, identity: Identity) -> Answer:
+        """The complete answer to a local route.
 
         Raises:
             NotFound: an unknown model. Unavailable: not ready. Forbidden: the metrics name all tenants.
         """
         match route.target:
-            case Local.HEALTH:
+            case LocalCall.HEALTH:
                 return 200, JSON, b'{"status":"ok"}'
-            case Local.READY:
+            case LocalCall.READY:
                 return self._ready()
-            case Local.MODELS:
+            case LocalCall.MODELS:
                 cards = await asyncio.gather(*(self._card(model) for model in self._models.values()))
                 return 200, JSON, msgspec.json.encode({"object": "list", "data": cards})
-            case Local.MODEL:
+            case LocalCall.MODEL:
                 model = self._models.get(route.argument)
                 if model is None:
                     raise NotFound(
@@ -59,11 +59,11 @@ class LocalRoutes:
                     "this key may not read the metrics: set metrics or admin on it (auth.keys)", code="not_admin"
                 )
             case _:
-                return 200, _TEXT, await self._exposition()
+                return 200, _TEXT, await self._metrics_text()
 
     def _ready(self) -> Answer:
-        """Ready while any model can be served, whenever this router started: one that is added, still loads or fails
-        does not take the others' traffic away. A model that starts from zero can be served without a replica."""
+        """Ready while any model can be served: a model that is added, loads or fails must not stop the traffic of the
+        others. A model that scales from zero can be served without a replica."""
         missing = [
             name for name, model in self._models.items() if not model.ready and model.settings.replicas.min_replicas
         ]
@@ -83,14 +83,14 @@ class LocalRoutes:
             card["max_model_len"] = info.max_model_len
         return card
 
-    async def _exposition(self) -> bytes:
+    async def _metrics_text(self) -> bytes:
         for name, model in list(self._models.items()):
             names = sorted(model.replicas)
             loads = await asyncio.gather(*(model.load(replica) for replica in names))
             if self._models.get(name) is not model:
-                continue  # taken out meanwhile, and its figures with it
-            self._metrics.queue(name, model.queue.view(), model.use, model.blocked)
-            self._metrics.unread(model.unread.bytes, model.unread.ended)
-            self._metrics.replicas(name, model.placed, model.health.out, model.health.ejections)
-            self._metrics.engines(name, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
+                continue  # removed meanwhile, with its metrics
+            self._metrics.set_queue(name, model.queue.view(), model.slot_use, model.blocked)
+            self._metrics.set_unread(model.unread.bytes, model.unread.ended_requests)
+            self._metrics.set_replicas(name, model.placed, model.health.ejected_count, model.health.ejections)
+            self._metrics.set_engines(name, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
         return self._metrics.render()

@@ -1,9 +1,9 @@
-"""HTTP that never reaches the ASGI application: refused by the server as everything else is, in OpenAI's format.
+"""Malformed HTTP that never reaches the ASGI application: the server refuses it in OpenAI's error format.
 
-Serve runs uvicorn and decodes some headers itself before it calls the application (`X-Request-Id`, `X-Session-Id`): one
-that is no UTF-8 is an exception there, and a plain 500.
+Serve runs uvicorn and decodes some headers before it calls the application (`X-Request-Id`, `X-Session-Id`): a header
+that is not UTF-8 raises there, and the answer is a plain 500.
 
-Invariant: what cannot be a request is answered 400 with an OpenAI error, and the connection ends.
+Invariant: a malformed request is answered 400 with an OpenAI error, and the connection ends.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from serve_app.http.error_responses import error_response
 
 
 class StrictProtocol(HttpToolsProtocol):
-    """uvicorn's own, with our refusals."""
+    """uvicorn's protocol, with refusals in OpenAI's format."""
 
     refused: BadRequest | None = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Raises UnicodeDecodeError, which ends in `send_400_response`, for a value that is not UTF-8."""
+        """Raises UnicodeDecodeError, which leads to `send_400_response`, for a value that is not UTF-8."""
         if not value.isascii():
             try:
                 value.decode()
@@ -41,6 +41,6 @@ class StrictProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def install() -> None:
-    """For servers that start in this process from now on, Serve's in a router replica among them."""
+def install_strict_protocol() -> None:
+    """Use `StrictProtocol` in servers that start in this process from now on, as Serve's in a router replica."""
     auto.AutoHTTPProtocol = StrictProtocol

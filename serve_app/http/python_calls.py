@@ -1,10 +1,10 @@
-"""A Python call in HTTP's terms, and an HTTP answer in Python's; both ends of a call by handle use it.
+"""Converts a Python call to an HTTP request, and an HTTP answer to Python data; both ends of a call by handle use it.
 
-Nothing is judged here but what has no form in HTTP: a keyword nobody knows, a value JSON does not have. All else is
-left to the edge, so that a call by handle and one over HTTP cannot differ.
+It refuses only what has no form in HTTP: an unknown keyword, a value that JSON cannot hold. The ASGI app checks the
+rest, so that a call by handle and one over HTTP cannot differ.
 
-Invariant: whatever the arguments or the answer, every failure is a `ServeAppError`; an answer is read to its end, also
-where it is an error, or closed.
+Invariant: for any arguments and any answer, every failure is a `ServeAppError`; an answer, also an error, is read to
+its end or closed.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from serve_app.http.contract import CONSUMED, FORWARDED, REFUSED, STRIPPED
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Head: TypeAlias = tuple[int, Headers, bytes]  # status, headers and first bytes of an answer
-Piece: TypeAlias = Head | bytes  # an answer is a head, then bytes
+AnswerPiece: TypeAlias = Head | bytes  # an answer is a head, then bytes
 
-# Codes of `Unavailable` for what has no counterpart in an HTTP answer: there the connection is refused or reset.
-NO_ROUTER = "no_router"  # no router took the call
+# Codes of `Unavailable` for failures without an HTTP answer: over HTTP the connection is refused or reset.
+NO_ROUTER = "no_router"  # no router accepted the call
 DROPPED = "connection_lost"  # the router, or the client here, ended while the call ran
 EVENT_END = b"\n\n"
-SHOWN_BODY_CHARS = 200  # of an error that is not in OpenAI's form: enough to see who wrote it
+SHOWN_BODY_CHARS = 200  # of an error that is not in OpenAI's format: enough to see its origin
 NEAR_ENOUGH = 0.75  # of `difflib`: `max_token` finds `max_tokens`, `prio` finds nothing
 
-# Keywords that become headers; all others are fields of the body.
+# Keywords sent as headers; all others are fields of the body.
 _HEADER_OF = {"session": b"x-session-id", "idempotency_key": b"idempotency-key"}
-_OURS = frozenset({"api_key", "deadline_s", "extra_body", *_HEADER_OF})
-_KNOWN = FORWARDED | CONSUMED | STRIPPED.keys() | REFUSED.keys()
+_CONTRACT_KEYWORDS = frozenset({"api_key", "deadline_s", "extra_body", *_HEADER_OF})
+_KNOWN_FIELDS = FORWARDED | CONSUMED | STRIPPED.keys() | REFUSED.keys()
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CallKind:
     """A method of the handle: its name, its route, the field of its first argument, whether its answer is a stream."""
 
     name: str
     path: str
-    subject: str
+    first_field: str
     streamed: bool = False
 
 
-CHAT = Kind("chat", "/v1/chat/completions", "messages")
-STREAM = Kind("stream", "/v1/chat/completions", "messages", streamed=True)
-COMPLETE = Kind("complete", "/v1/completions", "prompt")
-STREAM_COMPLETE = Kind("stream_complete", "/v1/completions", "prompt", streamed=True)
-EMBED = Kind("embed", "/v1/embeddings", "input")
+CHAT = CallKind("chat", "/v1/chat/completions", "messages")
+STREAM = CallKind("stream", "/v1/chat/completions", "messages", streamed=True)
+COMPLETE = CallKind("complete", "/v1/completions", "prompt")
+STREAM_COMPLETE = CallKind("stream_complete", "/v1/completions", "prompt", streamed=True)
+EMBED = CallKind("embed", "/v1/embeddings", "input")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One HTTP request as the edge takes it. `headers` as in ASGI's scope: names in lower case."""
+class HttpRequest:
+    """One HTTP request for the ASGI app. `headers` as in ASGI's scope: names in lower case."""
 
     method: str
     path: str
@@ -66,11 +66,11 @@ class Asked:
     body: bytes
 
 
-def ask(kind: Kind, arguments: Mapping[str, Any]) -> Asked:
+def make_request(kind: CallKind, arguments: Mapping[str, Any]) -> HttpRequest:
     """The request of one call. `arguments` are its keywords; one that is None counts as not given.
 
-    `api_key`, `session`, `deadline_s` and `idempotency_key` become headers, `extra_body` is laid over the body
-    unchecked, all others are the body's fields.
+    `api_key`, `session`, `deadline_s` and `idempotency_key` become headers, `extra_body` is merged over the body
+    unchecked, all others are fields of the body.
 
     Raises:
         BadRequest: an unknown keyword, or a value that JSON or a header cannot hold; `param` names it.
@@ -80,29 +80,31 @@ def ask(kind: Kind, arguments: Mapping[str, Any]) -> Asked:
     extra = given.get("extra_body", {})
     if not isinstance(extra, Mapping):
         raise BadRequest("`extra_body` must be a mapping of field names to values", param="extra_body")
-    body = {name: value for name, value in given.items() if name not in _OURS}
+    body = {name: value for name, value in given.items() if name not in _CONTRACT_KEYWORDS}
     for name in body:
-        if name not in _KNOWN:
-            raise BadRequest(f"{kind.name}() knows no `{name}`{_hint(name)}", param=name)
+        if name not in _KNOWN_FIELDS:
+            raise BadRequest(f"{kind.name}() has no argument `{name}`{_hint(name)}", param=name)
     if "stream" in body:
         raise BadRequest("`stream` is not an argument: stream() and stream_complete() are methods", param="stream")
     body |= extra
     if kind.streamed:
         body["stream"] = True
-    return Asked("POST", kind.path, headers, _encoded(body))
+    return HttpRequest("POST", kind.path, headers, _encoded(body))
 
 
-def ask_route(api_key: str | None, method: str, path: str, fields: Mapping[str, Any] | None = None) -> Asked:
+def make_route_request(
+    api_key: str | None, method: str, path: str, fields: Mapping[str, Any] | None = None
+) -> HttpRequest:
     """The request of any other route; a field that is None counts as not given.
 
     Raises:
         BadRequest: a value that JSON cannot hold; `param` names it.
     """
     given = {name: value for name, value in (fields or {}).items() if value is not None}
-    return Asked(method, path, _headers({} if api_key is None else {"api_key": api_key}), _encoded(given))
+    return HttpRequest(method, path, _headers({} if api_key is None else {"api_key": api_key}), _encoded(given))
 
 
-async def read_head(pieces: AsyncGenerator[Piece, None]) -> Head:
+async def read_head(pieces: AsyncGenerator[AnswerPiece, None]) -> Head:
     """Status, headers and first bytes of an answer."""
     head = await anext(pieces, None)
     if not isinstance(head, tuple):
@@ -110,7 +112,7 @@ async def read_head(pieces: AsyncGenerator[Piece, None]) -> Head:
     return head
 
 
-async def read_body(pieces: AsyncGenerator[Piece, None]) -> bytes:
+async def read_body(pieces: AsyncGenerator[AnswerPiece, None]) -> bytes:
     """The body of an answer.
 
     Raises:
@@ -121,85 +123,85 @@ async def read_body(pieces: AsyncGenerator[Piece, None]) -> bytes:
         return await _read_rest(status, headers, body, pieces)
 
 
-async def read_events(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
+async def read_events(pieces: AsyncGenerator[AnswerPiece, None]) -> AsyncGenerator[bytes, None]:
     """The events of a streamed answer, each as JSON.
 
     Raises:
-        ServeAppError: the answer is an error, or an event said that it ends with one.
+        ServeAppError: the answer is an error, or an event of the stream is one.
     """
     async with contextlib.aclosing(pieces):
         status, headers, rest = await read_head(pieces)
         if status >= 400:
             await _read_rest(status, headers, rest, pieces)
-        more: Piece | None = b""
+        more: AnswerPiece | None = b""
         while more is not None:
             *ended, rest = (rest + _bytes(more)).split(EVENT_END)
             for event in ended:
                 data = event.removeprefix(b"data:").strip()
                 error = error_in(data)
                 if error is not None:
-                    await _read_rest(status, headers, b"", pieces)  # so that the router ends it as it would have
+                    await _read_rest(status, headers, b"", pieces)  # so that the router ends the request normally
                     raise error
                 if data != b"[DONE]":
                     yield data
             more = await anext(pieces, None)
 
 
-async def _read_rest(status: int, headers: Headers, body: bytes, pieces: AsyncGenerator[Piece, None]) -> bytes:
+async def _read_rest(status: int, headers: Headers, body: bytes, pieces: AsyncGenerator[AnswerPiece, None]) -> bytes:
     body = b"".join([body, *[_bytes(piece) async for piece in pieces]])
     if status >= 400:
         raise error_of(status, headers, body)
     return body
 
 
-def _bytes(piece: Piece) -> bytes:
+def _bytes(piece: AnswerPiece) -> bytes:
     return piece if isinstance(piece, bytes) else piece[2]
 
 
 def error_of(status: int, headers: Headers, body: bytes) -> ServeAppError:
-    """The error that an answer with a status of 400 or more stands for: class, code, param and Retry-After as raised
-    at the edge."""
+    """The error for an answer with a status of 400 or more: class, code, param and Retry-After as the ASGI app raised
+    them."""
     try:
         said = msgspec.json.decode(body)["error"]
         message, param, code = said["message"], said.get("param"), said.get("code")
     except (msgspec.DecodeError, TypeError, KeyError, AttributeError):
         message, param, code = body[:SHOWN_BODY_CHARS].decode(errors="replace"), None, None
     retry = dict(headers).get(b"retry-after-ms")
-    found = _OF_STATUS.get(status, BadRequest if status < 500 else ServeAppError)
+    found = _BY_STATUS.get(status, BadRequest if status < 500 else ServeAppError)
     return _error(found, str(message), param, code, None if retry is None else int(retry) / 1000)
 
 
 def error_in(event: bytes) -> ServeAppError | None:
-    """The error that an event of a stream stands for; None where it is a chunk. It has no status but, where the engine
-    wrote it, for a code."""
+    """The error that an event of a stream carries; None if the event is a chunk. An event has no status, except that an
+    engine's event has it as its code."""
     if not event.startswith((b'{"error":', b'{"error" :')):
         return None
     said = msgspec.json.decode(event)["error"]
     code = said.get("code")
-    found = _OF_STATUS.get(code) if type(code) is int else _OF_TYPE.get(said.get("type"))
+    found = _BY_STATUS.get(code) if type(code) is int else _BY_TYPE.get(said.get("type"))
     return _error(found or ServeAppError, str(said.get("message")), said.get("param"), code, None)
 
 
 def _error(
     found: type[ServeAppError], message: str, param: Any, code: Any, retry_after_s: float | None
 ) -> ServeAppError:
-    """An error of the class that has this code; `found`, where none has."""
+    """An error of the class with this code; of `found`, if no class has it."""
     code = code if type(code) is str else None
-    return _OF_CODE.get(code, found)(message, param=param, retry_after_s=retry_after_s, code=code)
+    return _BY_CODE.get(code, found)(message, param=param, retry_after_s=retry_after_s, code=code)
 
 
-def _tree(kind: type[ServeAppError]) -> Iterator[type[ServeAppError]]:
+def _subclasses(kind: type[ServeAppError]) -> Iterator[type[ServeAppError]]:
     yield kind
     for below in kind.__subclasses__():
-        if below is not ConfigError:  # raised before anything is asked
-            yield from _tree(below)
+        if below is not ConfigError:  # raised before any request
+            yield from _subclasses(below)
 
 
-_CLASSES = list(_tree(ServeAppError))[::-1]  # reversed: of several with one status or type, the highest is taken
-_OF_STATUS: dict[Any, type[ServeAppError]] = {kind.status: kind for kind in _CLASSES}
-_OF_TYPE: dict[Any, type[ServeAppError]] = {kind.type: kind for kind in _CLASSES}
-_OF_CODE: dict[str | None, type[ServeAppError]] = {kind.code: kind for kind in _CLASSES}
-_OF_CODE |= {"session_not_found": LeaseNotFound, "slow_client": EngineFailed}
+_CLASSES = list(_subclasses(ServeAppError))[::-1]  # reversed: of several with one status or type, the base class wins
+_BY_STATUS: dict[Any, type[ServeAppError]] = {kind.status: kind for kind in _CLASSES}
+_BY_TYPE: dict[Any, type[ServeAppError]] = {kind.type: kind for kind in _CLASSES}
+_BY_CODE: dict[str | None, type[ServeAppError]] = {kind.code: kind for kind in _CLASSES}
+_BY_CODE |= {"session_not_found": LeaseNotFound, "slow_client": EngineFailed}
 
 
 def _headers(given: Mapping[str, Any]) -> Headers:
@@ -217,7 +219,7 @@ def _headers(given: Mapping[str, Any]) -> Headers:
 def _text(name: str, value: Any) -> bytes:
     if type(value) is not str:
         raise BadRequest(f"`{name}` must be a string", param=name)
-    return value.encode("utf-8", "surrogatepass")  # whether these bytes will do is the edge's to say
+    return value.encode("utf-8", "surrogatepass")  # the ASGI app validates these bytes
 
 
 def _milliseconds(seconds: Any) -> bytes:
@@ -232,7 +234,7 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
     try:
         return _json(body)
     except (TypeError, ValueError, RecursionError) as error:
-        name, said = _culprit(body), str(error)
+        name, said = _unencodable_field(body), str(error)
     raise BadRequest(f"`{name}` cannot be written as JSON: {said}", param=name)
 
 
@@ -240,7 +242,7 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def _culprit(body: Mapping[str, Any]) -> str:
+def _unencodable_field(body: Mapping[str, Any]) -> str:
     for name, value in body.items():
         try:
             _json({name: value})
@@ -250,7 +252,7 @@ def _culprit(body: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """An object of the `openai` package, an answer's message for instance, as a field of the next request."""
+    """The JSON form of an object of the `openai` package, for instance an answer's message in the next request."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
         raise TypeError(f"{type(value).__name__} has no form in JSON")
@@ -258,5 +260,5 @@ def _plain(value: Any) -> Any:
 
 
 def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name, _KNOWN | _OURS, n=1, cutoff=NEAR_ENOUGH)
+    near = difflib.get_close_matches(name, _KNOWN_FIELDS | _CONTRACT_KEYWORDS, n=1, cutoff=NEAR_ENOUGH)
     return f"; did you mean `{near[0]}`?" if near else ""

@@ -1,10 +1,10 @@
-"""Tells a client where its request stands while it waits in the line: comments of the stream that its answer will be.
+"""Sends a waiting client its queue position, as comments at the beginning of its answer's stream.
 
-`: queue position=3 expected_start_s=1.2`, the second figure once something is measured. A position is an estimate, as
-`core.queue.admission.QueueStatus` says, and may rise.
+`: queue position=3 expected_start_s=1.2`, the second value once the drain rate is measured. A position is an estimate,
+as `core.queue.admission.QueueStatus` describes, and may rise.
 
-Invariant: no comment goes out once `end` has returned, so none comes between the frames of an answer; and none within
-`FIRST_S`, so a request that is answered or refused by then has its own status and headers.
+Invariant: no comment is sent after `end` has returned, so none comes between the frames of an answer; and none within
+`FIRST_COMMENT_S`, so a request answered or refused by then has its own status and headers.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from types import TracebackType
 
 from serve_app.core.queue import QueueStatus
 
-FIRST_S = 0.1  # a wait that a person notices; what the line refuses on arrival is refused long before
-LOOK_S = 1.0  # a look takes 8 us with 1,500 in the line: not even a hundredth of a core for a thousand who wait
-EVERY_S = 5.0  # with nothing new to tell: proxies and clients see that the connection lives
+FIRST_COMMENT_S = 0.1  # a wait that a person notices; refusals on arrival come long before
+STATUS_POLL_S = 1.0  # a poll takes 8 us with 1,500 queued: less than 0.01 core for a thousand waiting clients
+MAX_SILENCE_S = 5.0  # without a change: proxies and clients see that the connection is alive
 
 
 class QueueComments:
-    """Comments of one request that waits; a context manager for the time of its wait.
+    """Comments for one waiting request; a context manager around its wait.
 
     Args:
-        ask: where it stands; None: it does not wait in the line at the moment.
-        tell: sends one comment.
+        get_status: the request's queue status; None: it does not wait in the queue at the moment.
+        send_comment: sends one comment.
     """
 
-    def __init__(self, ask: Callable[[], QueueStatus | None], tell: Callable[[str], Awaitable[None]]) -> None:
-        self._ask, self._tell = ask, tell
-        self._over = asyncio.Event()
+    def __init__(
+        self, get_status: Callable[[], QueueStatus | None], send_comment: Callable[[str], Awaitable[None]]
+    ) -> None:
+        self._get_status, self._send_comment = get_status, send_comment
+        self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> QueueComments:
@@ -42,33 +44,33 @@ class QueueComments:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._task is not None
-        self._over.set()
-        if kind is asyncio.CancelledError:  # else a comment on its way is sent: an error event may follow it
+        self._ended.set()
+        if kind is asyncio.CancelledError:  # else a comment being sent is completed: an error event may follow it
             self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)  # how it failed, `end` has raised if anybody asked
+        await asyncio.gather(self._task, return_exceptions=True)  # `end` raises the failure
 
     async def end(self) -> None:
-        """The wait is over. Raises what `tell` has raised; again does nothing."""
+        """End the wait. Raises what `send_comment` has raised; a second call has no effect."""
         assert self._task is not None
-        self._over.set()
+        self._ended.set()
         await self._task
 
     async def _run(self) -> None:
-        position, silent_s, pause_s = 0, 0.0, FIRST_S
-        while not await self._over_within(pause_s):
-            silent_s, pause_s = silent_s + pause_s, LOOK_S
-            status = self._ask()
-            if status is not None and (status.position != position or silent_s >= EVERY_S):
-                await self._tell(said(status))
+        position, silent_s, pause_s = 0, 0.0, FIRST_COMMENT_S
+        while not await self._ended_within(pause_s):
+            silent_s, pause_s = silent_s + pause_s, STATUS_POLL_S
+            status = self._get_status()
+            if status is not None and (status.position != position or silent_s >= MAX_SILENCE_S):
+                await self._send_comment(comment_text(status))
                 position, silent_s = status.position, 0.0
 
-    async def _over_within(self, seconds: float) -> bool:
+    async def _ended_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), seconds)
-        return self._over.is_set()
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        return self._ended.is_set()
 
 
-def said(status: QueueStatus) -> str:
-    """A status as a comment has it."""
+def comment_text(status: QueueStatus) -> str:
+    """The text of the comment for a status."""
     text = f"queue position={status.position}"
     return text if status.expected_start_s is None else f"{text} expected_start_s={status.expected_start_s:.1f}"

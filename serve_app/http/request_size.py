@@ -1,9 +1,9 @@
-"""How big a request is, told from its body alone: sequences, text, bounds, and the key of its prefix.
+"""Measures a request by its body alone: sequences, text, bounds, and the key of its prefix.
 
-Invariant: `slots` raises nothing but `BadRequest`, the rest raises nothing, whatever JSON the body is made of: what is
-not where it should be counts as nothing here, and vLLM refuses it by name.
+Invariant: for any JSON body, `sequence_count` raises only `BadRequest` and the other functions raise nothing: misplaced
+values count as nothing here, and vLLM refuses them by name.
 
-These are estimates for admission and routing, made in microseconds on every request; no tokenizer is asked.
+These are estimates for admission and routing, made in microseconds for each request, without a tokenizer.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any
 
 import msgspec
 
-from serve_app.core.routing import Key, Why
+from serve_app.core.routing import AffinityKey, TargetReason
 from serve_app.errors import BadRequest
 from serve_app.settings import HttpSettings
 from serve_app.types import Operation
 
-BYTES_PER_TOKEN = 4  # of English text in today's vocabularies; other scripts have more bytes and more tokens
-MESSAGE_BYTES = 16  # the role and the markers a chat template sets around a message are about four tokens
-PREFIX_CHARS = 2048  # of each leading message: 512 tokens tell conversations apart, and hashing more costs more
-PREFIX_MESSAGES = 8  # system and developer messages are one or two; a bound for odd callers
-PREFIX_TOKEN_IDS = 512  # the same length where the prompt comes as token ids
-_DIGEST_BYTES = 16  # collisions only cost a detour
+BYTES_PER_TOKEN = 4  # of English text in current vocabularies; other scripts have more bytes and more tokens
+MESSAGE_BYTES = 16  # role and markers of a chat template around a message are about four tokens
+PREFIX_CHARS = 2048  # of each leading message: 512 tokens distinguish conversations, and hashing more costs more
+PREFIX_MESSAGES = 8  # there are usually one or two system and developer messages; a bound for other callers
+PREFIX_TOKEN_IDS = 512  # the same length for a prompt of token ids
+_DIGEST_BYTES = 16  # a collision only costs a worse route
 _LEADING_ROLES = ("system", "developer")
 _OUTPUT_BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _TEXT_FIELDS = ("text", "arguments", "output", "name")
 
 
-def slots(operation: Operation, body: Mapping[str, Any], bounds: HttpSettings) -> int:
-    """How many sequences the request occupies in the engine's batch: `n` x prompts; 0 where it takes none.
+def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSettings) -> int:
+    """The number of sequences in the engine's batch: `n` x prompts; 0 if the operation takes none.
 
     Raises:
-        BadRequest: more than `bounds.max_sequences`, or `n` is no positive integer; `param` is the field at fault.
+        BadRequest: more than `bounds.max_sequences`, or `n` is not a positive integer; `param` is the field at fault.
     """
     if not operation.takes_slot or operation is Operation.RESPONSES:
         return int(operation.takes_slot)
@@ -59,8 +59,8 @@ def slots(operation: Operation, body: Mapping[str, Any], bounds: HttpSettings) -
 
 
 def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
-    """The text the model has to read, in bytes of UTF-8: messages with their markers, tools, prompts. A token id counts
-    as `BYTES_PER_TOKEN`, media as nothing."""
+    """The size of the model's input, in bytes of UTF-8: messages with their markers, tools, prompts. A token id counts
+    as `BYTES_PER_TOKEN`, media as 0."""
     match operation:
         case Operation.COMPLETION:
             return _prompt_size(body.get("prompt"))
@@ -77,29 +77,29 @@ def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
 
 
 def output_bound(body: Mapping[str, Any]) -> int | None:
-    """The tokens that the client allows an answer, 0 at least; None: it gives no bound."""
+    """The client's bound on output tokens per answer, at least 0; None: it sets no bound."""
     given = [body[name] for name in _OUTPUT_BOUNDS if type(body.get(name)) is int]
     return max(given[0], 0) if given else None
 
 
 def answers(operation: Operation, body: Mapping[str, Any]) -> int:
-    """How many answers a generating request asks for, each with its own output: `n` x prompts."""
+    """The number of answers of a generating request, each with its own output: `n` x prompts."""
     n = body.get("n")
     return (n if type(n) is int and n > 0 else 1) * prompts(operation, body)
 
 
 def prompts(operation: Operation, body: Mapping[str, Any]) -> int:
-    """How many prompts a generating request has."""
+    """The number of prompts of a generating request."""
     return _count(body.get("prompt") if operation is Operation.COMPLETION else None)
 
 
 def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:
-    """The same 32 hex digits for requests that begin alike, so that routing can send them where that prefix is cached;
-    empty where there is nothing to reuse.
+    """The same 32 hex digits for requests with a common beginning, so that routing can send them where that prefix is
+    cached; empty if there is no reusable prefix.
 
-    Of a conversation it is the leading system and developer messages and the first one after them, each up to
-    `PREFIX_CHARS`, however their content is written: it stays the same from turn to turn and differs between
-    conversations under one system prompt. Of a prompt it is its beginning.
+    For a conversation it covers the leading system and developer messages and the first message after them, each up to
+    `PREFIX_CHARS`, independent of the form of their content: it stays the same from turn to turn and differs between
+    conversations under one system prompt. For a prompt it covers its beginning.
     """
     match operation:
         case Operation.CHAT:
@@ -116,26 +116,26 @@ def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def key(
+def routing_key(
     operation: Operation, body: Mapping[str, Any], tenant: str, session_id: str | None, prompt: int, block: int
-) -> Key | None:
-    """What the request shares with others, for routing: its session, else its prefix, always within its tenant.
+) -> AffinityKey | None:
+    """The routing key that requests share: the session's, else the prefix's, always within one tenant.
 
     Args:
-        prompt: its tokens.
-        block: tokens that the KV cache is given out in. A prompt within one leaves nothing to be found again: whole
-            blocks are cached, and the last token is always computed.
+        prompt: tokens of the prompt.
+        block: tokens of a KV cache block. A prompt within one block is never reused: only whole blocks are cached,
+            and the last token is always computed.
     """
     if session_id is not None:
-        return Key(f"{tenant}\0session\0{session_id}", Why.SESSION)
+        return AffinityKey(f"{tenant}\0session\0{session_id}", TargetReason.SESSION)
     prefix = prefix_key(operation, body) if prompt > block else ""
-    return Key(f"{tenant}\0prefix\0{prefix}", Why.PREFIX) if prefix else None
+    return AffinityKey(f"{tenant}\0prefix\0{prefix}", TargetReason.PREFIX) if prefix else None
 
 
 def _prompts(operation: Operation, body: Mapping[str, Any]) -> tuple[str, int]:
     if operation is Operation.COMPLETION:
         return "prompt", _count_some("prompt", body)
-    if operation is Operation.EMBEDDING:  # with both fields there, vLLM takes the one that parses: count the larger
+    if operation is Operation.EMBEDDING:  # if both fields are there, vLLM takes the one that parses: count the larger
         inputs, messages = _count_some("input", body), _count_some("messages", body)
         return ("input", inputs) if inputs >= messages else ("messages", messages)
     return "messages", 1
@@ -149,7 +149,7 @@ def _count_some(field: str, body: Mapping[str, Any]) -> int:
 
 
 def _count(value: Any) -> int:
-    """Prompts in a field: a list of numbers is one prompt of token ids, a list of messages is one conversation."""
+    """The number of prompts in a field: a list of numbers is one prompt of token ids, a list of messages one chat."""
     return len(value) if type(value) is list and value and type(value[0]) not in (int, dict) else 1
 
 
@@ -160,7 +160,7 @@ def _text_size(value: Any) -> int:
 
 
 def _prompt_size(value: Any) -> int:
-    """Of a prompt in any form: a string, token ids, messages, or a list of those."""
+    """The bytes of a prompt in any form: a string, token ids, messages, or a list of those."""
     if type(value) is str:
         return _text_size(value)
     if type(value) is not list or not value:
@@ -173,7 +173,7 @@ def _prompt_size(value: Any) -> int:
             size += _message_size(item)
         elif type(item) is str:
             size += _text_size(item)
-        elif type(item) is list and item:  # one level only: a list in a list is a batch, deeper is nothing vLLM takes
+        elif type(item) is list and item:  # one level only: a list in a list is a batch; vLLM accepts no deeper
             ids = type(item[0]) is int
             size += BYTES_PER_TOKEN * len(item) if ids else sum(_message_size(m) for m in item if type(m) is dict)
     return size

@@ -1,11 +1,11 @@
-"""Which path means what: the whole public surface in one table.
+"""Maps method and path to a route: the whole public surface in one table.
 
-Invariant: `resolve` gives a route for exactly the methods the table lists (and HEAD wherever GET is); everything else
-is a 404, or a 405 that names the methods there are.
+Invariant: `resolve` returns a route for exactly the methods in the table (and HEAD wherever GET is); everything else
+is a 404, or a 405 that names the allowed methods.
 
-Decided here: one trailing slash is as good as none and is not redirected (a redirect would lose the body of a POST). A
-model's id is the rest of the path, slashes included. OPTIONS is no method of ours: there are no CORS headers, since a
-key in a web page is a key given away, so a browser's preflight is refused and the browser stays out.
+Decided here: one trailing slash is ignored and not redirected (a redirect would lose the body of a POST). A model's id
+is the rest of the path, slashes included. OPTIONS is not supported: there are no CORS headers, since a key in a web
+page is public, so a browser's preflight is refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RENEW_SUFFIX = "/renew"
 SHOWN_PATH_CHARS = 200  # of an unknown path in the error: enough to see the mistake
 
 
-class Local(enum.StrEnum):
-    """Routes the router answers itself, without an engine."""
+class LocalCall(enum.StrEnum):
+    """Routes that the router answers without an engine."""
 
     MODELS = "models"
     MODEL = "model"
@@ -35,36 +35,36 @@ class Local(enum.StrEnum):
 
 
 class SessionCall(enum.StrEnum):
-    """What can be asked of agent sessions."""
+    """Calls on agent sessions."""
 
     OPEN = "open"
-    LOOK = "look"
+    GET = "look"
     RENEW = "renew"
     CLOSE = "close"
 
 
 class AdminCall(enum.StrEnum):
-    """What operators ask."""
+    """Calls for operators."""
 
     QUOTA = "quota"
     REQUEST = "request"
 
 
-Target = Operation | Local | SessionCall | AdminCall
+RouteTarget = Operation | LocalCall | SessionCall | AdminCall
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """Where a request goes. `argument` is the model's id for `Local.MODEL`, the session's for the calls of one, that of
-    the request for `AdminCall.REQUEST`, else empty; `head`: send no body."""
+class HttpRoute:
+    """The target of a request. `argument` is the model's id for `LocalCall.MODEL`, the session's id for calls on one
+    session, the request's id for `AdminCall.REQUEST`, else empty; `is_head`: send no body."""
 
-    target: Target
+    target: RouteTarget
     argument: str = ""
-    head: bool = False
+    is_head: bool = False
 
 
 class WrongMethod(MethodNotAllowed):
-    """A 405 that knows which methods the path has; they become the `Allow` header."""
+    """A 405 with the allowed methods of the path, for the `Allow` header."""
 
     allow: tuple[str, ...] = ()
 
@@ -72,7 +72,7 @@ class WrongMethod(MethodNotAllowed):
         return (*super().__reduce__(), {"allow": self.allow})
 
 
-ROUTES: tuple[tuple[str, str, Target], ...] = (
+ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("POST", "/v1/chat/completions", Operation.CHAT),
     ("POST", "/v1/completions", Operation.COMPLETION),
     ("POST", "/v1/responses", Operation.RESPONSES),
@@ -80,20 +80,20 @@ ROUTES: tuple[tuple[str, str, Target], ...] = (
     ("POST", "/tokenize", Operation.TOKENIZE),
     ("POST", "/detokenize", Operation.DETOKENIZE),
     ("POST", "/v1/sessions", SessionCall.OPEN),
-    ("GET", "/v1/models", Local.MODELS),
-    ("GET", "/health", Local.HEALTH),
-    ("GET", "/ready", Local.READY),
-    ("GET", "/metrics", Local.METRICS),
+    ("GET", "/v1/models", LocalCall.MODELS),
+    ("GET", "/health", LocalCall.HEALTH),
+    ("GET", "/ready", LocalCall.READY),
+    ("GET", "/metrics", LocalCall.METRICS),
     ("GET", "/admin/quota", AdminCall.QUOTA),
 )
 
 
-def _build() -> dict[tuple[str, str], Route]:
-    table: dict[tuple[str, str], Route] = {}
+def _build() -> dict[tuple[str, str], HttpRoute]:
+    table: dict[tuple[str, str], HttpRoute] = {}
     for method, path, target in ROUTES:
-        table[method, path] = Route(target)
+        table[method, path] = HttpRoute(target)
         if method == "GET":
-            table["HEAD", path] = Route(target, head=True)
+            table["HEAD", path] = HttpRoute(target, is_head=True)
     return table
 
 
@@ -101,40 +101,43 @@ _TABLE = _build()
 _METHODS: dict[str, tuple[str, ...]] = {
     path: tuple(method for method, known in _TABLE if known == path) for _, path, _ in ROUTES
 }
-_LOOKED_UP: dict[str, Target] = {MODEL_PREFIX: Local.MODEL, REQUEST_PREFIX: AdminCall.REQUEST}  # by the rest
-_LOOKUP_METHODS = ("GET", "HEAD")
-_OF_A_SESSION = {"GET": SessionCall.LOOK, "HEAD": SessionCall.LOOK, "DELETE": SessionCall.CLOSE}
+_PREFIX_TARGETS: dict[str, RouteTarget] = {
+    MODEL_PREFIX: LocalCall.MODEL,
+    REQUEST_PREFIX: AdminCall.REQUEST,
+}  # by the rest
+_PREFIX_METHODS = ("GET", "HEAD")
+_SESSION_METHODS = {"GET": SessionCall.GET, "HEAD": SessionCall.GET, "DELETE": SessionCall.CLOSE}
 
 
-def resolve(method: str, path: str) -> Route:
-    """The route of a request line. `path` is decoded and without the query, as in ASGI's scope.
+def resolve(method: str, path: str) -> HttpRoute:
+    """The route for method and path. `path` is decoded and without the query, as in ASGI's scope.
 
     Raises:
         NotFound: no such path; code "unknown_url".
         WrongMethod: the path exists, but not with this method.
     """
     route = _TABLE.get((method, path))
-    return route if route is not None else _resolve_rarely(method, path)
+    return route if route is not None else _resolve_by_prefix(method, path)
 
 
-def _resolve_rarely(method: str, path: str) -> Route:
+def _resolve_by_prefix(method: str, path: str) -> HttpRoute:
     plain = path[:-1] if len(path) > 1 and path.endswith("/") else path
     route = _TABLE.get((method, plain))
     if route is not None:
         return route
     allow = _METHODS.get(plain)
-    prefix = next((one for one in _LOOKED_UP if plain.startswith(one)), None)
+    prefix = next((one for one in _PREFIX_TARGETS if plain.startswith(one)), None)
     if allow is None and prefix is not None:
-        allow = _LOOKUP_METHODS
+        allow = _PREFIX_METHODS
         if method in allow:
-            return Route(_LOOKED_UP[prefix], argument=plain.removeprefix(prefix), head=method == "HEAD")
+            return HttpRoute(_PREFIX_TARGETS[prefix], argument=plain.removeprefix(prefix), is_head=method == "HEAD")
     if allow is None and plain.startswith(SESSION_PREFIX):
         name = plain.removeprefix(SESSION_PREFIX)
         renewed = name.removesuffix(RENEW_SUFFIX)
-        calls = {"POST": SessionCall.RENEW} if renewed != name else _OF_A_SESSION
+        calls = {"POST": SessionCall.RENEW} if renewed != name else _SESSION_METHODS
         allow = tuple(calls)
         if method in calls:
-            return Route(calls[method], argument=renewed, head=method == "HEAD")
+            return HttpRoute(calls[method], argument=renewed, is_head=method == "HEAD")
     if allow is not None:
         error = WrongMethod(f"{method[:20]} is not a method of {plain[:SHOWN_PATH_CHARS]}, it has {', '.join(allow)}")
         error.allow = allow

@@ -1,11 +1,11 @@
-"""Agent sessions over HTTP: opened, looked at, renewed, closed.
+"""Agent sessions over HTTP: open, get, renew, close.
 
     POST   /v1/sessions              {"model", "session_id", "vram_gb" or "kv_tokens", "ttl_s", "wait_s"} -> 201
-    GET    /v1/sessions/{id}         as it is; does not renew it
-    POST   /v1/sessions/{id}/renew   puts off its end by its ttl_s
-    DELETE /v1/sessions/{id}         gives its memory back
+    GET    /v1/sessions/{id}         the session; does not renew it
+    POST   /v1/sessions/{id}/renew   extends it by its ttl_s
+    DELETE /v1/sessions/{id}         releases its memory
 
-Invariant: a tenant can neither see nor touch another's sessions: their ids are unknown to it.
+Invariant: a tenant can neither read nor change another tenant's sessions: it gets the error of an unknown id.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from typing import Any
 
 import msgspec
 
-from serve_app.core.memory import Session, SessionAsk, bucketed, bytes_of, name_of, own_id, tokens_in
-from serve_app.core.shared_queue import TOO_LARGE
+from serve_app.core.memory import (
+    Session,
+    SessionRequest,
+    bytes_for_tokens,
+    round_up_to_bucket,
+    session_name,
+    tenant_session_id,
+    tokens_in_bytes,
+)
+from serve_app.core.shared_queue import SESSION_TOO_LARGE
 from serve_app.errors import BadRequest, Overloaded, Unavailable
 from serve_app.http.contract import class_of
-from serve_app.http.routes import Route, SessionCall
-from serve_app.router import ModelRouter, SessionBook
+from serve_app.http.routes import HttpRoute, SessionCall
+from serve_app.router import ModelRouter, SessionClient
 from serve_app.settings import ModelSettings, SessionSettings
 from serve_app.transport import EngineInfo
 from serve_app.types import Identity
@@ -31,49 +39,49 @@ from serve_app.types import Identity
 Headers = list[tuple[bytes, bytes]]
 Answer = tuple[int, Headers, bytes]
 
-DEFAULT_TTL_S = 600.0  # a tool may take minutes; an agent that has died keeps its memory no longer than that
-MIN_TTL_S = 5.0  # above the second in which a router hears of use, and the actor's own restart
-MAX_TTL_S = 86_400.0  # a day: what is meant to stay longer is renewed
-MAX_WAIT_S = 60.0  # as long as any request may wait: proxies end exchanges in which nothing happens
-MAX_VRAM_GB = 1e6  # a petabyte; above it a number is a mistake
+DEFAULT_TTL_S = 600.0  # a tool may take minutes; a dead agent keeps its memory no longer than this
+MIN_TTL_S = 5.0  # above the 1 s in which a router learns of a session's use, and the actor's own restart
+MAX_TTL_S = 86_400.0  # a day: longer sessions are renewed
+MAX_WAIT_S = 60.0  # as long as any request may wait: proxies end idle exchanges
+MAX_VRAM_GB = 1e6  # a petabyte; a larger number is a mistake
 MAX_KV_TOKENS = 2**40
 GB = 10**9
-ID_BYTES = 8  # of an id made here: 64 bits
+ID_BYTES = 8  # of a generated id: 64 bits
 SESSION_HEADER, SESSION_HEADER_NAME = b"x-session-id", "X-Session-Id"
 
 _JSON: Headers = [(b"content-type", b"application/json")]
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")  # what fits into a path, a header and a table alike
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")  # valid in a path, a header and a table
 _FIELDS = ("model", "session_id", "vram_gb", "kv_tokens", "ttl_s", "wait_s", "priority", "service_tier")
 
 
 class SessionRoutes:
-    """The routes.
+    """Answers the session routes.
 
     Args:
-        model_of: the model of this name; raises for one that is none.
+        model_of: the model of this name; raises for an unknown one.
     """
 
-    def __init__(self, book: SessionBook, model_of: Callable[[object], ModelRouter]) -> None:
-        self._book, self._model_of = book, model_of
+    def __init__(self, session_client: SessionClient, model_of: Callable[[object], ModelRouter]) -> None:
+        self._session_client, self._model_of = session_client, model_of
 
     async def answer(
-        self, route: Route, identity: Identity, headers: Headers, body: Mapping[str, Any], settings: SessionSettings
+        self, route: HttpRoute, identity: Identity, headers: Headers, body: Mapping[str, Any], settings: SessionSettings
     ) -> Answer:
-        """The whole answer.
+        """The complete answer to a session route.
 
         Raises:
-            BadRequest: a wrong field; `param` names it. Forbidden: a class above the key's. Otherwise as `SessionBook`.
+            BadRequest: a wrong field, see `param`. Forbidden: a class above the key's. Otherwise as `SessionClient`.
         """
         tenant, session_id = identity.tenant, route.argument
         match route.target:
             case SessionCall.OPEN:
-                return _told(201, await self._open(identity, headers, body, settings))
-            case SessionCall.LOOK:
-                return _told(200, await self._book.look(tenant, session_id))
+                return _session_answer(201, await self._open(identity, headers, body, settings))
+            case SessionCall.GET:
+                return _session_answer(200, await self._session_client.get(tenant, session_id))
             case SessionCall.RENEW:
-                return _told(200, await self._book.renew(tenant, session_id))
+                return _session_answer(200, await self._session_client.renew(tenant, session_id))
             case _:
-                await self._book.close(tenant, session_id)
+                await self._session_client.close(tenant, session_id)
                 gone = {"id": session_id, "object": "session", "deleted": True}
                 return 200, _JSON, msgspec.json.encode(gone)
 
@@ -89,65 +97,67 @@ class SessionRoutes:
         found = self._model_of(body.get("model"))
         model = found.settings
         field = _size_field(body)
-        size = _number(body, field, 0, MAX_VRAM_GB if field == "vram_gb" else MAX_KV_TOKENS, whole=field == "kv_tokens")
+        size = _number(
+            body, field, 0, MAX_VRAM_GB if field == "vram_gb" else MAX_KV_TOKENS, is_integer=field == "kv_tokens"
+        )
         ttl_s = _number(body, "ttl_s", MIN_TTL_S, MAX_TTL_S, DEFAULT_TTL_S)
         wait_s = _number(body, "wait_s", 0.0, MAX_WAIT_S, 0.0)
         request_class = class_of(body, identity)
-        if not model.session_places:
+        if not model.effective_session_slots:
             raise BadRequest(f"{model.name} takes no sessions: its session_slots are 0", param="model")
         if not settings.per_tenant:
             raise Overloaded("no tenant may have sessions here: sessions.per_tenant is 0", code="too_many_sessions")
         info = await found.info()
         if info is None:
             start_s = None if found.ready else found.queue.expected_start_s()
-            raise Unavailable(f"no engine of {model.name} has told the size of its KV cache", retry_after_s=start_s)
-        tokens, granted = granted_of(field, size, model, info)
-        ask = SessionAsk(
-            name_of(identity.tenant, session_id),
+            raise Unavailable(f"no engine of {model.name} has reported the size of its KV cache", retry_after_s=start_s)
+        tokens, granted = granted_size(field, size, model, info)
+        ask = SessionRequest(
+            session_name(identity.tenant, session_id),
             model.name,
             tokens,
             ttl_s,
-            given=f"{size:g} GB" if field == "vram_gb" else f"{size:.0f} tokens",
+            requested_size=f"{size:g} GB" if field == "vram_gb" else f"{size:.0f} tokens",
             granted_bytes=granted,
-            per_engine=model.session_places,
+            per_engine=model.effective_session_slots,
             per_tenant=settings.per_tenant,
             request_class=request_class,
         )
         try:
-            return await self._book.open(ask, wait_s)
+            return await self._session_client.open(ask, wait_s)
         except BadRequest as error:
-            if error.code != TOO_LARGE:
+            if error.code != SESSION_TOO_LARGE:
                 raise
-            raise BadRequest(error.message, param=field, code=TOO_LARGE) from None
+            raise BadRequest(error.message, param=field, code=SESSION_TOO_LARGE) from None
 
 
-def granted_of(field: str, size: float, model: ModelSettings, info: EngineInfo) -> tuple[int, int]:
-    """KV tokens and bytes over all ranks of a session that asks for `size`, rounded up to the model's buckets.
+def granted_size(field: str, size: float, model: ModelSettings, info: EngineInfo) -> tuple[int, int]:
+    """KV tokens and bytes over all ranks for a session of `size`, rounded up to the model's buckets.
 
     Raises:
-        BadRequest: it is less than one block, or bytes cannot be told for this model.
+        BadRequest: the size is less than one block, or the bytes are unknown for this model.
     """
     pool = (info.kv_cache_bytes, info.kv_cache_tokens, info.kv_block_tokens)
     if not all(pool):
         if field == "kv_tokens" and not model.buckets_gb:
             return -(-int(size) // info.kv_block_tokens) * info.kv_block_tokens, 0
-        raise BadRequest(f"the engines of {model.name} do not tell the bytes of their KV cache", param=field)
-    wanted = int(size * GB) if field == "vram_gb" else bytes_of(int(size), *pool)
-    granted = bucketed(wanted, [int(one * GB) for one in model.buckets_gb])
-    tokens = tokens_in(granted, *pool)
+        raise BadRequest(f"the engines of {model.name} do not report the bytes of their KV cache", param=field)
+    wanted = int(size * GB) if field == "vram_gb" else bytes_for_tokens(int(size), *pool)
+    granted = round_up_to_bucket(wanted, [int(one * GB) for one in model.buckets_gb])
+    tokens = tokens_in_bytes(granted, *pool)
     if tokens < 1:
-        block = bytes_of(1, *pool)
+        block = bytes_for_tokens(1, *pool)
         raise BadRequest(f"`{field}` is less than one block of KV cache, which is {block / GB:g} GB", param=field)
-    return tokens, granted if model.buckets_gb else bytes_of(tokens, *pool)
+    return tokens, granted if model.buckets_gb else bytes_for_tokens(tokens, *pool)
 
 
-def _told(status: int, session: Session) -> Answer:
+def _session_answer(status: int, session: Session) -> Answer:
     """`expires_at` is in seconds from now: see `serve_app.quota`."""
     body = {
-        "id": own_id(session.session_id),
+        "id": tenant_session_id(session.session_id),
         "object": "session",
         "model": session.model,
-        "replica": session.pool,
+        "replica": session.engine,
         "kv_tokens": session.tokens,
         "granted_bytes": session.granted_bytes,
         "ttl_s": session.ttl_s,
@@ -184,20 +194,20 @@ def _size_field(body: Mapping[str, Any]) -> str:
 def _number(
     body: Mapping[str, Any],
     name: str,
-    least: float,
-    most: float,
+    minimum: float,
+    maximum: float,
     default: float = 0.0,
     *,
-    whole: bool = False,
+    is_integer: bool = False,
 ) -> float:
     value = body.get(name)
     if value is None:
         return default
-    kind = "a whole number" if whole else "a number"
-    if type(value) not in ((int,) if whole else (int, float)) or not math.isfinite(value):
+    kind = "a whole number" if is_integer else "a number"
+    if type(value) not in ((int,) if is_integer else (int, float)) or not math.isfinite(value):
         raise BadRequest(f"`{name}` must be {kind}", param=name)
-    above = name in ("vram_gb", "kv_tokens")  # of these nothing is no size
-    if not least <= value <= most or (above and value <= least):
-        bounds = f"above {least:g} and at most {most:g}" if above else f"from {least:g} to {most:g}"
+    above = name in ("vram_gb", "kv_tokens")  # a size of 0 is refused
+    if not minimum <= value <= maximum or (above and value <= minimum):
+        bounds = f"above {minimum:g} and at most {maximum:g}" if above else f"from {minimum:g} to {maximum:g}"
         raise BadRequest(f"`{name}` must be {kind} {bounds}", param=name)
     return float(value)

@@ -1,10 +1,10 @@
-"""Values that are JSON, and yet would harm an engine that everybody shares.
+"""Refuses valid JSON values that would harm a shared engine.
 
 Found by fuzzing vLLM 0.32.0: an integer beyond 64 bits fails on its way to EngineCore and looks like a lost engine;
 some fields of the wrong shape end in an error that names no field.
 
-Invariant: what passes costs an engine time in proportion to the request's size. What is checked here costs no more than
-a look at each value: a path is made for the one that is wrong alone.
+Invariant: a request that passes costs an engine time in proportion to its size. The checks are linear in the number of
+values: a path is built only for a wrong value.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
 from serve_app.errors import BadRequest
 
-INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1  # what msgpack, vLLM's way to EngineCore, can carry
-SLICE_BYTES = 2**16  # looked at in one step: a thread that does so gives the interpreter away between two
-# vLLM looks for each stop string in the text of every step; OpenAI's bound is 4.
+INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1  # the range of msgpack, which vLLM uses to reach EngineCore
+SLICE_BYTES = 2**16  # scanned in one step: the thread releases the interpreter between two steps
+# vLLM searches each stop string in the text of every step; OpenAI's bound is 4.
 MAX_ENTRIES = {"stop": 16, "bad_words": 1024, "stop_token_ids": 1024, "logit_bias": 1024}
 
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs", "text")  # of tools the engine knows which are enforced
@@ -30,32 +30,32 @@ _SHAPES: dict[str, tuple[type, str]] = {
 _encoder = msgspec.msgpack.Encoder()
 
 
-def check_count(text: bytes, most: int, param: str) -> None:
-    """Refuses JSON with more values than `most`, before it is parsed: decoding them holds the whole process. Objects
-    and arrays count by themselves, beside what is in them; malformed JSON may pass.
+def check_count(text: bytes, max_values: int, param: str) -> None:
+    """Refuse JSON with more than `max_values` values before it is parsed: decoding them blocks the whole process. An
+    object or array counts as a value in addition to its content; malformed JSON may pass.
 
     Raises:
         BadRequest: with this `param`.
     """
-    if _marks(text) <= most:
+    if _structural_count(text) <= max_values:
         return
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     count, in_string = 0, 0
     for start in range(0, len(text), SLICE_BYTES):
         parts = text[start : start + SLICE_BYTES].split(b'"')
-        count += _marks(b"".join(parts[in_string::2]))
-        if count > most:
-            raise BadRequest(f"the JSON of `{param}` holds more than {most} values", param=param)
+        count += _structural_count(b"".join(parts[in_string::2]))
+        if count > max_values:
+            raise BadRequest(f"the JSON of `{param}` holds more than {max_values} values", param=param)
         in_string = (in_string + len(parts) - 1) % 2
 
 
-def _marks(text: bytes) -> int:
+def _structural_count(text: bytes) -> int:
     return text.count(b",") + text.count(b"{") + text.count(b"[")
 
 
 def check_integers(value: Mapping[str, Any]) -> None:
-    """Refuses integers that no engine can be handed.
+    """Refuse integers that cannot be sent to an engine.
 
     Raises:
         BadRequest: `param` is the path of the first one.
@@ -68,8 +68,8 @@ def check_integers(value: Mapping[str, Any]) -> None:
 
 
 def check_shapes(body: Mapping[str, Any]) -> None:
-    """Refuses wrong shapes that vLLM's own validation trips over, grammars that no engine could afford (most that cost
-    too much are known when they are compiled, `engine.grammars`), and lists that are longer than `MAX_ENTRIES`.
+    """Refuse wrong shapes that vLLM's own validation does not handle, grammars too large for any engine (most too
+    costly grammars are found when they are compiled, `engine.grammar_queue`), and lists longer than `MAX_ENTRIES`.
 
     Raises:
         BadRequest: `param` is the field or its path.
@@ -87,8 +87,8 @@ def check_shapes(body: Mapping[str, Any]) -> None:
 
 
 def _find(value: Any, wrong: Callable[[Any], bool]) -> str | None:
-    """The dotted path of a value that is no container and is wrong; None: there is none."""
-    nodes: list[tuple[Any, int, str | int]] = [(value, -1, "")]  # each with its parent's place here and its key there
+    """The dotted path of the first wrong value that is no container; None: there is none."""
+    nodes: list[tuple[Any, int, str | int]] = [(value, -1, "")]  # value, parent's index here, key in the parent
     for place, (node, _, _) in enumerate(nodes):  # grows meanwhile
         for key, child in node.items() if type(node) is dict else enumerate(node) if type(node) is list else ():
             if type(child) is dict or type(child) is list:

@@ -1,11 +1,10 @@
-"""The quota actor: one named, detached actor that hands out the cluster's GPU memory (`core.quota` decides).
+"""The quota actor: one named, detached actor that grants the cluster's GPU memory (`core.quota` decides).
 
-It lives on the head, asks for no CPU, and Ray starts it again whenever it dies. What has to outlive it is in the GCS
-before the answer that depends on it is sent; so an answer that was seen is never forgotten. An answer that depends on
-nothing new waits for nobody's storing.
+It runs on the head node, requests no CPU, and Ray restarts it whenever it dies. Its state is stored in the GCS before
+an answer that depends on it is sent, so a received answer is never lost. An answer without new state does not wait for
+storage.
 
-Invariant: every public method answers from the core alone; nothing that takes long (looking at other machines) is
-waited for in a call.
+Invariant: every public method answers from the core alone; no call waits for slow work such as queries of other nodes.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from functools import partial
 from typing import Any, TypeVar
 
 from serve_app.core.memory import (
-    Changes,
+    CheckpointChanges,
     Device,
     EngineReply,
     EngineReport,
-    Entry,
+    EntryKind,
     Session,
-    SessionAsk,
-    StartsAsk,
+    SessionRequest,
     StartsReply,
+    StartsRequest,
 )
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue import DEAF_S, Exchange, Reply
+from serve_app.core.shared_queue import UNRESPONSIVE_S, ActorReply, RouterMessage
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.quota.inventory import Inventory, InventorySettings
 from serve_app.quota.report import figures
-from serve_app.quota.stored_state import EPOCH, INVENTORY, NODE, known, readable, strange
-from serve_app.ray_adapter import Shelf, Unreadable
+from serve_app.quota.stored_state import EPOCH, INVENTORY, NODE, checkpoint_entries, is_readable, unreadable_names
+from serve_app.ray_adapter import GcsStore, Unreadable
 
 logger = logging.getLogger("serve_app.quota")
 
-TICK_S = 0.5  # a dead owner's leases are back within 5 s: four of silence, and this
-LOOK_S = 1.0  # between looks at the nodes; a look is one call per node that has a device
-WATCH_S = 0.5  # how long a router that watches is kept waiting for news
+TICK_S = 0.5  # a dead owner's leases are free within 5 s: four of silence, and this
+LOOK_S = 1.0  # between checks of the nodes; one call per node with a device
+WATCH_S = 0.5  # maximum wait of a router's watch call
 
 T = TypeVar("T")
 
@@ -51,192 +50,203 @@ class GpuMemoryQuota:
     """Actor class; see the module.
 
     Args:
-        inventory: what counts as a device, and how much of it.
-        defrag_above: fragmentation above which room is made for who waits, without being told; None: never.
+        inventory: what counts as a device, and how much of its memory.
+        defrag_above: fragmentation above which defragmentation starts automatically; None: never.
     """
 
     async def __init__(self, inventory: InventorySettings, defrag_above: float | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
-        self._shelf = Shelf("quota")
-        stored = await _at_last(self._shelf.all)
-        for name in strange(stored):
-            logger.error("what was stored as %r is put aside, since it cannot be read: %r", name, stored[name])
-            await _at_last(partial(self._shelf.put_aside, name))
-        # an epoch that cannot be read was less than the seconds since 1970
+        self._shelf = GcsStore("quota")
+        stored = await _retry_until_done(self._shelf.load_all)
+        for name in unreadable_names(stored):
+            logger.error("stored entry %r cannot be read and is put aside: %r", name, stored[name])
+            await _retry_until_done(partial(self._shelf.quarantine, name))
+        # an unreadable epoch was below the seconds since 1970
         epoch = 1 + (int(time.time()) if isinstance(stored.get(EPOCH), Unreadable) else stored.get(EPOCH, 0))
-        await _at_last(lambda: self._shelf.put(EPOCH, epoch))
-        roster = dict(known(stored))
+        await _retry_until_done(lambda: self._shelf.put(EPOCH, epoch))
+        roster = dict(checkpoint_entries(stored))
         self._core = Quota(epoch, roster, time.monotonic())
         # devices, as stored
-        self._nodes = {name: value for name, value in stored.items() if name.startswith(NODE) and readable(name, value)}
+        self._nodes = {
+            name: value for name, value in stored.items() if name.startswith(NODE) and is_readable(name, value)
+        }
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(inventory, before)
         self._defrag_above = defrag_above
-        self._news: dict[str, asyncio.Event] = {}  # of routers that watch
-        self._due: asyncio.TimerHandle | None = None  # the next look at the lines
-        self._asking: dict[str, asyncio.Future[Session]] = {}  # who waits for a session
-        self._acknowledged = asyncio.Event()  # set whenever a router has spoken
+        self._news: dict[str, asyncio.Event] = {}  # by watching router
+        self._queue_timer: asyncio.TimerHandle | None = None  # the next tick of the queues
+        self._session_waiters: dict[str, asyncio.Future[Session]] = {}  # pending openings, by session
+        self._acknowledgement = asyncio.Event()  # set after every event
         self._alarmed: set[tuple[str, str]] = set()  # by engine and device
-        self._checked: dict[str, asyncio.Task[None]] = {}  # engines whose processes are being looked for
+        self._process_checks: dict[str, asyncio.Task[None]] = {}  # running process checks, by engine
         self._writing: asyncio.Task[None] | None = None
-        self._known = asyncio.Event()  # set once the devices are
-        if self._nodes and stored.get(INVENTORY) == inventory:  # who speaks first need not wait for the nodes
+        self._devices_known = asyncio.Event()  # set once the core has the devices
+        if self._nodes and stored.get(INVENTORY) == inventory:  # first callers need not wait for the nodes
             self._core.on_devices([device for devices in before.values() for device in devices], time.monotonic())
-            self._known.set()
-        await _at_last(lambda: self._shelf.put(INVENTORY, inventory))
-        self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick)), asyncio.create_task(self._look())]
-        logger.info("the quota actor is up: epoch %d, %d on the roster", epoch, len(roster))
+            self._devices_known.set()
+        await _retry_until_done(lambda: self._shelf.put(INVENTORY, inventory))
+        self._tasks = [
+            asyncio.create_task(self._every(TICK_S, self._tick)),
+            asyncio.create_task(self._follow_devices()),
+        ]
+        logger.info("the quota actor is up: epoch %d, %d checkpoint entries", epoch, len(roster))
 
-    async def engine(self, told: EngineReport) -> EngineReply:
-        """What an engine replica may have; see `core.memory.engine_grants`. Raises LeaseConflict: it has to end."""
-        await self._known.wait()
-        return await self._do(lambda now: self._core.on_engine(told, now), told.owner)
+    async def engine(self, report: EngineReport) -> EngineReply:
+        """Process an engine's report; see `core.memory.engine_grants`. Raises LeaseConflict: the engine must end."""
+        await self._devices_known.wait()
+        return await self._run_event(lambda now: self._core.on_engine(report, now), report.owner)
 
-    async def starts(self, asks: tuple[StartsAsk, ...]) -> tuple[StartsReply, ...]:
-        """Where replicas that Serve is about to start belong; see `core.memory.start_reservations`. An answer for each
-        ask."""
-        await self._known.wait()
-        return await self._do(lambda now: tuple(self._core.on_starts(ask, now) for ask in asks), "", Entry.BERTH)
+    async def starts(self, asks: tuple[StartsRequest, ...]) -> tuple[StartsReply, ...]:
+        """Place the replicas that Serve starts; see `core.memory.start_reservations`. One reply per request."""
+        await self._devices_known.wait()
+        return await self._run_event(
+            lambda now: tuple(self._core.on_starts(ask, now) for ask in asks), "", EntryKind.RESERVATION
+        )
 
     async def devices(self) -> dict[str, tuple[int, int]]:
-        """Of each device by its key, all its bytes and those that leases can have."""
-        await self._known.wait()
+        """Total bytes and bytes available to leases, by device key."""
+        await self._devices_known.wait()
         found = (use.device for use in self._core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
-    async def exchange(self, told: Exchange) -> Reply:
-        """A router's word on requests, and what is decided at once; see `core.shared_queue.delivery`."""
-        await self._known.wait()
-        return await self._do(lambda now: self._core.on_exchange(told, now), told.router, Entry.SESSION)
+    async def exchange(self, message: RouterMessage) -> ActorReply:
+        """Process a router's message; see `core.shared_queue.delivery`."""
+        await self._devices_known.wait()
+        return await self._run_event(
+            lambda now: self._core.on_exchange(message, now), message.router, EntryKind.SESSION
+        )
 
-    async def watch(self, told: Exchange) -> Reply:
-        """What is decided later: held back until there is something, or for `WATCH_S`."""
-        await self._known.wait()
-        news = self._news.setdefault(told.router, asyncio.Event())
+    async def watch(self, message: RouterMessage) -> ActorReply:
+        """Long poll of a router for later actions: returns once there are any, or after `WATCH_S`."""
+        await self._devices_known.wait()
+        news = self._news.setdefault(message.router, asyncio.Event())
         news.clear()
-        reply = await self._do(lambda now: self._core.on_watch(told, now, at_last=False), told.router, Entry.SESSION)
+        reply = await self._run_event(
+            lambda now: self._core.on_watch(message, now, timed_out=False), message.router, EntryKind.SESSION
+        )
         if reply is not None:
             return reply
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCH_S):
                 await news.wait()
-        told = told._replace(again=False)  # once is enough
-        reply = await self._do(lambda now: self._core.on_watch(told, now, at_last=True), told.router, Entry.SESSION)
-        return reply or self._core.lines.peers.stale_reply(told)
+        message = message._replace(resend=False)  # done by the first call
+        reply = await self._run_event(
+            lambda now: self._core.on_watch(message, now, timed_out=True), message.router, EntryKind.SESSION
+        )
+        return reply or self._core.queue.actor_sessions.stale_reply(message)
 
-    def _lines_moved(self) -> None:
-        """Wake whom the lines have something to say to, and look at them again when something comes due there."""
-        self._acknowledged.set()
-        for name, outcome in self._core.lines.openings.take_outcomes().items():
-            self._opened(name, outcome)
-        for note in self._core.lines.take_notes():
+    def _after_queue_event(self) -> None:
+        """After an event: deliver session outcomes, wake routers with new actions and set the queue timer."""
+        self._acknowledgement.set()
+        for name, outcome in self._core.queue.session_admission.take_outcomes().items():
+            self._resolve_session(name, outcome)
+        for note in self._core.queue.take_notes():
             logger.error("%s", note)
-        for router in self._core.lines.peers.take_woken():
+        for router in self._core.queue.actor_sessions.take_woken():
             news = self._news.get(router)
             if news is not None:
                 news.set()
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-        due = self._core.lines.next_due()
+        if self._queue_timer is not None:
+            self._queue_timer.cancel()
+            self._queue_timer = None
+        due = self._core.queue.next_due()
         if due is not None:
             delay_s = max(0.0, due - time.monotonic())
-            self._due = asyncio.get_running_loop().call_later(delay_s, self._lines_due)
+            self._queue_timer = asyncio.get_running_loop().call_later(delay_s, self._on_queue_timer)
 
-    def _lines_due(self) -> None:
-        self._due = None
+    def _on_queue_timer(self) -> None:
+        self._queue_timer = None
         try:
-            self._core.lines.on_tick(time.monotonic())
+            self._core.queue.on_tick(time.monotonic())
         finally:
-            self._lines_moved()
+            self._after_queue_event()
 
-    async def open_session(self, ask: SessionAsk) -> Session:
-        """Reserve KV tokens; waits until `ask.wait_until`, which is seconds from now here, as is `expires_at` in every
-        session that is told: clocks of two machines have nothing to do with each other. Every router that is not deaf
-        knows of the session when this returns.
+    async def open_session(self, ask: SessionRequest) -> Session:
+        """Reserve KV tokens; waits until `ask.wait_until`. That and `expires_at` of returned sessions are seconds from
+        now, because clocks of two machines differ. When this returns, every responsive router knows the session.
 
         Raises:
             BadRequest, InsufficientMemory, LeaseConflict, Overloaded, Unavailable: see
             `core.shared_queue.session_admission`.
         """
-        await self._known.wait()
+        await self._devices_known.wait()
         wait_s, name = ask.wait_until, ask.session_id
         ask = dataclasses.replace(ask, wait_until=None if wait_s is None else time.monotonic() + wait_s)
-        future = self._asking.setdefault(
+        future = self._session_waiters.setdefault(
             name, asyncio.get_running_loop().create_future()
-        )  # set while this one is stored, too
+        )  # also set while this call waits for storage
         try:
-            session = await self._do(lambda now: self._core.on_session(ask, now), "", Entry.SESSION)
+            session = await self._run_event(lambda now: self._core.on_open_session(ask, now), "", EntryKind.SESSION)
         except ServeAppError as error:
-            self._opened(name, error)  # whoever has asked for the same one waits no more
+            self._resolve_session(name, error)  # ends the wait of other callers of the same session
             raise
         if session is None:
             session = await asyncio.shield(future)
-            await self._do(lambda now: None, "", Entry.SESSION)
+            await self._run_event(lambda now: None, "", EntryKind.SESSION)
         else:
-            self._opened(name, session)
+            self._resolve_session(name, session)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DEAF_S):
-                heard = self._core.lines.peers.heard()
+            async with asyncio.timeout(UNRESPONSIVE_S):
+                heard = self._core.queue.actor_sessions.acknowledgement_check()
                 while not heard():
-                    self._acknowledged.clear()
-                    await self._acknowledged.wait()
-        return _from_now(session)
+                    self._acknowledgement.clear()
+                    await self._acknowledgement.wait()
+        return _with_relative_expiry(session)
 
-    def _opened(self, name: str, outcome: Session | ServeAppError) -> None:
-        """Tell who waits for a session what has become of that."""
-        waiter = self._asking.pop(name, None)
+    def _resolve_session(self, name: str, outcome: Session | ServeAppError) -> None:
+        """Deliver the outcome of an opening to its waiting callers."""
+        waiter = self._session_waiters.pop(name, None)
         if waiter is None or waiter.done():
             return
         if isinstance(outcome, Session):
             waiter.set_result(outcome)
         else:
             waiter.set_exception(outcome)
-            waiter.exception()  # its caller may have gone
+            waiter.exception()  # mark as retrieved: its caller may be gone
 
     async def renew_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
-        await self._known.wait()
-        return _from_now(await self._do(lambda now: self._core.on_renew(session_id, now)))
+        await self._devices_known.wait()
+        return _with_relative_expiry(await self._run_event(lambda now: self._core.on_renew_session(session_id, now)))
 
     async def look_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
-        await self._known.wait()
-        return _from_now(await self._do(lambda now: self._core.on_look(session_id, now)))
+        await self._devices_known.wait()
+        return _with_relative_expiry(await self._run_event(lambda now: self._core.on_look_session(session_id, now)))
 
     async def close_session(self, session_id: str) -> None:
         """Raises LeaseNotFound."""
-        await self._known.wait()
-        await self._do(lambda now: self._core.on_close(session_id, now), "", Entry.SESSION)
-        self._opened(session_id, Unavailable("the session was closed while it waited", code="session_closed"))
+        await self._devices_known.wait()
+        await self._run_event(lambda now: self._core.on_close_session(session_id, now), "", EntryKind.SESSION)
+        self._resolve_session(session_id, Unavailable("the session was closed while it waited", code="session_closed"))
 
     async def defrag(self, begin: bool) -> dict[str, Any] | None:
-        """The plan that makes room for the first engine that waits, None where nothing helps; `begin`: do it."""
-        await self._known.wait()
+        """The plan to fit the first waiting engine; None: no plan helps. `begin`: carry it out."""
+        await self._devices_known.wait()
         plan = self._core.relocation.plan(time.monotonic())
         if begin and plan is not None:
             self._core.relocation.begin()
         return None if plan is None else dataclasses.asdict(plan)
 
     async def figures(self) -> dict[str, Any]:
-        """All of it in plain figures, for `serve-app quota` and GET /admin/quota."""
+        """The report for `serve-app quota` and GET /admin/quota."""
         return figures(self._core, time.monotonic(), self._defrag_above)
 
-    async def _do(self, act: Callable[[float], T], name: str = "", *kinds: Entry) -> T:
-        """One event of the core. Before anybody hears the answer, what it depends on is stored: what is on the roster
-        under this name, which is the speaker's, and all of these kinds."""
+    async def _run_event(self, act: Callable[[float], T], name: str = "", *kinds: EntryKind) -> T:
+        """Run one event of the core. Returns after the checkpoint entries that the answer depends on are stored: those
+        of this name (the sender's), and all of these kinds."""
         try:
             return act(time.monotonic())
         finally:
-            self._lines_moved()
+            self._after_queue_event()
             while self._store() and self._core.unstored(name, kinds):
                 assert self._writing is not None
                 await asyncio.shield(self._writing)
 
     def _store(self) -> bool:
-        """See that what has changed is stored, one batch after the other; whether there is any."""
+        """Store changes, one batch at a time; returns whether there are any."""
         if not self._core.unstored():
             return False
-        if self._writing is None or self._writing.done():  # done, and its callback has yet to run
+        if self._writing is None or self._writing.done():  # done, but its callback has not run
             self._writing = asyncio.create_task(self._write(), name="storing")
             self._writing.add_done_callback(self._written)
         return True
@@ -254,14 +264,14 @@ class GpuMemoryQuota:
         if self._writing is task:
             self._writing = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("what has to outlive the quota actor is stored again: %r", error)
+            logger.error("storing the checkpoint failed and is retried: %r", error)
 
-    def _put(self, changes: Changes) -> None:
+    def _put(self, changes: CheckpointChanges) -> None:
         for (kind, name), (keep, value) in changes.items():
             if keep:
                 self._shelf.put(f"{kind}:{name}", value)
             else:
-                self._shelf.forget(f"{kind}:{name}")
+                self._shelf.delete(f"{kind}:{name}")
 
     def _tick(self) -> None:
         relocation = self._core.relocation
@@ -271,7 +281,7 @@ class GpuMemoryQuota:
         self._core.on_tick(time.monotonic())
         for router in [name for name in self._news if not self._core.ledger.knows(name)]:
             del self._news[router]
-        self._lines_moved()
+        self._after_queue_event()
         self._warn()
 
     def _warn(self) -> None:
@@ -292,25 +302,25 @@ class GpuMemoryQuota:
                 act()
                 self._store()
             except Exception:
-                logger.exception("the quota actor goes on after an error")
+                logger.exception("periodic task of the quota actor failed and goes on")
 
-    async def _look(self) -> None:
-        """Follow the devices, and see whose memory is gone."""
+    async def _follow_devices(self) -> None:
+        """Update the devices, and check the processes of ended and silent engines."""
         while True:
             try:
                 devices = await self._inventory.devices()
                 await self._store_devices(devices)
-                await self._do(partial(self._core.on_devices, devices))
-                self._known.set()
-                self._look_for_processes()
+                await self._run_event(partial(self._core.on_devices, devices))
+                self._devices_known.set()
+                self._check_processes()
             except ServeAppError as error:
                 logger.error("the quota actor: %s", error.message)
             except Exception:
-                logger.exception("the quota actor looks again after an error")
+                logger.exception("device check of the quota actor failed and is retried")
             await asyncio.sleep(LOOK_S)
 
     async def _store_devices(self, devices: list[Device]) -> None:
-        """Have a later actor know them, before anything is granted on them."""
+        """Store the devices for a later actor, before anything is granted on them."""
         told: dict[str, list[Device]] = {}
         for device in devices:
             told.setdefault(NODE + device.node, []).append(device)
@@ -319,45 +329,47 @@ class GpuMemoryQuota:
                 await asyncio.to_thread(self._shelf.put, name, told[name])
                 self._nodes[name] = told[name]
             else:
-                await asyncio.to_thread(self._shelf.forget, name)
+                await asyncio.to_thread(self._shelf.delete, name)
                 del self._nodes[name]
 
-    def _look_for_processes(self) -> None:
-        """Each engine by itself: a machine that does not answer keeps nobody else's memory."""
-        looked_for = {owner: self._see_memory_gone(owner, told) for owner, told in self._core.ending().items()}
-        silent = {told.owner: self._see_dead(told) for told in self._core.silent(time.monotonic())}
+    def _check_processes(self) -> None:
+        """One task per engine: a node that does not answer delays no other engine's memory."""
+        looked_for = {
+            owner: self._check_memory_freed(owner, told) for owner, told in self._core.ending_engines().items()
+        }
+        silent = {told.owner: self._check_engine_dead(told) for told in self._core.silent_engines(time.monotonic())}
         for owner, look in [*looked_for.items(), *silent.items()]:
-            if owner in self._checked:
+            if owner in self._process_checks:
                 look.close()
                 continue
-            task = self._checked[owner] = asyncio.create_task(look, name=f"looking-for-{owner}")
-            task.add_done_callback(partial(self._looked, owner))
+            task = self._process_checks[owner] = asyncio.create_task(look, name=f"looking-for-{owner}")
+            task.add_done_callback(partial(self._on_processes_checked, owner))
 
-    def _looked(self, owner: str, task: asyncio.Task[None]) -> None:
-        del self._checked[owner]
+    def _on_processes_checked(self, owner: str, task: asyncio.Task[None]) -> None:
+        del self._process_checks[owner]
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the processes of engine %s are looked for again: %r", owner, error)
+            logger.error("the process check of engine %s failed and is retried: %r", owner, error)
 
-    async def _see_memory_gone(self, owner: str, told: EngineReport | None) -> None:
-        if await self._inventory.gone(told):
-            logger.info("the memory of engine %s is free again", owner)
-            await self._do(lambda now: self._core.on_memory_gone(owner))
+    async def _check_memory_freed(self, owner: str, report: EngineReport | None) -> None:
+        if await self._inventory.gone(report):
+            logger.info("the memory of engine %s is free", owner)
+            await self._run_event(lambda now: self._core.on_memory_gone(owner))
 
-    async def _see_dead(self, told: EngineReport) -> None:
-        if await self._inventory.gone(told):
-            logger.info("engine %s has died, and its memory is free", told.owner)
-            await self._do(lambda now: self._core.on_dead(told.owner, now))
+    async def _check_engine_dead(self, report: EngineReport) -> None:
+        if await self._inventory.gone(report):
+            logger.info("engine %s has died, and its memory is free", report.owner)
+            await self._run_event(lambda now: self._core.on_engine_dead(report.owner, now))
 
 
-def _from_now(session: Session) -> Session:
+def _with_relative_expiry(session: Session) -> Session:
     return dataclasses.replace(session, expires_at=session.expires_at - time.monotonic())
 
 
-async def _at_last(act: Callable[[], T]) -> T:
-    """What must succeed before there is an actor at all: Ray never starts one again whose constructor has failed."""
+async def _retry_until_done(act: Callable[[], T]) -> T:
+    """Retry what the constructor needs: Ray never restarts an actor whose constructor has failed."""
     while True:
         try:
             return await asyncio.to_thread(act)
         except Exception:
-            logger.exception("the quota actor cannot read or write what has to outlive it, and tries again")
+            logger.exception("the quota actor cannot read or write its stored state, and retries")
             await asyncio.sleep(LOOK_S)

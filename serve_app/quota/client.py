@@ -1,4 +1,4 @@
-"""The quota actor as its callers hold it: found by its name, started by the first to ask, found again after its end."""
+"""Client of the quota actor: finds it by name, starts it if it does not exist, and finds it again after its end."""
 
 from __future__ import annotations
 
@@ -10,64 +10,64 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
-from serve_app.core.memory import EngineReply, EngineReport, StartsAsk, StartsReply
-from serve_app.core.shared_queue import Exchange, Reply
+from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
+from serve_app.core.shared_queue import ActorReply, RouterMessage
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.quota.inventory import InventorySettings
 from serve_app.settings import QuotaSettings
 
 ACTOR = "quota"
 NAMESPACE = "serve_app"
-MAX_CONCURRENCY = 10_000  # calls that wait (routers, sessions) must never keep one that answers at once waiting
-HEAD = {"node:__internal_head__": 0.001}  # Ray's own resource of the head
+MAX_CONCURRENCY = 10_000  # waiting calls (routers, sessions) must not block calls that answer at once
+HEAD = {"node:__internal_head__": 0.001}  # Ray's own resource of the head node
 
-AWAY = (RayError, TimeoutError)  # what a call of the actor raises while it is not there
+AWAY = (RayError, TimeoutError)  # raised by calls while the actor is away
 
 
 class QuotaActor:
-    """The cluster's quota actor as a caller holds it. Ray starts it again when it dies; should it be gone for good
-    (killed by an operator), the next word starts another one."""
+    """Client of the cluster's quota actor. Ray restarts the actor when it dies; if it is gone for good (killed by an
+    operator), the next call fails and starts another one."""
 
     def __init__(self, settings: QuotaSettings) -> None:
         self._settings = settings
         self.handle = quota_actor(settings)
 
-    def renew(self) -> None:
-        """Find it again, or start it. Raises what Ray does while it is away."""
+    def reconnect(self) -> None:
+        """Find the actor again, or start it. Raises Ray's errors while it is away."""
         self.handle = quota_actor(self._settings)
 
-    async def exchange(self, told: Exchange) -> Reply:
+    async def exchange(self, message: RouterMessage) -> ActorReply:
         """See `GpuMemoryQuota.exchange`."""
-        return await self.call("exchange", told)  # type: ignore[no-any-return]
+        return await self.call("exchange", message)  # type: ignore[no-any-return]
 
-    async def watch(self, told: Exchange) -> Reply:
+    async def watch(self, message: RouterMessage) -> ActorReply:
         """See `GpuMemoryQuota.watch`."""
-        return await self.call("watch", told)  # type: ignore[no-any-return]
+        return await self.call("watch", message)  # type: ignore[no-any-return]
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Any method of it by name."""
+        """Call any method of the actor by name."""
         try:
             return await getattr(self.handle, method).remote(*arguments)
         except ActorDiedError:
-            await asyncio.to_thread(self.renew)
+            await asyncio.to_thread(self.reconnect)
             raise
 
-    def engine(self, told: EngineReport, timeout_s: float) -> EngineReply:
+    def engine(self, report: EngineReport, timeout_s: float) -> EngineReply:
         """See `GpuMemoryQuota.engine`; waits for the answer."""
         try:
-            answer: ObjectRef[EngineReply] = self.handle.engine.remote(told)
+            answer: ObjectRef[EngineReply] = self.handle.engine.remote(report)
             return ray.get(answer, timeout=timeout_s)
         except ActorDiedError:
-            self.renew()
+            self.reconnect()
             raise
 
-    def starts(self, asks: tuple[StartsAsk, ...], timeout_s: float) -> tuple[StartsReply, ...]:
+    def starts(self, asks: tuple[StartsRequest, ...], timeout_s: float) -> tuple[StartsReply, ...]:
         """See `GpuMemoryQuota.starts`; waits for the answer."""
         try:
             answer: ObjectRef[tuple[StartsReply, ...]] = self.handle.starts.remote(asks)
             return ray.get(answer, timeout=timeout_s)
         except ActorDiedError:
-            self.renew()
+            self.reconnect()
             raise
 
     def devices(self, timeout_s: float) -> dict[str, tuple[int, int]]:
@@ -77,7 +77,7 @@ class QuotaActor:
 
 
 def quota_actor(settings: QuotaSettings) -> ActorHandle[Any]:
-    """The cluster's quota actor; started by the first that asks, with its settings. Ray has to be initialised."""
+    """The cluster's quota actor; the first caller starts it, with its settings. Ray must be initialised."""
     inventory = InventorySettings(
         reserved_bytes=int(settings.reserved_gb * 1e9),
         host_share=settings.host_memory_share,

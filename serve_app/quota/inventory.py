@@ -1,12 +1,12 @@
-"""What devices the cluster has, and whose processes are still there: asked of each node, once a second.
+"""The cluster's devices, and the live processes of engines: queried on each node, once a second.
 
-A GPU node is asked through NVML what its GPUs have. A node without GPUs has one device, a stated share of its memory;
-so the whole path is real on a machine without any. What a node cannot tell (fake GPUs of a test) the settings can.
+On a GPU node NVML reports the GPUs' memory. A node without GPUs has one device, a configured share of its memory, so
+the whole path also runs on a machine without GPUs. The settings give what a node cannot report (fake GPUs of a test).
 
-A node that is alive and does not answer has the devices that it told last, to this actor or to one before it; of one
-that has never told nobody holds anything, and the others do not wait for it.
+A live node that does not answer keeps its last reported devices, to this actor or an earlier one; on a node that has
+never reported there are no leases, and other nodes do not wait for it.
 
-Invariant: only Ray says that a node is gone; no node's silence delays a look at the others, the first one apart.
+Invariant: only Ray decides that a node is gone; an unresponsive node delays no check of the others but the first.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from serve_app.system import start_ticks
 
 logger = logging.getLogger("serve_app.quota")
 
-DEFAULT_HOST_SHARE = 0.5  # of a node's memory without GPUs: the rest is for Ray, the routers and page cache
-ASK_S = 5.0  # a node answers in milliseconds; the first time a process has to start there
-LATER_S = 0.1  # for that answer in all looks but the first; one that comes later counts in the next look
-NONE: Mapping[str, list[Device]] = MappingProxyType({})
+DEFAULT_HOST_SHARE = 0.5  # of the memory of a node without GPUs: the rest is for Ray, the routers and page cache
+ASK_S = 5.0  # a node answers in milliseconds; for the first call a process must start there
+LATER_S = 0.1  # wait for answers in all checks but the first; later answers count in the next check
+NO_DEVICES: Mapping[str, list[Device]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class InventorySettings:
     """What counts as a device.
 
     Args:
-        reserved_bytes: of each GPU, nobody's.
-        host_share: of a node's memory that is its device where it has no GPU; 0: such nodes have none.
-        device_bytes: of each GPU, where NVML is not to be asked; None: it is.
+        reserved_bytes: part of each GPU not available to leases.
+        host_share: share of the memory of a node without GPU that is its device; 0: such nodes have none.
+        device_bytes: memory of each GPU, instead of NVML's; None: NVML is asked.
     """
 
     reserved_bytes: int = DEFAULT_RESERVED_BYTES
@@ -50,10 +50,10 @@ class InventorySettings:
 
 
 class NodeWatch:
-    """One on each node: what only a process there can see."""
+    """Actor on each node, for queries that need a process there."""
 
     def gpu_bytes(self) -> list[int]:
-        """The memory of each GPU here, by NVML. Raises what NVML does where there is none."""
+        """The memory of each GPU here, by NVML. Raises NVML's error where there is none."""
         pynvml.nvmlInit()
         try:
             handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -66,7 +66,7 @@ class NodeWatch:
         return int(psutil.virtual_memory().total)
 
     def alive(self, processes: tuple[Process, ...]) -> list[int]:
-        """Which of these are there; one that has ended and was not waited for holds no memory."""
+        """The ids of live processes among these; zombies hold no memory and do not count."""
         return [pid for pid, started in processes if start_ticks(pid) == started]
 
 
@@ -75,54 +75,54 @@ class Inventory:
 
     Args:
         settings: what counts as a device.
-        told_before: devices by node, as an earlier actor knew them.
+        known_devices: devices by node, as stored by an earlier actor.
     """
 
-    def __init__(self, settings: InventorySettings, told_before: Mapping[str, list[Device]] = NONE) -> None:
+    def __init__(self, settings: InventorySettings, known_devices: Mapping[str, list[Device]] = NO_DEVICES) -> None:
         self._settings = settings
         self._watches: dict[str, Any] = {}
-        self._before = dict(told_before)
-        self._devices: dict[str, list[Device]] = {}  # of nodes that have told
-        self._asking: dict[str, asyncio.Task[list[Device] | None]] = {}
-        self._patience_s = ASK_S + 1.0  # of the first look
-        self._alive: frozenset[str] = frozenset()  # nodes, as Ray said last
-        self._unsure: set[str] = set()  # of those, whose NVML has failed: asked again, and nobody waits for them
+        self._earlier_devices = dict(known_devices)
+        self._devices: dict[str, list[Device]] = {}  # of nodes that have reported
+        self._device_queries: dict[str, asyncio.Task[list[Device] | None]] = {}
+        self._timeout_s = ASK_S + 1.0  # of the first check
+        self._alive: frozenset[str] = frozenset()  # nodes, as last reported by Ray
+        self._nvml_failed: set[str] = set()  # nodes whose NVML has failed: asked again
 
     async def devices(self) -> list[Device]:
-        """All devices of the nodes that Ray counts as alive, as far as they have told."""
+        """All reported devices of the nodes that Ray counts as alive."""
         nodes = await asyncio.to_thread(ray.nodes)
         alive = {node["NodeID"]: node.get("Resources", {}) for node in nodes if node["Alive"]}
         self._alive = frozenset(alive)
-        for gone in (self._watches.keys() | self._devices.keys() | self._before.keys()) - self._alive:
+        for gone in (self._watches.keys() | self._devices.keys() | self._earlier_devices.keys()) - self._alive:
             self._watches.pop(gone, None)
             self._devices.pop(gone, None)
-            self._before.pop(gone, None)
-            self._unsure.discard(gone)
+            self._earlier_devices.pop(gone, None)
+            self._nvml_failed.discard(gone)
         for node, resources in alive.items():
-            if node not in self._asking and (node not in self._devices or node in self._unsure):
+            if node not in self._device_queries and (node not in self._devices or node in self._nvml_failed):
                 asked = self._ask_devices(node, int(resources.get("GPU", 0)))
-                self._asking[node] = asyncio.create_task(asked, name=f"devices-of-{node}")
-        if self._asking:
-            await asyncio.wait(self._asking.values(), timeout=self._patience_s)
-        self._patience_s = LATER_S
-        for node in [node for node, task in self._asking.items() if task.done()]:
-            devices = self._asking.pop(node).result()
+                self._device_queries[node] = asyncio.create_task(asked, name=f"devices-of-{node}")
+        if self._device_queries:
+            await asyncio.wait(self._device_queries.values(), timeout=self._timeout_s)
+        self._timeout_s = LATER_S
+        for node in [node for node, task in self._device_queries.items() if task.done()]:
+            devices = self._device_queries.pop(node).result()
             if devices is not None and node in alive:
                 self._devices[node] = devices
-        known = self._before | self._devices
+        known = self._earlier_devices | self._devices
         return [device for node in alive for device in known.get(node, ())]
 
-    async def gone(self, told: EngineReport | None) -> bool:
-        """Whether no process of an engine is there any more; one on a node that is gone is gone."""
-        if told is None:
+    async def gone(self, report: EngineReport | None) -> bool:
+        """Whether all processes of an engine are gone; those on a removed node are."""
+        if report is None:
             return True
-        answers = await asyncio.gather(*(self._ask_alive(node, pids) for node, pids in told.processes))
+        answers = await asyncio.gather(*(self._ask_alive(node, pids) for node, pids in report.processes))
         return not any(answers)
 
     async def _ask_devices(self, node: str, gpus: int) -> list[Device] | None:
         settings = self._settings
         try:
-            self._unsure.discard(node)
+            self._nvml_failed.discard(node)
             if not gpus:
                 if not settings.host_share:
                     return []
@@ -135,22 +135,22 @@ class Inventory:
             return [Device(node, index, size, settings.reserved_bytes) for index, size in enumerate(sizes)]
         except ray.exceptions.RayTaskError as error:
             if node not in self._devices:
-                logger.error("node %s: NVML does not tell its GPUs; set quota.device_gb: %s", node, error.cause)
-            self._unsure.add(node)
+                logger.error("node %s: NVML does not report its GPUs; set quota.device_gb: %s", node, error.cause)
+            self._nvml_failed.add(node)
             return []
         except (TimeoutError, ray.exceptions.RayError) as error:
-            logger.warning("node %s does not tell its devices: %s", node, error)
-            self._watches.pop(node, None)  # one that Ray could not start again is of no use
+            logger.warning("node %s does not report its devices: %s", node, error)
+            self._watches.pop(node, None)  # Ray may be unable to restart this one
             return None
 
     async def _ask_alive(self, node: str, processes: tuple[Process, ...]) -> bool:
-        """Whether any of these is there, or may be."""
+        """Whether any of these processes is alive, or may be."""
         if not processes or node not in self._alive:
             return False  # the node is gone, and its memory with it
         try:
             return bool(await self._ask(node, "alive", processes))
         except (TimeoutError, ray.exceptions.RayError) as error:
-            logger.warning("node %s does not tell which processes it has: %s", node, error)
+            logger.warning("node %s does not report its processes: %s", node, error)
             return True
 
     async def _ask(self, node: str, question: str, *args: Any) -> Any:

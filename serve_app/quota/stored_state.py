@@ -1,43 +1,52 @@
-"""What the quota actor keeps in the GCS, by name, and whether an actor of this version can read it."""
+"""The quota actor's entries in the GCS, by name, and whether this version can read them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from serve_app.core.memory import Berth, Device, EngineEntry, Entry, Key, Reserved, RouterEntry, Value
+from serve_app.core.memory import (
+    CheckpointKey,
+    CheckpointValue,
+    Device,
+    EngineEntry,
+    EntryKind,
+    Reservation,
+    RouterEntry,
+    SessionEntry,
+)
 from serve_app.quota.inventory import InventorySettings
 
 EPOCH = "epoch"
-INVENTORY = "inventory"  # what counted as a device when these were stored
-NODE = "node:"  # before a node's id, its devices: it may not answer when they have to be known
+INVENTORY = "inventory"  # the inventory settings when the devices were stored
+NODE = "node:"  # prefix of a node's id: its devices, in case the node does not answer later
 
-KINDS: dict[str, Any] = {  # what is stored, by the first part of its name
+VALUE_TYPES: dict[str, Any] = {  # type of the value, by the first part of its name
     EPOCH: int,
     INVENTORY: InventorySettings,
-    Entry.ENGINE: EngineEntry,
-    Entry.ROUTER: RouterEntry | None,
-    Entry.SESSION: Reserved,
-    Entry.BERTH: Berth,
+    EntryKind.ENGINE: EngineEntry,
+    EntryKind.ROUTER: RouterEntry | None,
+    EntryKind.SESSION: SessionEntry,
+    EntryKind.RESERVATION: Reservation,
 }
 
 
-def readable(name: str, value: Any) -> bool:
-    """Whether this is what an actor of this version stores under such a name."""
+def is_readable(name: str, value: Any) -> bool:
+    """Whether this version stores such a value under this name."""
     kind = name.partition(":")[0]
     if kind + ":" == NODE:
         return isinstance(value, list) and all(isinstance(device, Device) for device in value)
-    return kind in KINDS and isinstance(value, KINDS[kind])
+    return kind in VALUE_TYPES and isinstance(value, VALUE_TYPES[kind])
 
 
-def strange(stored: dict[str, Any]) -> list[str]:
-    """Names of what is to be put aside: an actor that failed over it would fail for good."""
-    return [name for name, value in stored.items() if not readable(name, value)]
+def unreadable_names(stored: dict[str, Any]) -> list[str]:
+    """Names of the entries to quarantine: an actor that fails on one would fail on every restart."""
+    return [name for name, value in stored.items() if not is_readable(name, value)]
 
 
-def known(stored: dict[str, Any]) -> Iterator[tuple[Key, Value]]:
-    """The roster's entries. Of an engine or router that cannot be read it is known that there was one."""
+def checkpoint_entries(stored: dict[str, Any]) -> Iterator[tuple[CheckpointKey, CheckpointValue]]:
+    """The checkpoint's entries. An unreadable entry of an engine or router is None: only its existence is known."""
     for name, value in stored.items():
         kind, _, rest = name.partition(":")
-        if kind in tuple(Entry) and (readable(name, value) or kind in (Entry.ENGINE, Entry.ROUTER)):
-            yield (Entry(kind), rest), value if readable(name, value) else None
+        if kind in tuple(EntryKind) and (is_readable(name, value) or kind in (EntryKind.ENGINE, EntryKind.ROUTER)):
+            yield (EntryKind(kind), rest), value if is_readable(name, value) else None

@@ -1,8 +1,8 @@
 """Every private or alpha interface of Ray and Ray Serve that the application uses.
 
-Decides: nothing; it translates Ray's failures into the errors of `errors`.
+Decides: nothing; translates Ray's failures into the errors of `errors`.
 In: deployments, handles, keys. Out: handles that can choose a replica, and a store that outlives processes.
-Never: knows what is served.
+Never: knows models or requests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from serve_app.ray_adapter.kv_store import Shelf, Unreadable, cluster_secret
+from serve_app.ray_adapter.kv_store import GcsStore, Unreadable, cluster_secret
 
 if TYPE_CHECKING:
     from serve_app.ray_adapter.serve import (
@@ -37,10 +37,10 @@ __all__ = [
     "DirectedRequestRouter",
     "EngineHandle",
     "EveryReplica",
+    "GcsStore",
     "Handle",
     "IngressHandle",
     "ReplicasChanged",
-    "Shelf",
     "Unreadable",
     "cluster_secret",
     "deployment_handle",
@@ -50,7 +50,7 @@ __all__ = [
     "quiet_router_thread",
 ]
 
-# The quota actor needs the store alone; Ray Serve takes a second to import.
+# The quota actor needs only the store; Ray Serve takes a second to import.
 _LATE = {
     "ACCEPT_S": "serve",
     "CALL_ERRORS": "serve",
@@ -70,7 +70,7 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    """The names of `_LATE`, imported when they are asked for."""
+    """Import the names of `_LATE` on first use."""
     module = _LATE.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

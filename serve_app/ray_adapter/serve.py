@@ -1,10 +1,10 @@
-"""The one module that touches Ray Serve's private and alpha interfaces (2.60.0).
+"""The only module that uses Ray Serve's private and alpha interfaces (2.60.0).
 
-It sends a call to a chosen replica, tells a router replica which engine replicas Serve counts as running, gives each
-deployment a version of its own, asks all replicas of one the same, and carries the calls of clients inside the cluster
-to a router replica.
+It sends a call to a chosen replica, reports to a router which engine replicas Serve counts as running, gives each
+deployment its own version, calls all replicas of a deployment, and carries the calls of clients inside the cluster to a
+router replica.
 
-Invariant: a directed call reaches the named replica or fails; it is never answered by another one.
+Invariant: a directed call reaches the named replica or fails; no other replica ever answers it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.errors import BodyTooLarge, EngineUnreachable
 
 REPLICA_ID = "replica_id"  # the keyword argument that names the replica of a directed call
-POPULATE_PERIOD_S = 0.05  # how often a new handle is asked whether Serve has told it the replicas
+POPULATE_PERIOD_S = 0.05  # between checks whether Serve has sent the replicas to a new handle
 
-QUIET_S = 5.0  # for tasks that are cancelled to end; they take milliseconds
-ACCEPT_S = 30.0  # for a router replica to take a call: one that crashed is back in ten
+QUIET_S = 5.0  # for cancelled tasks to end; they take milliseconds
+ACCEPT_S = 30.0  # for a router replica to accept a call; a crashed one restarts within ten
 
-# What a directed call raises when its replica is gone, cannot be reached or refuses new calls. Serve's transport lets
-# gRPC's own error through for everything but UNAVAILABLE.
+# What a directed call raises when its replica is gone, cannot be reached or refuses new calls. Serve's transport passes
+# gRPC's own error through for every status but UNAVAILABLE.
 CALL_ERRORS: tuple[type[BaseException], ...] = (RayError, RayServeException, AioRpcError, ConnectionError)
-NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, *CALL_ERRORS)  # of a call that is waited for only so long
+NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, *CALL_ERRORS)  # of a call with a timeout
 T = TypeVar("T")
 
 ReplicasChanged = Callable[[frozenset[str]], None]
@@ -59,31 +59,31 @@ def on_fast_path() -> bool:
 
 
 class _VersionedConfig(DeploymentConfig):
-    """A deployment's configuration that goes to the controller with our version in place of the application's."""
+    """A deployment's configuration that sends our version to the controller instead of the application's."""
 
-    _version_of_ours: str = PrivateAttr("")
+    _pinned_version: str = PrivateAttr("")
 
     def to_proto(self) -> Any:
         message = super().to_proto()  # type: ignore[no-untyped-call]
-        message.version = self._version_of_ours
+        message.version = self._pinned_version
         return message
 
 
 def pin_version(deployment: Deployment, version: str) -> Deployment:
-    """The deployment with this version: its replicas are restarted when the version changes (or what Ray places them
-    by), and never because something else in the application did. Returns the same object."""
+    """Give the deployment this version: its replicas restart if the version or Ray's placement options change, and not
+    because anything else in the application does. Returns the same object."""
     config = deployment._deployment_config
     pinned = _VersionedConfig.model_construct(config.model_fields_set, **dict(config))
-    pinned._version_of_ours = version
+    pinned._pinned_version = version
     deployment._deployment_config = pinned
     return deployment
 
 
 def deployment_handle(name: str, application: str) -> DeploymentHandle[Any]:
-    """A handle of the caller's own to a deployment that exists or is about to.
+    """The caller's own handle to a deployment that exists or will exist soon.
 
-    `serve.get_deployment_handle` keeps one handle per name: closing that of a model that left would end that of the
-    same model back again, too.
+    `serve.get_deployment_handle` keeps one handle per name: closing the handle of a removed model would also close that
+    of the same model added again.
     """
     return DeploymentHandle(name, application)
 
@@ -101,7 +101,7 @@ class DirectedRequestRouter(RequestRouter):
         if pending_request is None:
             return []
         wanted = pending_request.kwargs.get(REPLICA_ID)
-        if wanted is None:  # calls that any replica can answer
+        if wanted is None:  # any replica may answer the call
             return [candidate_replicas]
         return [[replica for replica in candidate_replicas if replica.replica_id.unique_id == wanted]]
 
@@ -119,11 +119,11 @@ class DirectedRequestRouter(RequestRouter):
 
 
 class Handle(Protocol):
-    """How a router reaches the replicas of one engine deployment: `serve_app.transport.tcp.WiredHandle`, or a
-    test's."""
+    """How a router reaches the replicas of one engine deployment: `serve_app.transport.tcp.TcpHandle`, or a
+    test's handle."""
 
     async def watch(self, listener: ReplicasChanged) -> None:
-        """Tell `listener`, in this event loop, the running replicas now and after each change."""
+        """Call `listener`, in this event loop, with the running replicas now and after each change."""
         ...
 
     async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
@@ -131,30 +131,30 @@ class Handle(Protocol):
         ...
 
     async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
-        """The channel to one replica, until it ends; cancelling this ends it there.
+        """Read the channel to one replica until it ends; cancelling this ends it there.
 
         Args:
             on_message: called with each message (an encoded `Batch`) in the turn of the loop in which it came.
 
         Raises:
-            CALL_ERRORS, EngineUnreachable: it ended, or could not be opened.
+            CALL_ERRORS, EngineUnreachable: the channel ended, or could not be opened.
         """
         ...
 
-    async def ring(self) -> None:
-        """A call that any replica answers; it waits for the first one."""
+    async def call_any_replica(self) -> None:
+        """A call that any replica answers; waits for the first replica."""
         ...
 
     async def close(self) -> None:
-        """Follow the replica set no more, and free what Serve keeps for the handle."""
+        """Stop following the replica set, and free Serve's resources of the handle."""
         ...
 
 
 class EngineHandle:
     """A deployment handle whose calls name the replica they go to.
 
-    Calls run in a context of their own: Serve cancels the handle calls of a request together with it, and reads the
-    transport format of a reply from the request around it; ours must not depend on which request happened to make them.
+    Calls run in a context of their own: Serve cancels the handle calls of a request together with the request, and
+    takes the transport format of a reply from the calling request; our calls must not depend on the calling request.
     """
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
@@ -164,7 +164,7 @@ class EngineHandle:
         self._closed = False
 
     async def watch(self, listener: ReplicasChanged) -> None:
-        """Tell `listener`, in this event loop, the running replicas now and after each change, until `close`."""
+        """Call `listener`, in this event loop, with the running replicas now and after each change, until `close`."""
         loop = asyncio.get_running_loop()
         while not self._closed:
             router = self._request_router()
@@ -172,7 +172,7 @@ class EngineHandle:
                 break
             await asyncio.sleep(POPULATE_PERIOD_S)
         else:
-            return  # closed before Serve ever told
+            return  # closed before Serve sent the replicas
 
         def forward(names: frozenset[str]) -> None:
             loop.call_soon_threadsafe(listener, names)
@@ -181,7 +181,7 @@ class EngineHandle:
         forward(router.replica_names)
 
     async def close(self) -> None:
-        """Follow the replica set no more, and free what Serve keeps for the handle."""
+        """Stop following the replica set, and free Serve's resources of the handle."""
         self._closed = True
         router = self._request_router()
         if router is not None:
@@ -203,7 +203,7 @@ class EngineHandle:
             return await self._call_directly(method, arguments, replica_id)
         except AioRpcError as error:
             if error.code() is StatusCode.RESOURCE_EXHAUSTED:  # the request's fault, not the replica's
-                raise BodyTooLarge("the request is larger than what an engine can be handed", param="body") from None
+                raise BodyTooLarge("the request is larger than an engine accepts", param="body") from None
             raise
 
     async def _call_by_handle(self, method: str, arguments: tuple[Any, ...], replica_id: str) -> Any:
@@ -215,8 +215,8 @@ class EngineHandle:
             raise
 
     async def _call_directly(self, method: str, arguments: tuple[Any, ...], replica_id: str) -> Any:
-        """The same without Serve's choosing of a replica, which takes a dozen turns of a busy event loop: the wrapper
-        that the choice would end with sends the call, and the handle's count of running calls is kept as Serve does."""
+        """As `_call_by_handle` without Serve's replica choice, which takes a dozen turns of a busy event loop: uses the
+        chosen replica's wrapper directly, and maintains the handle's count of running calls as Serve does."""
         router = self._asyncio_router()
         request_router = router.request_router
         replica = None if request_router is None else request_router.by_name.get(replica_id)
@@ -236,9 +236,9 @@ class EngineHandle:
         finally:
             counts.dec_num_running_requests_for_replica(replica.replica_id)
 
-    async def ring(self) -> None:
-        """A call to no replica in particular: where none runs it waits, and Serve counts it as queued, which starts
-        one; it returns once a replica has answered. Cancelling it takes it out."""
+    async def call_any_replica(self) -> None:
+        """Call any replica. While none runs, the call waits and Serve counts it as queued, which starts a replica;
+        returns once a replica has answered. Cancelling this removes the call."""
         response = self._unary.info.remote("")
         try:
             await response
@@ -248,17 +248,18 @@ class EngineHandle:
 
 
 class EveryReplica:
-    """One method of all replicas of a deployment, this one among them."""
+    """Calls one method of all replicas of a deployment, including the calling one."""
 
     def __init__(self, deployment: str, application: str, method: str) -> None:
         self._deployment, self._application, self._method = deployment, application, method
-        # made when first needed: it follows the replicas from then on
+        # created at the first call; follows the replicas from then on
         self._handle: DeploymentHandle[Any] | None = None
 
     async def __call__(self, *arguments: Any) -> list[Coroutine[Any, Any, Any]]:
-        """Call it on all of them; their answers, to be awaited one by one. Both raise CALL_ERRORS.
+        """Call all replicas; returns their answers, to be awaited one by one. The call and the answers raise
+        CALL_ERRORS.
 
-        Serve's own way of reading them waits for the last one, which may never come.
+        Serve's own reading of the answers waits for the last one, which may never come.
         """
         if self._handle is None:
             self._handle = deployment_handle(self._deployment, self._application).options(
@@ -269,13 +270,13 @@ class EveryReplica:
 
 
 def in_fresh_context(coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """A task that does not belong to the request around it: it is not cancelled with it."""
+    """A task that does not belong to the calling request and is not cancelled with it."""
     return asyncio.get_running_loop().create_task(coroutine, name=name, context=contextvars.Context())
 
 
 def home_loop() -> asyncio.AbstractEventLoop:
-    """The event loop that handles of this process may live in, for Serve never lets go of a handle's loop: that of the
-    replica around us where Serve itself would use it, else that of Serve's own router thread."""
+    """The event loop for handles of this process, since Serve never releases a handle's loop: the loop of this Serve
+    replica if Serve itself would use it, else the loop of Serve's router thread."""
     if _get_internal_replica_context() is not None and not RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP:
         with contextlib.suppress(RuntimeError):  # called in a thread without a loop
             return asyncio.get_running_loop()
@@ -285,9 +286,9 @@ def home_loop() -> asyncio.AbstractEventLoop:
 
 
 def quiet_router_thread() -> None:
-    """End what Serve's own router thread does for the handles of this process; to be called before Ray is left.
+    """End the tasks of Serve's router thread for the handles of this process; call this before `ray.shutdown`.
 
-    It pushes numbers for autoscaling, and a call of Ray's without Ray starts a cluster of its own in this process.
+    The thread pushes autoscaling metrics, and a Ray call after the shutdown would start a new cluster in this process.
     """
     loop = SingletonThreadRouter._asyncio_loop
     if loop is None:
@@ -304,9 +305,9 @@ def quiet_router_thread() -> None:
 
 
 class IngressHandle:
-    """Calls of one streaming method of an application's ingress, by gRPC: when this process dies, they end with it.
+    """Calls one streaming method of an application's ingress by gRPC: when this process dies, its calls end.
 
-    All of it runs in `loop`. Serve's own way from a driver hands every message from thread to thread by a task, which
+    Everything runs in `loop`. Serve's own path from a driver passes every message between threads by a task, which
     costs two thirds more CPU time here.
     """
 
@@ -315,9 +316,9 @@ class IngressHandle:
         self._handle = deployment_handle(deployment, application)
         self._method = method
         self._stream: DeploymentHandle[Any] | None = None
-        self._open: set[Any] = set()  # results being read
+        self._open_results: set[Any] = set()  # results being read
 
-    def _opened(self) -> DeploymentHandle[Any]:
+    def _stream_handle(self) -> DeploymentHandle[Any]:
         if self._stream is None:
             self._handle._init(_run_router_in_separate_loop=False)
             self._stream = self._handle.options(
@@ -330,21 +331,21 @@ class IngressHandle:
         return self._stream
 
     async def stream(self, *arguments: Any, accept_s: float = ACCEPT_S) -> AsyncGenerator[Any, None]:
-        """What the method yields; closing the iterator ends the call on the replica.
+        """The values that the method yields; closing the iterator ends the call on the replica.
 
         Raises:
-            TimeoutError: no replica took the call in `accept_s`; Serve would go on trying for ever.
+            TimeoutError: no replica accepted the call within `accept_s`; Serve would retry for ever.
         """
-        response = self._opened().remote(*arguments)
+        response = self._stream_handle().remote(*arguments)
         assigned = response._replica_result_future
         try:
             async with asyncio.timeout(accept_s):
                 result = await response._fetch_future_result_async()
         except BaseException:
             assigned.cancel()
-            assigned.add_done_callback(_cancel_assigned)  # `response.cancel()` forgets one assigned in this very turn
+            assigned.add_done_callback(_cancel_assigned)  # `response.cancel()` misses one assigned in this turn
             raise
-        self._open.add(result)
+        self._open_results.add(result)
         try:
             while True:
                 try:
@@ -353,12 +354,12 @@ class IngressHandle:
                     return
                 yield item
         finally:
-            self._open.discard(result)
+            self._open_results.discard(result)
             result.cancel()
 
     async def close(self) -> None:
-        """End the open calls, and free what Serve keeps for the handle."""
-        for result in list(self._open):
+        """End the open calls, and free Serve's resources of the handle."""
+        for result in list(self._open_results):
             result.cancel()
         await self._handle.shutdown_async()
 

@@ -1,6 +1,6 @@
 """The models of one router replica: queue client, grants, retries, replicas and their health.
 
-Decides: on which granted replica a request runs, when it is tried again, and which replicas are ejected.
+Decides: which granted replica runs a request, when a request is retried, and which replicas are ejected.
 In: arrivals, grants of the queue, frames of replicas. Out: a stream of frames for each request, metrics, sessions.
 Never: reads HTTP, and never orders requests itself; `core.queue` and the quota actor do.
 """
@@ -11,7 +11,7 @@ from serve_app.router.model_router import ModelRouter
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.receipt_search import ReceiptSearch
 from serve_app.router.request_trace import RequestTrace
-from serve_app.router.sessions import SessionBook
+from serve_app.router.sessions import SessionClient
 
 __all__ = [
     "ModelRegistry",
@@ -20,5 +20,5 @@ __all__ = [
     "ReceiptSearch",
     "RequestTrace",
     "RouterMetrics",
-    "SessionBook",
+    "SessionClient",
 ]

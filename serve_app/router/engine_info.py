@@ -1,6 +1,6 @@
-"""What the engines of one model say of themselves when they are asked: their limits, their load.
+"""Fetches the limits and the load that the engines of one model report.
 
-Invariant: who asks waits no longer than `ASK_TIMEOUT_S`, whatever the replica does.
+Invariant: a call ends within `ANSWER_TIMEOUT_S`, whatever the replica does.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from serve_app.transport import EngineInfo, EngineLoad
 
 logger = logging.getLogger("ray.serve")
 
-ASK_TIMEOUT_S = 1.0  # a scrape or a listing must not hang on a replica that does not answer
-# the replica may leave while it is asked, or before
-ASK_ERRORS: tuple[type[BaseException], ...] = (Unavailable, *NO_ANSWER)
+ANSWER_TIMEOUT_S = 1.0  # a scrape or a listing must not hang on a replica that does not answer
+# the replica may leave before or during the call
+CALL_FAILURES: tuple[type[BaseException], ...] = (Unavailable, *NO_ANSWER)
 
 
-class Asking:
-    """Questions to the replicas of one model.
+class EngineInfoClient:
+    """Calls the replicas of one model for their limits and load.
 
     Args:
         model: its name, for logs and tasks.
         handle: its engine deployment.
-        any_replica: one that runs; Unavailable: none does.
+        any_replica: names a running replica; raises Unavailable if none runs.
         on_info: called with each answer about limits.
     """
 
@@ -39,32 +39,32 @@ class Asking:
         self._any_replica = any_replica
         self._on_info = on_info
         self._task: asyncio.Task[EngineInfo | None] | None = None
-        self.known: EngineInfo | None = None  # the last answer
+        self.cached: EngineInfo | None = None  # the last answer
 
     def refresh(self) -> None:
-        """Ask for the limits anew, since a new replica may be of a new configuration; one question at a time."""
+        """Fetch the limits again, since a new replica may have a new configuration; one call at a time."""
         if self._task is None:
-            self._task = in_fresh_context(self.info(), f"info-{self._model}")
+            self._task = in_fresh_context(self.fetch_info(), f"info-{self._model}")
             self._task.add_done_callback(lambda _: setattr(self, "_task", None))
 
-    async def info(self) -> EngineInfo | None:
-        """Ask what the model's engines can do; None while none has been asked with success."""
+    async def fetch_info(self) -> EngineInfo | None:
+        """Fetch the limits; returns the last known ones, None if no engine has ever answered."""
         try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                self.known = await self._ask("info", self._any_replica())
-            self._on_info(self.known)
-        except ASK_ERRORS as error:
-            logger.warning("%s: no engine tells its limits: %s", self._model, error)
-        return self.known
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                self.cached = await self._call("info", self._any_replica())
+            self._on_info(self.cached)
+        except CALL_FAILURES as error:
+            logger.warning("%s: no engine reports its limits: %s", self._model, error)
+        return self.cached
 
-    async def load(self, replica_id: str) -> EngineLoad | None:
-        """Live figures of one engine; None when it does not answer in time."""
+    async def fetch_load(self, replica_id: str) -> EngineLoad | None:
+        """Fetch the live load of one engine; None if it does not answer in time."""
         try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                return await self._ask("load", replica_id)  # type: ignore[no-any-return]
-        except ASK_ERRORS:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self._call("load", replica_id)  # type: ignore[no-any-return]
+        except CALL_FAILURES:
             return None
 
-    async def _ask(self, method: str, replica_id: str) -> Any:
-        """In a context of its own: a scrape's HTTP request must not decide how the reply is read."""
+    async def _call(self, method: str, replica_id: str) -> Any:
+        """Call in a context of its own: a scrape's HTTP request must not decide how the reply is read."""
         return await in_fresh_context(self._handle.call(method, replica_id=replica_id), f"{method}-{replica_id}")

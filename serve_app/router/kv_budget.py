@@ -1,7 +1,7 @@
-"""How many KV tokens a request is given, and how it gets more. Pure.
+"""How many KV tokens a request reserves, and when it requests more. Pure.
 
-Invariant: what a request holds covers prompt and output as far as they are known, in whole blocks, while the pool has
-them to give; it never asks for more than it can come to use.
+Invariant: a request's KV tokens cover its known prompt and output, in whole blocks, while the pool has free blocks; it
+never requests more than it can use.
 """
 
 from __future__ import annotations
@@ -10,49 +10,49 @@ from serve_app.core.memory import GROWTH_SHARE
 from serve_app.core.queue import Arrival
 from serve_app.transport import EngineInfo
 
-GROW_BLOCKS = 4  # asked for at once by a request that outgrows its estimate: a call for each block would be many
-LEAD_STEPS = 4  # of the engine, which has made that many tokens of each sequence before the router hears of them
+KV_REQUEST_BLOCKS = 4  # requested at once by a request that exceeds its estimate: one call a block would be too many
+LEAD_STEPS = 4  # engine steps, so tokens of each sequence, that are done before the router receives their tokens
 
 
-class Budget:
+class KvBudget:
     """The tokens of one request.
 
     Args:
         arrival: with its estimated cost, prompt and output.
-        info: of the model's engines; None: not known yet, then nothing is rounded or capped.
-        most_tokens: what it can come to use, prompt and all answers, by the client's bound; None: there is none.
-        sequences: how many it runs; 0: as many as it takes slots.
+        info: limits of the model's engines; None: not known yet, then nothing is rounded or capped.
+        max_kv_tokens: the most tokens of prompt and all answers, by the client's bound; None: no bound.
+        sequences: how many it runs; 0: one for each slot.
     """
 
     def __init__(
-        self, arrival: Arrival, info: EngineInfo | None, most_tokens: int | None = None, sequences: int = 0
+        self, arrival: Arrival, info: EngineInfo | None, max_kv_tokens: int | None = None, sequences: int = 0
     ) -> None:
         self._sequences = sequences or arrival.slots
-        self._block = 1 if info is None else info.kv_block_tokens
-        self.tokens = self._in_blocks(arrival.cost_tokens)
-        self._most = None if most_tokens is None else self._in_blocks(most_tokens)
-        if info is not None:  # what no pool can give is not waited for: vLLM bounds it by itself
-            self.tokens = min(self.tokens, max(self._block, int(info.kv_cache_tokens * (1 - GROWTH_SHARE))))
-            longest = self._in_blocks(info.max_model_len * self._sequences)
-            self._most = longest if self._most is None else min(self._most, longest)
-        self._output_left = max(0, self.tokens - arrival.prompt_tokens)
+        self._block_tokens = 1 if info is None else info.kv_block_tokens
+        self.tokens = self._round_up_to_blocks(arrival.cost_tokens)
+        self._max_tokens = None if max_kv_tokens is None else self._round_up_to_blocks(max_kv_tokens)
+        if info is not None:  # do not wait for more than any pool has: vLLM bounds the request by itself
+            self.tokens = min(self.tokens, max(self._block_tokens, int(info.kv_cache_tokens * (1 - GROWTH_SHARE))))
+            longest = self._round_up_to_blocks(info.max_model_len * self._sequences)
+            self._max_tokens = longest if self._max_tokens is None else min(self._max_tokens, longest)
+        self._unused_output_tokens = max(0, self.tokens - arrival.prompt_tokens)
         self.output_tokens = 0  # made so far, of all sequences
 
-    def _in_blocks(self, tokens: int) -> int:
-        """Each sequence begins a block of its own, and the last one is seldom full."""
-        return max(1, (-(-tokens // self._block) + self._sequences - 1) * self._block)
+    def _round_up_to_blocks(self, tokens: int) -> int:
+        """Round up: each sequence begins its own block, and its last block is rarely full."""
+        return max(1, (-(-tokens // self._block_tokens) + self._sequences - 1) * self._block_tokens)
 
-    def produced(self, tokens: int) -> int:
-        """The engine has made so many tokens more; returns how many KV tokens to ask for, since the output will soon
-        exceed the estimate. They count as the request's whether they are given at once or later."""
+    def on_output(self, tokens: int) -> int:
+        """Count new output tokens; returns how many KV tokens to request because the output will soon exceed the
+        estimate. They count as the request's whether they are granted at once or later."""
         self.output_tokens += tokens
-        self._output_left -= tokens
-        short = LEAD_STEPS * self._sequences - self._output_left
+        self._unused_output_tokens -= tokens
+        short = LEAD_STEPS * self._sequences - self._unused_output_tokens
         if short <= 0:
             return 0
-        more = max(GROW_BLOCKS, -(-short // self._block)) * self._block
-        if self._most is not None:
-            more = max(0, min(more, self._most - self.tokens))
+        more = max(KV_REQUEST_BLOCKS, -(-short // self._block_tokens)) * self._block_tokens
+        if self._max_tokens is not None:
+            more = max(0, min(more, self._max_tokens - self.tokens))
         self.tokens += more
-        self._output_left += more
+        self._unused_output_tokens += more
         return more

@@ -1,6 +1,6 @@
 """The router's metrics, in Prometheus' format.
 
-Labels are bounded: models and tenants come from the configuration, classes and outcomes from enums.
+Invariant: labels are bounded; models and tenants come from the configuration, classes and outcomes from enums.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve_app.core.queue import ReplicaUse
-from serve_app.core.receipts import Verdict
+from serve_app.core.receipts import SloVerdict
 from serve_app.core.routing import FailureKind
 from serve_app.router.model_queue import QueueView
 from serve_app.transport import EngineLoad
 from serve_app.types import Outcome, RequestClass
 
-# seconds; from an idle tiny model's first token to the longest wait that is admitted
+# seconds; from an idle tiny model's first token to the longest permitted wait
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -32,7 +32,7 @@ class RouterMetrics:
         )
         self._wait = Histogram(
             "serve_app_queue_wait_seconds",
-            "Seconds from arrival to grant.",
+            "Seconds in the queue before the last grant.",
             ("model", "priority"),
             registry=self.registry,
             buckets=LATENCY_BUCKETS_S,
@@ -50,25 +50,6 @@ class RouterMetrics:
             registry=self.registry,
             buckets=LATENCY_BUCKETS_S,
         )
-        levels = ("model", "priority")
-        self._slo_offered = Counter(
-            "serve_app_slo_offered", "Generations of classes with a service level.", levels, registry=self.registry
-        )
-        self._slo_met = Counter(
-            "serve_app_slo_met", "Those that were served within it.", levels, registry=self.registry
-        )
-        self._slo_missed = Counter(
-            "serve_app_slo_missed",
-            "Those that were not, by why; the others' clients left while all was well.",
-            (*levels, "reason"),
-            registry=self.registry,
-        )
-        self._goodput = Counter(
-            "serve_app_goodput_tokens",
-            "Generated tokens of answers within their class's service level.",
-            levels,
-            registry=self.registry,
-        )
         self._prompt = Counter("serve_app_prompt_tokens", "Prompt tokens.", ("model", "tenant"), registry=self.registry)
         self._output = Counter(
             "serve_app_completion_tokens", "Generated tokens.", ("model", "tenant"), registry=self.registry
@@ -81,12 +62,35 @@ class RouterMetrics:
             registry=self.registry,
         )
         self._used = Counter(
-            "serve_app_used_tokens", "Tokens that the same have needed.", parts, registry=self.registry
+            "serve_app_used_tokens", "Tokens that answered generations have used.", parts, registry=self.registry
         )
+        self._make_service_counters()
         self._make_gauges()
 
+    def _make_service_counters(self) -> None:
+        """How well classes are served: see `core.receipts.slo`."""
+        levels = ("model", "priority")
+        self._slo_offered = Counter(
+            "serve_app_slo_offered", "Generations of classes with a service level.", levels, registry=self.registry
+        )
+        self._slo_met = Counter(
+            "serve_app_slo_met", "Generations served within their service level.", levels, registry=self.registry
+        )
+        self._slo_missed = Counter(
+            "serve_app_slo_missed",
+            "Generations not served within it, by reason; excludes those whose client left in time.",
+            (*levels, "reason"),
+            registry=self.registry,
+        )
+        self._goodput = Counter(
+            "serve_app_goodput_tokens",
+            "Generated tokens of answers within their class's service level.",
+            levels,
+            registry=self.registry,
+        )
+
     def _make_gauges(self) -> None:
-        """What is set to the present state when somebody scrapes."""
+        """The gauges, set to the present state at each scrape."""
         self._gauge_waiting = Gauge(
             "serve_app_waiting", "Requests waiting in the queue.", ("model", "priority"), registry=self.registry
         )
@@ -101,19 +105,19 @@ class RouterMetrics:
         )
         self._gauge_blocked = Gauge(
             "serve_app_blocked",
-            "Engine replicas that wait, by what they wait for.",
+            "Engine replicas that wait to load, by reason.",
             ("model", "reason"),
             registry=self.registry,
         )
         self._gauge_placed = Gauge(
             "serve_app_placed",
-            "Requests granted, by what key they have and how their replica was found.",
+            "Requests granted, by kind of affinity key and by how their replica was found.",
             ("model", "key", "place"),
             registry=self.registry,
         )
-        self._gauge_out = Gauge(
+        self._gauge_ejected = Gauge(
             "serve_app_ejected",
-            "Engine replicas that get no requests, or one, since they failed.",
+            "Engine replicas that get no requests, or one at a time, because they failed.",
             ("model",),
             registry=self.registry,
         )
@@ -121,49 +125,49 @@ class RouterMetrics:
             "serve_app_ejections", "Ejections of engine replicas.", ("model", "reason"), registry=self.registry
         )
         self._gauge_unread = Gauge(
-            "serve_app_unread_bytes", "Of answers that clients have not read yet.", registry=self.registry
+            "serve_app_unread_bytes", "Bytes of answers that clients have not read yet.", registry=self.registry
         )
-        self._gauge_cut = Gauge(
-            "serve_app_unread_ended", "Requests ended since too much was unread of all.", registry=self.registry
+        self._gauge_unread_ended = Gauge(
+            "serve_app_unread_ended", "Requests ended because of too many unread bytes.", registry=self.registry
         )
         self._gauge_engine = Gauge(
-            "serve_app_engine", "Live figures of an engine.", ("model", "replica", "figure"), registry=self.registry
+            "serve_app_engine", "Live load of an engine.", ("model", "replica", "figure"), registry=self.registry
         )
 
-    def ended(self, model: str, tenant: str, request_class: RequestClass, outcome: Outcome) -> None:
+    def count_ended(self, model: str, tenant: str, request_class: RequestClass, outcome: Outcome) -> None:
         """Count a request's end."""
         self._requests.labels(model, tenant, request_class.label, outcome.value).inc()
 
-    def granted(self, model: str, request_class: RequestClass, waited_s: float, tokens: int) -> None:
-        """Count a request that was granted after so many seconds, with its estimated tokens."""
+    def count_granted(self, model: str, request_class: RequestClass, waited_s: float, tokens: int) -> None:
+        """Count a granted request, its wait and its estimated tokens."""
         self._wait.labels(model, request_class.label).observe(waited_s)
         self._granted.labels(model, request_class.label).inc(tokens)
 
-    def first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
+    def observe_first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
         self._ttft.labels(model, request_class.label).observe(seconds)
 
-    def judged(self, model: str, request_class: RequestClass, verdict: Verdict, tokens: int) -> None:
-        """Count how a generation of a class with a service level was served, with the tokens it made."""
+    def count_slo(self, model: str, request_class: RequestClass, verdict: SloVerdict, tokens: int) -> None:
+        """Count the verdict on a generation of a class with a service level, and its output tokens."""
         labels = (model, request_class.label)
         self._slo_offered.labels(*labels).inc()
-        if verdict is Verdict.MET:
+        if verdict is SloVerdict.MET:
             self._slo_met.labels(*labels).inc()
             self._goodput.labels(*labels).inc(tokens)
-        elif verdict is not Verdict.LEFT:
+        elif verdict is not SloVerdict.CLIENT_LEFT:
             self._slo_missed.labels(*labels, verdict.value).inc()
 
-    def tokens(self, model: str, tenant: str, prompt: int, completion: int) -> None:
+    def count_tokens(self, model: str, tenant: str, prompt: int, completion: int) -> None:
         self._prompt.labels(model, tenant).inc(prompt)
         self._output.labels(model, tenant).inc(completion)
 
-    def estimated(self, model: str, tenant: str, given: tuple[int, int], used: tuple[int, int]) -> None:
-        """An answered generation: what it was estimated to need and what it has, prompt and output."""
+    def count_estimated(self, model: str, tenant: str, given: tuple[int, int], used: tuple[int, int]) -> None:
+        """Count the estimated and the used tokens (prompt, output) of an answered generation."""
         for part, estimate, actual in zip(("prompt", "output"), given, used, strict=True):
             self._estimated.labels(model, tenant, part).inc(estimate)
             self._used.labels(model, tenant, part).inc(actual)
 
-    def queue(self, model: str, view: QueueView, use: Mapping[str, ReplicaUse], blocked: int = 0) -> None:
-        """Set the gauges of a model's queue to exactly this view of it, and how many replicas wait for memory."""
+    def set_queue(self, model: str, view: QueueView, use: Mapping[str, ReplicaUse], blocked: int = 0) -> None:
+        """Set the gauges of a model's queue to this view, and the number of replicas that wait for memory."""
         self._gauge_blocked.labels(model, "memory").set(blocked)
         for request_class, count in view.waiting.items():
             self._gauge_waiting.labels(model, request_class).set(count)
@@ -176,30 +180,30 @@ class RouterMetrics:
         for reason, count in view.refused.items():
             self._gauge_refused.labels(model, reason).set(count)
 
-    def unread(self, waiting_bytes: int, ended: int) -> None:
-        """Set what clients have not read, and how many requests have ended for it."""
-        self._gauge_unread.set(waiting_bytes)
-        self._gauge_cut.set(ended)
+    def set_unread(self, unread_bytes: int, ended: int) -> None:
+        """Set the unread bytes, and how many requests have ended because of them."""
+        self._gauge_unread.set(unread_bytes)
+        self._gauge_unread_ended.set(ended)
 
-    def replicas(
-        self, model: str, placed: Mapping[tuple[str, str], int], out: int, ejections: Mapping[FailureKind, int]
+    def set_replicas(
+        self, model: str, placed: Mapping[tuple[str, str], int], ejected: int, ejections: Mapping[FailureKind, int]
     ) -> None:
-        """Set the gauges of where requests went: see the help of each."""
+        """Set the gauges of placement and ejection; see each gauge's help."""
         for (key, place), count in placed.items():
             self._gauge_placed.labels(model, key, place).set(count)
-        self._gauge_out.labels(model).set(out)
+        self._gauge_ejected.labels(model).set(ejected)
         for why, count in ejections.items():
             self._gauge_ejections.labels(model, why.value).set(count)
 
-    def engines(self, model: str, loads: Mapping[str, EngineLoad]) -> None:
+    def set_engines(self, model: str, loads: Mapping[str, EngineLoad]) -> None:
         """Set the engine gauges of a model to exactly these replicas."""
         self._gauge_engine.remove_by_labels({"model": model})
         for replica, load in loads.items():
             for field, value in msgspec.structs.asdict(load).items():
                 self._gauge_engine.labels(model, replica, field).set(value)
 
-    def forget(self, model: str) -> None:
-        """Take a model that left out of the gauges; what was counted stays counted."""
+    def remove_model(self, model: str) -> None:
+        """Remove the gauges of a removed model; its counters stay."""
         for gauge in (
             self._gauge_waiting,
             self._gauge_slots,
@@ -207,7 +211,7 @@ class RouterMetrics:
             self._gauge_engine,
             self._gauge_blocked,
             self._gauge_placed,
-            self._gauge_out,
+            self._gauge_ejected,
             self._gauge_ejections,
         ):
             gauge.remove_by_labels({"model": model})

@@ -1,7 +1,7 @@
-"""The models of one router replica, kept in step with the configuration while requests run.
+"""The models of one router replica, which follow the configuration while requests run.
 
-Invariant: a change of one model touches no other model. A model that is taken out gets no new requests at once; those
-that wait for it are refused, and those that run are finished before its queue goes.
+Invariant: a change of one model affects no other model. A removed model gets no new requests at once; its waiting
+requests are refused, and its running requests finish before its queue is closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serve_app.ray_adapter import Handle, in_fresh_context
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.queue_client import QueueClient
 from serve_app.settings import ModelSettings, Settings
-from serve_app.transport import Unread
+from serve_app.transport import UnreadBytes
 
 logger = logging.getLogger("ray.serve")
 
@@ -29,22 +29,22 @@ class ModelRegistry:
     Args:
         connect: makes the handle of a model's engine deployment.
         router_id: this router's name.
-        client: of the queues of all models.
+        client: the queue client of all models.
     """
 
     def __init__(self, connect: Connect, router_id: str, client: QueueClient) -> None:
         self._connect = connect
         self._router_id = router_id
-        self._client, self._unread = client, Unread()
-        self._made = 0
+        self._client, self._unread = client, UnreadBytes()
+        self._models_made = 0
         self._models: dict[str, ModelRouter] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself refers to tasks weakly
-        self.models: Mapping[str, ModelRouter] = MappingProxyType(self._models)  # always the present ones
+        self._tasks: set[asyncio.Task[None]] = set()  # strong references: the event loop keeps weak ones only
+        self.models: Mapping[str, ModelRouter] = MappingProxyType(self._models)  # a live view
 
     def apply(self, settings: Settings) -> frozenset[str]:
-        """Make the models follow the configuration; returns the names of the models that left.
+        """Apply the configuration; returns the names of the removed models.
 
-        New models can be asked for once it returns: their requests wait for the first replica.
+        New models take requests once this returns: the requests wait for the first replica.
         """
         wanted = {model.name: model for model in settings.models}
         gone = frozenset(self._models) - frozenset(wanted)
@@ -56,9 +56,9 @@ class ModelRegistry:
             if present is not None:
                 present.configure(model, settings.admission, settings.router.replicas)
                 continue
-            # A name of its own: a model that left and came back must not meet its former self on a replica.
-            self._made += 1
-            name_there = f"{self._router_id}.{self._made}"
+            # A new name: a model that was removed and came back must not share a replica's router session.
+            self._models_made += 1
+            name_there = f"{self._router_id}.{self._models_made}"
             new = self._models[name] = ModelRouter(
                 model,
                 self._connect(model),
@@ -71,13 +71,13 @@ class ModelRegistry:
             self._run(new.start(), f"starting-{name}")
         return gone
 
-    async def settled(self) -> None:
-        """Until every model follows its replicas, and those that left are gone."""
+    async def wait_settled(self) -> None:
+        """Wait until every model follows its replicas and every removed model is closed."""
         while self._tasks:
             await asyncio.gather(*self._tasks)
 
     def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """In a context of its own: a reconfiguration is a call of Serve's, and what it starts outlives it."""
+        """Run in a context of its own: the task outlives the Serve call of the reconfiguration."""
         task = in_fresh_context(coroutine, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

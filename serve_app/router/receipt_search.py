@@ -1,6 +1,6 @@
-"""Finds what became of a request, whichever router replica it came to.
+"""Finds the receipt of a request on any router replica.
 
-Invariant: who asks hears within `ANSWER_S`, however many routers do not answer.
+Invariant: a search ends within `ANSWER_TIMEOUT_S`, however many routers do not answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serve_app.ray_adapter import CALL_ERRORS, NO_ANSWER, in_fresh_context
 
 logger = logging.getLogger("ray.serve")
 
-ANSWER_S = 2.0  # a router answers within milliseconds; one that is on its way out, never
+ANSWER_TIMEOUT_S = 2.0  # a router answers within milliseconds; one that is shutting down, never
 
 Plain = dict[str, Any]
 Answers = Iterable[Awaitable[Plain | None]]
@@ -23,38 +23,38 @@ AskAll = Callable[[str], Awaitable[Answers]]
 
 
 class ReceiptSearch:
-    """Asks here first, then all routers at once.
+    """Searches this router first, then all routers at once.
 
     Args:
-        kept: the receipts of this router.
-        ask_all: asks every router for a receipt it may have; both this and the answers raise CALL_ERRORS.
+        receipts: of this router.
+        ask_all: asks every router for the receipt; the call and the answers may raise CALL_ERRORS.
     """
 
-    def __init__(self, kept: Receipts, ask_all: AskAll) -> None:
-        self._kept, self._ask_all = kept, ask_all
+    def __init__(self, receipts: Receipts, ask_all: AskAll) -> None:
+        self._receipts, self._ask_all = receipts, ask_all
 
-    def here(self, request_id: str) -> Plain | None:
-        """The receipt as plain data with its `story` in words, if this router has it."""
-        receipt = self._kept.find(request_id)
-        return None if receipt is None else receipt.plain() | {"story": explain(receipt)}
+    def find_here(self, request_id: str) -> Plain | None:
+        """The receipt as plain data with its `story` in sentences, if this router has it."""
+        receipt = self._receipts.find(request_id)
+        return None if receipt is None else receipt.to_json_fields() | {"story": explain(receipt)}
 
-    async def anywhere(self, request_id: str) -> Plain | None:
-        """The same from whichever router has it; None: none that answers in time."""
-        found = self.here(request_id)
+    async def find_anywhere(self, request_id: str) -> Plain | None:
+        """As `find_here`, from any router; None: no router that answers in time has it."""
+        found = self.find_here(request_id)
         if found is not None:
             return found
-        # in a context of its own: the HTTP request that asks must not decide how replies are read
-        asking = in_fresh_context(self._first(request_id), "receipt")
+        # in a context of its own: the calling HTTP request must not decide how replies are read
+        asking = in_fresh_context(self._first_found(request_id), "receipt")
         try:
-            async with asyncio.timeout(ANSWER_S):
-                return await asking  # cancelled with us, and what it has begun with it
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await asking  # cancelled with this call, together with the calls it has begun
         except NO_ANSWER as error:
-            logger.warning("not every router was asked for a receipt: %s", error)
+            logger.warning("the receipt search did not reach every router: %s", error)
             return None
 
-    async def _first(self, request_id: str) -> Plain | None:
-        """What the first router that has it says."""
-        asked = [asyncio.ensure_future(_told(answer)) for answer in await self._ask_all(request_id)]
+    async def _first_found(self, request_id: str) -> Plain | None:
+        """The answer of the first router that has the receipt."""
+        asked = [asyncio.ensure_future(_answer_or_none(answer)) for answer in await self._ask_all(request_id)]
         try:
             for answer in asyncio.as_completed(asked):
                 found = await answer
@@ -66,9 +66,9 @@ class ReceiptSearch:
         return None
 
 
-async def _told(answer: Awaitable[Plain | None]) -> Plain | None:
+async def _answer_or_none(answer: Awaitable[Plain | None]) -> Plain | None:
     try:
         return await answer
     except CALL_ERRORS as error:
-        logger.warning("a router does not tell its receipts: %s", error)
+        logger.warning("a router did not answer the receipt search: %s", error)
         return None

@@ -1,7 +1,7 @@
-"""The agent sessions as a router knows them: every one of its tenants', whichever router it was opened through.
+"""The agent sessions as a router knows them: those of all tenants, opened through any router.
 
-The quota actor tells all routers which sessions are open, so an id costs no question, whatever it is. What is asked of
-the actor here is to open a session, to renew, to show and to close it.
+The quota actor reports the open sessions to all routers, so finding an id needs no call. Calls to the actor open,
+renew, show and close a session.
 
 Invariant: a tenant's id never finds another tenant's session.
 """
@@ -15,58 +15,58 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from serve_app.core.memory import Session, SessionAsk, name_of
+from serve_app.core.memory import Session, SessionRequest, session_name
 from serve_app.core.quota import RECOVERING, RECOVERY_S
 from serve_app.core.shared_queue import SessionOpened
 from serve_app.errors import ServeAppError, Unavailable
 
-ANSWER_S = 5.0  # for all else; the actor answers in milliseconds
-AGAIN_S = 1.0  # when a caller may try again after no answer
-RETRY_S = 0.25  # between attempts to open a session while the actor is away
-PATIENCE_S = RECOVERY_S + 3.0  # of an opening that would not wait otherwise: Ray restarts the actor, it asks everybody
-AWAY = "quota_away"
+ANSWER_TIMEOUT_S = 5.0  # the actor answers in milliseconds
+RETRY_AFTER_S = 1.0  # reported to a client whose call got no answer
+RETRY_S = 0.25  # between attempts to open a session while the actor is unavailable
+MIN_OPEN_WAIT_S = RECOVERY_S + 3.0  # for Ray to restart the actor, and for its recovery, even if the client waits less
+ACTOR_AWAY = "quota_away"
 
-Call = Callable[..., Awaitable[Any]]
+CallActor = Callable[..., Awaitable[Any]]
 
 
-class SessionBook:
-    """See the module.
+class SessionClient:
+    """Finds the open sessions and calls the quota actor for changes.
 
     Args:
-        call: a method of the quota actor by name, and its arguments.
-        sessions: those that are open, by name; always the present ones.
-        away: what `call` raises while the actor is away.
+        call: calls a method of the quota actor by name, with its arguments.
+        sessions: the open sessions by name; a live view.
+        actor_errors: what `call` raises while the actor is unavailable.
     """
 
     def __init__(
-        self, call: Call, sessions: Mapping[str, SessionOpened], away: tuple[type[BaseException], ...]
+        self, call: CallActor, sessions: Mapping[str, SessionOpened], actor_errors: tuple[type[BaseException], ...]
     ) -> None:
         self._call, self._sessions = call, sessions
-        self._away: tuple[type[BaseException], ...] = (TimeoutError, *away)
+        self._actor_errors: tuple[type[BaseException], ...] = (TimeoutError, *actor_errors)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, tenant: str, session_id: str, model: str) -> SessionOpened | None:
-        """The tenant's open session of this id with this model; None: there is none."""
-        session = self._sessions.get(name_of(tenant, session_id))
+        """The tenant's open session of this id on this model; None: there is none."""
+        session = self._sessions.get(session_name(tenant, session_id))
         return session if session is not None and session.model == model else None
 
-    async def open(self, ask: SessionAsk, wait_s: float) -> Session:
-        """Open a session, waiting for room so many seconds. A caller that leaves meanwhile takes the question back.
+    async def open(self, ask: SessionRequest, wait_s: float) -> Session:
+        """Open a session; wait for free capacity up to `wait_s` seconds. A cancelled caller withdraws its request.
 
         Raises:
-            What `core.shared_queue.session_admission.Openings.ask` does; Unavailable: the actor stays away, or no
-            engine runs.
+            As the actor's session admission (`core.shared_queue.session_admission`); Unavailable: the actor stays
+            unavailable, or no engine runs.
         """
         began = time.monotonic()
         while True:
             left_s = max(0.0, began + wait_s - time.monotonic())
             asked = dataclasses.replace(ask, wait_until=left_s or None)
             try:
-                opened: Session = await self._speak(ANSWER_S + left_s, "open_session", asked)
+                opened: Session = await self._call_actor(ANSWER_TIMEOUT_S + left_s, "open_session", asked)
                 return opened
             except Unavailable as error:
-                late = time.monotonic() >= began + max(wait_s, PATIENCE_S)
-                if error.code not in (AWAY, RECOVERING) or late:
+                late = time.monotonic() >= began + max(wait_s, MIN_OPEN_WAIT_S)
+                if error.code not in (ACTOR_AWAY, RECOVERING) or late:
                     raise
                 await asyncio.sleep(RETRY_S)
             except asyncio.CancelledError:
@@ -76,31 +76,31 @@ class SessionBook:
                 raise
 
     async def renew(self, tenant: str, session_id: str) -> Session:
-        """Raises NotFound, Unavailable; so do the others."""
-        session: Session = await self._speak(ANSWER_S, "renew_session", name_of(tenant, session_id))
+        """Extend the session's life. Raises NotFound, Unavailable; so do `get` and `close`."""
+        session: Session = await self._call_actor(ANSWER_TIMEOUT_S, "renew_session", session_name(tenant, session_id))
         return session
 
-    async def look(self, tenant: str, session_id: str) -> Session:
-        """The session as it is; that does not renew it."""
-        session: Session = await self._speak(ANSWER_S, "look_session", name_of(tenant, session_id))
+    async def get(self, tenant: str, session_id: str) -> Session:
+        """The session's present state; does not renew it."""
+        session: Session = await self._call_actor(ANSWER_TIMEOUT_S, "look_session", session_name(tenant, session_id))
         return session
 
     async def close(self, tenant: str, session_id: str) -> None:
-        """Give its tokens back; requests of it that run go on."""
-        await self._speak(ANSWER_S, "close_session", name_of(tenant, session_id))
+        """Close the session and release its tokens; its running requests go on."""
+        await self._call_actor(ANSWER_TIMEOUT_S, "close_session", session_name(tenant, session_id))
 
     async def _withdraw(self, name: str) -> None:
-        with contextlib.suppress(ServeAppError):  # it did not wait any more, or the actor has forgotten with its death
-            await self._speak(ANSWER_S, "close_session", name)
+        with contextlib.suppress(ServeAppError):  # it no longer waits, or the actor restarted and lost it
+            await self._call_actor(ANSWER_TIMEOUT_S, "close_session", name)
 
-    async def _speak(self, answer_s: float, method: str, *arguments: Any) -> Any:
-        """A call of the actor; its own errors come as they were raised there."""
+    async def _call_actor(self, timeout_s: float, method: str, *arguments: Any) -> Any:
+        """Call the actor; errors of its method are raised as they were raised there."""
         try:
-            async with asyncio.timeout(answer_s):
+            async with asyncio.timeout(timeout_s):
                 return await self._call(method, *arguments)
         except ServeAppError as error:
             raise getattr(error, "cause", error) from None  # Ray's own class around ours
-        except self._away as error:
+        except self._actor_errors as error:
             raise Unavailable(
-                f"the quota actor does not answer: {type(error).__name__}", code=AWAY, retry_after_s=AGAIN_S
+                f"the quota actor does not answer: {type(error).__name__}", code=ACTOR_AWAY, retry_after_s=RETRY_AFTER_S
             ) from None

@@ -8,9 +8,15 @@ Never: starts anything, or imports Ray.
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key
 from serve_app.settings.model import DEFAULT_KV_CACHE_GB, AutoscaleSettings, ModelSettings, SimulatedSettings
 from serve_app.settings.presets import PRESETS
-from serve_app.settings.serve_config import BUILD, ProxyLocation, application, beside, deployment_config
+from serve_app.settings.serve_config import (
+    BUILD,
+    ProxyLocation,
+    application,
+    deployment_config,
+    with_other_applications,
+)
 from serve_app.settings.settings import (
-    DEFAULT_HEADROOM_SHARE,
+    DEFAULT_GUARD_SLOTS_SHARE,
     DEFAULT_MAX_QUEUED,
     DEFAULT_MAX_WAIT_S,
     AdmissionSettings,
@@ -27,7 +33,7 @@ from serve_app.settings.versions import engine_version, router_version
 
 __all__ = [
     "BUILD",
-    "DEFAULT_HEADROOM_SHARE",
+    "DEFAULT_GUARD_SLOTS_SHARE",
     "DEFAULT_KEY_FILE",
     "DEFAULT_KV_CACHE_GB",
     "DEFAULT_MAX_QUEUED",
@@ -45,11 +51,11 @@ __all__ = [
     "Settings",
     "SimulatedSettings",
     "application",
-    "beside",
     "deployment_config",
     "engine_version",
     "load",
     "load_or_create_key",
     "parse",
     "router_version",
+    "with_other_applications",
 ]

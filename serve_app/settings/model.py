@@ -44,13 +44,13 @@ PLACED_BY_US = frozenset(
 )
 
 
-class Frozen(BaseModel):
+class FrozenSettings(BaseModel):
     """What every part of the configuration is: it never changes, and an unknown key in it is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class AutoscaleSettings(Frozen):
+class AutoscaleSettings(FrozenSettings):
     """Replica bounds and Serve's autoscaling on ongoing requests per replica."""
 
     min_replicas: int = Field(1, ge=0)
@@ -80,7 +80,7 @@ class AutoscaleSettings(Frozen):
         return self.min_replicas != self.max_replicas
 
 
-class SimulatedSettings(Frozen):
+class SimulatedSettings(FrozenSettings):
     """Rates of the simulated engine (tests and load studies; never what `make serve` runs)."""
 
     prefill_tokens_per_s: float = Field(20_000.0, gt=0)
@@ -90,7 +90,7 @@ class SimulatedSettings(Frozen):
     seed: int = 0
 
 
-class ModelSettings(Frozen):
+class ModelSettings(FrozenSettings):
     """One model: an engine deployment of its own."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
@@ -138,7 +138,7 @@ class ModelSettings(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, data: Any) -> Any:
-        return presets.filled(data) if isinstance(data, Mapping) else data
+        return presets.with_preset(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _placeable(self) -> ModelSettings:
@@ -175,12 +175,12 @@ class ModelSettings(Frozen):
         return self.memory_gb is not None or 0 < (self.gpus_per_rank or 0) < 1
 
     @property
-    def session_places(self) -> int:
+    def effective_session_slots(self) -> int:
         """Sequences kept for sessions; an embedding model has none: nothing of its requests stays in the cache."""
         return self.session_slots if self.task == "generate" else 0
 
     @property
-    def lengths(self) -> LengthRule | None:
+    def length_rule(self) -> LengthRule | None:
         """What a request takes of the batch by its length; None: all the same."""
         if self.max_long_seqs is None:
             return None
@@ -189,13 +189,13 @@ class ModelSettings(Frozen):
     @property
     def long_weight(self) -> int:
         """The slots that one sequence takes at most."""
-        return 1 if self.lengths is None else self.lengths.long_weight
+        return 1 if self.length_rule is None else self.length_rule.long_weight
 
     @property
     def engine_seqs(self) -> int:
         """Sequences one step of the engine runs: those the routers grant, and those of sessions."""
-        return self.max_num_seqs + self.session_places
+        return self.max_num_seqs + self.effective_session_slots
 
 
 # What is served when nothing is configured; float32, since a model this small computes no faster in less.
-BUILT_IN = ModelSettings(name="tiny", path="tiny", dtype="float32", tool_parser="hermes")
+BUILT_IN_MODEL = ModelSettings(name="tiny", path="tiny", dtype="float32", tool_parser="hermes")

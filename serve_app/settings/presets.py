@@ -55,7 +55,7 @@ PRESETS: Mapping[str, Defaults] = MappingProxyType(
 ONLY_GENERATING = frozenset({"max_num_batched_tokens", "session_slots"})
 
 
-def filled(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     """A model's settings as the user wrote them, with the defaults of their preset, if they name one that exists."""
     preset = given.get("preset")
     defaults = PRESETS.get(preset, {}) if isinstance(preset, str) else {}

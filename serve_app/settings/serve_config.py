@@ -42,14 +42,14 @@ def application(settings: Settings, *, import_path: str = BUILD, name: str = APP
     if placed:
         starts = {
             "application": name,
-            "models": {deployment_of(model.name): [model.name, _asked_bytes(model)] for model in placed},
+            "models": {deployment_of(model.name): [model.name, _requested_bytes(model)] for model in placed},
             "quota": settings.quota.model_dump(mode="json"),
         }
         entry["autoscaling_policy"]["policy_kwargs"] = {"starts": starts}
     return entry
 
 
-def _asked_bytes(model: ModelSettings) -> int | None:
+def _requested_bytes(model: ModelSettings) -> int | None:
     """Of the one device an engine is on; None: its replicas will say."""
     return None if model.memory_gb is None else int(model.memory_gb * GIB) * model.ranks
 
@@ -71,7 +71,7 @@ def deployment_config(
     return config
 
 
-def beside(application_entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:
+def with_other_applications(application_entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:
     """This application and the others that were declared to the running Serve, which would otherwise be deleted.
 
     Args:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,15 +17,15 @@ import yaml
 from pydantic import Field, model_validator
 
 from serve_app.core.estimate import DEFAULT_QUANTILE
-from serve_app.core.queue import MAX_HEADROOM_SHARE
+from serve_app.core.queue import DEFAULT_MIN_SHARE, MAX_GUARD_SLOTS_SHARE
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
 from serve_app.settings.model import (
-    BUILT_IN,
+    BUILT_IN_MODEL,
     DEFAULT_KV_CACHE_GB,
     AutoscaleSettings,
-    Frozen,
+    FrozenSettings,
     ModelSettings,
     SimulatedSettings,
 )
@@ -54,8 +55,7 @@ DEFAULT_MAX_SEQUENCES = 8  # per request: n x prompts; vLLM's own default of 163
 DEFAULT_MAX_EMBEDDING_INPUTS = 2048  # OpenAI's own bound on the inputs of one embeddings call
 DEFAULT_MAX_QUEUED = 1000  # requests waiting per model; the middle size the field uses (256, 1,000, 10,000)
 DEFAULT_MAX_QUEUED_TOKENS = 4_000_000  # as many requests of 4,000 tokens; longer ones take minutes each to drain
-DEFAULT_HEADROOM_SHARE = 0.5  # at most; of 64 slots 2 are kept where a tenth of the load is `high`, none where none is
-DEFAULT_TRICKLE_SHARE = 0.05  # of granted tokens to each class that waits: a batch stays alive, a person hardly notices
+DEFAULT_GUARD_SLOTS_SHARE = 0.5  # at most; of 64 slots 2 are kept where a tenth of the load is `high`, else none
 DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
 DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back in less; raise it for slow loads
@@ -67,7 +67,7 @@ DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it i
 ClassName = Literal["low", "normal", "high", "critical"]
 
 
-class KeySettings(Frozen):
+class KeySettings(FrozenSettings):
     """One API key. Give the key itself, or its SHA-256 (hex) so that the file holds no secret."""
 
     key: str | None = Field(None, min_length=16)
@@ -94,7 +94,10 @@ class KeySettings(Frozen):
         return self.model_copy(update={"key": None, "key_sha256": digest})
 
 
-class AuthSettings(Frozen):
+RENAMED_ADMISSION = {"trickle_share": "min_share", "headroom_share": "guard_slots_share"}  # read for one version
+
+
+class AuthSettings(FrozenSettings):
     """Who may call. Without keys one is generated at start and kept in `key_file` with mode 0600."""
 
     keys: tuple[KeySettings, ...] = ()
@@ -110,7 +113,7 @@ class AuthSettings(Frozen):
         return self
 
 
-class ClassSettings(Frozen):
+class ClassSettings(FrozenSettings):
     """Bounds of one class beside those of the whole line (None: only those hold), and what it promises (None: nothing;
     it is measured and told, and refuses nobody)."""
 
@@ -120,26 +123,46 @@ class ClassSettings(Frozen):
     itl_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)  # between tokens, the mean of an answer
 
 
-class TenantSettings(Frozen):
+class TenantSettings(FrozenSettings):
     """What one tenant may have of each model's replicas."""
 
     weight: float = Field(DEFAULT_TENANT_WEIGHT, gt=0, allow_inf_nan=False)  # its part of a class, relative to others'
     share: float = Field(0.0, ge=0, le=1)  # of slots and KV tokens, its own as soon as it asks; others may borrow it
 
 
-class AdmissionSettings(Frozen):
+class AdmissionSettings(FrozenSettings):
     """The waiting line in front of each model."""
 
     max_queued: int = Field(DEFAULT_MAX_QUEUED, ge=0)
     max_queued_tokens: int | None = Field(DEFAULT_MAX_QUEUED_TOKENS, ge=0)  # estimated prompt and output; None: any
     classes: dict[ClassName, ClassSettings] = {}
     tenants: dict[Annotated[str, Field(min_length=1, max_length=64)], TenantSettings] = {}
-    trickle_share: float = Field(DEFAULT_TRICKLE_SHARE, ge=0, le=0.25)  # for each class that waits under a higher one
+    min_share: float = Field(DEFAULT_MIN_SHARE, ge=0, le=0.25)  # of granted tokens, for each class that waits
     # Of all slots, at most, kept free for `high` and `critical` while these come.
-    headroom_share: float = Field(DEFAULT_HEADROOM_SHARE, ge=0, le=MAX_HEADROOM_SHARE)
+    guard_slots_share: float = Field(DEFAULT_GUARD_SLOTS_SHARE, ge=0, le=MAX_GUARD_SLOTS_SHARE)
     max_wait_s: float = Field(DEFAULT_MAX_WAIT_S, gt=0)
     no_replica_wait_s: float = Field(DEFAULT_NO_REPLICA_WAIT_S, gt=0)
     output_quantile: float = Field(DEFAULT_OUTPUT_QUANTILE, gt=0, lt=1)  # of answers like it: what a request is given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, given: Any) -> Any:
+        """Take settings under the names they had before."""
+        if not isinstance(given, Mapping):
+            return given
+        settings = dict(given)
+        for old, new in RENAMED_ADMISSION.items():
+            if old not in settings:
+                continue
+            if new in settings:
+                raise ValueError(f"{old}: is called {new} now, and both are given")
+            settings[new] = settings.pop(old)
+            warnings.warn(
+                f"admission.{old} is called admission.{new} now; the old name goes with the next version",
+                FutureWarning,
+                stacklevel=2,
+            )
+        return settings
 
     @model_validator(mode="after")
     def _shares_exist(self) -> AdmissionSettings:
@@ -149,7 +172,7 @@ class AdmissionSettings(Frozen):
         return self
 
     @property
-    def levels(self) -> dict[RequestClass, ServiceLevel]:
+    def service_levels(self) -> dict[RequestClass, ServiceLevel]:
         """Of the classes that promise something."""
         return {
             RequestClass[name.upper()]: ServiceLevel(one.ttft_slo_s, one.itl_slo_s)
@@ -158,7 +181,7 @@ class AdmissionSettings(Frozen):
         }
 
 
-class HttpSettings(Frozen):
+class HttpSettings(FrozenSettings):
     """Bounds of the public endpoint."""
 
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024)
@@ -169,7 +192,7 @@ class HttpSettings(Frozen):
     max_output_tokens: int | None = Field(None, ge=1)  # caps what a request may ask for; None: the model's length
 
 
-class QuotaSettings(Frozen):
+class QuotaSettings(FrozenSettings):
     """The ledger of GPU memory. Read when the quota actor starts, which is once in a cluster's life."""
 
     reserved_gb: float = Field(2.0, ge=0)  # of each GPU, nobody's: the driver's context, NCCL's buffers, CUDA graphs
@@ -180,23 +203,23 @@ class QuotaSettings(Frozen):
     defrag_above: float | None = Field(None, ge=0, lt=1)
 
 
-class SessionSettings(Frozen):
+class SessionSettings(FrozenSettings):
     """Agent sessions: KV cache reserved for one agent's requests."""
 
     per_tenant: int = Field(DEFAULT_SESSIONS_PER_TENANT, ge=0)  # open or waiting, of all models; 0: none at all
 
 
-class RouterSettings(Frozen):
+class RouterSettings(FrozenSettings):
     """The router deployment."""
 
     replicas: int = Field(1, ge=1, le=64)
     cpus: float = Field(0.0, ge=0)
 
 
-class Settings(Frozen):
+class Settings(FrozenSettings):
     """The whole configuration."""
 
-    models: tuple[ModelSettings, ...] = (BUILT_IN,)
+    models: tuple[ModelSettings, ...] = (BUILT_IN_MODEL,)
     auth: AuthSettings = AuthSettings()
     admission: AdmissionSettings = AdmissionSettings()
     http: HttpSettings = HttpSettings()

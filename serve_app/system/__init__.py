@@ -1,13 +1,13 @@
-"""What this machine has: packages, processes, the environment of Ray's processes, HAProxy.
+"""The machine: its packages, processes, the environment of Ray's processes, HAProxy.
 
-Decides: whether the machine can run the project, and which environment Ray's and HAProxy's processes get.
+Decides: whether the machine can run the project, and the environment of Ray's and HAProxy's processes.
 In: /proc, PATH, sysfs, Serve's HAProxy configuration. Out: processes, environments, a corrected configuration.
-Never: imports Ray; `preflight` is a script for any Python 3 and imports the standard library only.
+Never: imports Ray; `preflight` is a script for any Python 3 and imports only the standard library.
 """
 
 from serve_app.system import environment
 from serve_app.system.environment import OBJECT_STORE_BYTES, client_environment, common_environment, usable
-from serve_app.system.haproxy import StandIn
+from serve_app.system.haproxy import FallbackHaproxy
 from serve_app.system.processes import (
     POLL_S,
     Listener,
@@ -23,8 +23,8 @@ from serve_app.system.processes import (
 __all__ = [
     "OBJECT_STORE_BYTES",
     "POLL_S",
+    "FallbackHaproxy",
     "Listener",
-    "StandIn",
     "ask_to_end",
     "await_start",
     "client_environment",

@@ -1,18 +1,17 @@
-"""HAProxy as Serve runs it, with its configuration mended: on one machine and on every machine of a cluster.
+"""Corrects the configuration of Serve's HAProxy, on one machine and on every machine of a cluster.
 
-Serve's template has no settings for what follows, so Serve is given a wrapper as its HAProxy, which edits each newly
+Serve's template has no settings for these changes, so Serve runs a wrapper as its HAProxy, which edits each newly
 written configuration. Statistics and metrics, which listen on all interfaces without a key, are moved to unix sockets
-in a private folder. With `option splice-request` a client's disconnect goes unnoticed when its body came in a later
-segment than its headers, as every SDK sends it (seen with HAProxy 2.8.25): it is taken out. What HAProxy answers by
-itself is an error as OpenAI writes it. Connections to routers are probed: a router on a machine that fell silent would
-otherwise hold its clients for as long as the machine is away. Clients are bounded: in time, and in connections of one
-source.
+in a private folder. With `option splice-request` a client's disconnect is not noticed if its body came in a later
+segment than its headers, as every SDK sends it (seen with HAProxy 2.8.25): the option is removed. HAProxy's own errors
+are answered in OpenAI's format. Connections to routers are probed: a router on an unresponsive machine would otherwise
+hold its clients as long as the machine is away. Clients are bounded in time and in connections of one source.
 
-HAProxy outlives its manager, and a `StandIn` of the node's keeper follows a HAProxy that died, so the endpoint stays
-open until Serve has its own again.
+HAProxy outlives its manager, and a `FallbackHaproxy` of the node's supervisor replaces a HAProxy that died, so the
+endpoint stays open until Serve runs its own again.
 
-Invariant: HAProxy does not start with statistics that anyone could read, nor with an option that hides disconnects, nor
-without bounds on its clients: the wrapper refuses a template that it cannot mend.
+Invariant: HAProxy does not start with public statistics, with an option that hides disconnects, or without bounds on
+its clients: the wrapper refuses a template that it cannot correct.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ import psutil
 
 from serve_app.errors import ConfigError, Unavailable
 
-# A router that is silent for 10 s is probed; it is given up after 25 s, when its machine is about to be given up too.
+# A router connection idle for 10 s is probed; it is closed after 25 s, shortly before its machine is counted as lost.
 PROBE_IDLE_S, PROBE_INTERVAL_S, PROBES = 10, 5, 3
 
-# A client takes its time only as long as this: for headers and the first BUFFER_BYTES of a body; for each read and each
-# write after that. An answer that says nothing for hours is not meant: nothing is expected from its client (tested).
+# Time limits of a client: for headers and the first BUFFER_BYTES of a body; for each read and each write after that.
+# They do not end an answer that is idle for hours: HAProxy expects no bytes from its client then (tested).
 REQUEST_S, CLIENT_S = 20, 60
-# What is sent again to another router when the first is gone: whole requests up to this. Two of them for each request
-# that is served, 0.5 GiB where all connections have one.
+# Complete requests up to this size are sent again to another router if the first has died. Two such buffers per
+# request, 0.5 GiB if all connections have one.
 BUFFER_BYTES = 65_536
-RETRY = "conn-failure empty-response"  # nothing was sent, or nothing was answered
+RETRY = "conn-failure empty-response"  # nothing was sent, or no answer came
 MAX_CONNECTIONS = 4096  # in all, Serve's default
 PER_SOURCE = 512  # connections of one address, or of one /64 of IPv6
-# So many above those are still told why; the rest find their connection closed.
-TOLD = 64
+# This many connections above the bound get a 429; further ones are closed.
+REFUSED_PER_SOURCE = 64
 PER_SOURCE_VARIABLE, TRUSTED_VARIABLE = "SERVE_APP_CONNECTIONS_PER_SOURCE", "SERVE_APP_TRUSTED_PROXIES"
 LAST, FRONT = "last.cfg", "front.pid"
-# Serve puts its own in place 27 to 34 s after a HAProxy's death (measured); who has not by then was shut down.
-STAND_IN_S = 120.0
+# Serve replaces a dead HAProxy after 27 to 34 s (measured); without a new one by then, Serve was shut down.
+FALLBACK_S = 120.0
 
 WRAPPER = """#!/bin/sh
-# Serve starts this as HAProxy, for each configuration anew. It mends the configuration, as serve_app/system/haproxy.py
-# says, and becomes HAProxy, in a session of its own: Ray ends the process group of a manager that died.
+# Serve starts this as HAProxy for each configuration. It corrects the configuration, as serve_app/system/haproxy.py
+# describes, and becomes HAProxy in a session of its own: Ray ends the process group of a manager that died.
 set -e
 if [ "$1" = stand-in ]; then exec {haproxy} -db -f {folder}/{last}; fi
 config=
@@ -71,7 +70,7 @@ bind={bind}
 stands=yes
 if [ -n "$front" ]; then
     case " $* " in *" $front "*) ;; *)
-        # A manager that replaces another knows no router at first: who has the endpoint's port keeps it until then.
+        # A new manager has no routers at first: the HAProxy with the endpoint's port keeps it until then.
         if grep '^ *server ' "$config" | grep -q -v ' backup$'; then set -- "$@" -sf "$front"
         else stands= bind='s#bind .*#bind unix@{folder}/p.sock mode 600#'; fi
     esac
@@ -91,8 +90,8 @@ if grep -q 'option splice-request' "$config"; then changed "disconnects would go
 if grep -q 'return status 404 content-type' "$config"; then changed "what is not known would be answered in text"; fi
 [ "$(grep -c '# of serve_app' "$config")" = 2 ] || changed "clients would not be bounded"
 if [ -n "$stands" ]; then
-    echo $$ >{folder}/{front}.new && mv -f {folder}/{front}.new {folder}/{front} # whole, for who reads it now
-    # One that tells load balancers to go elsewhere is not to be stood in for.
+    echo $$ >{folder}/{front}.new && mv -f {folder}/{front}.new {folder}/{front} # atomic, for concurrent readers
+    # A HAProxy that makes load balancers go elsewhere gets no fallback.
     if grep -q 'force health checks to fail' "$config"; then rm -f {folder}/{last}
     else sed -e '/^ *stats socket /d' -e '/server-state/d' "$config" >{folder}/{last}; fi
 fi
@@ -102,24 +101,24 @@ exec setsid {haproxy} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """How many connections an address may have, and whose are not counted: proxies carry many clients."""
+    """The bound on connections of an address, and trusted proxies without a bound: they carry many clients."""
 
     connections: int = PER_SOURCE
     trusted: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Sources:
-        """As SERVE_APP_CONNECTIONS_PER_SOURCE and SERVE_APP_TRUSTED_PROXIES have it: a number; addresses and networks,
+        """From SERVE_APP_CONNECTIONS_PER_SOURCE, a number, and SERVE_APP_TRUSTED_PROXIES, addresses and networks
         separated by commas.
 
         Raises:
             ConfigError: names the variable.
         """
         given = environ.get(PER_SOURCE_VARIABLE, str(PER_SOURCE))
-        if not given.isdecimal() or not 0 < int(given) < MAX_CONNECTIONS - TOLD:
+        if not given.isdecimal() or not 0 < int(given) < MAX_CONNECTIONS - REFUSED_PER_SOURCE:
             raise ConfigError(
-                f"{PER_SOURCE_VARIABLE}={given}: a number above 0, and below {MAX_CONNECTIONS - TOLD}, so that one "
-                "client cannot take all connections",
+                f"{PER_SOURCE_VARIABLE}={given}: a number above 0, and below {MAX_CONNECTIONS - REFUSED_PER_SOURCE}, "
+                "so that one client cannot take all connections",
                 param=PER_SOURCE_VARIABLE,
             )
         words = environ.get(TRUSTED_VARIABLE, "").replace(",", " ").split()
@@ -129,7 +128,7 @@ class Sources:
             raise ConfigError(f"{TRUSTED_VARIABLE}: {error}", param=TRUSTED_VARIABLE) from None
 
 
-# By the status HAProxy gives them: a phrase, type, code, message, and after how many seconds a repeat makes sense.
+# By HAProxy's status: phrase, type, code, message, and seconds to wait before a repeat.
 ERRORS = {
     400: ("Bad Request", "invalid_request_error", "invalid_request_error", "The request could not be read.", None),
     404: ("Not Found", "invalid_request_error", "not_found", "There is nothing at this path.", None),
@@ -155,7 +154,7 @@ ERRORS = {
 
 
 def error_file(status: int) -> bytes:
-    """A whole HTTP response with an error in OpenAI's format."""
+    """A complete HTTP response with an error in OpenAI's format."""
     phrase, kind, code, message, retry_after_s = ERRORS[status]
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
     head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -165,11 +164,11 @@ def error_file(status: int) -> bytes:
 
 
 def defaults_lines(folder: Path) -> list[str]:
-    """What is added to the section `defaults`.
+    """The lines added to the section `defaults`.
 
-    A router that dies under a request that has sent nothing back: a request that is whole in HAProxy (so the body is
-    waited for) is sent to another router once (`RETRY`), and what cannot be is a 502. On a connection that was used
-    before HAProxy would close its client's without a word instead (seen), so each request has one of its own.
+    If a router dies before it answers a request: a request that is complete in HAProxy (so HAProxy waits for the body)
+    is sent once to another router (`RETRY`); any other gets a 502. On a reused connection HAProxy would close the
+    client's connection without an answer (seen), so each request has its own connection to the router.
     """
     return [
         "# of serve_app",
@@ -186,14 +185,14 @@ def defaults_lines(folder: Path) -> list[str]:
 
 
 def frontend_lines(sources: Sources) -> list[str]:
-    """What is added to the frontend of the endpoint: bounds of one source; two headers that Serve obeys before we see
-    the request are taken off, they are the operator's business; opening a session is not repeated."""
+    """The lines added to the frontend of the endpoint: bounds of one source; two headers that Serve obeys before the
+    router sees the request are removed, since only operators may set them; opening a session is not repeated."""
     spared = f" unless {{ src {' '.join(sources.trusted)} }}" if sources.trusted else ""
     return [
         "# of serve_app",
         "stick-table type ipv6 size 100k expire 1m store conn_cur",
         f"tcp-request connection track-sc0 src,ipmask(32,64){spared}",
-        f"tcp-request connection reject if {{ sc0_conn_cur gt {sources.connections + TOLD} }}",
+        f"tcp-request connection reject if {{ sc0_conn_cur gt {sources.connections + REFUSED_PER_SOURCE} }}",
         f"tcp-request connection set-var(sess.crowded) bool(true) if {{ sc0_conn_cur gt {sources.connections} }}",
         "http-request return status 429 default-errorfiles if { var(sess.crowded) -m found }",
         "http-request del-header x-request-timeout-seconds",
@@ -202,28 +201,28 @@ def frontend_lines(sources: Sources) -> list[str]:
     ]
 
 
-class StandIn:
-    """A HAProxy on the endpoint's port while Serve has none there: Serve needs half a minute to notice, and a new one
-    of its takes the port over as soon as it knows routers. It has the last configuration, without the socket by which
-    Serve would take it for its own and never replace what died. Where Serve was shut down, and none of its own comes,
-    the port is closed after a while.
+class FallbackHaproxy:
+    """A HAProxy on the endpoint's port while Serve's own is dead: Serve needs half a minute to notice, and its new
+    HAProxy takes the port over as soon as it has routers. The fallback runs the last configuration without the admin
+    socket, by which Serve would take it for its own HAProxy and start no new one. If Serve was shut down, so that no
+    new one comes, the fallback ends after `within_s`.
 
     Args:
-        folder: the wrapper's.
-        within_s: how long one stands in.
+        folder: the wrapper's folder.
+        within_s: the longest run of the fallback.
     """
 
-    def __init__(self, folder: Path, within_s: float = STAND_IN_S) -> None:
+    def __init__(self, folder: Path, within_s: float = FALLBACK_S) -> None:
         self._folder = folder
         self._within_s = within_s
         self._process: subprocess.Popen[bytes] | None = None
         self._until = 0.0  # of time.monotonic()
 
-    def look(self) -> None:
-        """Start it if the HAProxy that had the port is gone. To be called often."""
+    def check(self) -> None:
+        """Start the fallback if the HAProxy on the port is gone. Call it often."""
         if self._process is not None:
             self._process.poll()
-        front = self._front()
+        front = self._serving_pid()
         if self._process is not None and front == self._process.pid and time.monotonic() > self._until:
             (self._folder / LAST).unlink(missing_ok=True)
             self._process.terminate()
@@ -234,8 +233,8 @@ class StandIn:
             whole.write_text(f"{self._process.pid}\n")
             whole.replace(self._folder / FRONT)
 
-    def _front(self) -> int | None:
-        """Which of our HAProxies has the port; None: it is gone."""
+    def _serving_pid(self) -> int | None:
+        """The process id of the HAProxy that has the port; None: it is gone."""
         try:
             pid = int((self._folder / FRONT).read_text())
             return pid if any(str(self._folder) in word for word in psutil.Process(pid).cmdline()) else None
@@ -244,7 +243,7 @@ class StandIn:
 
 
 def haproxy_binary() -> Path:
-    """The HAProxy that `ray[serve]` brings.
+    """The HAProxy binary of `ray[serve]`.
 
     Raises:
         Unavailable: this platform's package has none.
@@ -262,16 +261,16 @@ def haproxy_binary() -> Path:
 def write_wrapper(
     run_dir: Path, *, stats_port: int, metrics_port: int, host: str | None = None, sources: Sources | None = None
 ) -> Path:
-    """The program Serve runs as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH).
+    """Write the program that Serve runs as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH); returns its path.
 
     Args:
         run_dir: a private folder with a path short enough for unix sockets.
-        stats_port, metrics_port: those in Serve's configuration, which then are never opened.
-        host: where the endpoint listens, in place of the host given to Serve, which the routers' own ports have, too.
+        stats_port, metrics_port: those in Serve's configuration; they are never opened.
+        host: the endpoint's address, instead of the host given to Serve, which the routers' own ports use, too.
         sources: bounds of one client; None: the defaults.
 
     Raises:
-        Unavailable: there is no HAProxy. ConfigError: nothing can be executed in `run_dir`.
+        Unavailable: there is no HAProxy. ConfigError: `run_dir` does not allow execution.
     """
     for status in ERRORS:
         (run_dir / f"error{status}.http").write_bytes(error_file(status))

@@ -1,9 +1,9 @@
-"""What this machine must have before anything is installed, and the command that brings what is missing.
+"""Checks the machine's requirements before the installation, and prints the command that installs missing packages.
 
-It runs with the system's `python3 -I` before any dependency exists: the standard library only, and a syntax that a
-Python too old for the rest can still read. `-I` matters: without it this folder's `types.py` would hide Python's own.
+It runs with the system's `python3 -I` before any dependency exists: only the standard library, and a syntax that older
+Pythons can parse. `-I` is required: without it this folder's `types.py` would hide Python's own.
 
-Invariant: everything missing is named at once, each with its remedy; nothing on the machine is changed.
+Invariant: all missing requirements are listed at once, each with its remedy; nothing on the machine is changed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import NamedTuple
 
 PYTHON_MIN = (3, 11)  # pyproject's requires-python; a test compares the two
 PYTHON_END = (3, 14)  # exclusive: the lock files have no wheels for 3.14
-GLIBC_MIN = (2, 31)  # llguidance's wheel in both lock files asks for it; every other wheel is content with 2.28
+GLIBC_MIN = (2, 31)  # required by llguidance's wheel in both lock files; every other wheel needs 2.28
 ARCHITECTURES = ("x86_64", "aarch64")  # Linux; the lock files have wheels for both
 DISK_GB = {"cpu": 5.0, "gpu": 16.0}  # .venv: 3.8 GB measured on CPU; CUDA's libraries add about 9 GB (inferred)
-PROBE_S = 20.0  # nvidia-smi takes seconds on a machine with many GPUs; a hung driver must not hang us
+PROBE_S = 20.0  # nvidia-smi takes seconds on a machine with many GPUs; a hung driver must not block this script
 NVIDIA_PROC = Path("/proc/driver/nvidia/gpus")
 
 
 class Missing(NamedTuple):
-    """One thing this machine lacks. `packages` maps a package manager to what brings it; empty: no package does."""
+    """One missing requirement. `packages` maps a package manager to the packages with it; empty: no package has it."""
 
     what: str
     why: str
@@ -39,7 +39,7 @@ class Missing(NamedTuple):
 
 
 def has_gpu() -> bool:
-    """Whether an NVIDIA GPU is visible here, by the driver's own listing or by nvidia-smi (containers, WSL)."""
+    """Whether an NVIDIA GPU is visible, in the driver's own listing or in nvidia-smi (containers, WSL)."""
     if NVIDIA_PROC.is_dir() and any(NVIDIA_PROC.iterdir()):
         return True
     if shutil.which("nvidia-smi") is None:
@@ -52,10 +52,10 @@ def has_gpu() -> bool:
 
 
 def choose_device(wanted: str | None) -> str:
-    """ "cpu" or "gpu": what the operator named, else what the machine has.
+    """ "cpu" or "gpu": the operator's choice, else by the machine's hardware.
 
     Raises:
-        ValueError: another word.
+        ValueError: any other value.
     """
     if not wanted:
         return "gpu" if has_gpu() else "cpu"
@@ -69,7 +69,7 @@ def version_text(version: tuple[int, ...]) -> str:
 
 
 def glibc_version() -> tuple[int, ...] | None:
-    """glibc's version; None on another C library (musl)."""
+    """glibc's version; None with another C library (musl)."""
     name, version = platform.libc_ver()
     return tuple(int(part) for part in version.split(".")[:2]) if name == "glibc" else None
 
@@ -120,7 +120,7 @@ def check_python_parts(
     importable: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
     headers: Path | None = None,
 ) -> list[Missing]:
-    """The parts of Python that distributions put into packages of their own."""
+    """Check the parts of Python that distributions ship in separate packages."""
     found: list[Missing] = []
     python = f"python{version_text(version)}"
     if not (importable("ensurepip") and importable("venv")):
@@ -141,7 +141,7 @@ def check_libraries(
     loadable: Callable[[str], bool] = loads,
     command: Callable[[str], bool] = lambda name: shutil.which(name) is not None,
 ) -> list[Missing]:
-    """System libraries and tools. The probes are arguments so that a test can take each thing away."""
+    """Check system libraries and tools. The probes are arguments so that a test can remove each of them."""
     found: list[Missing] = []
     if device == "cpu" and not loadable("libnuma.so.1"):
         packages = {"apt-get": "libnuma1", "dnf": "numactl-libs"}
@@ -153,7 +153,7 @@ def check_libraries(
 
 
 def _runs(python: str) -> bool:
-    """Whether a Python of this name works here (a pyenv shim can exist and not work)."""
+    """Whether a Python of this name runs (a pyenv shim can exist and fail)."""
     if shutil.which(python) is None:
         return False
     try:
@@ -164,9 +164,9 @@ def _runs(python: str) -> bool:
 
 
 def check(device: str, venv_folder: Path | None = None) -> list[Missing]:
-    """Everything this machine lacks for `device`; the disk only where something is to be installed in `venv_folder`."""
+    """All missing requirements for `device`; the disk is checked only if `venv_folder` is given."""
     version = tuple(sys.version_info[:2])
-    # the packages of a Python that is not to be used would only mislead
+    # packages of a Python that will not be used would mislead
     found = check_python(version, _runs) or check_python_parts(version)
     found += check_platform(platform.system(), platform.machine(), glibc_version())
     found += check_libraries(device)
@@ -176,7 +176,7 @@ def check(device: str, venv_folder: Path | None = None) -> list[Missing]:
 
 
 def install_command(manager: str | None, packages: list[str], root: bool) -> str:
-    """The one command that brings `packages` on this machine."""
+    """The command that installs `packages` on this machine."""
     names = " ".join(packages)
     if manager is None:
         return f"with this system's package manager, what Debian calls: {names}"
@@ -186,7 +186,7 @@ def install_command(manager: str | None, packages: list[str], root: bool) -> str
 
 
 def report(found: list[Missing], manager: str | None, root: bool) -> str:
-    """What is missing and what to do, for a person to read; lines without an end."""
+    """The missing requirements and their remedies as text, without a final newline."""
     family = manager or "apt-get"
     lines = ["This machine lacks:"]
     for missing in found:

@@ -1,10 +1,10 @@
-"""Processes of an instance and what they listen on.
+"""Finds and ends the processes of an instance, and lists their listening ports.
 
-Every process of an instance carries `SERVE_APP_INSTANCE=<mark>` in the environment it was started with, so children of
-children are found whoever their parent is by now.
+Every process of an instance carries `SERVE_APP_INSTANCE=<mark>` in its initial environment, so all descendants are
+found, even if their parents have ended.
 
-Invariant: a signal goes only to a process whose environment holds exactly the mark; psutil refuses one whose process id
-belongs to another process by then.
+Invariant: a signal goes only to a process whose environment holds exactly the mark; psutil refuses to signal a process
+id that was reused meanwhile.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import psutil
 from serve_app.errors import Unavailable
 from serve_app.names import MARK
 
-POLL_S = 0.05  # how often the end of processes is looked for
+POLL_S = 0.05  # the polling period for the end of processes
 LOG_TAIL_LINES = 20  # of Ray's start log, in the error
 T = TypeVar("T")
-KILL_S = 10.0  # SIGKILL takes effect at once; a process in uninterruptible disk sleep may take seconds
+KILL_S = 10.0  # SIGKILL acts at once; a process in uninterruptible disk sleep may take seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Listener:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; with the pid this names a process for good. None: gone.
+    """When the process started, in clock ticks since boot; with the pid this identifies a process. None: it is gone.
 
-    Not psutil's `create_time`, which changes with the machine's clock, while other processes keep what is told here.
+    Not psutil's `create_time`, which changes with the machine's clock, while other processes store this value.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -58,20 +58,20 @@ def start_ticks(pid: int) -> int | None:
 
 
 def ask_to_end(pid: int, ticks: int | None, timeout_s: float) -> None:
-    """SIGTERM to the process that a record names by pid and start, and wait for its end, bounded."""
+    """Send SIGTERM to the process with this pid and start, and wait at most `timeout_s` for its end."""
     if ticks is None or start_ticks(pid) != ticks:
         return
-    with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or does not in time
+    with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or does not end in time
         process = psutil.Process(pid)
         process.terminate()
         process.wait(timeout_s)
 
 
 def await_start(process: subprocess.Popen[bytes], ready: Callable[[], T | None], log: Path, timeout_s: float) -> T:
-    """What `ready` returns once it is something: what starts Ray has said that it is up.
+    """Poll `ready`, which checks that Ray is up, and return its first result that is not None.
 
     Raises:
-        Unavailable: the process has ended, or the time is over; with the end of its log.
+        Unavailable: the process has ended, or the time is over; the message has the end of its log.
     """
     deadline = time.monotonic() + timeout_s
     while (found := ready()) is None:
@@ -90,18 +90,18 @@ def tail(log: Path, lines: int) -> str:
 
 def _carriers(mark: str, spare: Collection[int]) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # gone since the listing, or not ours to read
+        with contextlib.suppress(psutil.Error):  # gone since the listing, or not readable by this user
             if process.pid not in spare and process.environ().get(MARK) == mark:
                 yield process
 
 
 def marked(mark: str, *, spare: Collection[int] = ()) -> list[int]:
-    """Living processes that carry the mark, but those in `spare`; ascending."""
+    """Living processes that carry the mark, except those in `spare`; ascending."""
     return [process.pid for process in _carriers(mark, spare)]
 
 
 def _signal(mark: str, number: signal.Signals, spare: Collection[int]) -> list[int]:
-    """Signal every process that carries the mark. Returns those that were found."""
+    """Signal every process that carries the mark. Returns the processes found."""
     found = []
     for process in _carriers(mark, spare):
         found.append(process.pid)
@@ -111,7 +111,7 @@ def _signal(mark: str, number: signal.Signals, spare: Collection[int]) -> list[i
 
 
 def wait_gone(mark: str, timeout_s: float, *, spare: Collection[int] = ()) -> list[int]:
-    """Wait until no process carries the mark; returns those that are left after `timeout_s`."""
+    """Wait until no process carries the mark; returns the processes left after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while (left := marked(mark, spare=spare)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -119,15 +119,15 @@ def wait_gone(mark: str, timeout_s: float, *, spare: Collection[int] = ()) -> li
 
 
 def end_marked(mark: str, grace_s: float, *, spare: Collection[int] = ()) -> list[int]:
-    """End every process that carries the mark: SIGTERM, after `grace_s` SIGKILL, until none is left.
+    """End every process that carries the mark: SIGTERM, after `grace_s` SIGKILL, until no process is left.
 
-    Returns the processes that were found at first. With `grace_s` 0 they are killed at once.
+    Returns the processes found at first. With `grace_s` 0 they are killed at once.
     """
     found = _signal(mark, signal.SIGTERM if grace_s > 0 else signal.SIGKILL, spare)
     if grace_s > 0:
         wait_gone(mark, grace_s, spare=spare)
     deadline = time.monotonic() + KILL_S
-    # again and again: a process may start another one between our look and its own end
+    # repeated: a process may start another one between the listing and its own end
     while _signal(mark, signal.SIGKILL, spare) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return found
@@ -153,7 +153,7 @@ def listening_ports(root_pids: Iterable[int]) -> list[Listener]:
 
 
 def holder_of(port: int) -> Listener | None:
-    """The process that listens on the port, as far as this user may see."""
+    """The process that listens on the port, if visible to this user."""
     for one in psutil.net_connections("tcp"):
         if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid is not None:
             with contextlib.suppress(psutil.NoSuchProcess):

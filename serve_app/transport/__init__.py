@@ -2,13 +2,13 @@
 
 Decides: how frames are batched, which connection carries a request, and when a connection counts as lost.
 In: requests of a router, frames of an engine. Out: the same, in order, each request ended exactly once.
-Never: retries a request, and never looks into its content.
+Never: retries a request or reads its content.
 """
 
 from serve_app.transport.channel import Channel
-from serve_app.transport.frame_batcher import Outbox
+from serve_app.transport.frame_batcher import FrameBatcher
 from serve_app.transport.messages import (
-    ENDED,
+    FINISH_STOP,
     NO_SLOTS,
     EngineBackend,
     EngineInfo,
@@ -16,28 +16,28 @@ from serve_app.transport.messages import (
     Frame,
     Piece,
     Submit,
-    Usage,
-    WireAddress,
+    TcpAddress,
+    TokenUsage,
 )
-from serve_app.transport.stream import Stream, Unread
-from serve_app.transport.tcp import WiredHandle
-from serve_app.transport.tcp_server import WireServer
+from serve_app.transport.stream import ResponseStream, UnreadBytes
+from serve_app.transport.tcp import TcpHandle
+from serve_app.transport.tcp_server import TcpServer
 
 __all__ = [
-    "ENDED",
+    "FINISH_STOP",
     "NO_SLOTS",
     "Channel",
     "EngineBackend",
     "EngineInfo",
     "EngineLoad",
     "Frame",
-    "Outbox",
+    "FrameBatcher",
     "Piece",
-    "Stream",
+    "ResponseStream",
     "Submit",
-    "Unread",
-    "Usage",
-    "WireAddress",
-    "WireServer",
-    "WiredHandle",
+    "TcpAddress",
+    "TcpHandle",
+    "TcpServer",
+    "TokenUsage",
+    "UnreadBytes",
 ]

@@ -1,8 +1,9 @@
-"""The router's side of a channel: one stream from one engine replica, demultiplexed to the requests that wait on it.
+"""The router's side of a channel: one stream from one engine replica, demultiplexed to its requests.
 
-Invariant: every call handed in ends exactly once, by its last frame or by an error; the channel stands while a call
-needs it, is closed `IDLE_CLOSE_S` after the last one, and at once when the replica leaves Serve's set and nothing runs.
-A call needs it from before the channel is attached until its last frame has arrived, however slowly its client reads.
+Invariant: every submitted request ends exactly once, by its last frame or by an error. The channel stays open while a
+request needs it; it closes `IDLE_CLOSE_S` after the last one, or at once when the replica leaves Serve's set and no
+request runs. A request needs the channel from before the attach until its last frame has arrived, however slowly its
+client reads.
 """
 
 from __future__ import annotations
@@ -18,47 +19,47 @@ from typing import Any
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.ray_adapter import CALL_ERRORS, Handle, in_fresh_context
 from serve_app.transport.messages import Submit, batch_decoder
-from serve_app.transport.stream import Stream, Unread
+from serve_app.transport.stream import ResponseStream, UnreadBytes
 
 logger = logging.getLogger("ray.serve")
 CHANNEL_ERRORS: tuple[type[BaseException], ...] = (*CALL_ERRORS, EngineUnreachable)
 
-IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel must not hold that up
+IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel must not delay that
 ATTACH_TIMEOUT_S = 10.0  # a local attach takes 2 ms; Serve retries an unreachable replica without end
-HANDOVER_S = 5.0  # Serve sends a call on within ms, a busy router within a second or two: an older one has arrived
+SUBMIT_ARRIVAL_S = 5.0  # a call older than this has arrived: Serve needs milliseconds, a busy router one or two seconds
 
 
-class _Call:
-    """A request on its way: its stream, and the unary call that keeps it alive on the replica."""
+class _ChannelRequest:
+    """A request on a replica: its stream, and the unary call that keeps it alive there."""
 
-    __slots__ = ("_handed_in_s", "_task", "on_end", "on_tokens", "stream")
+    __slots__ = ("_submitted_at", "_task", "on_end", "on_tokens", "stream")
 
     def __init__(
         self,
         on_end: Callable[[], None],
         on_tokens: Callable[[int], None] | None,
-        unread: Unread,
-        cut: Callable[[], None],
+        unread: UnreadBytes,
+        on_unread_abort: Callable[[], None],
     ) -> None:
-        self.stream = Stream(unread, cut)
+        self.stream = ResponseStream(unread, on_unread_abort)
         self.on_end = on_end
         self.on_tokens = on_tokens
         self._task: asyncio.Task[Any] | None = None
-        self._handed_in_s = 0.0
+        self._submitted_at = 0.0
 
-    def hand_in(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
-        self._handed_in_s = asyncio.get_running_loop().time()
+    def submit(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
+        self._submitted_at = asyncio.get_running_loop().time()
         self._task = in_fresh_context(coroutine, name)
         return self._task
 
-    def surely_there(self) -> bool:
-        """Whether the replica has the request beyond doubt."""
-        waited_s = asyncio.get_running_loop().time() - self._handed_in_s
-        return self.stream.begun or (self._task is not None and waited_s > HANDOVER_S)
+    def is_received(self) -> bool:
+        """Whether the replica has certainly received the request."""
+        waited_s = asyncio.get_running_loop().time() - self._submitted_at
+        return self.stream.has_begun or (self._task is not None and waited_s > SUBMIT_ARRIVAL_S)
 
     def abort(self) -> None:
-        """End the call on the replica unless it is over, or as good as over."""
-        if self._task is not None and not self._task.done() and not self.stream.finished:
+        """Cancel the call on the replica, unless it is done or its last frame has arrived."""
+        if self._task is not None and not self._task.done() and not self.stream.is_finished:
             self._task.cancel()
 
 
@@ -69,9 +70,9 @@ class Channel:
         handle: how the replica is called.
         router_id: this router's name, unique for its process's life.
         replica_id: the engine replica.
-        numbers: numbers for requests; none is given twice to this router's requests on this replica.
-        on_slots: called with the slots of the replica when the channel stands, and with 0 when it drains.
-        unread: what all requests of this router have not read.
+        numbers: numbers for requests; no number repeats among this router's requests on this replica.
+        on_slots: called with the replica's slots when the channel is attached, and with 0 when the replica drains.
+        unread: counts unread bytes of all requests of this router.
     """
 
     def __init__(
@@ -81,19 +82,19 @@ class Channel:
         replica_id: str,
         numbers: Iterator[int],
         on_slots: Callable[[int], None],
-        unread: Unread | None = None,
+        unread: UnreadBytes | None = None,
     ) -> None:
         self._handle = handle
         self._router_id = router_id
         self.replica_id = replica_id
         self._numbers = numbers
         self._on_slots = on_slots
-        self._unread = Unread() if unread is None else unread
-        self._calls: dict[int, _Call] = {}  # those that need the channel
-        self._tasks: set[asyncio.Task[Any]] = set()  # the event loop itself refers to tasks weakly
+        self._unread = UnreadBytes() if unread is None else unread
+        self._requests: dict[int, _ChannelRequest] = {}  # those that need the channel
+        self._tasks: set[asyncio.Task[Any]] = set()  # strong references: the event loop keeps weak ones only
         self._reader: asyncio.Task[Any] | None = None
         self._attached: asyncio.Future[None] | None = None
-        self._idle: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._retired = False
 
     @contextlib.asynccontextmanager
@@ -102,12 +103,12 @@ class Channel:
         make: Callable[[int], Submit],
         on_end: Callable[[], None],
         on_tokens: Callable[[int], None] | None = None,
-    ) -> AsyncIterator[Stream]:
-        """Hand a request in; its stream ends with the block, and leaving the block early aborts it on the replica.
+    ) -> AsyncIterator[ResponseStream]:
+        """Submit a request; its stream ends with the block, and leaving the block early aborts it on the replica.
 
         Args:
-            make: the request, with the number it is given.
-            on_end: called at most once, when the replica is done with the request and the block is not: the last frame
+            make: makes the request from its number.
+            on_end: called at most once, if the replica is done with the request before the block ends: the last frame
                 has arrived, or the client is too far behind and the request was aborted.
             on_tokens: called with the number of tokens that the engine has produced since the last call.
 
@@ -115,27 +116,29 @@ class Channel:
             EngineFailed: the replica cannot be reached.
         """
         number = next(self._numbers)
-        call = self._calls[number] = _Call(on_end, on_tokens, self._unread, lambda: self._cut(number))
+        call = self._requests[number] = _ChannelRequest(
+            on_end, on_tokens, self._unread, lambda: self._abort_unread(number)
+        )
         try:
             await self._attach()
-            task = call.hand_in(self._submit(make(number), call.stream), f"submit-{number}")
+            task = call.submit(self._submit(make(number), call.stream), f"submit-{number}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             yield call.stream
         finally:
             call.abort()
             call.stream.clear()
-            if self._calls.pop(number, None) is not None:
+            if self._requests.pop(number, None) is not None:
                 self._close_when_idle()
 
-    async def _submit(self, submit: Submit, stream: Stream) -> None:
-        """The unary call. Whatever ends it without a last frame ends the stream, or its reader would wait for ever."""
+    async def _submit(self, submit: Submit, stream: ResponseStream) -> None:
+        """The unary call. If it ends without a last frame, it ends the stream: its reader would wait for ever."""
         try:
             await self._handle.call("submit", self._router_id, submit, replica_id=self.replica_id)
         except ServeAppError as error:
             stream.fail(error)
         except CALL_ERRORS as error:
-            stream.fail(EngineFailed(f"engine replica {self.replica_id} failed: {_brief(error)}"), lost=True)
+            stream.fail(EngineFailed(f"engine replica {self.replica_id} failed: {_brief(error)}"), connection_lost=True)
         except asyncio.CancelledError:  # ours, or one that happened on the replica: Serve passes that on as it is
             stream.fail(EngineFailed(f"engine replica {self.replica_id} dropped the request"))
             raise
@@ -145,9 +148,9 @@ class Channel:
 
     async def _attach(self) -> None:
         """Wait until the channel stands, opening it if need be."""
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
         if self._reader is None or self._reader.done():
             self._attached = asyncio.get_running_loop().create_future()
             self._reader = in_fresh_context(self._read(self._attached), f"channel-{self.replica_id}")
@@ -158,7 +161,7 @@ class Channel:
         try:
             return await asyncio.wait_for(asyncio.shield(attached), ATTACH_TIMEOUT_S)
         except TimeoutError:
-            if attached.done():  # answered in the very turn: requests may be on their way over it already
+            if attached.done():  # answered in this same turn: the channel may carry requests already
                 return attached.result()
             reason = f"engine replica {self.replica_id} does not answer"
             if self._attached is attached:
@@ -166,25 +169,25 @@ class Channel:
             raise EngineUnreachable(reason) from None
 
     async def _read(self, attached: asyncio.Future[None]) -> None:
-        """Demultiplex the channel until it ends; then no request on it can go on."""
+        """Read the channel until it ends; then fail all its requests."""
         reason = f"the channel to engine replica {self.replica_id} broke"
         try:
-            arrived = functools.partial(self._arrived, attached)
+            arrived = functools.partial(self._on_message, attached)
             await self._handle.attach(self._router_id, arrived, replica_id=self.replica_id)
         except CHANNEL_ERRORS as failure:
             reason = f"{reason}: {_brief(failure)}"
             logger.warning("%s", reason)
         finally:
-            if self._attached is attached:  # else it was dropped, and what is in `_calls` belongs to a later one
-                calls, self._calls = self._calls, {}  # a later channel must not go on with what has lost frames
+            if self._attached is attached:  # else it was dropped, and `_requests` belongs to a later channel
+                calls, self._requests = self._requests, {}  # a later channel cannot continue them: frames are lost
                 for call in calls.values():
-                    call.stream.fail(EngineFailed(reason), lost=True)
+                    call.stream.fail(EngineFailed(reason), connection_lost=True)
                     call.abort()
                 self._drop(reason)
 
-    def _arrived(self, attached: asyncio.Future[None], message: bytes) -> None:
+    def _on_message(self, attached: asyncio.Future[None], message: bytes) -> None:
         if self._attached is not attached:
-            return  # what a dropped channel still brings is for nobody
+            return  # a late message of a dropped channel
         if not attached.done():
             attached.set_result(None)  # the first message has the slots
         self._dispatch(message)
@@ -195,64 +198,64 @@ class Channel:
         if batch.slots:
             self._on_slots(max(0, batch.slots))
         for frame in batch.frames:
-            call = self._calls.get(frame.number)
+            call = self._requests.get(frame.number)
             if call is None:
                 continue
             if frame.groups:
                 tokens = sum(map(len, frame.groups)) - len(frame.groups)
                 call.stream.tokens += tokens
-                call.stream.pace.came(now)
+                call.stream.pace.on_tokens(now)
                 if call.on_tokens is not None:
                     call.on_tokens(tokens)
             fits = call.stream.push(frame)
-            if not (fits or call.stream.finished):
+            if not (fits or call.stream.is_finished):
                 call.stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
                 call.abort()
-            if (not fits or call.stream.finished) and self._calls.pop(frame.number, None) is not None:
+            if (not fits or call.stream.is_finished) and self._requests.pop(frame.number, None) is not None:
                 call.on_end()
                 self._close_when_idle()
 
-    def _cut(self, number: int) -> None:
-        """Too much is unread, and of this request most."""
-        call = self._calls.pop(number, None)
+    def _abort_unread(self, number: int) -> None:
+        """End a request that has the most unread bytes while there are too many."""
+        call = self._requests.pop(number, None)
         if call is not None:
             call.abort()
             call.on_end()
             self._close_when_idle()
 
     def _close_when_idle(self) -> None:
-        if self._calls or self._reader is None:
+        if self._requests or self._reader is None:
             return
-        if self._idle is not None:
-            self._idle.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         delay_s = 0.0 if self._retired else IDLE_CLOSE_S
-        self._idle = asyncio.get_running_loop().call_later(delay_s, self._close)
+        self._idle_timer = asyncio.get_running_loop().call_later(delay_s, self._close)
 
     def _close(self) -> None:
-        self._idle = None
-        if not self._calls and self._reader is not None:
+        self._idle_timer = None
+        if not self._requests and self._reader is not None:
             self._drop("closed")
 
     def _drop(self, reason: str) -> None:
-        """Be done with the present reader, whether it runs or has just ended."""
+        """Drop the present reader, whether it runs or has just ended."""
         reader, attached, self._reader, self._attached = self._reader, self._attached, None, None
         if attached is not None and not attached.done():
             attached.set_exception(EngineUnreachable(reason))
-            attached.exception()  # retrieved here: nobody may be waiting any more
+            attached.exception()  # mark as retrieved: perhaps no request waits for it any more
         if reader is not None and reader is not asyncio.current_task():
             reader.cancel()
-        for task in list(self._tasks):  # of requests that are over, and yet Serve may look for a replica that has left
+        for task in list(self._tasks):  # calls of ended requests: Serve may still look for a replica that has left
             task.cancel()
 
     def retire(self) -> None:
-        """The replica has left Serve's set: finish what runs, then close at once.
+        """The replica has left Serve's set: finish the running requests, then close at once.
 
-        Serve sends nothing more to it, so a request that may still be on its way there has to go elsewhere.
+        Serve sends no more calls to it, so a request that it may not have received must go to another replica.
         """
         self._retired = True
         reason = f"engine replica {self.replica_id} has left"
-        for call in self._calls.values():
-            if not call.surely_there():
+        for call in self._requests.values():
+            if not call.is_received():
                 call.stream.fail(EngineUnreachable(reason))
         if self._attached is not None and not self._attached.done():
             self._drop(reason)
@@ -263,17 +266,17 @@ class Channel:
         self._retired = False
 
     @property
-    def busy(self) -> bool:
-        """Whether a request of ours runs there, or is on its way."""
-        return bool(self._calls)
+    def is_busy(self) -> bool:
+        """Whether a request of this router runs there or is on its way."""
+        return bool(self._requests)
 
     @property
-    def open(self) -> bool:
-        """Whether the channel stands (and so counts as one ongoing call of the replica)."""
+    def is_open(self) -> bool:
+        """Whether the channel is open (and so counts as one ongoing call of the replica)."""
         return self._reader is not None and not self._reader.done()
 
 
 def _brief(error: BaseException) -> str:
-    """The first line of an error: Ray's carry whole tracebacks."""
+    """The first line of an error: Ray's errors contain whole tracebacks."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""The engine replica's side of the channels: frames of all requests of one router leave in one message per loop turn.
+"""The engine replica's side of a channel: frames of all requests of one router leave in one message per loop turn.
 
-Invariant: frames of a request leave in the order they were put; nothing is held back while the consumer is not behind;
-while it is behind, frames of one request grow together instead of piling up.
+Invariant: frames of a request leave in the order in which they were put. While the router keeps up, no frame is held
+back; while it is behind, waiting frames of one request are merged instead of queued.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator
 from serve_app.errors import EngineFailed
 from serve_app.transport.messages import Batch, Frame, batch_encoder
 
-# A message above gRPC's limit (4 MiB by default) would break the channel under all its requests, and a long one holds
-# the others' frames up.
+# A message above gRPC's limit (4 MiB by default) would break the channel for all its requests, and a long message
+# delays the frames of other requests.
 MAX_MESSAGE_BYTES = 2**20
-MAX_WAITING_BYTES = 256 * 2**20  # for a router that does not read: its requests end, those that have more to say first
-FRAME_BYTES = 32  # of a frame beside its body and tokens, at most
-TOKEN_BYTES = 5  # of a token id in msgpack, at most
+MAX_WAITING_BYTES = 256 * 2**20  # for a router that does not read; above it, each request with a new frame ends
+FRAME_BYTES = 32  # the most that a frame has besides its body and tokens
+TOKEN_BYTES = 5  # the most that a token id has in msgpack
 
 
-class Outbox:
-    """Frames waiting to leave to one router. Not thread-safe: one event loop."""
+class FrameBatcher:
+    """Frames that wait to be sent to one router. Not thread-safe: one event loop."""
 
     def __init__(self) -> None:
         self._frames: dict[int, Frame] = {}  # by request number: a later frame is merged into the waiting one
@@ -32,10 +32,10 @@ class Outbox:
         self._wake = asyncio.Event()
 
     def put(self, frame: Frame) -> None:
-        """Add a frame; merged with the one of the same request that still waits.
+        """Add a frame; merges it into a waiting frame of the same request.
 
         Raises:
-            EngineFailed: too much waits.
+            EngineFailed: more than `MAX_WAITING_BYTES` would wait.
         """
         if self._bytes + len(frame.body) > MAX_WAITING_BYTES:
             raise EngineFailed("the router reads too slowly", code="slow_router")
@@ -45,23 +45,23 @@ class Outbox:
         self._wake.set()
 
     def set_slots(self, slots: int) -> None:
-        """Tell the router how many slots the engine has."""
+        """Send the router the number of the engine's slots with the next message."""
         self._slots = slots
         self._wake.set()
 
     def close(self) -> None:
-        """End the stream once what waits has left."""
+        """End the stream once all waiting frames have been sent."""
         self._closed = True
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Encoded `Batch` messages until closed, or until a later call takes over: a message must not go to a reader
-        that is already gone and not yet known to be."""
+        """Encoded `Batch` messages until closed or until a later call takes over: a message must not go to an earlier
+        reader whose connection is lost without being noticed yet."""
         self._reader = reader = object()
         self._wake.set()  # for the earlier reader to see this
         while self._reader is reader:
             if self._frames or self._slots:
-                batch = Batch(self._take(), self._slots)
+                batch = Batch(self._next_frames(), self._slots)
                 self._slots = 0
                 yield batch_encoder.encode(batch)
             elif self._closed:
@@ -70,8 +70,8 @@ class Outbox:
                 self._wake.clear()
                 await self._wake.wait()
 
-    def _take(self) -> list[Frame]:
-        """The frames of the next message: all that fit, oldest first; of one that is too long, as much as fits."""
+    def _next_frames(self) -> list[Frame]:
+        """The frames of the next message: all that fit, oldest first; a frame that is too long is split."""
         taken: list[Frame] = []
         room = MAX_MESSAGE_BYTES
         while self._frames and room > 0:
@@ -79,7 +79,7 @@ class Outbox:
             if len(frame.body) > room:
                 head, rest = split(frame, room)
                 del self._frames[number]
-                self._frames[number] = rest  # at the end: others' frames pass between its parts
+                self._frames[number] = rest  # at the end: frames of other requests pass between its parts
                 taken.append(head)
                 break
             del self._frames[number]
@@ -90,7 +90,7 @@ class Outbox:
 
 
 def split(frame: Frame, size: int) -> tuple[Frame, Frame]:
-    """A frame as two, the first with `size` bytes. No stream can go on from between them: the second has the events."""
+    """Split a frame after `size` bytes. A stream cannot continue from between the two: the second has the events."""
     head = Frame(number=frame.number, body=frame.body[:size], status=frame.status, media=frame.media)
     rest = Frame(
         number=frame.number, body=frame.body[size:], groups=frame.groups, events=frame.events, usage=frame.usage
@@ -99,7 +99,7 @@ def split(frame: Frame, size: int) -> tuple[Frame, Frame]:
 
 
 def merge(first: Frame, second: Frame) -> Frame:
-    """Two consecutive frames of one request as one."""
+    """Merge two consecutive frames of one request."""
     return Frame(
         number=first.number,
         body=first.body + second.body,

@@ -1,13 +1,13 @@
-"""What a router and an engine replica say to each other, and what an engine backend is.
+"""The messages between a router and an engine replica, and the protocol of an engine backend.
 
 A router holds one *channel* per engine replica: a long-lived stream of `Batch` messages with the frames of all its
-requests. Requests are handed in by a unary call (`Submit`) that stays open until the request ends, so that Serve's own
-count of ongoing requests, its drain and its cancellation stay true; cancelling that call aborts the request.
+requests. A request is submitted by a unary call (`Submit`) that stays open until the request ends, so that Serve's
+count of ongoing requests, its drain and its cancellation stay correct; cancelling that call aborts the request.
 
-Invariant: the frames of one request arrive in order, the first with a status, the last with `usage`. A `Batch` is taken
-whole or not at all: all events that follow one pull of the serving object leave in one turn of the event loop, so after
-each message, replaying its groups and those before it and dropping as many events as they counted continues the stream
-(docs/decisions.md).
+Invariant: the frames of one request arrive in order, the first with a status, the last with `usage`. A `Batch` is
+applied as a whole or not at all: all events of one pull of the serving object leave in one turn of the event loop, so
+after each message a stream can continue elsewhere by replaying all groups received so far and dropping as many events
+as were counted with them (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from serve_app.types import Operation
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True):
-    """One request handed to an engine replica.
+    """One request submitted to an engine replica.
 
     `number` is unique in the channel; `request_id` becomes the OpenAI object's id; `body` is the decoded OpenAI request
-    without any field of our contract; `priority` is vLLM's (lower runs sooner); `slots` is how many sequences the
-    request occupies in the engine's batch.
+    without the fields of our own contract; `priority` is vLLM's (lower runs sooner); `slots` is how many sequences the
+    request takes in the engine's batch.
     """
 
     number: int
@@ -37,11 +37,11 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     slots: int = 1
 
 
-ENDED = "stop"  # the finish reason of an answer that was left to end by itself; by any other it was cut off
+FINISH_STOP = "stop"  # the finish reason of an answer that ended by itself; any other means that it was cut off
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """What a request used, in tokens. `finish_reason` is `ENDED` if all of its answers have ended so."""
+class TokenUsage(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens that a request used. `finish_reason` is `FINISH_STOP` if all of its answers have ended so."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -52,9 +52,9 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 class Frame(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a response.
 
-    `status` is the HTTP status on a request's first frame and 0 on all others, `media` beside it is "sse" or "json";
-    `body` is ready bytes (whole SSE events, or a part of a JSON document) and `events` how many pieces vLLM's serving
-    object yielded for them; `groups` are the token groups pulled so far and not sent before, each
+    `status` is the HTTP status on a request's first frame and 0 on all others; `media`, on the first frame, is "sse" or
+    "json"; `body` is ready bytes (whole SSE events, or a part of a JSON document) and `events` is how many pieces
+    vLLM's serving object yielded for them; `groups` are the token groups pulled so far and not sent before, each
     `[choice, token, token, ...]`; `usage` marks the last frame.
     """
 
@@ -64,23 +64,23 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     media: str = ""
     groups: list[list[int]] = []
     events: int = 0
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
 
 
 NO_SLOTS = -1
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """One message of a channel. `slots` is how many sequences one step of the replica can run; 0 means unchanged,
-    `NO_SLOTS` that it takes no request any more: it drains."""
+    """One message of a channel. `slots` is how many sequences one step of the replica can run; 0: unchanged;
+    `NO_SLOTS`: the replica drains and takes no more requests."""
 
     frames: list[Frame]
     slots: int = 0
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a started engine can do. Sizes in tokens; `slots` is the number of sequences one step can run beside those
-    of agent sessions, `start_s` the seconds it took to start, `kv_block_tokens` what the KV cache is given out in."""
+    """The limits of a started engine. Sizes in tokens; `slots`: sequences that one step can run besides those of agent
+    sessions; `start_s`: seconds that the start took; `kv_block_tokens`: the block size of the KV cache."""
 
     model: str
     tasks: list[str]
@@ -92,8 +92,8 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
     kv_block_tokens: int = 1
 
 
-class WireAddress(msgspec.Struct, frozen=True, array_like=True):
-    """Where a router connects to, and the ticket to show there, good once and for seconds."""
+class TcpAddress(msgspec.Struct, frozen=True, array_like=True):
+    """The address of a replica's TCP server, and a ticket for it, valid once and for seconds (`TICKET_LIFE_S`)."""
 
     host: str
     port: int
@@ -113,13 +113,13 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """What a backend yields for one request, before the channel numbers it: see `Frame` for the fields."""
+    """A piece of a response as a backend yields it, before the channel numbers it; see `Frame` for the fields."""
 
     body: bytes
     status: int = 0
     media: str = ""
     groups: list[list[int]] = []
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
 
 
 class EngineBackend(Protocol):
@@ -143,7 +143,7 @@ class EngineBackend(Protocol):
 
     @property
     def alive(self) -> bool:
-        """False once the engine is dead for good; the replica is then of no use any more."""
+        """False once the engine is permanently dead; the replica must then end."""
         ...
 
     async def check_health(self) -> None:
@@ -155,7 +155,7 @@ class EngineBackend(Protocol):
         ...
 
     async def shutdown(self) -> None:
-        """Stop the engine and every process of it; returns when they are gone."""
+        """Stop the engine and all its processes; returns when they are gone."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""The frames of one request as they arrive at a router, and how much of all requests is not read yet.
+"""The frames of one request as they arrive at a router, and the unread bytes of all requests.
 
-Invariant: frames are delivered in order; a stream that failed still delivers what arrived before.
+Invariant: frames are delivered in order; a failed stream first delivers the frames that arrived before the failure.
 """
 
 from __future__ import annotations
@@ -8,84 +8,84 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from serve_app.core.receipts import Pace
+from serve_app.core.receipts import TokenPace
 from serve_app.errors import EngineFailed
-from serve_app.transport.messages import Frame, Usage
+from serve_app.transport.messages import Frame, TokenUsage
 
 MAX_BUFFERED_BYTES = 16 * 2**20  # per request, for a client that does not read; about 60,000 chat chunks
-MAX_UNREAD_BYTES = 256 * 2**20  # of all requests of a router: sixteen that do not read at all
+MAX_UNREAD_BYTES = 256 * 2**20  # of all requests of a router: sixteen clients that do not read at all
 
 
-class Unread:
-    """What the requests of one router have not read yet, in bytes. Above `most` those with most of it end, one by one:
-    backpressure would hold up all others on their channel."""
+class UnreadBytes:
+    """The unread bytes of all requests of one router. Above `max_bytes`, the requests with the most unread bytes end,
+    one by one: backpressure would delay all other requests on their channel."""
 
-    def __init__(self, most: int = MAX_UNREAD_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_UNREAD_BYTES) -> None:
         self.bytes = 0
-        self.ended = 0  # requests, so far
-        self._most = most
-        self._streams: set[Stream] = set()  # those that have some
+        self.ended_requests = 0  # counter
+        self._max_bytes = max_bytes
+        self._streams: set[ResponseStream] = set()  # those with unread bytes
 
-    def add(self, stream: Stream, more: int) -> None:
+    def add(self, stream: ResponseStream, more: int) -> None:
         self._streams.add(stream)
         self.bytes += more
-        while self.bytes > self._most:
-            self.ended += 1
-            max(self._streams, key=lambda one: one.buffered).cut()
+        while self.bytes > self._max_bytes:
+            self.ended_requests += 1
+            max(self._streams, key=lambda one: one.buffered).abort_unread()
 
-    def read(self, stream: Stream) -> None:
-        """It has none any more."""
+    def remove(self, stream: ResponseStream) -> None:
+        """Remove a stream and all its unread bytes."""
         self._streams.discard(stream)
         self.bytes -= stream.buffered
 
 
-class Stream:
+class ResponseStream:
     """The frames of one request, in order, as they arrive.
 
     Args:
-        unread: what it does not read counts here.
-        on_cut: called when it has ended because too much is unread.
+        unread: counts this stream's unread bytes.
+        on_unread_abort: called when the stream was ended because of too many unread bytes.
     """
 
     __slots__ = (
         "_error",
         "_frames",
-        "_on_cut",
+        "_on_unread_abort",
         "_unread",
         "_waiter",
-        "begun",
         "buffered",
-        "lost",
+        "client_has_seen",
+        "connection_lost",
+        "has_begun",
         "pace",
-        "seen",
         "tokens",
         "usage",
     )
 
-    def __init__(self, unread: Unread, on_cut: Callable[[], None]) -> None:
-        self._unread, self._on_cut = unread, on_cut
+    def __init__(self, unread: UnreadBytes, on_unread_abort: Callable[[], None]) -> None:
+        self._unread, self._on_unread_abort = unread, on_unread_abort
         self._frames: list[Frame] = []
         self.buffered = 0
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.tokens = 0  # that the engine has made
-        self.pace = Pace()  # when they came, however late a client reads them
-        self.begun = False  # whether the first frame has arrived
-        self.seen = False  # whether the client has been sent anything of it; its reader says so
-        self.usage: Usage | None = None  # comes with the last frame
-        self.lost = False  # whether it failed because the connection to the replica did
+        self.tokens = 0  # output tokens received from the engine
+        self.pace = TokenPace()  # arrival times of the tokens, independent of the client's reading
+        self.has_begun = False  # whether the first frame has arrived
+        self.client_has_seen = False  # whether any of it was sent to the client; set by the stream's reader
+        self.usage: TokenUsage | None = None  # comes with the last frame
+        self.connection_lost = False  # whether it failed because the connection to the replica broke
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the last frame has arrived."""
         return self.usage is not None
 
     def push(self, frame: Frame) -> bool:
-        """Add a frame. Returns False when the consumer is too far behind to go on. One that comes after `fail` is
-        dropped: others may be missing before it."""
+        """Add a frame; returns False if the client is too far behind to go on. A frame after `fail` is dropped, since
+        frames before it may be missing."""
         if self._error is not None:
             return True
-        self.begun = True
+        self.has_begun = True
         self.usage = frame.usage
         self._frames.append(frame)
         self.buffered += len(frame.body)
@@ -93,23 +93,23 @@ class Stream:
         self._unread.add(self, len(frame.body))
         return self.buffered <= MAX_BUFFERED_BYTES
 
-    def fail(self, error: BaseException, *, lost: bool = False) -> None:
-        """End the stream; frames that have arrived are still delivered first."""
+    def fail(self, error: BaseException, *, connection_lost: bool = False) -> None:
+        """End the stream with an error; frames that have arrived are delivered first."""
         if self._error is None:
             self._error = error
-            self.lost = lost
+            self.connection_lost = connection_lost
             self._wake()
 
     def clear(self) -> None:
-        """Drop what was not read."""
-        self._unread.read(self)
+        """Drop the unread frames."""
+        self._unread.remove(self)
         self._frames, self.buffered = [], 0
 
-    def cut(self) -> None:
-        """End it, and drop what was not read."""
+    def abort_unread(self) -> None:
+        """End the stream because of too many unread bytes, and drop these."""
         self.clear()
-        self.fail(EngineFailed("the client reads too slowly, and too much waits for others", code="slow_client"))
-        self._on_cut()
+        self.fail(EngineFailed("the client reads too slowly, and the router's buffer is full", code="slow_client"))
+        self._on_unread_abort()
 
     async def next(self) -> list[Frame]:
         """All frames that have arrived since the last call, at least one.

@@ -1,14 +1,14 @@
 """The data path between a router and an engine replica: one TCP connection beside Serve's calls.
 
-Serve's gRPC costs a hand-in and every message of frames several turns of two busy event loops; here it is one each.
-The connection is opened with a ticket that the replica gives out over Serve's own authenticated call, good once and for
-seconds: who has no ticket is cut off. Each request stays a unary Serve call (`hold`) as well, so that Serve's count of
-ongoing requests, its drain and its cancellation are true.
+With Serve's gRPC, a submit and every message of frames take several turns of two busy event loops; here, one turn each.
+The router opens the connection with a ticket that the replica issues in a call over Serve's authenticated path. A
+ticket is valid once and for seconds; a connection without a ticket is closed. Each request is a unary Serve call
+(`hold`) as well, so that Serve's count of ongoing requests, its drain and its cancellation stay correct.
 
-On the wire: messages of a 4-byte length (big endian) and so many bytes. The router first sends the ticket; all else is
-a kind (1 byte) and its content. The replica sends `Batch`es.
+Format: each message is a 4-byte length (big endian) and as many bytes. The router first sends the ticket; each later
+message is a kind (1 byte) and its content. The replica sends `Batch` messages.
 
-Invariant: requests handed in over a connection are aborted on the replica when it ends.
+Invariant: when a connection ends, the replica aborts the requests submitted over it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import msgspec
 
 from serve_app.errors import BodyTooLarge, EngineUnreachable
 from serve_app.ray_adapter import EngineHandle, ReplicasChanged
-from serve_app.transport.messages import Submit, WireAddress
+from serve_app.transport.messages import Submit, TcpAddress
 
 HEADER_BYTES = 4
 MAX_MESSAGE_BYTES = 2**28  # a request is about as long as its JSON (8 MiB by default), a batch has about 1 MiB
-CONNECT_TIMEOUT_S = 5.0  # within a cluster a connection stands in milliseconds
-# A peer whose machine or link is gone is given up after about ten seconds, idle or not.
+CONNECT_TIMEOUT_S = 5.0  # within a cluster a connection opens in milliseconds
+# A peer whose machine or network is gone is given up after about ten seconds, idle or not.
 KEEPALIVE = {
     (socket.SOL_SOCKET, "SO_KEEPALIVE"): 1,
-    (socket.IPPROTO_TCP, "TCP_KEEPIDLE"): 4,  # seconds of silence before the first probe
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE"): 4,  # idle seconds before the first probe
     (socket.IPPROTO_TCP, "TCP_KEEPINTVL"): 2,  # seconds between probes
     (socket.IPPROTO_TCP, "TCP_KEEPCNT"): 3,
-    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): 10_000,  # milliseconds for data that nobody confirms
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): 10_000,  # milliseconds for data that is not acknowledged
 }
 SUBMIT, CANCEL = b"S", b"C"
 
@@ -45,9 +45,9 @@ class Framing(asyncio.Protocol):
 
     Args:
         on_message: called with each message, in the turn of the loop in which its last byte came; never after `abort`.
-            What it raises ends the connection (asyncio's and uvloop's doing) and is logged.
+            If it raises, asyncio or uvloop logs the error and ends the connection.
         on_lost: called once, when the connection has ended.
-        limit: a longer message ends the connection, bytes.
+        limit: bytes; a longer message ends the connection.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Framing(asyncio.Protocol):
         self._on_message = on_message
         self._on_lost = on_lost
         self._parts: list[bytes] = []
-        self._have = 0
-        self._need = HEADER_BYTES  # bytes with which the next step can be taken
+        self._buffered_bytes = 0
+        self._needed_bytes = HEADER_BYTES  # bytes needed for the next header or message
         self.transport: asyncio.Transport | None = None
         self._writable: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
         end = transport.get_extra_info("socket")
         for (level, name), value in KEEPALIVE.items():
-            if hasattr(socket, name):  # some are Linux's alone
+            if hasattr(socket, name):  # some exist on Linux only
                 end.setsockopt(level, getattr(socket, name), value)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -76,12 +76,12 @@ class Framing(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._parts.append(data)
-        self._have += len(data)
-        if self._have < self._need:
+        self._buffered_bytes += len(data)
+        if self._buffered_bytes < self._needed_bytes:
             return
         buffer = data if len(self._parts) == 1 else b"".join(self._parts)
         start, size = 0, len(buffer)
-        self._need = HEADER_BYTES
+        self._needed_bytes = HEADER_BYTES
         while size - start >= HEADER_BYTES:
             length = int.from_bytes(buffer[start : start + HEADER_BYTES])
             if length > self.limit:
@@ -89,18 +89,18 @@ class Framing(asyncio.Protocol):
                 return
             end = start + HEADER_BYTES + length
             if end > size:
-                self._need = HEADER_BYTES + length
+                self._needed_bytes = HEADER_BYTES + length
                 break
             self._on_message(buffer[start + HEADER_BYTES : end])
-            if self.transport is None:  # aborted by whom it was for
+            if self.transport is None:  # aborted by `on_message`
                 return
             start = end
         rest = buffer[start:] if start else buffer
         self._parts = [rest] if rest else []
-        self._have = len(rest)
+        self._buffered_bytes = len(rest)
 
     def send(self, message: bytes) -> None:
-        """Send a message; without effect once the connection has ended."""
+        """Send a message; does nothing once the connection has ended."""
         if self.transport is not None:
             self.transport.write(len(message).to_bytes(HEADER_BYTES) + message)
 
@@ -112,13 +112,13 @@ class Framing(asyncio.Protocol):
             self._writable.set_result(None)
         self._writable = None
 
-    async def writable(self) -> None:
-        """Until the other side keeps up; at once when it does, or when the connection has ended."""
+    async def wait_writable(self) -> None:
+        """Wait until the other side keeps up or the connection has ended."""
         if self._writable is not None:
             await asyncio.shield(self._writable)
 
     def close(self) -> None:
-        """End the connection once what was sent has left."""
+        """End the connection once the sent messages have left."""
         if self.transport is not None:
             self.transport.close()
 
@@ -130,7 +130,7 @@ class Framing(asyncio.Protocol):
 
 
 class _Connection:
-    """The router's end, to one replica.
+    """The router's end of the connection to one replica.
 
     Args:
         on_message: see `Framing`.
@@ -138,13 +138,13 @@ class _Connection:
 
     def __init__(self, on_message: Callable[[bytes], None]) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._framing = Framing(on_message, self._lost)
+        self._framing = Framing(on_message, self._on_lost)
 
-    async def open(self, address: WireAddress) -> None:
-        """Connect and show the ticket.
+    async def open(self, address: TcpAddress) -> None:
+        """Connect and send the ticket.
 
         Raises:
-            ConnectionError: not within `CONNECT_TIMEOUT_S`.
+            ConnectionError: no connection within `CONNECT_TIMEOUT_S`.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -155,10 +155,10 @@ class _Connection:
         self._framing.send(address.ticket)
 
     def submit(self, submit: Submit) -> None:
-        """Hand a request in. BodyTooLarge: the replica would take it for nonsense."""
+        """Submit a request. Raises BodyTooLarge if the replica would reject its message as too long."""
         message = SUBMIT + _encoder.encode(submit)
         if len(message) > MAX_MESSAGE_BYTES:
-            raise BodyTooLarge("the request is larger than what an engine can be handed", param="body")
+            raise BodyTooLarge("the request is larger than an engine accepts", param="body")
         self._framing.send(message)
 
     def cancel(self, number: int) -> None:
@@ -167,25 +167,25 @@ class _Connection:
     def close(self) -> None:
         self._framing.close()
 
-    def _lost(self) -> None:
+    def _on_lost(self) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
 
 
-class WiredHandle:
-    """An `EngineHandle` whose channels and hand-ins go over connections of their own."""
+class TcpHandle:
+    """An `EngineHandle` whose channels and submits use our own TCP connections."""
 
     def __init__(self, handle: EngineHandle) -> None:
         self._handle = handle
-        self._connections: dict[str, _Connection] = {}  # by replica, those that stand
+        self._connections: dict[str, _Connection] = {}  # open ones, by replica
 
     async def watch(self, listener: ReplicasChanged) -> None:
         """See `EngineHandle.watch`."""
         await self._handle.watch(listener)
 
-    async def ring(self) -> None:
-        """See `EngineHandle.ring`."""
-        await self._handle.ring()
+    async def call_any_replica(self) -> None:
+        """See `EngineHandle.call_any_replica`."""
+        await self._handle.call_any_replica()
 
     async def close(self) -> None:
         """See `EngineHandle.close`."""
@@ -206,7 +206,7 @@ class WiredHandle:
         raise ConnectionError("the connection ended")
 
     async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
-        """A unary call; `submit` goes over the connection and is held open by a call of Serve's."""
+        """A unary call; `submit` goes over the TCP connection and is held open by a Serve call."""
         if method != "submit":
             return await self._handle.call(method, *arguments, replica_id=replica_id)
         router_id, submit = arguments
@@ -220,5 +220,5 @@ class WiredHandle:
             ended = True
             return result
         finally:
-            if not ended:  # cancelled, or the call was lost: either way nobody here waits for it any more
+            if not ended:  # cancelled, or the call was lost: the request has no reader here any more
                 connection.cancel(submit.number)

@@ -1,8 +1,8 @@
-"""The engine replica's end of the data path (`serve_app.transport.tcp`): listens on the node's address for who has a
-ticket.
+"""The engine replica's end of the data path (`serve_app.transport.tcp`): listens on the node's address for routers that
+have a ticket.
 
-Invariant: a connection without a valid ticket is cut after its first message, which is no longer than a ticket. What
-came over a connection ends with it: its requests are cancelled as soon as its end is seen.
+Invariant: a connection without a valid ticket is closed after its first message, which is no longer than a ticket. The
+requests submitted over a connection are cancelled as soon as its end is noticed.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import msgspec
 
 from serve_app.errors import EngineUnreachable
 from serve_app.ray_adapter import in_fresh_context
-from serve_app.transport.messages import Submit, WireAddress
+from serve_app.transport.messages import Submit, TcpAddress
 from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, SUBMIT, Framing
 
 logger = logging.getLogger("ray.serve")
 
 TICKET_BYTES = 32
-TICKET_LIFE_S = 10.0  # the router connects as soon as it has it
-HOLD_WAIT_S = 5.0  # a hand-in and the call that holds it leave the router in one turn, over two connections
+TICKET_LIFE_S = 10.0  # the router connects as soon as it has the ticket
+HOLD_WAIT_S = 5.0  # a submit and its `hold` call leave the router in one turn, over two connections
 
 _submits = msgspec.msgpack.Decoder(Submit)
 _numbers = msgspec.msgpack.Decoder(int)
 
 
-class Requests(Protocol):
-    """What the server needs of the engine replica."""
+class RequestHandler(Protocol):
+    """The methods of the engine replica that the server calls."""
 
     def attach(self, router_id: str, replica_id: str) -> Any:
-        """The messages to one router."""
+        """The encoded messages to one router."""
         ...
 
     async def submit(self, router_id: str, submit: Submit, replica_id: str) -> None:
@@ -42,26 +42,26 @@ class Requests(Protocol):
         ...
 
 
-class WireServer:
-    """Listens for routers.
+class TcpServer:
+    """Accepts the connections of routers.
 
     Args:
-        requests: the engine replica.
+        handler: the engine replica.
         host: the node's address.
     """
 
-    def __init__(self, requests: Requests, host: str) -> None:
-        self.requests = requests
+    def __init__(self, handler: RequestHandler, host: str) -> None:
+        self.handler = handler
         self._host = host
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._closed = False
         self._tickets: dict[bytes, str] = {}
-        self._visitors: set[_Visitor] = set()
-        self._routers: dict[str, _Visitor] = {}  # the latest connection of each
+        self._connections: set[_RouterConnection] = set()
+        self._by_router: dict[str, _RouterConnection] = {}  # the latest connection of each
 
-    async def admit(self, router_id: str) -> WireAddress:
-        """A ticket for one connection of this router.
+    async def issue_ticket(self, router_id: str) -> TcpAddress:
+        """Issue a ticket for one connection of this router; starts to listen first.
 
         Raises:
             EngineUnreachable: the replica is ending. OSError: it cannot listen.
@@ -71,152 +71,152 @@ class WireServer:
                 raise EngineUnreachable("this engine replica is ending")
             if self._server is None:
                 loop = asyncio.get_running_loop()
-                self._server = await loop.create_server(lambda: _Visitor(self).framing, self._host, 0)
+                self._server = await loop.create_server(lambda: _RouterConnection(self).framing, self._host, 0)
         port = self._server.sockets[0].getsockname()[1]
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._tickets[ticket] = router_id
         asyncio.get_running_loop().call_later(TICKET_LIFE_S, self._tickets.pop, ticket, None)
-        return WireAddress(self._host, port, ticket)
+        return TcpAddress(self._host, port, ticket)
 
     async def hold(self, router_id: str, number: int) -> None:
         """Wait for a request's end; cancelling this cancels the request.
 
         Raises:
-            EngineUnreachable: it never came. EngineFailed: as `submit`.
+            EngineUnreachable: the request never arrived. EngineFailed: as `submit`.
         """
-        router = self._routers.get(router_id)
+        router = self._by_router.get(router_id)
         if router is None:
             raise EngineUnreachable(f"router {router_id} has no channel to this replica")
         await router.hold(number)
 
     async def close(self) -> None:
-        """Listen no more, and end every connection with all that came over it."""
+        """Stop listening, and end every connection with its requests."""
         self._closed = True
         async with self._starting:
             if self._server is not None:
                 self._server.close()
-        for visitor in list(self._visitors):
-            visitor.leave()
+        for visitor in list(self._connections):
+            visitor.close()
 
-    def enter(self, visitor: _Visitor) -> None:
-        """A connection has come."""
-        self._visitors.add(visitor)
+    def add_connection(self, connection: _RouterConnection) -> None:
+        """Register a new connection."""
+        self._connections.add(connection)
 
-    def redeem(self, ticket: bytes, visitor: _Visitor) -> str | None:
-        """The router this ticket was given to, which is this visitor from now on; it is good once."""
+    def redeem_ticket(self, ticket: bytes, connection: _RouterConnection) -> str | None:
+        """Use a ticket up; returns its router, whose connection this is from now on. None: an invalid ticket."""
         router_id = self._tickets.pop(ticket, None)
         if router_id is not None:
-            self._routers[router_id] = visitor
+            self._by_router[router_id] = connection
         return router_id
 
-    def left(self, visitor: _Visitor, router_id: str | None) -> None:
-        """A connection has ended; the router may have another one by now."""
-        self._visitors.discard(visitor)
-        if router_id is not None and self._routers.get(router_id) is visitor:
-            del self._routers[router_id]
+    def remove_connection(self, connection: _RouterConnection, router_id: str | None) -> None:
+        """Remove an ended connection; its router may have a later one."""
+        self._connections.discard(connection)
+        if router_id is not None and self._by_router.get(router_id) is connection:
+            del self._by_router[router_id]
 
 
-class _Visitor:
-    """One connection: a ticket first, then requests one way and frames the other."""
+class _RouterConnection:
+    """One connection: first a ticket, then requests from the router and frames to it."""
 
-    def __init__(self, server: WireServer) -> None:
+    def __init__(self, server: TcpServer) -> None:
         self._server = server
         self._router_id: str | None = None
-        self._pump: asyncio.Task[None] | None = None
-        self._runs: dict[int, asyncio.Task[None]] = {}  # by number, until somebody knows how it ended
-        self._arrivals: dict[int, asyncio.Future[asyncio.Task[None]]] = {}  # of requests held before they came
-        self.framing = Framing(self._received, self._lost, limit=TICKET_BYTES)
-        self._late = asyncio.get_running_loop().call_later(TICKET_LIFE_S, self.framing.abort)
-        server.enter(self)
+        self._sender: asyncio.Task[None] | None = None
+        self._running: dict[int, asyncio.Task[None]] = {}  # by number, until `hold` returns or the router cancels
+        self._awaited: dict[int, asyncio.Future[asyncio.Task[None]]] = {}  # of `hold` calls before their requests
+        self.framing = Framing(self._on_message, self._on_lost, limit=TICKET_BYTES)
+        self._ticket_timer = asyncio.get_running_loop().call_later(TICKET_LIFE_S, self.framing.abort)
+        server.add_connection(self)
 
     async def hold(self, number: int) -> None:
-        """See `WireServer.hold`."""
-        run = self._runs.get(number)
+        """See `TcpServer.hold`."""
+        run = self._running.get(number)
         if run is None:
-            arrival = self._arrivals[number] = asyncio.get_running_loop().create_future()
+            arrival = self._awaited[number] = asyncio.get_running_loop().create_future()
             try:
                 async with asyncio.timeout(HOLD_WAIT_S):
                     run = await arrival
             except TimeoutError:
                 raise EngineUnreachable(f"request {number} of router {self._router_id} did not arrive") from None
             finally:
-                self._arrivals.pop(number, None)
+                self._awaited.pop(number, None)
         try:
             await run
         finally:
-            self._runs.pop(number, None)
+            self._running.pop(number, None)
 
-    def leave(self) -> None:
-        """End the connection; what waits to leave leaves, if the other side takes it."""
-        if self._pump is None:
+    def close(self) -> None:
+        """End the connection; waiting bytes are still sent if the other side reads them."""
+        if self._sender is None:
             self.framing.abort()
         else:
-            self._pump.cancel()
+            self._sender.cancel()
 
-    def _received(self, message: bytes) -> None:
+    def _on_message(self, message: bytes) -> None:
         if self._router_id is None:
-            self._enter(message)
+            self._redeem_ticket(message)
             return
         kind, content = message[:1], message[1:]
         try:
             if kind == SUBMIT:
-                self._hand_in(_submits.decode(content))
+                self._submit(_submits.decode(content))
             elif kind == CANCEL:
                 self._cancel(_numbers.decode(content))
             else:
                 raise ValueError(f"unknown kind {kind!r}")
-        except ValueError as error:  # msgspec's errors are, and that of text that is no UTF-8
-            logger.error("router %s does not speak our protocol: %s", self._router_id, error)
+        except ValueError as error:  # includes msgspec's errors and that of invalid UTF-8
+            logger.error("router %s sent an invalid message: %s", self._router_id, error)
             self.framing.abort()
 
-    def _enter(self, ticket: bytes) -> None:
-        self._router_id = self._server.redeem(ticket, self)
+    def _redeem_ticket(self, ticket: bytes) -> None:
+        self._router_id = self._server.redeem_ticket(ticket, self)
         if self._router_id is None:
             self.framing.abort()
             return
-        self._late.cancel()
+        self._ticket_timer.cancel()
         self.framing.limit = MAX_MESSAGE_BYTES
-        # In contexts of their own: this one is of the call that first asked for a ticket.
-        self._pump = in_fresh_context(self._send(self._router_id), f"wire-{self._router_id}")
-        self._pump.add_done_callback(self._sent)
+        # In contexts of their own: this context is that of the call that first requested a ticket.
+        self._sender = in_fresh_context(self._send(self._router_id), f"tcp-sender-{self._router_id}")
+        self._sender.add_done_callback(self._on_sender_done)
 
-    def _hand_in(self, submit: Submit) -> None:
+    def _submit(self, submit: Submit) -> None:
         number = submit.number
-        if number in self._runs:
+        if number in self._running:
             raise ValueError(f"request {number} came twice")
         assert self._router_id is not None
-        run = in_fresh_context(self._server.requests.submit(self._router_id, submit, ""), f"request-{number}")
-        self._runs[number] = run
-        arrival = self._arrivals.get(number)
+        run = in_fresh_context(self._server.handler.submit(self._router_id, submit, ""), f"request-{number}")
+        self._running[number] = run
+        arrival = self._awaited.get(number)
         if arrival is not None and not arrival.done():
             arrival.set_result(run)
 
     def _cancel(self, number: int) -> None:
-        """The router waits for it no more, and does not hold it (any more)."""
-        run = self._runs.pop(number, None)
+        """Cancel a request for which the router no longer waits and which no `hold` call holds."""
+        run = self._running.pop(number, None)
         if run is not None:
             run.cancel()
 
     async def _send(self, router_id: str) -> None:
-        """The router's messages, for as long as the connection stands and no later one takes them."""
-        async with contextlib.aclosing(self._server.requests.attach(router_id, "")) as messages:
+        """Send the router's messages while the connection is open and no later connection takes over."""
+        async with contextlib.aclosing(self._server.handler.attach(router_id, "")) as messages:
             async for message in messages:
                 self.framing.send(message)
-                await self.framing.writable()
+                await self.framing.wait_writable()
 
-    def _sent(self, pump: asyncio.Task[None]) -> None:
-        """The connection is over, whoever ended it."""
+    def _on_sender_done(self, pump: asyncio.Task[None]) -> None:
+        """The connection has ended, from either side: cancel its requests."""
         if not pump.cancelled() and (error := pump.exception()) is not None:
             logger.error("the channel to router %s broke", self._router_id, exc_info=error)
         self.framing.close()
-        self._server.left(self, self._router_id)
-        runs, self._runs = self._runs, {}
+        self._server.remove_connection(self, self._router_id)
+        runs, self._running = self._running, {}
         for run in runs.values():
             run.cancel()
 
-    def _lost(self) -> None:
-        self._late.cancel()
-        if self._pump is None:
-            self._server.left(self, None)
+    def _on_lost(self) -> None:
+        self._ticket_timer.cancel()
+        if self._sender is None:
+            self._server.remove_connection(self, None)
         else:
-            self._pump.cancel()
+            self._sender.cancel()

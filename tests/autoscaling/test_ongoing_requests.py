@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaling.policies import Decision, Ongoing, Signals
+from autoscaling.policies import Decision, OngoingRequestsPolicy, Signals
 from autoscaling.policies.ongoing_requests import FURTHER_HOLD_S, START_HOLD_S, Average, replicas_for
 from tests.autoscaling.fake_serve import signals
 
@@ -27,7 +27,7 @@ def any_signals(draw: st.DrawFn) -> Signals:
         granted=draw(counts),
         executing=draw(counts),
         complete=draw(st.booleans()),
-        rung=draw(st.booleans()),
+        cold_start_requested=draw(st.booleans()),
         min_replicas=low,
         max_replicas=draw(st.integers(max(low, 1), 12)),
         target_ongoing=draw(st.floats(0.01, 1000)),
@@ -36,7 +36,7 @@ def any_signals(draw: st.DrawFn) -> Signals:
 
 
 def decide(seen: list[Signals]) -> list[Decision]:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     return [policy.decide(one) for one in seen]
 
 
@@ -102,7 +102,7 @@ def test_the_shipped_example_twenty_each_up_to_eight(load: int, wanted: int) -> 
 
 
 def test_an_average_of_equal_numbers_starts_no_replica() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     asked = {policy.decide(signals(granted=20.0, target_ongoing=20.0, now=0.1 * tick)).replicas for tick in range(300)}
     assert asked == {1}
 
@@ -133,7 +133,7 @@ def test_the_average_keeps_no_more_than_the_span() -> None:
 
 
 def test_a_burst_is_believed_as_the_look_back_fills_with_it() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     policy.decide(signals(now=0.0))
     asked = {}
     for tick in range(101):
@@ -152,21 +152,21 @@ def from_zero(**changes: Any) -> Signals:
 
 
 def test_what_waits_at_zero_is_answered_at_once_and_in_full() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     policy.decide(from_zero(now=0.0))
     assert policy.decide(from_zero(now=0.1)).replicas == 0
     assert policy.decide(from_zero(waiting=35.0, now=0.2)).replicas == 4
 
 
 def test_a_ring_asks_for_one_replica_and_is_no_request() -> None:
-    policy = Ongoing()
-    decision = policy.decide(from_zero(rung=True))
+    policy = OngoingRequestsPolicy()
+    decision = policy.decide(from_zero(cold_start_requested=True))
     assert (decision.replicas, decision.load) == (1, 0.0)
-    assert policy.decide(from_zero(rung=True, waiting=20.0, now=1.0)).replicas == 2
+    assert policy.decide(from_zero(cold_start_requested=True, waiting=20.0, now=1.0)).replicas == 2
 
 
 def test_starting_replicas_are_not_called_off_when_fewer_wait() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     assert policy.decide(from_zero(waiting=30.0)).replicas == 3
     assert policy.decide(from_zero(target=3, waiting=1.0, now=1.0)).replicas == 3
     assert policy.decide(from_zero(target=3, now=2.0)).replicas == 3
@@ -175,7 +175,7 @@ def test_starting_replicas_are_not_called_off_when_fewer_wait() -> None:
 
 def test_a_controller_that_comes_back_and_sees_nothing_yet_stops_nothing() -> None:
     """Serve applies what is asked for at zero running replicas at once, without any delay."""
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     blind = signals(running=0, target=8, complete=False)
     assert [policy.decide(replace(blind, now=0.1 * tick)).replicas for tick in range(50)] == [8] * 50
     assert policy.decide(replace(blind, running=1, now=5.0)).replicas == 8
@@ -183,7 +183,7 @@ def test_a_controller_that_comes_back_and_sees_nothing_yet_stops_nothing() -> No
 
 
 def test_a_start_that_outlasts_its_clients_is_not_called_off() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     policy.decide(from_zero(waiting=1.0))
     assert policy.decide(from_zero(target=1, now=START_HOLD_S - 1.0)).replicas == 1
     assert policy.decide(from_zero(target=1, waiting=1.0, now=START_HOLD_S)).replicas == 1
@@ -192,14 +192,14 @@ def test_a_start_that_outlasts_its_clients_is_not_called_off() -> None:
 
 
 def test_a_policy_that_finds_a_start_under_way_waits_for_it() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     assert policy.decide(from_zero(target=1, now=7.0)).replicas == 1
     assert policy.decide(from_zero(target=1, now=8.0 + START_HOLD_S)).replicas == 0
 
 
 def test_what_waited_for_the_first_replica_counts_in_full_when_it_comes() -> None:
     """An average over the idle time before would call off the others that start."""
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     for tick in range(50):
         policy.decide(from_zero(now=0.1 * tick))
     policy.decide(from_zero(waiting=30.0, now=5.0))
@@ -210,13 +210,13 @@ def test_what_waited_for_the_first_replica_counts_in_full_when_it_comes() -> Non
 
 
 def test_an_incomplete_sight_takes_nothing_away_and_may_add() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     kept = policy.decide(signals(running=3, target=3, complete=False))
     assert kept.replicas == 3
     assert "not every router" in kept.reason
     assert policy.decide(signals(running=3, target=3, complete=False, waiting=500.0, now=10.0)).replicas >= 3
-    assert Ongoing().decide(signals(target=1, complete=False, waiting=35.0)).replicas == 4
-    assert Ongoing().decide(signals(running=3, target=3)).replicas == 0
+    assert OngoingRequestsPolicy().decide(signals(target=1, complete=False, waiting=35.0)).replicas == 4
+    assert OngoingRequestsPolicy().decide(signals(running=3, target=3)).replicas == 0
 
 
 def test_bounds_are_said_to_be_the_reason() -> None:
@@ -245,7 +245,7 @@ def test_impossible_signals_are_an_error(wrong: dict[str, Any]) -> None:
 
 
 def test_a_lull_calls_off_no_replica_that_starts() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     assert policy.decide(signals(granted=30.0, now=0.0)).replicas == 3
     starting = signals(target=3, look_back_s=0.0)
     assert policy.decide(replace(starting, granted=30.0, now=10.0)).replicas == 3
@@ -257,7 +257,7 @@ def test_a_lull_calls_off_no_replica_that_starts() -> None:
 
 
 def test_what_runs_is_given_up_as_soon_as_it_is_not_wanted() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     assert policy.decide(signals(target=3, running=2, granted=30.0)).replicas == 3
     assert policy.decide(signals(target=3, running=3, look_back_s=0.0, now=1.0)).replicas == 0
 
@@ -266,7 +266,7 @@ def test_what_runs_is_given_up_as_soon_as_it_is_not_wanted() -> None:
 
 
 def test_no_replica_is_added_while_one_waits_for_memory_and_the_reason_says_so() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     blocked = policy.decide(signals(running=1, target=2, granted=100.0, blocked=1.0))
     assert blocked.replicas == 2
     assert "1 wait for memory" in blocked.reason
@@ -279,7 +279,7 @@ def test_from_none_no_more_start_than_wait_for_memory_already() -> None:
 
 
 def test_replicas_are_taken_away_and_the_least_kept_while_one_waits_for_memory() -> None:
-    policy = Ongoing()
+    policy = OngoingRequestsPolicy()
     assert policy.decide(signals(running=3, target=3, blocked=1.0)).replicas == 0
     (decision,) = decide([signals(running=1, target=1, granted=5.0, blocked=1.0, min_replicas=2)])
     assert decision.replicas == 2

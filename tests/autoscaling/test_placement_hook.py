@@ -20,10 +20,10 @@ from ray.serve._private.deployment_scheduler import (
 )
 
 from autoscaling import placement_hook as module
-from autoscaling.placement_hook import NODE_LABEL, PARAMETERS, Placing, hook
-from autoscaling.policies import Room
-from serve_app.core.memory import StartsAsk, StartsReply
-from serve_app.core.memory.start_reservations import Place
+from autoscaling.placement_hook import NODE_LABEL, PARAMETERS, StartPlacer, install_hook
+from autoscaling.policies import ScaleUpLimit
+from serve_app.core.memory import StartsReply, StartsRequest
+from serve_app.core.memory.start_reservations import StartPlacement
 
 APP, M = "serve_app", "engine-m"
 DEPLOYMENT = DeploymentID(M, APP)
@@ -66,11 +66,11 @@ class Actor:
     """The quota actor's answers."""
 
     def __init__(self) -> None:
-        self.reply = StartsReply((Place("r", "b", True),), held=1, why="full")
+        self.reply = StartsReply((StartPlacement("r", "b", True),), reserved_replicas=1, why="full")
         self.fails = False
         self.asked = threading.Event()
 
-    def __call__(self, asks: tuple[StartsAsk, ...]) -> tuple[StartsReply, ...]:
+    def __call__(self, asks: tuple[StartsRequest, ...]) -> tuple[StartsReply, ...]:
         self.asked.set()
         if self.fails:
             raise ConnectionError("away")
@@ -102,9 +102,9 @@ def actor() -> Actor:
 
 
 @pytest.fixture
-def placing(scheduler: Scheduler, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> Placing:
+def placing(scheduler: Scheduler, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> StartPlacer:
     monkeypatch.setattr(module, "ASK_S", 0.01)
-    made = Placing(APP, {M: ("m", 60)}, actor, lambda: scheduler, lambda replica: None)
+    made = StartPlacer(APP, {M: ("m", 60)}, actor, lambda: scheduler, lambda replica: None)
     made.tick()
     return made
 
@@ -120,7 +120,7 @@ def start(scheduler: Scheduler, wanted: ReplicaSchedulingRequest) -> None:
     raise AssertionError("not placed")
 
 
-def test_a_share_is_tied_to_the_node_that_the_ledger_says(scheduler: Scheduler, placing: Placing) -> None:
+def test_a_share_is_tied_to_the_node_that_the_ledger_says(scheduler: Scheduler, placing: StartPlacer) -> None:
     wanted = request()
     assert not scheduler._schedule_replica(wanted, "SPREAD"), "the loop does not wait for the answer"
     assert scheduler.calls == []
@@ -129,20 +129,20 @@ def test_a_share_is_tied_to_the_node_that_the_ledger_says(scheduler: Scheduler, 
     assert wanted.placement_group_bundle_label_selector is None, "the request is as it was"
 
 
-def test_a_replica_without_bundles_is_tied_by_affinity(scheduler: Scheduler, placing: Placing) -> None:
+def test_a_replica_without_bundles_is_tied_by_affinity(scheduler: Scheduler, placing: StartPlacer) -> None:
     wanted = request(gpus=0, bundles=False)
     start(scheduler, wanted)
     assert scheduler.calls == [{"selector": None, "pinned": "b", "target": "b"}]
     assert wanted.target_node_id is None
 
 
-def test_whole_gpus_are_placed_by_ray_at_once(scheduler: Scheduler, placing: Placing, actor: Actor) -> None:
+def test_whole_gpus_are_placed_by_ray_at_once(scheduler: Scheduler, placing: StartPlacer, actor: Actor) -> None:
     assert scheduler._schedule_replica(request(gpus=1.0), "SPREAD")
     assert scheduler.calls == [{"selector": None, "pinned": None, "target": None}]
     assert not actor.asked.is_set()
 
 
-def test_another_application_is_left_alone(scheduler: Scheduler, placing: Placing) -> None:
+def test_another_application_is_left_alone(scheduler: Scheduler, placing: StartPlacer) -> None:
     wanted = request()
     wanted.replica_id = ReplicaID("r", DeploymentID(M, "other"))
     assert scheduler._schedule_replica(wanted, "SPREAD")
@@ -154,7 +154,7 @@ def test_while_the_actor_is_away_ray_places_in_the_end(
     monkeypatch.setattr(module, "ASK_S", 0.01)
     actor.fails = True
     now = [0.0]
-    placing = Placing(APP, {M: ("m", 60)}, actor, lambda: scheduler, lambda replica: None, clock=lambda: now[0])
+    placing = StartPlacer(APP, {M: ("m", 60)}, actor, lambda: scheduler, lambda replica: None, clock=lambda: now[0])
     placing.tick()
     assert not scheduler._schedule_replica(request(), "SPREAD")
     assert actor.asked.wait(SOON_S)
@@ -164,34 +164,34 @@ def test_while_the_actor_is_away_ray_places_in_the_end(
 
 
 def test_a_newer_policy_of_the_application_takes_the_place_of_the_older(
-    scheduler: Scheduler, placing: Placing, actor: Actor
+    scheduler: Scheduler, placing: StartPlacer, actor: Actor
 ) -> None:
-    newer = Placing(APP, {}, actor, lambda: scheduler, lambda replica: None)
+    newer = StartPlacer(APP, {}, actor, lambda: scheduler, lambda replica: None)
     newer.tick()
     assert scheduler._schedule_replica(request(), "SPREAD"), "it manages nothing"
     assert len(scheduler.calls) == 1, "and there is one question, not two"
 
 
 def test_the_policy_is_told_what_is_kept_beyond_its_target(
-    scheduler: Scheduler, placing: Placing, actor: Actor
+    scheduler: Scheduler, placing: StartPlacer, actor: Actor
 ) -> None:
     class Info:
         required_resources = RequestedResources({"GPU": 0.25, "CPU": 1.0})
 
     scheduler._deployments[DEPLOYMENT] = Info
     placing.tick()
-    room = placing.room(DEPLOYMENT, 1, 2)
+    room = placing.scale_up_limit(DEPLOYMENT, 1, 2)
     turn = threading.Event()
     for _ in range(int(SOON_S / 0.01)):
-        if room is not None and room.held:
+        if room is not None and room.replicas:
             break
         turn.wait(0.01)
         placing.tick()
-        room = placing.room(DEPLOYMENT, 1, 2)
-    assert room == Room(1, "full")
-    assert placing.room(DeploymentID("Router", APP), 1, 2) is None
+        room = placing.scale_up_limit(DEPLOYMENT, 1, 2)
+    assert room == ScaleUpLimit(1, "full")
+    assert placing.scale_up_limit(DeploymentID("Router", APP), 1, 2) is None
     scheduler.rooms.clear()
-    assert placing.room(DEPLOYMENT, 1, 2) is None, "Ray's pending bundle asks for a node"
+    assert placing.scale_up_limit(DEPLOYMENT, 1, 2) is None, "Ray's pending bundle asks for a node"
 
 
 def test_a_scheduler_that_is_not_as_expected_is_left_as_it_is(caplog: pytest.LogCaptureFixture, actor: Actor) -> None:
@@ -203,17 +203,17 @@ def test_a_scheduler_that_is_not_as_expected_is_left_as_it_is(caplog: pytest.Log
             return True
 
     changed = Changed()
-    placing = Placing(APP, {M: ("m", 60)}, actor, lambda: changed, lambda replica: None)
+    placing = StartPlacer(APP, {M: ("m", 60)}, actor, lambda: changed, lambda replica: None)
     for _ in range(3):
         placing.tick()
     assert "_schedule_replica" not in vars(changed)
     assert [record.message for record in caplog.records] == [
         "Serve's scheduler is not as expected: Ray alone places engines"
     ]
-    assert placing.room(DEPLOYMENT, 1, 1) is None
+    assert placing.scale_up_limit(DEPLOYMENT, 1, 1) is None
 
 
-def test_serves_own_scheduler_is_as_expected(placing: Placing) -> None:
+def test_serves_own_scheduler_is_as_expected(placing: StartPlacer) -> None:
     assert tuple(inspect.signature(DeploymentScheduler._schedule_replica).parameters)[1:] == PARAMETERS
 
     class Cache:
@@ -227,9 +227,9 @@ def test_serves_own_scheduler_is_as_expected(placing: Placing) -> None:
 
     real = DeploymentScheduler(Cache(), "head", lambda asked: None)  # type: ignore[arg-type]
     assert module._starting(real, APP) == set()
-    assert module._with_room(real, RequestedResources({"GPU": 0.5})) == ["a"]
-    assert module._with_room(real, RequestedResources({"GPU": 2.0})) == []
-    hook(real, APP, placing)
+    assert module._nodes_with_capacity(real, RequestedResources({"GPU": 0.5})) == ["a"]
+    assert module._nodes_with_capacity(real, RequestedResources({"GPU": 2.0})) == []
+    install_hook(real, APP, placing)
     assert real._deployments == {}
 
 

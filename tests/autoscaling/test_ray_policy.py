@@ -278,7 +278,7 @@ def test_an_error_keeps_the_target_is_counted_and_logged_once_with_the_deploymen
     controller = Controller(serve)
     counted: list[dict[str, str]] = []
     monkeypatch.setattr(controller.policy._errors, "inc", lambda tags: counted.append(tags))
-    monkeypatch.setattr(ray_policy.Ongoing, "decide", failing(ZeroDivisionError("of our own making")))
+    monkeypatch.setattr(ray_policy.OngoingRequestsPolicy, "decide", failing(ZeroDivisionError("of our own making")))
     with caplog.at_level(logging.INFO, logger="ray.serve"):
         for _ in range(50):
             serve.router_tells("r1", waiting=50, granted=50)
@@ -287,7 +287,7 @@ def test_an_error_keeps_the_target_is_counted_and_logged_once_with_the_deploymen
     told = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(told) == 1
     assert ENGINE in told[0].getMessage()
-    monkeypatch.setattr(ray_policy.Ongoing, "decide", failing(KeyError("another kind")))
+    monkeypatch.setattr(ray_policy.OngoingRequestsPolicy, "decide", failing(KeyError("another kind")))
     with caplog.at_level(logging.INFO, logger="ray.serve"):
         controller.tick()
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 2
@@ -296,7 +296,7 @@ def test_an_error_keeps_the_target_is_counted_and_logged_once_with_the_deploymen
 def test_a_counter_that_fails_does_not_get_out_either(monkeypatch: pytest.MonkeyPatch) -> None:
     serve = quick(target=3)
     policy = ScalingPolicy(clock=serve.clock)
-    monkeypatch.setattr(ray_policy.Ongoing, "decide", failing(ValueError()))
+    monkeypatch.setattr(ray_policy.OngoingRequestsPolicy, "decide", failing(ValueError()))
     monkeypatch.setattr(policy._errors, "inc", failing(RuntimeError("no metrics agent")))
     decisions, _ = policy(serve.contexts())
     assert decisions == {ENGINE: 3}
@@ -365,11 +365,11 @@ def test_serve_can_ship_the_policy_to_its_controller() -> None:
 
 def test_freshness_is_by_our_clock_and_theirs_need_only_move() -> None:
     fresh = Freshness()
-    fresh.look([("a", 5.0), ("b", 9e9), ("gone", 1.0)], ["a", "b", "mute"], 100.0)
+    fresh.update([("a", 5.0), ("b", 9e9), ("gone", 1.0)], ["a", "b", "mute"], 100.0)
     assert fresh.fresh("a", 105.0, 5.0)
     assert not fresh.fresh("a", 105.1, 5.0)
     assert not fresh.fresh("mute", 100.0, math.inf)
     assert not fresh.fresh("gone", 100.0, math.inf)
-    fresh.look([("a", 4.0), ("b", 9e9)], ["a", "b"], 110.0)  # a's clock was set back: it lives
+    fresh.update([("a", 4.0), ("b", 9e9)], ["a", "b"], 110.0)  # a's clock was set back: it lives
     assert fresh.fresh("a", 115.0, 5.0)
     assert not fresh.fresh("b", 110.0, 5.0)

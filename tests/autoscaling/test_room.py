@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autoscaling.policies import Decision, Room, within_room
+from autoscaling.policies import Decision, ScaleUpLimit, within_scale_up_limit
 from autoscaling.ray_policy import ScalingPolicy
 from tests.autoscaling.fake_serve import ENGINE, FakeServe
 
@@ -14,14 +14,14 @@ from tests.autoscaling.fake_serve import ENGINE, FakeServe
 class Ledger:
     """In the place of `Placing`: memory for so many more."""
 
-    def __init__(self, room: Room | None) -> None:
+    def __init__(self, room: ScaleUpLimit | None) -> None:
         self.answer = room
         self.asked: list[tuple[Any, int, int]] = []
 
     def tick(self) -> None:
         """Nothing to find or hook."""
 
-    def room(self, deployment_id: Any, target: int, more: int) -> Room | None:
+    def scale_up_limit(self, deployment_id: Any, target: int, more: int) -> ScaleUpLimit | None:
         self.asked.append((deployment_id, target, more))
         return self.answer
 
@@ -34,7 +34,7 @@ def decide(ledger: Ledger, serve: FakeServe, waiting: int) -> tuple[int, str]:
 
 
 def test_the_target_rises_only_as_far_as_memory_is_kept() -> None:
-    ledger = Ledger(Room(1, "memory: at least 5 GB needed on one device, 3 GB free"))
+    ledger = Ledger(ScaleUpLimit(1, "memory: at least 5 GB needed on one device, 3 GB free"))
     replicas, reason = decide(ledger, FakeServe(), waiting=35)
     assert replicas == 2
     assert reason.endswith("4 wanted; 2 not started, memory: at least 5 GB needed on one device, 3 GB free")
@@ -42,26 +42,26 @@ def test_the_target_rises_only_as_far_as_memory_is_kept() -> None:
 
 
 def test_the_first_replica_and_the_least_there_are_to_be_are_not_held_back() -> None:
-    none = Ledger(Room(0, "full"))
+    none = Ledger(ScaleUpLimit(0, "full"))
     assert decide(none, FakeServe(target=0, engines=()), waiting=35)[0] == 1
     assert decide(none, FakeServe(target=0, engines=(), config={"min_replicas": 2}), waiting=35)[0] == 2
     assert [more for *_, more in none.asked] == [3, 2]
 
 
-@pytest.mark.parametrize("room", [None, Room(3, "")])
-def test_where_ray_decides_or_memory_is_kept_for_all_the_load_alone_counts(room: Room | None) -> None:
+@pytest.mark.parametrize("room", [None, ScaleUpLimit(3, "")])
+def test_where_ray_decides_or_memory_is_kept_for_all_the_load_alone_counts(room: ScaleUpLimit | None) -> None:
     assert decide(Ledger(room), FakeServe(), waiting=35)[0] == 4
 
 
 def test_nothing_is_kept_for_a_model_that_wants_no_more() -> None:
-    ledger = Ledger(Room(0, "full"))
+    ledger = Ledger(ScaleUpLimit(0, "full"))
     assert decide(ledger, FakeServe(target=3, engines=("e1", "e2", "e3")), waiting=15)[0] == 2
     assert ledger.asked == [(ENGINE, 3, 0)]
 
 
 def test_a_ledger_that_fails_keeps_the_target() -> None:
     class Broken(Ledger):
-        def room(self, deployment_id: Any, target: int, more: int) -> Room | None:
+        def scale_up_limit(self, deployment_id: Any, target: int, more: int) -> ScaleUpLimit | None:
             raise KeyError(deployment_id)
 
     serve = FakeServe(target=2)
@@ -72,9 +72,9 @@ def test_a_ledger_that_fails_keeps_the_target() -> None:
 
 def test_a_shortage_never_takes_more_away_than_is_short() -> None:
     decision = Decision(4, 35.0, "4 wanted")
-    assert within_room(decision, 3, Room(0, "full")).replicas == 1
-    assert within_room(decision, 3, Room(5, "")) == decision
-    assert within_room(decision, 0, Room(0, "full")) == decision
+    assert within_scale_up_limit(decision, 3, ScaleUpLimit(0, "full")).replicas == 1
+    assert within_scale_up_limit(decision, 3, ScaleUpLimit(5, "")) == decision
+    assert within_scale_up_limit(decision, 0, ScaleUpLimit(0, "full")) == decision
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaling.policies import Room
+from autoscaling.policies import ScaleUpLimit
 from autoscaling.start_book import (
     ANYWHERE,
     BUNDLE_WAIT_S,
@@ -15,13 +15,13 @@ from autoscaling.start_book import (
     START_WAIT_S,
     WAIT,
     StartBook,
-    Verdict,
+    StartVerdict,
 )
-from serve_app.core.memory import Start, StartsAsk, StartsReply
-from serve_app.core.memory.start_reservations import Place
+from serve_app.core.memory import Start, StartsReply, StartsRequest
+from serve_app.core.memory.start_reservations import StartPlacement
 
 M = "engine-m"
-ON_A = Verdict(wait=False, node="a")
+ON_A = StartVerdict(wait=False, node="a")
 
 
 @pytest.fixture
@@ -31,103 +31,105 @@ def book() -> StartBook:
     return made
 
 
-def answer(book: StartBook, now: float, *places: Place, held: int = 0, why: str = "", known: bool = True) -> None:
-    book.answered(book.asks(now), [StartsReply(places, held, why, known)], now)
+def answer(
+    book: StartBook, now: float, *places: StartPlacement, held: int = 0, why: str = "", known: bool = True
+) -> None:
+    book.record_replies(book.requests(now), [StartsReply(places, held, why, known)], now)
 
 
 def test_a_start_waits_for_its_place_and_gets_it(book: StartBook) -> None:
-    assert book.where(M, "r", ["a", "b"], 0.0) == WAIT
-    assert book.asks(0.0) == {M: StartsAsk("m", (Start("r", ("a", "b")),), asked_bytes=60)}
-    answer(book, 0.1, Place("r", "a", True))
-    assert book.where(M, "r", ["a", "b"], 0.1) == ON_A
+    assert book.verdict_for(M, "r", ["a", "b"], 0.0) == WAIT
+    assert book.requests(0.0) == {M: StartsRequest("m", (Start("r", ("a", "b")),), requested_bytes=60)}
+    answer(book, 0.1, StartPlacement("r", "a", True))
+    assert book.verdict_for(M, "r", ["a", "b"], 0.1) == ON_A
 
 
 def test_what_is_placed_is_kept_for_until_it_has_come(book: StartBook) -> None:
-    book.where(M, "r", ["a"], 0.0)
-    answer(book, 0.1, Place("r", "a", True))
-    book.placed(M, "r", 0.2)
+    book.verdict_for(M, "r", ["a"], 0.0)
+    answer(book, 0.1, StartPlacement("r", "a", True))
+    book.record_placed(M, "r", 0.2)
     book.tick({"r"}, 1.0)
-    assert book.asks(1.0)[M].starts == (Start("r", ("a",), placed=True),)
+    assert book.requests(1.0)[M].starts == (Start("r", ("a",), placed=True),)
     book.tick((), 2.0)
-    assert book.asks(2.0) == {}
+    assert book.requests(2.0) == {}
 
 
 def test_a_start_that_nobody_answers_is_rays(book: StartBook) -> None:
-    book.where(M, "r", ["a"], 0.0)
-    assert book.where(M, "r", ["a"], START_WAIT_S) == WAIT
-    assert book.where(M, "r", ["a"], START_WAIT_S + 0.1) == ANYWHERE
+    book.verdict_for(M, "r", ["a"], 0.0)
+    assert book.verdict_for(M, "r", ["a"], START_WAIT_S) == WAIT
+    assert book.verdict_for(M, "r", ["a"], START_WAIT_S + 0.1) == ANYWHERE
 
 
 def test_an_answer_without_a_place_is_a_sign_of_life(book: StartBook) -> None:
-    book.where(M, "r", ["a"], 0.0)
+    book.verdict_for(M, "r", ["a"], 0.0)
     answer(book, START_WAIT_S - 1)
-    assert book.where(M, "r", ["a"], START_WAIT_S + 1) == WAIT
+    assert book.verdict_for(M, "r", ["a"], START_WAIT_S + 1) == WAIT
 
 
 def test_where_ray_has_no_room_its_bundle_waits_after_a_moment(book: StartBook) -> None:
-    assert book.where(M, "r", [], 0.0) == WAIT
-    assert book.asks(0.0) == {}
-    assert book.where(M, "r", [], RAY_FULL_WAIT_S + 0.1) == ANYWHERE
+    assert book.verdict_for(M, "r", [], 0.0) == WAIT
+    assert book.requests(0.0) == {}
+    assert book.verdict_for(M, "r", [], RAY_FULL_WAIT_S + 0.1) == ANYWHERE
 
 
 def test_a_place_where_ray_has_no_room_any_more_is_asked_for_anew(book: StartBook) -> None:
-    book.where(M, "r", ["a", "b"], 0.0)
-    answer(book, 0.1, Place("r", "a", True))
-    assert book.where(M, "r", ["b"], 0.2) == WAIT
-    assert book.asks(0.2)[M].starts == (Start("r", ("b",)),)
-    answer(book, 0.3, Place("r", "b", True))
-    assert book.where(M, "r", ["b"], 0.4) == Verdict(wait=False, node="b")
+    book.verdict_for(M, "r", ["a", "b"], 0.0)
+    answer(book, 0.1, StartPlacement("r", "a", True))
+    assert book.verdict_for(M, "r", ["b"], 0.2) == WAIT
+    assert book.requests(0.2)[M].starts == (Start("r", ("b",)),)
+    answer(book, 0.3, StartPlacement("r", "b", True))
+    assert book.verdict_for(M, "r", ["b"], 0.4) == StartVerdict(wait=False, node="b")
 
 
 def test_the_policy_waits_for_the_ledgers_word_and_keeps_to_it(book: StartBook) -> None:
-    assert book.room(M, 1, 2, ["a"], 0.0) == NO_ANSWER
-    assert book.asks(0.0) == {M: StartsAsk("m", (), 2, ("a",), 60)}
+    assert book.scale_up_limit(M, 1, 2, ["a"], 0.0) == NO_ANSWER
+    assert book.requests(0.0) == {M: StartsRequest("m", (), 2, ("a",), 60)}
     answer(book, 0.1, held=1, why="memory: none")
-    assert book.room(M, 1, 2, ["a"], 0.2) == Room(1, "memory: none")
-    assert book.room(M, 1, 2, ["a"], 0.2 + FRESH_S) == NO_ANSWER
+    assert book.scale_up_limit(M, 1, 2, ["a"], 0.2) == ScaleUpLimit(1, "memory: none")
+    assert book.scale_up_limit(M, 1, 2, ["a"], 0.2 + FRESH_S) == NO_ANSWER
 
 
 def test_what_was_kept_for_a_start_counts_once(book: StartBook) -> None:
-    book.room(M, 1, 2, ["a"], 0.0)
+    book.scale_up_limit(M, 1, 2, ["a"], 0.0)
     answer(book, 0.1, held=1)
-    assert book.room(M, 2, 1, ["a"], 0.2) == NO_ANSWER, "the target has risen by it"
-    book.where(M, "r", ["a"], 0.3)
+    assert book.scale_up_limit(M, 2, 1, ["a"], 0.2) == NO_ANSWER, "the target has risen by it"
+    book.verdict_for(M, "r", ["a"], 0.3)
     answer(book, 0.4, held=1)
-    assert book.room(M, 2, 1, ["a"], 0.5) == NO_ANSWER, "the start has no place yet"
-    answer(book, 0.6, Place("r", "a", True), held=0, why="full")
-    assert book.room(M, 2, 1, ["a"], 0.7) == Room(0, "full")
+    assert book.scale_up_limit(M, 2, 1, ["a"], 0.5) == NO_ANSWER, "the start has no place yet"
+    answer(book, 0.6, StartPlacement("r", "a", True), held=0, why="full")
+    assert book.scale_up_limit(M, 2, 1, ["a"], 0.7) == ScaleUpLimit(0, "full")
 
 
 def test_an_answer_to_an_earlier_target_counts_for_nothing(book: StartBook) -> None:
-    book.room(M, 1, 1, ["a"], 0.0)
-    asks = book.asks(0.0)
-    book.room(M, 2, 1, ["a"], 0.1)
-    book.answered(asks, [StartsReply((), 1)], 0.2)
-    assert book.room(M, 2, 1, ["a"], 0.3) == NO_ANSWER
+    book.scale_up_limit(M, 1, 1, ["a"], 0.0)
+    asks = book.requests(0.0)
+    book.scale_up_limit(M, 2, 1, ["a"], 0.1)
+    book.record_replies(asks, [StartsReply((), 1)], 0.2)
+    assert book.scale_up_limit(M, 2, 1, ["a"], 0.3) == NO_ANSWER
 
 
 def test_where_ray_has_no_room_or_nothing_is_known_the_target_is_not_held_back(book: StartBook) -> None:
-    assert book.room(M, 1, 1, [], 0.0) is None
-    assert book.room(M, 1, 0, ["a"], 0.0) is None
-    book.room(M, 1, 1, ["a"], 0.0)
+    assert book.scale_up_limit(M, 1, 1, [], 0.0) is None
+    assert book.scale_up_limit(M, 1, 0, ["a"], 0.0) is None
+    book.scale_up_limit(M, 1, 1, ["a"], 0.0)
     answer(book, 0.1, known=False)
-    assert book.room(M, 1, 1, ["a"], 0.2) is None
+    assert book.scale_up_limit(M, 1, 1, ["a"], 0.2) is None
 
 
 def test_bundles_that_do_not_come_are_given_up_once(book: StartBook) -> None:
-    book.where(M, "r", ["a"], 0.0)
-    answer(book, 0.1, Place("r", "a", True))
-    assert book.where(M, "r", ["a"], 0.1) == ON_A
-    book.placed(M, "r", 0.1)
+    book.verdict_for(M, "r", ["a"], 0.0)
+    answer(book, 0.1, StartPlacement("r", "a", True))
+    assert book.verdict_for(M, "r", ["a"], 0.1) == ON_A
+    book.record_placed(M, "r", 0.1)
     assert book.overdue(BUNDLE_WAIT_S) == []
     assert book.overdue(BUNDLE_WAIT_S + 1) == ["r"]
     assert book.overdue(BUNDLE_WAIT_S + 2) == []
 
 
 def test_a_controller_that_is_silent_keeps_nothing(book: StartBook) -> None:
-    book.where(M, "r", ["a"], 0.0)
-    book.room(M, 1, 1, ["a"], 0.0)
-    assert book.asks(SILENT_S + 0.1) == {}
+    book.verdict_for(M, "r", ["a"], 0.0)
+    book.scale_up_limit(M, 1, 1, ["a"], 0.0)
+    assert book.requests(SILENT_S + 0.1) == {}
 
 
 def test_whole_gpus_and_models_that_say_nothing_are_rays(book: StartBook) -> None:

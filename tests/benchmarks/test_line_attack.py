@@ -78,7 +78,7 @@ def test_requests_go_on_after_the_actor_was_away() -> None:
     served = len(loop.waits)
     network.clock.run(10.0)
     assert len(loop.waits) > served + 10
-    assert network.routers[0].line.epoch == 2
+    assert network.routers[0].line.router_session.epoch == 2
 
 
 def test_every_figure_has_a_bar_and_a_quick_run_only_mixes_that_are_there() -> None:

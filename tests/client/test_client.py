@@ -18,7 +18,7 @@ import serve_app
 from serve_app.client.client import Client
 from serve_app.client.connection import Connection
 from serve_app.errors import BadRequest, EngineFailed, NotFound, Overloaded, Unauthorized
-from serve_app.http.asgi_bridge import Inside
+from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome
 from tests.fakes import asgi_client
 from tests.fakes.asgi_client import KEY
@@ -34,7 +34,7 @@ async def started(cluster: FakeCluster, key: str = KEY) -> tuple[Client, asgi_cl
     """A client whose calls run in this loop, and the router it calls."""
     await cluster.add("r1")
     router = await asgi_client.Client(cluster).start()
-    return client_of(Inside(router.edge), key, asyncio.get_running_loop()), router
+    return client_of(AsgiBridge(router.edge), key, asyncio.get_running_loop()), router
 
 
 async def gone(router: asgi_client.Client, outcome: Outcome, count: int = 1) -> None:
@@ -52,6 +52,19 @@ def test_importing_the_package_brings_nothing_with_it() -> None:
     program = "import serve_app, sys; print(sorted({'ray', 'openai', 'pydantic', 'vllm'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_session_s_calls_take_neither_another_session_nor_another_model() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        llm, _ = await started(cluster)
+        session = llm.session("agent", kv_tokens=64)
+        for name in ("session", "model"):
+            with pytest.raises(TypeError, match=f"{name} cannot be given here"):
+                await session.chat(HELLO, **{name: "other"})
+            with pytest.raises(TypeError, match=f"{name} cannot be given here"):
+                session.stream(HELLO, **{name: "other"})
+
+    run(scenario)
 
 
 def test_answers_are_of_the_openai_package_s_types() -> None:
@@ -201,16 +214,16 @@ def test_the_only_model_is_asked_for_once_and_again_when_it_has_gone() -> None:
             asked.append(scope["path"])
             await edge(scope, receive, send)
 
-        llm = client_of(Inside(watching), KEY, asyncio.get_running_loop())
+        llm = client_of(AsgiBridge(watching), KEY, asyncio.get_running_loop())
         for _ in range(2):
             await llm.complete("p", max_tokens=1)
         assert asked.count("/v1/models") == 1
-        llm._only = "one that has left"
+        llm._only_model_name = "one that has left"
         with pytest.raises(NotFound):
             await llm.complete("p", max_tokens=1)
         await llm.complete("p", max_tokens=1)
         assert asked.count("/v1/models") == 2
-        named = client_of(Inside(watching), KEY, asyncio.get_running_loop(), model=MODEL)
+        named = client_of(AsgiBridge(watching), KEY, asyncio.get_running_loop(), model=MODEL)
         await named.complete("p", max_tokens=1)
         assert asked.count("/v1/models") == 2
 
@@ -318,7 +331,7 @@ def test_closing_leaves_the_cluster_once_whatever_happens() -> None:
 
 def test_a_client_neither_travels_nor_shows_its_key() -> None:
     with home() as loop:
-        llm = client_of(Inside(lambda *_: None), "sk-secret-0123456789", loop)  # type: ignore[arg-type,return-value]
+        llm = client_of(AsgiBridge(lambda *_: None), "sk-secret-0123456789", loop)  # type: ignore[arg-type,return-value]
         with pytest.raises(TypeError, match="connect"):
             pickle.dumps(llm)
         assert "secret" not in repr(llm) + repr(vars(llm))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from serve_app.client import loop_bridge as links
-from serve_app.client.loop_bridge import Forwarder, Link
-from serve_app.http import Asked, Piece
+from serve_app.client.loop_bridge import Forwarder, LoopBridge
+from serve_app.http import AnswerPiece, HttpRequest
 from tests.fakes.handle_calls import NearCalls, home, link_to
 
-ASKED = Asked("POST", "/x", [], b"{}")
+ASKED = HttpRequest("POST", "/x", [], b"{}")
 SOON_S = 5.0  # bound of what takes milliseconds
 STUCK_S = 0.05  # of a send whose reader does not read: the others take microseconds
 
@@ -47,8 +47,8 @@ class Edge:
             self.ended.set()
 
 
-async def read(link: Link) -> bytes:
-    told: list[Piece] = []
+async def read(link: LoopBridge) -> bytes:
+    told: list[AnswerPiece] = []
     async with aclosing(link.exchange(ASKED)) as pieces:
         async for piece in pieces:
             told.append(piece)
@@ -59,7 +59,9 @@ def numbers(count: int) -> bytes:
     return b"".join(b"%d," % number for number in range(count))
 
 
-@pytest.mark.parametrize("count", [0, 1, links.MAX_BEHIND - 1, links.MAX_BEHIND, 5 * links.MAX_BEHIND])
+@pytest.mark.parametrize(
+    "count", [0, 1, links.MAX_UNREAD_PIECES - 1, links.MAX_UNREAD_PIECES, 5 * links.MAX_UNREAD_PIECES]
+)
 def test_pieces_cross_loops_in_order(count: int) -> None:
     with home() as loop:
         assert asyncio.run(read(link_to(Edge(count), loop))) == numbers(count)
@@ -73,8 +75,8 @@ def test_pieces_are_read_in_the_home_loop_itself() -> None:
 
 
 def test_an_error_comes_after_the_pieces_before_it() -> None:
-    async def scenario(link: Link) -> None:
-        told: list[Piece] = []
+    async def scenario(link: LoopBridge) -> None:
+        told: list[AnswerPiece] = []
 
         async def all_of_it() -> None:
             async for piece in link.exchange(ASKED):
@@ -89,44 +91,44 @@ def test_an_error_comes_after_the_pieces_before_it() -> None:
 
 
 def test_a_reader_that_is_behind_holds_the_writer_up() -> None:
-    edge = Edge(10 * links.MAX_BEHIND)
+    edge = Edge(10 * links.MAX_UNREAD_PIECES)
 
-    async def scenario(link: Link) -> None:
+    async def scenario(link: LoopBridge) -> None:
         async with aclosing(link.exchange(ASKED)) as pieces:
             await anext(pieces)
             await asyncio.to_thread(edge.stuck.wait, SOON_S)
             assert edge.stuck.is_set()
-            assert edge.sent <= links.MAX_BEHIND + 2
+            assert edge.sent <= links.MAX_UNREAD_PIECES + 2
             read_so_far = 1
             async for _ in pieces:
                 read_so_far += 1
-        assert read_so_far == 10 * links.MAX_BEHIND + 1
+        assert read_so_far == 10 * links.MAX_UNREAD_PIECES + 1
 
     with home() as loop:
         asyncio.run(scenario(link_to(edge, loop)))
 
 
-async def _close(link: Link) -> None:
+async def _close(link: LoopBridge) -> None:
     pieces = link.exchange(ASKED)
     await anext(pieces)
     await pieces.aclose()
 
 
-async def _cancel(link: Link) -> None:
+async def _cancel(link: LoopBridge) -> None:
     reading = asyncio.create_task(read(link))
     await asyncio.sleep(0.01)  # it waits for pieces by then, or has not begun: both are cancelled
     reading.cancel()
     await asyncio.wait({reading})
 
 
-async def _drop(link: Link) -> None:
+async def _drop(link: LoopBridge) -> None:
     pieces = link.exchange(ASKED)
     await anext(pieces)
     del pieces
     await asyncio.sleep(0)
 
 
-async def _end_the_loop(link: Link) -> None:
+async def _end_the_loop(link: LoopBridge) -> None:
     left_open.append(link.exchange(ASKED))
     await anext(left_open[-1])
 
@@ -135,7 +137,7 @@ left_open: list[Any] = []
 
 
 @pytest.mark.parametrize("leave", [_close, _cancel, _drop, _end_the_loop])
-@pytest.mark.parametrize("pieces", [1, 10 * links.MAX_BEHIND])
+@pytest.mark.parametrize("pieces", [1, 10 * links.MAX_UNREAD_PIECES])
 def test_a_reader_that_leaves_ends_the_call(leave: Any, pieces: int) -> None:
     edge = Edge(pieces, "wait")
     with home() as loop:
@@ -174,7 +176,7 @@ def test_a_writer_notices_that_its_reader_s_loop_was_closed() -> None:
 
 
 def test_run_waits_in_any_thread_but_the_home_loop_s_own() -> None:
-    async def inside(link: Link) -> str:
+    async def inside(link: LoopBridge) -> str:
         with pytest.raises(RuntimeError, match="use `await`"):
             link.run(asyncio.sleep(0))
         return "told"
@@ -223,7 +225,7 @@ def test_a_closed_link_refuses_and_closes_its_calls_once() -> None:
             made.append(plain._make())  # type: ignore[arg-type]
             return made[-1]
 
-        link = Link(make)
+        link = LoopBridge(make)
         assert asyncio.run(read(link)) == numbers(1)
         link.close(SOON_S)
         link.close(SOON_S)
@@ -237,13 +239,13 @@ def test_a_closed_link_refuses_and_closes_its_calls_once() -> None:
 def test_calls_are_made_anew_where_their_loop_has_ended() -> None:
     made: list[asyncio.AbstractEventLoop] = []
 
-    async def here(link: Link) -> bytes:
+    async def here(link: LoopBridge) -> bytes:
         return await read(link)
 
     def make() -> NearCalls:
         made.append(asyncio.get_running_loop())
         return link_to(Edge(2), made[-1])._make()  # type: ignore[return-value]
 
-    link = Link(make)
+    link = LoopBridge(make)
     assert asyncio.run(here(link)) == asyncio.run(here(link)) == numbers(2)
     assert len(made) == 2

@@ -15,8 +15,8 @@ from openai.types.chat import ChatCompletion
 from serve_app.client.client import Client
 from serve_app.client.connection import Connection
 from serve_app.errors import BodyTooLarge, ServeAppError, Unavailable
-from serve_app.http import DROPPED, NO_ROUTER, Asked, Piece
-from serve_app.http.asgi_bridge import Inside
+from serve_app.http import DROPPED, NO_ROUTER, AnswerPiece, HttpRequest
+from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome
 from tests.client.test_client import gone, started
 from tests.fakes.asgi_client import KEY
@@ -204,12 +204,12 @@ def test_a_request_whose_headers_never_come_times_out_and_leaves_the_line() -> N
 class Broken:
     """Implements `serve_app.client.loop_bridge.Calls`: an exchange that ends with an error, after these pieces."""
 
-    def __init__(self, error: BaseException, *pieces: Piece) -> None:
+    def __init__(self, error: BaseException, *pieces: AnswerPiece) -> None:
         self.loop = asyncio.get_running_loop()
         self._error, self._pieces = error, pieces
         self.accept_s: list[float | None] = []
 
-    async def exchange(self, asked: Asked, accept_s: float | None = None) -> AsyncGenerator[Piece, None]:
+    async def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
         self.accept_s.append(accept_s)
         for piece in self._pieces:
             yield piece
@@ -253,7 +253,7 @@ def test_a_router_that_is_lost_is_a_connection_that_is_lost(
 
 def test_a_router_lost_in_mid_stream_is_a_connection_that_is_lost() -> None:
     async def scenario() -> None:
-        events: Piece = (200, [(b"content-type", b"text/event-stream")], b'data: {"id":"1","choices":[]}\n\n')
+        events: AnswerPiece = (200, [(b"content-type", b"text/event-stream")], b'data: {"id":"1","choices":[]}\n\n')
         broken = Broken(Unavailable("the router has gone", code=DROPPED), events)
         llm = Client(Connection(lambda: broken, KEY, lambda: None))
         stream = await llm.openai.chat.completions.create(messages=HELLO, model=MODEL, stream=True)
@@ -285,7 +285,7 @@ def test_a_body_that_nobody_reads_holds_the_edge_up() -> None:
             sent += 1
 
     async def scenario() -> None:
-        llm = client_of(Inside(edge), KEY, asyncio.get_running_loop())
+        llm = client_of(AsgiBridge(edge), KEY, asyncio.get_running_loop())
         async with llm.http_client.stream("GET", "/x") as response:
             reading = response.aiter_raw()
             for read in range(1, 5):
@@ -368,7 +368,7 @@ def test_neither_key_nor_environment_shows_or_leads_elsewhere(monkeypatch: pytes
         await send({"type": "http.response.body", "body": b'{"data":[]}', "more_body": False})
 
     with home() as loop:
-        llm = Client(Connection(lambda: NearCalls(Inside(edge), loop), KEY, lambda: None))
+        llm = Client(Connection(lambda: NearCalls(AsgiBridge(edge), loop), KEY, lambda: None))
         llm.sync.openai.models.list()
         llm.sync.http_client.get("models", headers={"authorization": "Bearer another"})
         assert [sent[b"authorization"] for sent in asked] == [b"Bearer " + KEY.encode(), b"Bearer another"]

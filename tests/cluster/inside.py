@@ -26,7 +26,7 @@ LOOK_S = 0.5  # a look costs the controller some milliseconds
 def look() -> dict[str, Any]:
     known = ray.nodes()  # type: ignore[no-untyped-call]
     address = {node["NodeID"]: node["NodeManagerAddress"] for node in known}
-    status = driver.look([], APPLICATION)
+    status = driver.application_status([], APPLICATION)
     groups_of_replicas = {found["deployment"]: found["replicas"] for found in status["models"]}
     replicas = {
         name: sorted([one["id"], one["state"], address.get(one["node"], "")] for one in group)

@@ -102,14 +102,14 @@ class Nodes:
 
     def status(self, models: list[str]) -> dict[str, Any]:
         """What `serve-app status` shows, with our names for the nodes."""
-        found = driver.look(models, APPLICATION)
+        found = driver.application_status(models, APPLICATION)
         for replica in [*found["routers"], *(one for model in found["models"] for one in model["replicas"])]:
             replica["node"] = self._names.get(replica["node"], GONE) if replica["node"] else NO_PLACE
         return found
 
     def quota(self) -> dict[str, Any]:
         """What `serve-app quota` shows, with our names for the nodes."""
-        found: dict[str, Any] = driver.asked_of_quota("figures")
+        found: dict[str, Any] = driver.ask_quota("figures")
         for engine in found["engines"]:
             named = [(key.rpartition("/"), size) for key, size in engine["devices"].items()]
             engine["devices"] = {f"{self._names.get(node, GONE)}/{index}": size for (node, _, index), size in named}
@@ -120,7 +120,7 @@ class Nodes:
 
     def defrag(self) -> dict[str, Any] | None:
         """What `serve-app defrag` does and says."""
-        plan: dict[str, Any] | None = driver.asked_of_quota("defrag", True)
+        plan: dict[str, Any] | None = driver.ask_quota("defrag", True)
         return plan
 
     def pids(self, deployment: str) -> list[int]:

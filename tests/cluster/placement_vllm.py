@@ -66,7 +66,7 @@ class Replica:
         environment.platform = lambda: "gpu"
         staged_executor.StagedRayExecutor = CountedGpuExecutor
         self._model = ModelSettings.model_validate(settings)
-        self._layout = rank_layout.of_this_replica(self._model, environment.platform())
+        self._layout = rank_layout.layout_of_this_replica(self._model, environment.platform())
         started = time.monotonic()
         self._backend = deployment.make_backend(self._model)
         await self._backend.start()

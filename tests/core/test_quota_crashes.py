@@ -8,26 +8,26 @@ import pytest
 
 from serve_app.core.memory import (
     OWNER_TTL_S,
+    CheckpointKey,
+    CheckpointValue,
     Device,
     EngineReply,
     EngineReport,
-    Entry,
+    EntryKind,
     Hold,
-    Key,
     Phase,
     Rank,
-    SessionAsk,
-    Value,
+    SessionRequest,
 )
-from serve_app.core.memory.start_reservations import FAILED_S
-from serve_app.core.queue.admission import Policy
+from serve_app.core.memory.start_reservations import FAILURE_TTL_S
+from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import RECOVERY_S, SILENT_S, Quota
-from serve_app.core.shared_queue import Exchange, Hello, RemoteLine, Reply
-from serve_app.core.shared_queue.router_credit import ASK_AGAIN_S
+from serve_app.core.shared_queue import ActorReply, Hello, RouterMessage, RouterQueue
+from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S
 
 TICK_S = 0.5
 TOKENS = 1600
-POLICY = Policy(max_queued=10, max_wait_s=60.0)
+POLICY = QueuePolicy(max_queued=10, max_wait_s=60.0)
 DEVICES = [Device("n", 0, 100, 0), Device("n", 1, 100, 0)]
 
 
@@ -36,8 +36,8 @@ class Shell:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.stored: dict[Key, Value] = {}
-        self.lines: dict[str, RemoteLine] = {}
+        self.stored: dict[CheckpointKey, CheckpointValue] = {}
+        self.lines: dict[str, RouterQueue] = {}
         self.seq = 0
         self.quota = Quota(1, {}, self.now)
         self.quota.on_devices(DEVICES, self.now)
@@ -65,14 +65,14 @@ class Shell:
         self.engine(told)
         return told
 
-    def router(self, name: str, pool: str = "e") -> Reply:
+    def router(self, name: str, pool: str = "e") -> ActorReply:
         """A router says all it has to say, of an engine that it can reach."""
-        line = self.lines.setdefault(name, RemoteLine(name))
+        line = self.lines.setdefault(name, RouterQueue(name))
         line.serve("m", POLICY)
-        line.reach("m", pool, True, self.now)
+        line.set_reachability("m", pool, True, self.now)
         for _ in range(4):
-            self.now += ASK_AGAIN_S
-            told = line.next_exchange(self.now, beat=True)
+            self.now += CREDIT_REQUEST_PAUSE_S
+            told = line.next_message(self.now, beat=True)
             assert told is not None
             reply = self.quota.on_exchange(told, self.now)
             self.store()
@@ -98,12 +98,12 @@ def test_a_standstill_of_the_actor_is_nobodys_silence() -> None:
     shell = Shell()
     told = shell.runs("e")
     shell.router("r")
-    shell.quota.on_session(SessionAsk("s", "m", 10, 5.0), shell.now)
+    shell.quota.on_open_session(SessionRequest("s", "m", 10, 5.0), shell.now)
     shell.now += 20.0  # nobody could be heard
     shell.quota.on_tick(shell.now)
     assert shell.quota.ledger.lease("e").phase is Phase.COMMITTED
     assert shell.quota.ledger.knows("r")
-    assert shell.quota.sessions.look("s", shell.now).tokens == 10
+    assert shell.quota.sessions.view("s", shell.now).tokens == 10
     shell.wait(6.0, told)
     assert not shell.quota.ledger.knows("r"), "silence after it counts as ever"
     assert shell.quota.sessions.all(shell.now) == []
@@ -114,13 +114,13 @@ def test_a_silent_engine_is_looked_for_and_one_found_dead_is_free_at_once() -> N
     shell.runs("e")
     other = shell.runs("other", device=1)
     shell.wait(SILENT_S - TICK_S, other)
-    assert shell.quota.silent(shell.now) == []
+    assert shell.quota.silent_engines(shell.now) == []
     shell.wait(TICK_S, other)
-    assert [told.owner for told in shell.quota.silent(shell.now)] == ["e"]
-    shell.quota.on_dead("e", shell.now)
+    assert [told.owner for told in shell.quota.silent_engines(shell.now)] == ["e"]
+    shell.quota.on_engine_dead("e", shell.now)
     shell.store()
     assert "e" not in shell.quota.ledger
-    assert (Entry.ENGINE, "e") not in shell.stored
+    assert (EntryKind.ENGINE, "e") not in shell.stored
     assert shell.quota.ledger.free("n/0") == 100
 
 
@@ -132,8 +132,8 @@ def test_an_engine_that_died_while_it_waited_holds_back_nobody() -> None:
     behind = EngineReport("behind", "m", (Rank("n", 0),), 20, 20)
     assert shell.engine(behind).holds == ()
     shell.wait(SILENT_S, told)
-    assert [one.owner for one in shell.quota.silent(shell.now)] == ["w"]
-    shell.quota.on_dead("w", shell.now)
+    assert [one.owner for one in shell.quota.silent_engines(shell.now)] == ["w"]
+    shell.quota.on_engine_dead("w", shell.now)
     assert shell.engine(behind).holds == (Hold("n/0", 20),)
 
 
@@ -144,13 +144,13 @@ def test_an_engine_that_fails_to_load_keeps_its_memory_until_it_is_gone_and_the_
     waits = EngineReport("w", "o", (Rank("n", 0),), 60, 60)
     shell.engine(waits)
     shell.engine(replace(told, failed="no progress"))
-    assert shell.quota.starts.notes(shell.now) == {"m": "no progress"}
+    assert shell.quota.starts.shortages(shell.now) == {"m": "no progress"}
     assert not shell.engine(waits).may_load
     shell.wait(SILENT_S, waits)
-    shell.quota.on_dead("e", shell.now)
+    shell.quota.on_engine_dead("e", shell.now)
     assert shell.engine(waits).may_load
-    assert shell.quota.starts.notes(shell.now) == {"m": "no progress"}
-    assert shell.quota.starts.notes(shell.now + 2 * FAILED_S) == {}
+    assert shell.quota.starts.shortages(shell.now) == {"m": "no progress"}
+    assert shell.quota.starts.shortages(shell.now + 2 * FAILURE_TTL_S) == {}
 
 
 def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:
@@ -158,7 +158,7 @@ def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:
     told = shell.runs("e")
     shell.wait(SILENT_S)
     shell.engine(told)
-    shell.quota.on_dead("e", shell.now)
+    shell.quota.on_engine_dead("e", shell.now)
     assert "e" in shell.quota.ledger
 
 
@@ -168,17 +168,17 @@ def test_an_engine_whose_ranks_are_processes_it_does_not_know_is_given_its_time(
     told = EngineReport("tp", "m", (Rank("n"), Rank("n")), 50, 50, processes=(("n", ((1, 1),)),))
     shell.engine(replace(told, holds=shell.engine(told).holds, kv_tokens=TOKENS))
     shell.wait(SILENT_S)
-    assert shell.quota.silent(shell.now) == []
+    assert shell.quota.silent_engines(shell.now) == []
     shell.wait(OWNER_TTL_S)
-    assert list(shell.quota.ending()) == ["tp"]
+    assert list(shell.quota.ending_engines()) == ["tp"]
 
 
 def test_an_engine_that_died_with_the_actor_is_looked_for_at_once() -> None:
     shell = Shell()
     shell.runs("e")
     shell.crash()
-    assert [told.owner for told in shell.quota.silent(shell.now)] == ["e"]
-    shell.quota.on_dead("e", shell.now)
+    assert [told.owner for told in shell.quota.silent_engines(shell.now)] == ["e"]
+    shell.quota.on_engine_dead("e", shell.now)
     assert not shell.quota.recovering
     assert shell.quota.ledger.free("n/0") == 100
 
@@ -217,7 +217,7 @@ def test_whoever_has_said_nothing_after_a_crash_is_not_waited_for_for_ever() -> 
     shell.wait(RECOVERY_S + TICK_S)
     assert not shell.quota.recovering
     shell.wait(TICK_S)
-    assert list(shell.stored) in ([(Entry.ENGINE, "e")], [])
+    assert list(shell.stored) in ([(EntryKind.ENGINE, "e")], [])
 
 
 def test_the_time_to_speak_begins_when_somebody_can_be_heard() -> None:
@@ -267,11 +267,11 @@ def test_routers_that_speak_of_an_engine_that_has_gone_leave_nothing_behind() ->
     for _ in range(20):
         shell.wait(TICK_S)
         shell.router("r")
-    assert list(shell.quota.ending()) == ["e"]
+    assert list(shell.quota.ending_engines()) == ["e"]
     shell.quota.on_memory_gone("e")
     shell.router("r")
     assert shell.limit("r") == 0
-    assert shell.quota.lines.accounts._held == {}
+    assert shell.quota.queue.accounts._accounts == {}
 
 
 def test_words_under_an_older_epoch_change_nothing() -> None:
@@ -279,8 +279,8 @@ def test_words_under_an_older_epoch_change_nothing() -> None:
     told = shell.runs("e")
     shell.crash()
     shell.engine(told)
-    reply = shell.quota.on_exchange(Exchange("r", 1, 1, 1, (Hello(()),), 0, 0), shell.now)
-    assert (reply.stale, reply.epoch, reply.actions) == (True, 2, ())
+    reply = shell.quota.on_exchange(RouterMessage("r", 1, 1, 1, (Hello(()),), 0, 0), shell.now)
+    assert (reply.is_stale, reply.epoch, reply.actions) == (True, 2, ())
     assert not shell.quota.ledger.knows("r")
 
 
@@ -290,10 +290,10 @@ def test_who_waits_for_memory_is_told_to_the_routers_and_not_for_longer_than_it_
     blocked = EngineReport("b", "big", (Rank("n", 0),), 90, 90)
     shell.engine(blocked)
     shell.wait(TICK_S, told, blocked)
-    assert shell.router("r").word.blocked == (("big", 1),)
+    assert shell.router("r").state.blocked == (("big", 1),)
     shell.engine(replace(blocked, gone=True))
     shell.wait(TICK_S, told)
-    assert shell.router("r").word.blocked == ()
+    assert shell.router("r").state.blocked == ()
 
 
 def test_what_could_not_be_stored_is_stored_the_next_time() -> None:
@@ -301,10 +301,10 @@ def test_what_could_not_be_stored_is_stored_the_next_time() -> None:
     told = EngineReport("e", "m", (Rank("n", 0),), 40, 40)
     shell.quota.on_engine(told, shell.now)
     first = shell.quota.take_changes()
-    assert list(first) == [(Entry.ENGINE, "e")]
+    assert list(first) == [(EntryKind.ENGINE, "e")]
     shell.quota.on_engine(replace(told, holds=(Hold("n/0", 40),), gone=True), shell.now)
     shell.quota.not_stored(first)
-    assert shell.quota.take_changes() == {(Entry.ENGINE, "e"): (False, None)}, "what came later counts"
+    assert shell.quota.take_changes() == {(EntryKind.ENGINE, "e"): (False, None)}, "what came later counts"
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -316,17 +316,17 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
         told = shell.runs(f"e{number}")
         shell.router(f"r{number}", f"e{number}")
         if not shell.quota.recovering:  # nothing is opened then
-            shell.quota.on_session(SessionAsk(f"s{number}", "m", 10, 5.0), shell.now)
+            shell.quota.on_open_session(SessionRequest(f"s{number}", "m", 10, 5.0), shell.now)
         shell.engine(replace(told, gone=True))
         if crash and not number % 50:
             shell.crash()
         shell.wait(TICK_S, stays)
     shell.wait(2 * RECOVERY_S, stays)
     quota = shell.quota
-    assert list(shell.stored) == [(Entry.ENGINE, "stays")]
+    assert list(shell.stored) == [(EntryKind.ENGINE, "stays")]
     assert quota.grants.owners() == ["stays"]
-    sessions, openings = quota.sessions, quota.lines.openings
-    kept = [quota.lines.accounts._held, sessions._open, sessions._leases, sessions._closed, openings._waiting]
+    sessions, openings = quota.sessions, quota.queue.session_admission
+    kept = [quota.queue.accounts._accounts, sessions._open, sessions._leases, sessions._closed, openings._waiting]
     assert [len(one) for one in kept] == [0] * len(kept)
     assert sorted(quota.ledger._owners) == ["sessions", "stays"]
     assert len(quota.ledger) == 2, "an engine and its slots"

@@ -194,12 +194,12 @@ class Place:
 
     def status(self) -> dict[str, Any]:
         """As `serve-app status --json` has it."""
-        return self._pool.submit(driver.look, [], APPLICATION).result()
+        return self._pool.submit(driver.application_status, [], APPLICATION).result()
 
     def quota(self) -> dict[str, Any] | None:
         """As `serve-app quota --json` has it; None while the quota actor is away."""
         try:
-            return self._pool.submit(driver.asked_of_quota, "figures").result()
+            return self._pool.submit(driver.ask_quota, "figures").result()
         except Unavailable:
             return None
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from serve_app.engine.deployment import make_backend
-from serve_app.settings.settings import BUILT_IN
+from serve_app.settings.settings import BUILT_IN_MODEL
 from serve_app.transport import EngineBackend, Submit
 from serve_app.types import Operation
 
@@ -53,7 +53,7 @@ def cpu_s() -> float:
 async def ask(
     backend: EngineBackend, tenant: str, wanted: dict[str, Any], tokens: int = 60, **more: Any
 ) -> dict[str, Any]:
-    body = {"model": BUILT_IN.name, "messages": [{"role": "user", "content": "Say."}], "max_tokens": tokens}
+    body = {"model": BUILT_IN_MODEL.name, "messages": [{"role": "user", "content": "Say."}], "max_tokens": tokens}
     body |= {"structured_outputs": wanted, "temperature": 1.0, "seed": 1} | more
     began = time.monotonic()
     answer = b""
@@ -65,7 +65,9 @@ async def ask(
 
 
 async def main() -> dict[str, Any]:
-    backend = make_backend(BUILT_IN.model_copy(update={"enforce_eager": True}))  # nothing is compiled but grammars
+    backend = make_backend(
+        BUILT_IN_MODEL.model_copy(update={"enforce_eager": True})
+    )  # nothing is compiled but grammars
     await backend.start()
     try:
         await asyncio.wait_for(ask(backend, "other", TRIVIAL), LATE_S)  # imports, caches

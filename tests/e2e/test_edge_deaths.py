@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from serve_app.system.haproxy import BUFFER_BYTES, FRONT, PER_SOURCE, REQUEST_S, TOLD
+from serve_app.system.haproxy import BUFFER_BYTES, FRONT, PER_SOURCE, REFUSED_PER_SOURCE, REQUEST_S
 from tests.e2e import stack as stacks
 from tests.e2e.changing import title
 from tests.e2e.crashing import kill, within
@@ -236,7 +236,7 @@ def test_connections_that_send_nothing_or_too_slowly_keep_nobody_from_a_router_a
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {there.api_key}\r\n"
     body = f"{head}content-length: {2 * LARGE}\r\n\r\n".encode() + b"x" * (2 * BUFFER_BYTES)  # HAProxy hands it on
     with (
-        opened(there, PER_SOURCE + TOLD + 100, b"") as idle,
+        opened(there, PER_SOURCE + REFUSED_PER_SOURCE + 100, b"") as idle,
         opened(there, SLOW, head.encode(), OTHER) as heads,
         opened(there, SLOW, body, OTHER) as bodies,
     ):

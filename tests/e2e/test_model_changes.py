@@ -275,7 +275,7 @@ def test_a_configuration_that_serve_cannot_build_is_taken_back(there: Place) -> 
         remote.close()
     assert told is not None
     assert told["event"] == "error"
-    assert "models.1.unheard_of: unknown key; what was declared before is declared again" in told["message"]
+    assert "models.1.unheard_of: unknown key; the previous declaration is declared again" in told["message"]
     there.wait_running(BASE)
     assert there.replicas() == before
 

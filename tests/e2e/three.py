@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
         },
     ],
     "router": {"replicas": ROUTERS},
-    "admission": {"max_queued": 1000, "trickle_share": 0.0},  # the minimum share lets lower classes pass on purpose
+    "admission": {"max_queued": 1000, "min_share": 0.0},  # the minimum share lets lower classes pass on purpose
 }
 RESTART_S = 60.0  # of a router, which takes some seconds
 

@@ -269,7 +269,7 @@ def test_any_caller_learns_what_the_engine_can_do_and_how_busy_it_is() -> None:
 
 
 def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:
-    monkeypatch.setattr(deployment, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(deployment, "LAST_FRAMES_S", 0.01)
 
     async def sees_it_frozen(replica: Any) -> bool:
         try:
@@ -333,7 +333,7 @@ def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
 def test_an_engine_that_died_while_nobody_asked_it_ends_its_replica(
     monkeypatch: pytest.MonkeyPatch, ended: list[int]
 ) -> None:
-    monkeypatch.setattr(deployment, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(deployment, "LAST_FRAMES_S", 0.01)
     monkeypatch.setattr(deployment, "ALIVE_S", 0.01)
 
     async def scenario() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.core.memory import Rank
 from serve_app.engine import grant_request
-from serve_app.engine.grant_request import Devices, ranks_of_this_replica
+from serve_app.engine.grant_request import DeviceSizes, ranks_of_this_replica
 from serve_app.settings.settings import ModelSettings
 
 
@@ -63,29 +63,29 @@ class Actor:
 
 
 @pytest.fixture
-def devices() -> Callable[..., tuple[Devices, Actor]]:
-    def made(platform: Any = "gpu", away: bool = False, **settings: Any) -> tuple[Devices, Actor]:
+def devices() -> Callable[..., tuple[DeviceSizes, Actor]]:
+    def made(platform: Any = "gpu", away: bool = False, **settings: Any) -> tuple[DeviceSizes, Actor]:
         actor: Any = Actor(away)
-        return Devices(actor, ModelSettings(name="m", **settings), platform), actor
+        return DeviceSizes(actor, ModelSettings(name="m", **settings), platform), actor
 
     return made
 
 
-def test_the_actor_is_asked_once_for_what_the_devices_have(devices: Callable[..., tuple[Devices, Actor]]) -> None:
+def test_the_actor_is_asked_once_for_what_the_devices_have(devices: Callable[..., tuple[DeviceSizes, Actor]]) -> None:
     found, actor = devices()
     assert found.smallest_bytes((Rank("a"), Rank("a"))) == 78
     assert found.smallest_bytes((Rank("a"), Rank("b"))) == 38
-    assert found.whole_bytes("a/1") == 80
-    assert found.whole_bytes("c/0") is None
+    assert found.total_bytes("a/1") == 80
+    assert found.total_bytes("c/0") is None
     assert actor.asked == 1
 
 
-def test_nobody_is_asked_for_what_the_settings_say(devices: Callable[..., tuple[Devices, Actor]]) -> None:
+def test_nobody_is_asked_for_what_the_settings_say(devices: Callable[..., tuple[DeviceSizes, Actor]]) -> None:
     found, actor = devices("cpu", memory_gb=1)
-    assert (found.smallest_bytes((Rank("a"),)), found.whole_bytes("a/0")) == (None, None)
+    assert (found.smallest_bytes((Rank("a"),)), found.total_bytes("a/0")) == (None, None)
     assert actor.asked == 0
 
 
-def test_while_the_actor_is_away_nothing_is_known(devices: Callable[..., tuple[Devices, Actor]]) -> None:
+def test_while_the_actor_is_away_nothing_is_known(devices: Callable[..., tuple[DeviceSizes, Actor]]) -> None:
     found, _ = devices(away=True)
-    assert (found.smallest_bytes((Rank("a"),)), found.whole_bytes("a/0")) == (None, None)
+    assert (found.smallest_bytes((Rank("a"),)), found.total_bytes("a/0")) == (None, None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.engine.vllm_adapter import mask_budget
-from serve_app.engine.vllm_adapter.mask_budget import FIRST_S, TOKEN_S, bound
+from serve_app.engine.vllm_adapter.mask_budget import FIRST_S, TOKEN_S, bound_grammar
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def grammar(monkeypatch: pytest.MonkeyPatch) -> Any:
             self.num_processed_tokens += len(tokens)
             return True
 
-    bound(Grammar)
+    bound_grammar(Grammar)
     return Grammar()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from serve_app.core.memory import Hold
 from serve_app.engine import measured_memory as measured
-from serve_app.engine.measured_memory import Measured, measured_here
+from serve_app.engine.measured_memory import MemoryMeter, memory_meter
 from serve_app.system import start_ticks
 
 ME = os.getpid()
@@ -51,12 +51,12 @@ class Nvml:
 
 
 def test_without_gpus_it_is_the_resident_memory_of_all_its_processes() -> None:
-    _, (alone,) = Measured("n").look([Hold("n/0", 1)])
+    _, (alone,) = MemoryMeter("n").measure([Hold("n/0", 1)])
     assert alone is not None
     assert alone > 10e6
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
-        processes, (both,) = Measured("n").look([Hold("n/0", 1)])
+        processes, (both,) = MemoryMeter("n").measure([Hold("n/0", 1)])
         assert both is not None
         assert both > alone
         assert {(ME, start_ticks(ME)), (child.pid, start_ticks(child.pid))} <= set(processes)
@@ -66,14 +66,14 @@ def test_without_gpus_it_is_the_resident_memory_of_all_its_processes() -> None:
 
 
 def test_a_device_of_another_machine_is_not_measured_from_here() -> None:
-    _, measured = Measured("n").look([Hold("n/0", 1), Hold("elsewhere/0", 1)])
+    _, measured = MemoryMeter("n").measure([Hold("n/0", 1), Hold("elsewhere/0", 1)])
     assert measured[0] is not None
     assert measured[1] is None
 
 
 def test_on_gpus_it_is_what_nvml_shows_of_its_processes_on_each_device() -> None:
     nvml = Nvml({0: {ME: 700, 1: 9000}, 1: {ME: 300}})
-    processes, measured = Measured("n", nvml).look(GPUS)
+    processes, measured = MemoryMeter("n", nvml).measure(GPUS)
     assert measured == (700, 300)
     assert (ME, start_ticks(ME)) in processes
     assert nvml.opened == 0
@@ -89,16 +89,16 @@ def test_on_gpus_it_is_what_nvml_shows_of_its_processes_on_each_device() -> None
     ],
 )
 def test_what_nvml_does_not_show_is_not_taken_for_nothing(nvml: Nvml) -> None:
-    measured_by = Measured("n", nvml)
+    measured_by = MemoryMeter("n", nvml)
     for _ in range(2):
-        processes, measured = measured_by.look(GPUS)
+        processes, measured = measured_by.measure(GPUS)
         assert measured == (None, None)
         assert processes
     assert nvml.opened == 0
 
 
 def test_before_anything_is_granted_there_is_nothing_to_measure() -> None:
-    assert Measured("n", Nvml(broken=True)).look([])[1] == ()
+    assert MemoryMeter("n", Nvml(broken=True)).measure([])[1] == ()
 
 
 def test_without_a_driver_an_engine_on_gpus_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,12 +106,12 @@ def test_without_a_driver_an_engine_on_gpus_is_not_measured(monkeypatch: pytest.
         raise measured.pynvml.NVMLError(measured.pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(measured.pynvml, "nvmlInit", no_driver)
-    assert measured_here("n", gpus=True).look(GPUS)[1] == (None, None)
+    assert memory_meter("n", gpus=True).measure(GPUS)[1] == (None, None)
 
 
 def test_nvml_is_asked_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "pynvml", Nvml({0: {ME: 5}, 1: {ME: 6}}))
-    assert measured_here("n", gpus=True).look(GPUS)[1] == (5, 6)
-    (resident,) = measured_here("n", gpus=False).look([Hold("n/0", 1)])[1]
+    assert memory_meter("n", gpus=True).measure(GPUS)[1] == (5, 6)
+    (resident,) = memory_meter("n", gpus=False).measure([Hold("n/0", 1)])[1]
     assert resident is not None
     assert resident > 10e6

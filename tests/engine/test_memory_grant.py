@@ -14,7 +14,7 @@ import pytest
 
 from serve_app.core.memory import EngineReply, EngineReport, Hold, Process, Rank
 from serve_app.engine import memory_grant
-from serve_app.engine.memory_grant import LOAD_STALL_S, PROGRESS_BYTES, Grant
+from serve_app.engine.memory_grant import LOAD_STALL_S, PROGRESS_BYTES, MemoryGrant
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
 
 SOON_S = 5.0  # for what takes milliseconds on an idle machine
@@ -73,7 +73,7 @@ class Sizes:
         self.resident_bytes = self.device_bytes = 0
         self.processes = 1
 
-    def look(self, holds: Sequence[Hold]) -> tuple[tuple[Process, ...], tuple[int | None, ...]]:
+    def measure(self, holds: Sequence[Hold]) -> tuple[tuple[Process, ...], tuple[int | None, ...]]:
         return ((7, 1),) * (1 + self.processes // PROGRESS_BYTES), (self.device_bytes, None)
 
 
@@ -83,9 +83,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_grant, "ASK_BEAT_S", 0.02)
 
 
-def grant_of(actor: Actor, ends: Ends | None = None) -> Grant:
+def grant_of(actor: Actor, ends: Ends | None = None) -> MemoryGrant:
     ends = ends or Ends()
-    return Grant(ASK, actor, (Away,), ends.lost, ends.drain)
+    return MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -95,7 +95,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)  # bound: SOON_S
 
 
-def obtained(actor: Actor, ends: Ends | None = None) -> Grant:
+def obtained(actor: Actor, ends: Ends | None = None) -> MemoryGrant:
     grant = grant_of(actor, ends)
     assert asyncio.run(grant.obtain(SOON_S)) == HOLDS
     return grant
@@ -118,7 +118,7 @@ def test_an_engine_waits_for_its_memory_and_then_for_its_turn() -> None:
     asyncio.run(scenario())
     assert actor.words[0].holds == ()
     until(lambda: actor.last.loading and actor.last.holds == HOLDS)
-    grant.runs(1000, 80, 4)
+    grant.engine_started(1000, 80, 4)
     until(lambda: (actor.last.kv_tokens, actor.last.kv_bytes, actor.last.loading) == (1000, 80, False))
     grant.end()
     assert actor.last.gone
@@ -170,7 +170,7 @@ def test_an_engine_whose_memory_is_anothers_ends(error: Exception) -> None:
 def test_an_engine_goes_on_while_the_actor_is_away_and_speaks_again(error: Exception) -> None:
     actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
     grant = obtained(actor, ends)
-    grant.runs(10, 10, 1)
+    grant.engine_started(10, 10, 1)
     actor.reply = error
     words = len(actor.words)
     until(lambda: len(actor.words) > words + 3)
@@ -185,7 +185,7 @@ def test_an_engine_that_hangs_while_it_loads_says_so_and_ends() -> None:
     """Any progress puts that off: a process more, or some megabytes. One that runs is not looked at."""
     clock, ends, actor = Clock(), Ends(), Actor(EngineReply(HOLDS, may_load=True))
     sizes = Sizes()
-    grant = Grant(ASK, actor, (Away,), ends.lost, ends.drain, sizes, clock=clock)
+    grant = MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain, sizes, clock=clock)
     assert asyncio.run(grant.obtain(SOON_S)) == HOLDS
     until(lambda: actor.last.loading)
     for progress in ("processes", "resident_bytes", "device_bytes"):
@@ -206,9 +206,9 @@ def test_an_engine_that_hangs_while_it_loads_says_so_and_ends() -> None:
 
 def test_an_engine_that_runs_may_stand_still_for_as_long_as_it_likes() -> None:
     clock, ends, actor = Clock(), Ends(), Actor(EngineReply(HOLDS, may_load=True))
-    grant = Grant(ASK, actor, (Away,), ends.lost, ends.drain, Sizes(), clock=clock)
+    grant = MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain, Sizes(), clock=clock)
     asyncio.run(grant.obtain(SOON_S))
-    grant.runs(1000, 80, 4)
+    grant.engine_started(1000, 80, 4)
     for _ in range(3):
         words = len(actor.words)
         until(lambda seen=words: len(actor.words) > seen + 2)
@@ -246,7 +246,7 @@ def test_words_go_on_while_the_event_loop_is_held_up() -> None:
 def test_the_end_is_said_once_and_does_not_hang_on_an_actor_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_grant, "LAST_WORD_S", 0.1)
+    monkeypatch.setattr(memory_grant, "LAST_REPORT_S", 0.1)
     hangs = threading.Event()
     actor = Actor(EngineReply(HOLDS, may_load=True))
     grant = obtained(actor)
@@ -255,7 +255,7 @@ def test_the_end_is_said_once_and_does_not_hang_on_an_actor_that_does_not_answer
         hangs.wait(SOON_S)
         return EngineReply()
 
-    grant._speak = stuck
+    grant._send = stuck
     began = time.monotonic()
     grant.end()
     grant.end()

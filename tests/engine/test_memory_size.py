@@ -15,7 +15,7 @@ from serve_app.engine.memory_size import (
     GPU_OVERHEAD_BYTES,
     SIMULATED_BYTES,
     kv_bytes_of,
-    memory_ask,
+    memory_request,
 )
 from serve_app.errors import ConfigError
 from serve_app.settings.settings import DEFAULT_KV_CACHE_GB, ModelSettings
@@ -28,40 +28,40 @@ def model(**settings: Any) -> ModelSettings:
 
 
 def test_memory_gb_is_taken_as_it_is() -> None:
-    ask = memory_ask(model(memory_gb=10, kv_cache_gb=3), "gpu", WEIGHTS, None)
+    ask = memory_request(model(memory_gb=10, kv_cache_gb=3), "gpu", WEIGHTS, None)
     assert (ask.wanted_bytes, ask.least_bytes) == (10 * GIB, 10 * GIB)
 
 
 def test_a_simulated_engine_asks_for_its_process() -> None:
-    assert memory_ask(model(engine="simulated"), "cpu", 0, None).wanted_bytes == SIMULATED_BYTES
-    assert memory_ask(model(engine="simulated", memory_gb=7), "cpu", 0, None).wanted_bytes == 7 * GIB
+    assert memory_request(model(engine="simulated"), "cpu", 0, None).wanted_bytes == SIMULATED_BYTES
+    assert memory_request(model(engine="simulated", memory_gb=7), "cpu", 0, None).wanted_bytes == 7 * GIB
 
 
 def test_a_kv_cache_that_is_set_comes_on_top_of_weights_and_overhead_rank_by_rank() -> None:
-    ask = memory_ask(model(kv_cache_gb=4, tensor_parallel_size=2), "gpu", WEIGHTS, None)
+    ask = memory_request(model(kv_cache_gb=4, tensor_parallel_size=2), "gpu", WEIGHTS, None)
     assert ask.wanted_bytes == ask.least_bytes == GPU_OVERHEAD_BYTES + WEIGHTS // 2 + 4 * GIB
 
 
 def test_with_a_least_kv_cache_it_starts_with_less() -> None:
-    ask = memory_ask(model(kv_cache_gb=4, kv_cache_min_gb=1), "gpu", WEIGHTS, None)
+    ask = memory_request(model(kv_cache_gb=4, kv_cache_min_gb=1), "gpu", WEIGHTS, None)
     assert ask.wanted_bytes - ask.least_bytes == 3 * GIB
 
 
 def test_on_cpus_the_default_kv_cache_is_asked_for() -> None:
-    ask = memory_ask(model(), "cpu", 0, None)
+    ask = memory_request(model(), "cpu", 0, None)
     assert ask.wanted_bytes == CPU_OVERHEAD_BYTES + int(DEFAULT_KV_CACHE_GB * GIB)
 
 
 def test_on_gpus_without_one_it_is_the_share_of_the_device_that_vllm_would_take() -> None:
-    ask = memory_ask(model(gpu_memory_utilization=0.5), "gpu", WEIGHTS, 80 * GIB)
+    ask = memory_request(model(gpu_memory_utilization=0.5), "gpu", WEIGHTS, 80 * GIB)
     assert ask.wanted_bytes == ask.least_bytes == 40 * GIB
-    ask = memory_ask(model(gpu_memory_utilization=0.5, kv_cache_min_gb=2), "gpu", WEIGHTS, 80 * GIB)
+    ask = memory_request(model(gpu_memory_utilization=0.5, kv_cache_min_gb=2), "gpu", WEIGHTS, 80 * GIB)
     assert ask.least_bytes == GPU_OVERHEAD_BYTES + WEIGHTS + 2 * GIB
 
 
 def test_where_nothing_says_how_much_the_error_names_what_to_set() -> None:
     with pytest.raises(ConfigError, match="memory_gb or kv_cache_gb of m") as refused:
-        memory_ask(model(), "gpu", WEIGHTS, None)
+        memory_request(model(), "gpu", WEIGHTS, None)
     assert refused.value.param == "memory_gb"
 
 
@@ -77,7 +77,7 @@ def test_an_engine_is_sized_to_its_grant_and_never_above_what_was_set(monkeypatc
     fixed = CPU_OVERHEAD_BYTES + WEIGHTS
 
     def sized(granted: int, **settings: Any) -> float | None:
-        return grant_request.sized(model(**settings), "cpu", (Hold("n/0", granted),), 1, None).kv_cache_gb
+        return grant_request.with_granted_memory(model(**settings), "cpu", (Hold("n/0", granted),), 1, None).kv_cache_gb
 
     assert sized(fixed + GIB, kv_cache_gb=4, kv_cache_min_gb=0.5) == 1
     assert sized(fixed + 8 * GIB, kv_cache_gb=4) == 4
@@ -88,7 +88,7 @@ def test_ranks_that_share_a_hold_divide_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(grant_request, "weights_bytes", lambda settings: WEIGHTS)
     each = CPU_OVERHEAD_BYTES + WEIGHTS // 2 + GIB
     settings = model(tensor_parallel_size=2, kv_cache_gb=4)
-    assert grant_request.sized(settings, "cpu", (Hold("n/0", 2 * each),), 2, None).kv_cache_gb == 1
+    assert grant_request.with_granted_memory(settings, "cpu", (Hold("n/0", 2 * each),), 2, None).kv_cache_gb == 1
 
 
 def test_an_engine_on_a_share_of_a_gpu_sees_the_device_of_its_grant_and_no_other(
@@ -96,10 +96,10 @@ def test_an_engine_on_a_share_of_a_gpu_sees_the_device_of_its_grant_and_no_other
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.setenv(name, "as Ray set it")
-    grant_request.see_only(model(gpus_per_rank=1), "gpu", Hold("n/3", GIB))
-    grant_request.see_only(model(gpus_per_rank=0.25), "cpu", Hold("n/3", GIB))
+    grant_request.restrict_to_device(model(gpus_per_rank=1), "gpu", Hold("n/3", GIB))
+    grant_request.restrict_to_device(model(gpus_per_rank=0.25), "cpu", Hold("n/3", GIB))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "as Ray set it"
-    grant_request.see_only(model(gpus_per_rank=0.25), "gpu", Hold("n/3", GIB))
+    grant_request.restrict_to_device(model(gpus_per_rank=0.25), "gpu", Hold("n/3", GIB))
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
 
 
@@ -109,8 +109,8 @@ def test_vllm_on_a_shared_gpu_asks_for_its_share_of_the_device_to_be_free_and_no
     """vLLM's gate at its start counts by `gpu_memory_utilization`, whatever it will use."""
     monkeypatch.setattr(grant_request, "weights_bytes", lambda settings: 0)
     share = (Hold("n/0", 20 * GIB),)
-    shared = grant_request.sized(model(memory_gb=20), "gpu", share, 1, 80 * GIB)
+    shared = grant_request.with_granted_memory(model(memory_gb=20), "gpu", share, 1, 80 * GIB)
     assert (shared.gpu_memory_utilization, shared.kv_cache_gb) == (0.25, None)  # weights that have yet to come
-    known = grant_request.sized(model(kv_cache_gb=4), "gpu", share, 1, 80 * GIB)
+    known = grant_request.with_granted_memory(model(kv_cache_gb=4), "gpu", share, 1, 80 * GIB)
     assert (known.gpu_memory_utilization, known.kv_cache_gb) == (0.25, 4)
-    assert grant_request.sized(model(), "gpu", share, 1, None).gpu_memory_utilization == 0.9
+    assert grant_request.with_granted_memory(model(), "gpu", share, 1, None).gpu_memory_utilization == 0.9

@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.engine import rank_layout
 from serve_app.engine.engine_args import placement
-from serve_app.engine.rank_layout import Layout, verify
+from serve_app.engine.rank_layout import RankLayout, verify
 from serve_app.errors import ConfigError, EngineFailed
 from serve_app.settings.settings import ModelSettings
 
@@ -66,7 +66,7 @@ def test_an_operator_may_add_other_resources_to_the_bundles() -> None:
 
 
 def test_outside_ray_there_is_nothing_to_check() -> None:
-    assert rank_layout.of_this_replica(model(tensor_parallel_size=8), "gpu").nodes == ()
+    assert rank_layout.layout_of_this_replica(model(tensor_parallel_size=8), "gpu").nodes == ()
 
 
 class Table:
@@ -78,7 +78,7 @@ class Table:
         self.asked = 0
         self.answers = threading.Event()
         self.answers.set()
-        self.layout = Layout(tuple(nodes), self.read)
+        self.layout = RankLayout(tuple(nodes), self.read)
 
     def read(self) -> dict[str, Any]:
         self.asked += 1

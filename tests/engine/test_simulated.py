@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from serve_app.engine.simulated import SimulatedEngine
 from serve_app.engine.simulated.text import TOKEN_CHARS, WordTokenizer, count_tokens, first_stop, text_key, text_of
-from serve_app.transport import EngineInfo, Usage
+from serve_app.transport import EngineInfo, TokenUsage
 from serve_app.types import Operation
 from tests.engine.simulated_engine import CREATED, HELLO, MadeUpTime, document, events, pieces, run, submit
 
@@ -33,7 +33,7 @@ def test_streamed_chat_is_what_the_openai_sdk_expects() -> None:
     assert last.choices == []
     assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (3, 5, 8)
-    assert told[-1].usage == Usage(3, 5, 0, "length")
+    assert told[-1].usage == TokenUsage(3, 5, 0, "length")
 
 
 def test_token_groups_are_the_tokens_of_the_text() -> None:
@@ -110,7 +110,7 @@ def test_chat_without_a_limit_runs_to_the_models_length() -> None:
 )
 def test_a_wrong_field_is_named_in_openais_error_format(operation: Operation, body: dict[str, Any], param: str) -> None:
     (piece,) = pieces(operation, body)
-    assert (piece.status, piece.media, piece.usage) == (400, "json", Usage())
+    assert (piece.status, piece.media, piece.usage) == (400, "json", TokenUsage())
     error = json.loads(piece.body)["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
 

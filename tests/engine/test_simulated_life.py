@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serve_app.engine.simulated import SimulatedEngine
 from serve_app.errors import ConfigError, EngineFailed
-from serve_app.transport import EngineInfo, Piece, Usage
+from serve_app.transport import EngineInfo, Piece, TokenUsage
 from serve_app.types import Operation
 from tests.engine.simulated_engine import HELLO, MadeUpTime, pieces, run, submit
 
@@ -158,13 +158,13 @@ def test_load_counts_what_was_done() -> None:
 
 def test_thousands_of_requests_at_once_all_end() -> None:
     async def crowd(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> None:
-        async def one(number: int) -> Usage | None:
+        async def one(number: int) -> TokenUsage | None:
             asked = submit(Operation.CHAT, HELLO | {"max_tokens": 8, "stream": True}, number)
             told = [piece async for piece in engine.run(asked)]
             assert engine.load().running <= 256
             return told[-1].usage
 
-        assert await asyncio.gather(*[one(number) for number in range(3000)]) == [Usage(3, 8, 0, "length")] * 3000
+        assert await asyncio.gather(*[one(number) for number in range(3000)]) == [TokenUsage(3, 8, 0, "length")] * 3000
         assert engine.load().steps == 8 * -(-3000 // 256)  # full batches all the way
         assert time.now == pytest.approx(engine.load().steps * 0.02 + 3000 * 2 / 20_000, rel=0.01)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.simulated import Sequence, SimulatedScheduler, State
+from serve_app.engine.simulated import Sequence, SequenceState, SimulatedScheduler
 
 
 def scheduler(**changes: Any) -> SimulatedScheduler:
@@ -33,7 +33,7 @@ def test_first_token_follows_the_prefill_and_the_others_a_step_each() -> None:
     batch.add(sequence, now=5.0)
     times = [time for time, _, _ in run_to_end(batch)]
     assert times == pytest.approx([5.06, 5.07, 5.08])  # a step of 10 ms, and 50 tokens beside it at 1,000 a second
-    assert sequence.state is State.DONE
+    assert sequence.state is SequenceState.DONE
     assert (batch.steps, batch.generated_tokens, batch.prompt_tokens, batch.kv_used) == (3, 3, 51, 0)
 
 
@@ -111,7 +111,7 @@ def test_a_cancelled_sequence_holds_nothing_from_that_moment(started: bool) -> N
     batch.add(other, now=0.0)
     batch.add(cancelled, now=0.0)
     batch.advance(0.0)
-    assert cancelled.state is (State.RUNNING if started else State.WAITING)
+    assert cancelled.state is (SequenceState.RUNNING if started else SequenceState.WAITING)
     batch.cancel(cancelled)
     assert (batch.counts, batch.kv_used) == ((1, 0), 10)
     batch.cancel(cancelled)
@@ -119,7 +119,7 @@ def test_a_cancelled_sequence_holds_nothing_from_that_moment(started: bool) -> N
 
 
 @pytest.mark.parametrize(
-    "refused", [Sequence(0, 5), Sequence(5, -1), Sequence(90, 11), Sequence(5, 5, state=State.DONE)], ids=str
+    "refused", [Sequence(0, 5), Sequence(5, -1), Sequence(90, 11), Sequence(5, 5, state=SequenceState.DONE)], ids=str
 )
 def test_a_refused_sequence_changes_nothing(refused: Sequence) -> None:
     batch = scheduler()
@@ -196,7 +196,7 @@ class Watched:
         assert len(batch.running) <= batch.slots
         assert batch.kv_used == sum(s.kv for s in self.sequences) <= batch.kv_tokens
         assert all(s.kv >= s.total - 1 for s in batch.running)
-        assert all(s.kv == 0 for s in self.sequences if s.state is not State.RUNNING)
+        assert all(s.kv == 0 for s in self.sequences if s.state is not SequenceState.RUNNING)
         ranks = [s.rank for s in batch.waiting]
         assert ranks == sorted(ranks)
         if batch.due is None:
@@ -217,7 +217,7 @@ def test_capacity_holds_order_holds_and_every_sequence_ends(operations: list[Any
         watched.advance(max(0.0, watched.batch.due - watched.now))
         watched.check()
     assert watched.batch.due is None
-    assert all(s.state is State.DONE for s in watched.sequences)
+    assert all(s.state is SequenceState.DONE for s in watched.sequences)
     ended = [s for s in watched.sequences if s not in watched.cancelled]
     assert all(watched.tokens[s] == s.max_tokens for s in ended)
     for priority in range(3):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.token_recorder import Recorder
-from serve_app.transport import Usage
+from serve_app.engine.token_recorder import TokenRecorder
+from serve_app.transport import TokenUsage
 
 
 class EngineDied(Exception):
@@ -34,28 +34,28 @@ async def source(*outputs: Any, error: Exception | None = None) -> AsyncGenerato
 
 def test_groups_are_there_before_the_consumer_sees_the_output() -> None:
     async def scenario() -> list[list[list[int]]]:
-        recorder = Recorder(1, (EngineDied,))
-        return [recorder.take() async for _ in recorder.record(source(output((0, [7])), output((0, [8, 9]))))]
+        recorder = TokenRecorder(1, (EngineDied,))
+        return [recorder.take_groups() async for _ in recorder.record(source(output((0, [7])), output((0, [8, 9]))))]
 
     assert asyncio.run(scenario()) == [[[0, 7]], [[0, 8, 9]]]
 
 
 def test_choices_of_the_second_prompt_follow_those_of_the_first_whoever_runs_first() -> None:
     async def scenario() -> list[list[int]]:
-        recorder = Recorder(2, (EngineDied,))
+        recorder = TokenRecorder(2, (EngineDied,))
         first = recorder.record(source(output((0, [1]), (1, [2]))))
         second = recorder.record(source(output((0, [3]), (1, [4]))))
         for outputs in (second, first):
             async for _ in outputs:
                 pass
-        return recorder.take()
+        return recorder.take_groups()
 
     assert asyncio.run(scenario()) == [[2, 3], [3, 4], [0, 1], [1, 2]]
 
 
 def test_usage_sums_prompts_and_counts_each_prompt_once() -> None:
-    async def scenario() -> Usage:
-        recorder = Recorder(1, (EngineDied,))
+    async def scenario() -> TokenUsage:
+        recorder = TokenRecorder(1, (EngineDied,))
         for outputs in (
             recorder.record(source(output((0, [1]), cached=2), output((0, [2])))),
             recorder.record(source(output((0, [3]), prompt=5))),
@@ -64,15 +64,15 @@ def test_usage_sums_prompts_and_counts_each_prompt_once() -> None:
                 pass
         return recorder.usage()
 
-    assert asyncio.run(scenario()) == Usage(prompt_tokens=8, completion_tokens=3, cached_tokens=2)
+    assert asyncio.run(scenario()) == TokenUsage(prompt_tokens=8, completion_tokens=3, cached_tokens=2)
 
 
 @pytest.mark.parametrize(
     ("ends", "told"), [(["stop"], "stop"), (["length", "stop"], "length"), (["stop", "length"], "length"), ([], "")]
 )
 def test_an_answer_that_was_cut_off_is_told_whichever_choice_it_was(ends: list[str], told: str) -> None:
-    async def scenario() -> Usage:
-        recorder = Recorder(2, (EngineDied,))
+    async def scenario() -> TokenUsage:
+        recorder = TokenRecorder(2, (EngineDied,))
         async for _ in recorder.record(source(output((0, [1]), (1, [2])), *(output((0, []), ends=e) for e in ends))):
             pass
         return recorder.usage()
@@ -82,7 +82,7 @@ def test_an_answer_that_was_cut_off_is_told_whichever_choice_it_was(ends: list[s
 
 def test_a_broken_engine_is_remembered_and_other_errors_are_not() -> None:
     async def scenario(error: Exception) -> BaseException | None:
-        recorder = Recorder(1, (EngineDied,))
+        recorder = TokenRecorder(1, (EngineDied,))
         with pytest.raises(type(error)):
             async for _ in recorder.record(source(output((0, [1])), error=error)):
                 pass
@@ -103,7 +103,7 @@ def test_leaving_early_closes_the_engine_side() -> None:
             closed.append(True)
 
     async def scenario() -> None:
-        outputs = Recorder(1, (EngineDied,)).record(engine())
+        outputs = TokenRecorder(1, (EngineDied,)).record(engine())
         await anext(outputs)
         await outputs.aclose()
 

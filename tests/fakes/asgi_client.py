@@ -13,7 +13,7 @@ from serve_app.http import KeyRing, RouterApp
 from serve_app.router import ModelRouter, RouterMetrics
 from serve_app.router.model_queue import QueueView
 from serve_app.settings import KeySettings, Settings
-from serve_app.transport import WiredHandle
+from serve_app.transport import TcpHandle
 from tests.fakes.engines import MODEL, FakeCluster, turns
 
 KEY = "sk-people-0123456789"
@@ -83,7 +83,7 @@ class Client:
         told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}
         settings = Settings.model_validate(told)
         self.handle = cluster.handle()
-        self._over = WiredHandle(self.handle) if wired else self.handle  # type: ignore[arg-type]
+        self._over = TcpHandle(self.handle) if wired else self.handle  # type: ignore[arg-type]
         self._cluster, self._name, self._routers, self._settings = cluster, name, routers, settings
         self.metrics = RouterMetrics()
 

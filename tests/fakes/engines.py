@@ -39,7 +39,7 @@ NO_ACTOR = bytes(16)  # the actor id in Ray's errors
 WAITS = {
     (channel, "IDLE_CLOSE_S"): 0.05,
     (deployment, "BREAK_GRACE_S"): 0.05,
-    (outliers, "FIRST_S"): 0.1,
+    (outliers, "FIRST_EJECTION_S"): 0.1,
 }
 
 
@@ -92,7 +92,7 @@ class FakeReplica:
     def cut_wire(self) -> None:
         """End its connections as the kernel does those of a process that is gone."""
         if self.engine._wire is not None:
-            for visitor in list(self.engine._wire._visitors):
+            for visitor in list(self.engine._wire._connections):
                 visitor.framing.abort()
 
     @contextlib.contextmanager
@@ -240,7 +240,7 @@ class FakeHandle:
                 raise _copy(error)
             return _copy(task.result())
 
-    async def ring(self) -> None:
+    async def call_any_replica(self) -> None:
         """A call that any replica answers, as `EngineHandle.ring`."""
         self.rings += 1
         self.ringing += 1

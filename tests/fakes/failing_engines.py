@@ -9,8 +9,8 @@ from serve_app.errors import EngineFailed
 from tests.fakes.engines import FakeCluster
 from tests.fakes.router import Router
 
-SHORT = {(outliers, "FIRST_S"): 0.05}
-NEVER = {(outliers, "FIRST_S"): 60.0}  # is an ejection over
+SHORT = {(outliers, "FIRST_EJECTION_S"): 0.05}
+NEVER = {(outliers, "FIRST_EJECTION_S"): 60.0}  # is an ejection over
 
 
 class Broken:
@@ -36,6 +36,6 @@ def takes(router: Router) -> dict[str, str]:
     """How many requests each replica takes: "all" that there is room for, "one" as its probe, or "none"."""
     health = router.model.health
     return {
-        name: "none" if not health.usable(name) else "one" if health.takes_one(name) else "all"
+        name: "none" if not health.is_usable(name) else "one" if health.takes_one_request(name) else "all"
         for name in router.model.replicas
     }

@@ -10,9 +10,9 @@ from typing import Any
 
 from serve_app.client import Client
 from serve_app.client.connection import Connection
-from serve_app.client.loop_bridge import Link
-from serve_app.http import Asked, Piece
-from serve_app.http.asgi_bridge import Inside
+from serve_app.client.loop_bridge import LoopBridge
+from serve_app.http import AnswerPiece, HttpRequest
+from serve_app.http.asgi_bridge import AsgiBridge
 
 JOIN_S = 5.0  # for a thread that has nothing left to do
 
@@ -20,19 +20,19 @@ JOIN_S = 5.0  # for a thread that has nothing left to do
 class NearCalls:
     """Implements `serve_app.client.loop_bridge.Calls` on an edge in `loop`."""
 
-    def __init__(self, inside: Inside, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, inside: AsgiBridge, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._inside = inside
         self.closed = False
 
-    def exchange(self, asked: Asked, accept_s: float | None = None) -> AsyncGenerator[Piece, None]:
+    def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
         return self._inside.exchange(asked)
 
     async def close(self) -> None:
         self.closed = True
 
 
-def client_of(inside: Inside, key: str, loop: asyncio.AbstractEventLoop, model: str | None = None) -> Client:
+def client_of(inside: AsgiBridge, key: str, loop: asyncio.AbstractEventLoop, model: str | None = None) -> Client:
     """A client whose calls reach this edge in `loop`."""
     return Client(Connection(lambda: NearCalls(inside, loop), key, lambda: None), model=model)
 
@@ -60,6 +60,6 @@ async def _tasks() -> list[str]:
     return [str(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
-def link_to(edge: Any, loop: asyncio.AbstractEventLoop) -> Link:
+def link_to(edge: Any, loop: asyncio.AbstractEventLoop) -> LoopBridge:
     """A link to a bare ASGI callable in `loop`."""
-    return Link(lambda: NearCalls(Inside(edge), loop))
+    return LoopBridge(lambda: NearCalls(AsgiBridge(edge), loop))

@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 from serve_app.core import quota
-from serve_app.core.memory import Device, EngineReport, Key, Rank, Value, slots_of
-from serve_app.core.queue.admission import Arrival, Grant, Policy
+from serve_app.core.memory import CheckpointKey, CheckpointValue, Device, EngineReport, Rank, slots_of
+from serve_app.core.queue.admission import Arrival, Grant, QueuePolicy
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue import Exchange, Reply, router_queue
+from serve_app.core.shared_queue import ActorReply, RouterMessage, router_queue
 from serve_app.errors import ServeAppError
 from serve_app.router import QueueClient, queue_client
 from serve_app.router.model_queue import ModelQueue
 from serve_app.types import RequestClass
+from tests.fakes.bad_network import Away, Network
 from tests.fakes.until import SOON_S, until
 
 TICK_S = 0.05
@@ -38,33 +38,10 @@ ENGINE = "r1"
 WAITS = {
     (quota, "OWNER_TTL_S"): 1.5,
     (router_queue, "FENCE_S"): 1.2,
-    (queue_client, "ANSWER_S"): 1.2,
-    (queue_client, "BEAT_S"): 0.3,
+    (queue_client, "ANSWER_TIMEOUT_S"): 1.2,
+    (queue_client, "HEARTBEAT_S"): 0.3,
     (queue_client, "RETRY_S"): 0.05,
 }
-
-
-class Away(Exception):
-    """The actor cannot be reached."""
-
-
-@dataclass
-class Network:
-    """What happens to a message and to its answer; both ways are drawn for by themselves."""
-
-    delay_s: Callable[[], float] = lambda: 0.0
-    lost: float = 0.0  # of messages and of answers, as parts of all
-    repeated: float = 0.0  # messages that arrive twice
-    draw: random.Random = field(default_factory=lambda: random.Random(1))
-
-    async def carry(self) -> None:
-        """One way. Raises Away: it got lost, which is known at once."""
-        if self.draw.random() < self.lost:
-            raise Away("lost on its way")
-        await asyncio.sleep(self.delay_s())
-
-    def twice(self) -> bool:
-        return self.draw.random() < self.repeated
 
 
 class FakeQuota:
@@ -81,7 +58,7 @@ class FakeQuota:
         self.calls = {"exchange": 0, "watch": 0}
         self.cut: set[str] = set()  # routers whose messages do not arrive, nor fail: they hang
         self.given_up: set[str] = set()  # routers of which an earlier question is here, and is answered before the next
-        self._stored: dict[Key, Value] = {}
+        self._stored: dict[CheckpointKey, CheckpointValue] = {}
         self._holds: dict[str, EngineReport] = {}
         self._news: dict[str, asyncio.Event] = {}
         self._moves = asyncio.Event()  # unset while it stands still
@@ -129,15 +106,15 @@ class FakeQuota:
 
     # What routers call
 
-    async def exchange(self, told: Exchange) -> Reply:
+    async def exchange(self, told: RouterMessage) -> ActorReply:
         self.calls["exchange"] += 1
         return await self._called(told, self._exchange)
 
-    async def watch(self, told: Exchange) -> Reply:
+    async def watch(self, told: RouterMessage) -> ActorReply:
         self.calls["watch"] += 1
         return await self._called(told, self._watch)
 
-    async def _called(self, told: Exchange, method: Callable[[Exchange], Any]) -> Reply:
+    async def _called(self, told: RouterMessage, method: Callable[[RouterMessage], Any]) -> ActorReply:
         epoch, told = self._epoch, pickle.loads(pickle.dumps(told))
         if told.router in self.cut:
             await asyncio.Event().wait()
@@ -154,35 +131,37 @@ class FakeQuota:
         if not self.up or epoch != self._epoch:
             raise Away("the actor has died")
 
-    async def _exchange(self, told: Exchange) -> Reply:
+    async def _exchange(self, told: RouterMessage) -> ActorReply:
         try:
             return self._instead(told, self.core.on_exchange(told, time.monotonic()))
         finally:
             self._moved()
 
-    async def _watch(self, told: Exchange) -> Reply:
+    async def _watch(self, told: RouterMessage) -> ActorReply:
         """As `GpuMemoryQuota.watch`."""
         news = self._news.setdefault(told.router, asyncio.Event())
         news.clear()
-        reply = self.core.on_watch(told, time.monotonic(), at_last=False)
+        reply = self.core.on_watch(told, time.monotonic(), timed_out=False)
         if reply is not None:
             return self._instead(told, reply)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCH_S):
                 await news.wait()
         await self._moves.wait()
-        told = told._replace(again=False)
-        reply = self.core.on_watch(told, time.monotonic(), at_last=True) or self.core.lines.peers.stale_reply(told)
+        told = told._replace(resend=False)
+        reply = self.core.on_watch(
+            told, time.monotonic(), timed_out=True
+        ) or self.core.queue.actor_sessions.stale_reply(told)
         return self._instead(told, reply)
 
-    def _instead(self, told: Exchange, reply: Reply) -> Reply:
+    def _instead(self, told: RouterMessage, reply: ActorReply) -> ActorReply:
         """The answer, or the one that is left when a question that its router has given up took the first news."""
         router = told.router
         if router not in self.given_up or not reply.actions:
             return reply
         self.given_up.discard(router)
-        again = told._replace(again=False, events=())
-        return self.core.on_watch(again, time.monotonic(), at_last=True) or reply
+        again = told._replace(resend=False, events=())
+        return self.core.on_watch(again, time.monotonic(), timed_out=True) or reply
 
     # Inside
 
@@ -214,12 +193,12 @@ class FakeQuota:
                 self._stored[key] = value
             else:
                 self._stored.pop(key, None)
-        for router in self.core.lines.peers.take_woken():
+        for router in self.core.queue.actor_sessions.take_woken():
             if router in self._news:
                 self._news[router].set()
         if self._due is not None:
             self._due.cancel()
-        due = self.core.lines.next_due()
+        due = self.core.queue.next_due()
         self._due = None
         if due is not None:
             delay_s = max(0.0, due - time.monotonic())
@@ -227,7 +206,7 @@ class FakeQuota:
 
     def _lines_due(self) -> None:
         if self.up and self._moves.is_set():
-            self.core.lines.on_tick(time.monotonic())
+            self.core.queue.on_tick(time.monotonic())
             self._moved()
 
     async def _tick_on(self) -> None:
@@ -243,11 +222,11 @@ class FakeQuota:
 
     def held(self, router: str, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens of a router's account in the ledger."""
-        return self.core.lines.accounts.held(router, engine)
+        return self.core.queue.accounts.account(router, engine)
 
     def free(self, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens of an engine that nobody has."""
-        return self.core.lines.accounts.free(engine)
+        return self.core.queue.accounts.free(engine)
 
     def whole(self, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens of an engine."""
@@ -261,7 +240,7 @@ class Caller:
         self.name = name
         self.shared = QueueClient(name, actor.exchange, actor.watch, (Away,))
         self.order = [] if order is None else order
-        self.policy = Policy(**{"max_queued": 1000, "max_wait_s": 60.0, "trickle_share": 0.0} | bounds)
+        self.policy = QueuePolicy(**{"max_queued": 1000, "max_wait_s": 60.0, "min_share": 0.0} | bounds)
         self.end = self.join()
 
     def join(self, model: str = MODEL) -> ModelQueue:
@@ -272,7 +251,7 @@ class Caller:
     async def start(self, *engines: str) -> Caller:
         await self.shared.start()
         for engine in engines or (ENGINE,):
-            self.end.replica(engine, True)
+            self.end.set_replica(engine, True)
         self.end.open()
         return self
 
@@ -286,7 +265,7 @@ class Caller:
         return asyncio.create_task(self.granted(name, level, **more), name=name)
 
     def done(self, name: str, output_tokens: int | None = 5) -> None:
-        self.end.done(name, output_tokens)
+        self.end.release(name, output_tokens)
 
     async def run(self, name: str, level: RequestClass = RequestClass.NORMAL, for_s: float = 0.0, **more: Any) -> None:
         """A request from its arrival to its end."""
@@ -306,19 +285,19 @@ class Caller:
         line, pending = self.shared.core, self.shared.core._pending
         kept = (
             self.shared._requests,
-            pending._all,
-            pending._new,
+            pending._by_id,
+            pending._not_handed_in,
             pending._tickets,
             pending._queues,
         )
-        return sum(map(len, kept)) + line.running + len(line._running._counts) + len(pending._counts)
+        return sum(map(len, kept)) + line.running + len(line._in_flight._counts) + len(pending._counts)
 
     async def hold_all(self, slots: int) -> list[str]:
         """Take every slot of the engine; the names of what holds them."""
         names = [f"holder {number}" for number in range(slots)]
         for name in names:
             await asyncio.wait_for(self.granted(name), SOON_S)
-        await until(lambda: not self.shared.core._link.contended, SOON_S, "the line is calm")
+        await until(lambda: not self.shared.core.router_session.contended, SOON_S, "the line is calm")
         self.order.clear()
         return names
 
@@ -332,7 +311,9 @@ async def waits(caller: Caller, actor: FakeQuota, *names: str) -> None:
     """Until requests that were asked for wait in the actor's line."""
 
     def there() -> bool:
-        line = {one.arrival.request_id for one in actor.core.lines.places.requests._requests.values() if not one.engine}
+        line = {
+            one.arrival.request_id for one in actor.core.queue.granting.requests._requests.values() if not one.engine
+        }
         handed_in = [caller.shared.core._pending.get(name) for name in names]
         return all(one is not None and one.ticket in line for one in handed_in)
 
@@ -343,7 +324,7 @@ async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
     """Until nothing runs or waits, both ends count the same, and the ledger holds the routers' credit and no more."""
 
     def rest() -> bool:
-        if not actor.up or actor.core.recovering or actor.core.lines.places.requests._requests:
+        if not actor.up or actor.core.recovering or actor.core.queue.granting.requests._requests:
             return False
         if any(one.shared.core.running or one.shared.core.waiting(MODEL) for one in callers):
             return False

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from serve_app.core.queue.admission import Arrival
-from serve_app.core.routing import Key, Why
+from serve_app.core.routing import AffinityKey, TargetReason
 from serve_app.engine.simulated.text import text_key, text_of
 from serve_app.router import ModelRouter, RequestTrace
 from serve_app.router.model_queue import QueueView
 from serve_app.router.request_grant import RequestGrant
 from serve_app.settings import AdmissionSettings
-from serve_app.transport import Channel, Frame, Stream, Submit
+from serve_app.transport import Channel, Frame, ResponseStream, Submit
 from serve_app.types import Operation, RequestClass
 from tests.fakes.engines import FakeCluster, FakeHandle, turns, until
 
@@ -50,7 +50,7 @@ def nothing() -> None:
     """No news wanted of the end."""
 
 
-async def read(stream: Stream) -> list[Frame]:
+async def read(stream: ResponseStream) -> list[Frame]:
     frames = await stream.next()
     while frames[-1].usage is None:
         frames += await stream.next()
@@ -99,7 +99,7 @@ class Router:
         self._admission = AdmissionSettings(**admission)
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}
-        self.why: dict[str, Why] = {}
+        self.why: dict[str, TargetReason] = {}
         self._given = 0
 
     async def start(self) -> Router:
@@ -115,7 +115,7 @@ class Router:
         tokens: int = 5,
         *,
         then: Callable[[], Awaitable[None]] | None = None,
-        key: Key | None = None,
+        key: AffinityKey | None = None,
         **arrival: Any,
     ) -> list[Frame]:
         """One request to its end; `then` runs once its first frames are there."""
@@ -123,12 +123,12 @@ class Router:
         name = f"{self._given}"
         body = {"prompt": f"prompt {name}", "max_tokens": tokens, "stream": True}
 
-        async def relay(stream: Stream, frames: list[Frame]) -> None:
+        async def relay(stream: ResponseStream, frames: list[Frame]) -> None:
             assert trace.replica_id is not None
             self.relayed.append(name)
             self.places[name] = trace.replica_id
-            self.why[name] = trace.why
-            stream.seen = True
+            self.why[name] = trace.reason
+            stream.client_has_seen = True
             if then is not None:
                 await then()
             while frames[-1].usage is None:

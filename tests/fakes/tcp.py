@@ -21,7 +21,7 @@ import uvloop
 from serve_app.engine import deployment
 from serve_app.errors import EngineFailed
 from serve_app.settings.settings import ModelSettings
-from serve_app.transport import Channel, Frame, Submit, WireAddress, WiredHandle
+from serve_app.transport import Channel, Frame, Submit, TcpAddress, TcpHandle
 from serve_app.transport.messages import Batch, batch_decoder
 from serve_app.transport.tcp import HEADER_BYTES, SUBMIT
 from serve_app.types import Operation
@@ -59,12 +59,12 @@ def known(replica: FakeReplica) -> dict[str, int]:
     wire = replica.engine._wire
     if wire is None:
         return {}
-    visitors = wire._visitors | set(wire._routers.values())
+    visitors = wire._connections | set(wire._by_router.values())
     counts = {
         "connections": len(visitors),
         "tickets": len(wire._tickets),
-        "requests": sum(len(visitor._runs) for visitor in visitors),
-        "held": sum(len(visitor._arrivals) for visitor in visitors),
+        "requests": sum(len(visitor._running) for visitor in visitors),
+        "held": sum(len(visitor._awaited) for visitor in visitors),
     }
     return {kind: count for kind, count in counts.items() if count}
 
@@ -72,12 +72,12 @@ def known(replica: FakeReplica) -> dict[str, int]:
 def wired(cluster: FakeCluster, router: str = "router", handle: Any = None) -> tuple[Channel, FakeHandle]:
     """A channel to `REPLICA` over the wire, and the handle below it."""
     below = cluster.handle()
-    over = WiredHandle(below if handle is None else handle(below))
+    over = TcpHandle(below if handle is None else handle(below))
     return Channel(over, router, REPLICA, itertools.count(1), Slots()), below
 
 
 async def wired_router(cluster: FakeCluster, handle: Callable[[Any], Any] = lambda below: below) -> Router:
-    return await Router(cluster, over=lambda below: WiredHandle(handle(below))).start()
+    return await Router(cluster, over=lambda below: TcpHandle(handle(below))).start()
 
 
 async def running(link: Channel, cluster: FakeCluster, count: int = 1) -> list[asyncio.Task[str]]:
@@ -138,7 +138,7 @@ class Relay:
         for writer in self._far:
             writer.transport.abort()
 
-    async def _open(self, address: WireAddress) -> WireAddress:
+    async def _open(self, address: TcpAddress) -> TcpAddress:
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             back, forth = await asyncio.open_connection(address.host, address.port)
             self._near.append(writer)
@@ -177,7 +177,7 @@ class Peer:
         self.batches: list[Batch] = []
 
     @classmethod
-    async def connect(cls, address: WireAddress, limit: int = 2**16) -> Peer:
+    async def connect(cls, address: TcpAddress, limit: int = 2**16) -> Peer:
         return cls(*await asyncio.open_connection(address.host, address.port, limit=limit))
 
     @classmethod

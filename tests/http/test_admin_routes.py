@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.errors import Forbidden, NotFound, Unavailable
 from serve_app.http import admin_routes, routes
-from serve_app.http.admin_routes import AdminRoutes, Figures
+from serve_app.http.admin_routes import AdminRoutes, GetFigures
 from serve_app.http.keys import KeyRing
 from serve_app.http.local_routes import Answer
 from serve_app.settings import AuthSettings
@@ -45,7 +45,7 @@ def who(*, admin: bool) -> Identity:
     return Identity("key", "tenant", RequestClass.CRITICAL, RequestClass.NORMAL, admin=admin)
 
 
-def asked(path: str, figures: Figures = there, *, admin: bool = True) -> Answer:
+def asked(path: str, figures: GetFigures = there, *, admin: bool = True) -> Answer:
     return asyncio.run(
         AdminRoutes(figures, (AwayError,), receipt).answer(routes.resolve("GET", path), who(admin=admin))
     )
@@ -65,7 +65,7 @@ def test_another_key_does_not_whatever_its_class(path: str) -> None:
 
 @pytest.mark.parametrize("figures", [gone, silent])
 def test_while_the_actor_is_away_it_says_so_in_time(figures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_routes, "ANSWER_S", 0.05)
+    monkeypatch.setattr(admin_routes, "ANSWER_TIMEOUT_S", 0.05)
     with pytest.raises(Unavailable) as refused:
         asked(QUOTA, figures)
     assert (refused.value.status, refused.value.code) == (503, "no_quota")
@@ -92,6 +92,6 @@ def test_the_right_comes_with_the_key_alone() -> None:
 @pytest.mark.parametrize("path", [QUOTA, KNOWN])
 def test_the_routes_are_gets(path: str) -> None:
     assert isinstance(routes.resolve("GET", path).target, routes.AdminCall)
-    assert routes.resolve("HEAD", path).head
+    assert routes.resolve("HEAD", path).is_head
     with pytest.raises(routes.WrongMethod):
         routes.resolve("POST", path)

@@ -12,16 +12,12 @@ import pytest
 from serve_app.core.routing import outliers
 from serve_app.errors import BadRequest, EngineFailed
 from serve_app.http import app
-from serve_app.http.keys import KeyRing
-from serve_app.router import engine_info
-from serve_app.settings import AdmissionSettings, AuthSettings
+from serve_app.settings import AdmissionSettings
 from serve_app.transport import Piece, stream
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
-from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
+from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, said
-
-SCRAPED = ("serve_app_requests_total", "serve_app_queue_wait_seconds_bucket", "serve_app_waiting", "serve_app_slots")
 
 
 async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> Client:
@@ -171,7 +167,7 @@ def test_a_request_is_counted_once_by_how_it_ended(act: Any, expected: list[Outc
         assert client.outcomes == dict.fromkeys(expected, 1)
         await until(client.at_rest, SOON_S, "all given back")
 
-    run(scenario, waits={(outliers, "FIRST_S"): 0.02})
+    run(scenario, waits={(outliers, "FIRST_EJECTION_S"): 0.02})
 
 
 def test_a_send_that_raises_ends_the_request_in_the_engine_and_is_counted_once() -> None:
@@ -291,7 +287,7 @@ def test_many_clients_that_do_not_read_hold_no_more_than_the_router_allows(monke
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
         unread = client.model.unread
-        monkeypatch.setattr(unread, "_most", 50_000)
+        monkeypatch.setattr(unread, "_max_bytes", 50_000)
         reads = asyncio.Event()
 
         async def wait(reply: Reply) -> None:
@@ -303,7 +299,7 @@ def test_many_clients_that_do_not_read_hold_no_more_than_the_router_allows(monke
         def bounded() -> bool:
             nonlocal most
             most = max(most, unread.bytes)
-            return unread.ended >= 8
+            return unread.ended_requests >= 8
 
         await until(bounded, SOON_S, "all of them have ended")
         assert most <= 50_000
@@ -344,7 +340,7 @@ def test_a_repeat_of_an_answer_too_long_to_keep_is_refused_and_runs_nothing(
 ) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        monkeypatch.setattr(client.edge._replays, "_max_answer_bytes", 100)
+        monkeypatch.setattr(client.edge._kept_answers, "_max_answer_bytes", 100)
         repeated = {"Idempotency-Key": "one"}
         whole = await client.post(ask("p", 30, stream=stream), headers=repeated)
         assert whole.text == said("p", 30)
@@ -420,48 +416,6 @@ def test_without_a_valid_key_nothing_is_answered() -> None:
     run(scenario)
 
 
-def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
-    async def scenario(cluster: FakeCluster) -> None:
-        client = await Client(cluster).start()
-        assert (await client.get("/health")).status == 200
-        assert (await client.get("/ready")).error["code"] == "not_ready"
-        await cluster.add("r1")
-        await turns(20)
-        assert (await client.get("/ready")).status == 200
-        models = json.loads((await client.get("/v1/models")).body)
-        assert [(card["id"], card["max_model_len"]) for card in models["data"]] == [(MODEL, 8192)]
-        assert json.loads((await client.get(f"/v1/models/{MODEL}")).body)["id"] == MODEL
-        assert (await client.get("/v1/models/no")).error["code"] == "model_not_found"
-        assert (await client.get("/v1/nowhere")).status == 404
-        assert (await client.get(CHAT)).status == 405
-        head = await client.request("HEAD", "/health")
-        assert (head.status, head.body, head.headers["content-length"]) == (200, b"", "15")
-        task, _ = await running(client)
-        scraped = (await client.get("/metrics")).body.decode()
-        assert all(name in scraped for name in SCRAPED)
-        assert 'serve_app_slots{model="sim",replica="r1",state="granted"} 1.0' in scraped
-        assert 'serve_app_engine{figure="running",model="sim",replica="r1"} 1.0' in scraped
-        await _end(task)
-        cluster.kill("r1", told=False)
-        assert 'figure="running"' not in (await client.get("/metrics")).body.decode()  # and it does not hang
-
-    run(scenario, waits={(engine_info, "ASK_TIMEOUT_S"): 0.2})
-
-
-def test_metrics_are_for_operators_and_scrapers() -> None:
-    async def scenario(cluster: FakeCluster) -> None:
-        client = await started(cluster, "r1")
-        reply = await client.get("/metrics", key=BATCH_KEY)
-        assert (reply.status, reply.error["code"]) == (403, "not_admin")
-        assert (await client.get("/metrics")).status == 200
-        keys = {"sk-operator-0123456789": {"admin": True}, BATCH_KEY: {}}
-        auth = AuthSettings.model_validate({"keys": [{"key": key, **role} for key, role in keys.items()]})
-        client.edge.configure(client.edge._settings, KeyRing(auth))
-        assert [(await client.get("/metrics", key=key)).status for key in keys] == [200, 403]
-
-    run(scenario)
-
-
 def test_the_lifespan_and_a_websocket_are_answered() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await Client(cluster).start()
@@ -492,12 +446,12 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
         reply = await client.post(ask("p"))
         assert (reply.status, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (502, "3", "2500")
 
-    run(scenario, waits={(outliers, "FIRST_S"): 0.02})
+    run(scenario, waits={(outliers, "FIRST_EJECTION_S"): 0.02})
 
 
 def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:
-    app._bound_aside(10 * app.MAX_BYTES_PER_TOKEN, 10)
-    app._bound_aside(10_000, None)  # no engine has told its length yet
+    app._check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN, 10)
+    app._check_unqueued_size(10_000, None)  # no engine has told its length yet
     with pytest.raises(BadRequest) as caught:
-        app._bound_aside(10 * app.MAX_BYTES_PER_TOKEN + 1, 10)
+        app._check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN + 1, 10)
     assert caught.value.param == "prompt"

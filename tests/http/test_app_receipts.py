@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.estimate import Source
+from serve_app.core.estimate import EstimateSource
 from serve_app.core.estimate.estimate import MIN_SEEN
-from serve_app.core.queue import Reason
+from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import Receipt
 from serve_app.core.routing import Route
 from serve_app.http import python_calls
-from serve_app.http.asgi_bridge import Inside
+from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome, RequestClass
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -51,7 +51,7 @@ def test_a_finished_request_tells_its_place_its_times_and_its_tokens() -> None:
         assert (found.outcome, found.granted, found.replica_id, found.losses) == (Outcome.OK, True, "r1", 0)
         assert found.route is Route.HOME
         assert (found.prompt_tokens, found.output_tokens) == (3, 7)
-        assert (found.estimated_prompt, found.estimated_output, found.source) == (4, 7, Source.PRIOR)
+        assert (found.estimated_prompt, found.estimated_output, found.source) == (4, 7, EstimateSource.PRIOR)
         assert found.first_token_s is not None
         assert 0 <= found.wait_s <= found.first_token_s <= found.total_s
         assert (found.refused, found.ahead) == (None, ())
@@ -73,7 +73,7 @@ def test_a_refused_request_tells_why_who_was_ahead_and_what_it_was_told() -> Non
         await leave(task)
         refused, left, ran = receipts(client)
         assert refused.request_id == reply.headers["x-serve-app-request-id"]
-        assert (refused.outcome, refused.refused) == (Outcome.REFUSED, Reason.DEADLINE)
+        assert (refused.outcome, refused.refused) == (Outcome.REFUSED, RefusalReason.DEADLINE)
         assert (refused.granted, refused.replica_id, refused.deadline_s) == (False, None, 0.02)
         assert refused.ahead == ((HIGH, 1),)
         assert refused.retry_after_s is not None
@@ -128,11 +128,11 @@ def test_a_request_that_goes_on_elsewhere_tells_where_and_how_many_were_lost() -
         (json.dumps(ask("p", model="no")).encode(), Outcome.BAD_REQUEST, None),
         (json.dumps(ask("p", priority="critical")).encode(), Outcome.BAD_REQUEST, None),
         (json.dumps(ask("", stream=False)).encode(), Outcome.BAD_REQUEST, None),
-        (json.dumps(ask("p", n=8)).encode(), Outcome.BAD_REQUEST, Reason.TOO_LARGE),
+        (json.dumps(ask("p", n=8)).encode(), Outcome.BAD_REQUEST, RefusalReason.TOO_LARGE),
     ],
 )
 def test_a_wrong_request_has_a_receipt_under_the_id_it_was_answered_with(
-    body: bytes, outcome: Outcome, reason: Reason | None
+    body: bytes, outcome: Outcome, reason: RefusalReason | None
 ) -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         reply = await client.request("POST", "/v1/completions", body)
@@ -181,13 +181,13 @@ def test_answers_that_end_by_themselves_teach_and_cut_ones_are_lower_bounds() ->
         for _ in range(MIN_SEEN):  # each is cut at its bound: nothing is known but that
             await client.post(ask("word " * 10, 5))
         await client.post(ask("word " * 10, 900, stop=["a"]))
-        assert receipts(client)[-1].source is Source.PRIOR
+        assert receipts(client)[-1].source is EstimateSource.PRIOR
         assert receipts(client)[-1].estimated_output == 900
         assert receipts(client)[-1].estimated_prompt in (10, 11)  # as learned; by four bytes a token it were 13
         for _ in range(4 * MIN_SEEN):
             await client.post(ask("word " * 10, 900, stop=["a"]))
         last = receipts(client)[-1]
-        assert last.source is Source.TENANT
+        assert last.source is EstimateSource.TENANT
         assert last.estimated_output <= 10
 
     check(scenario)
@@ -206,7 +206,7 @@ def test_another_quantile_holds_from_the_next_request_on() -> None:
 def test_a_call_by_handle_leaves_one_like_any_other() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         call = {"prompt": "one two", "model": ask("")["model"], "max_tokens": 3, "api_key": BATCH_KEY}
-        answer = await Inside(client.edge).answer(python_calls.ask(python_calls.COMPLETE, call))
+        answer = await AsgiBridge(client.edge).answer(python_calls.make_request(python_calls.COMPLETE, call))
         (found,) = receipts(client)
         assert (found.request_id, found.tenant, found.output_tokens) == (answer["id"], "batch", 3)
 

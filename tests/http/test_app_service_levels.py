@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.receipts import Verdict
+from serve_app.core.receipts import SloVerdict
 from serve_app.http.keys import KeyRing
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, ask
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -42,7 +42,7 @@ def test_what_keeps_its_level_is_goodput_by_class() -> None:
         assert counted(client) == (2, 2, {}, 17)
         assert client.figures("serve_app_goodput_tokens_total", "priority", "model") == {("normal", "sim"): 17}
         one, two, other = receipts(client)
-        assert (one.slo, two.slo, other.slo) == (Verdict.MET, Verdict.MET, None)
+        assert (one.slo, two.slo, other.slo) == (SloVerdict.MET, SloVerdict.MET, None)
         assert (one.ttft_slo_s, one.itl_slo_s, other.ttft_slo_s) == (60.0, 60.0, None)
         assert one.itl_s is not None
         assert one.longest_gap_s is not None

@@ -14,21 +14,29 @@ import pytest
 
 from serve_app.errors import BadRequest, EngineFailed, Forbidden, NotFound, Overloaded, ServeAppError, Unauthorized
 from serve_app.http import asgi_bridge
-from serve_app.http.asgi_bridge import Inside, RefusalsAreNoFailures
-from serve_app.http.python_calls import COMPLETE, STREAM_COMPLETE, Asked, Piece, ask, ask_route, read_body
+from serve_app.http.asgi_bridge import AsgiBridge, RefusalLogFilter
+from serve_app.http.python_calls import (
+    COMPLETE,
+    STREAM_COMPLETE,
+    AnswerPiece,
+    HttpRequest,
+    make_request,
+    make_route_request,
+    read_body,
+)
 from serve_app.types import Outcome
 from tests.fakes import asgi_client
 from tests.fakes.asgi_client import BATCH_KEY, KEY, Client
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, said
 
-ASKED = Asked("POST", "/x", [], b"{}")
+ASKED = HttpRequest("POST", "/x", [], b"{}")
 
 
-async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> tuple[Client, Inside]:
+async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> tuple[Client, AsgiBridge]:
     await cluster.add(*replicas)
     client = await Client(cluster, **settings).start()
-    return client, Inside(client.edge)
+    return client, AsgiBridge(client.edge)
 
 
 def call(prompt: str = "p", tokens: int = 5, **more: Any) -> dict[str, Any]:
@@ -48,11 +56,11 @@ def test_answers_are_those_over_http() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
         over = json.loads((await client.post(asgi_client.ask("p", 7, stream=False))).body)
-        whole = await inside.answer(ask(COMPLETE, call(tokens=7)))
+        whole = await inside.answer(make_request(COMPLETE, call(tokens=7)))
         assert (whole["choices"], whole["usage"]) == (over["choices"], over["usage"])
-        chunks = [chunk async for chunk in inside.stream(ask(STREAM_COMPLETE, call(tokens=7)))]
+        chunks = [chunk async for chunk in inside.stream(make_request(STREAM_COMPLETE, call(tokens=7)))]
         assert "".join(map(text_of, chunks)) == said("p", 7)
-        assert (await inside.answer(ask_route(KEY, "GET", "/v1/models")))["data"][0]["id"] == MODEL
+        assert (await inside.answer(make_route_request(KEY, "GET", "/v1/models")))["data"][0]["id"] == MODEL
         assert client.outcomes == {Outcome.OK: 3}
         assert client.figures("serve_app_completion_tokens_total", "tenant") == {("people",): 21}
 
@@ -67,7 +75,9 @@ def test_refusals_are_those_over_http(streamed: bool) -> None:
         async def refused(kind: type[ServeAppError], **changes: Any) -> ServeAppError:
             asked = call(**changes)
             answered = (
-                anext(inside.stream(ask(STREAM_COMPLETE, asked))) if streamed else inside.answer(ask(COMPLETE, asked))
+                anext(inside.stream(make_request(STREAM_COMPLETE, asked)))
+                if streamed
+                else inside.answer(make_request(COMPLETE, asked))
             )
             with pytest.raises(kind) as raised:
                 await answered
@@ -87,10 +97,10 @@ def test_refusals_are_those_over_http(streamed: bool) -> None:
 def test_a_deadline_passed_in_the_line_is_a_refusal_with_its_code() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
-        async with aclosing(inside.stream(ask(STREAM_COMPLETE, call("fills it", LONG, n=4)))) as filling:
+        async with aclosing(inside.stream(make_request(STREAM_COMPLETE, call("fills it", LONG, n=4)))) as filling:
             await anext(filling)
             with pytest.raises(Overloaded) as late:
-                await inside.answer(ask(COMPLETE, call(deadline_s=0.05)))
+                await inside.answer(make_request(COMPLETE, call(deadline_s=0.05)))
         assert late.value.code == "deadline"
         assert late.value.retry_after_s is not None
         await gone(client, Outcome.REFUSED)
@@ -101,10 +111,10 @@ def test_a_deadline_passed_in_the_line_is_a_refusal_with_its_code() -> None:
 def test_a_caller_that_is_cancelled_takes_its_request_with_it() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
-        running = asyncio.create_task(inside.answer(ask(COMPLETE, call("runs", LONG, n=4))))
+        running = asyncio.create_task(inside.answer(make_request(COMPLETE, call("runs", LONG, n=4))))
         await until(lambda: cluster["r1"].work == 4, SOON_S, "in the engine")
-        queued = asyncio.create_task(inside.answer(ask(COMPLETE, call("waits"))))
-        reading = asyncio.create_task(anext(inside.stream(ask(STREAM_COMPLETE, call("waits to be streamed")))))
+        queued = asyncio.create_task(inside.answer(make_request(COMPLETE, call("waits"))))
+        reading = asyncio.create_task(anext(inside.stream(make_request(STREAM_COMPLETE, call("waits to be streamed")))))
         await until(lambda: sum(client.view.waiting.values()) == 2, SOON_S, "in the line")
         for task in (queued, reading, running):
             task.cancel()
@@ -119,11 +129,13 @@ def test_a_caller_that_is_cancelled_takes_its_request_with_it() -> None:
 def test_a_stream_that_is_closed_takes_its_request_with_it() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
-        stream = inside.stream(ask(STREAM_COMPLETE, call("long", LONG)))
+        stream = inside.stream(make_request(STREAM_COMPLETE, call("long", LONG)))
         assert [text_of(await anext(stream)) for _ in range(3)]
         await stream.aclose()
         await gone(client, Outcome.CANCELLED_RUNNING)
-        thrown_at = inside.stream(ask(STREAM_COMPLETE, call("long", LONG)))  # as Serve ends the stream of a lost caller
+        thrown_at = inside.stream(
+            make_request(STREAM_COMPLETE, call("long", LONG))
+        )  # as Serve ends the stream of a lost caller
         await anext(thrown_at)
         with pytest.raises(asyncio.CancelledError):
             await thrown_at.athrow(asyncio.CancelledError())
@@ -136,7 +148,7 @@ def test_a_stream_that_is_closed_takes_its_request_with_it() -> None:
 def test_an_engine_lost_in_mid_stream_is_an_error_after_what_was_told() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
-        stream = inside.stream(ask(STREAM_COMPLETE, call("long", LONG)))
+        stream = inside.stream(make_request(STREAM_COMPLETE, call("long", LONG)))
         told = text_of(await anext(stream))
         cluster.kill("r1")
 
@@ -153,8 +165,8 @@ def test_an_engine_lost_in_mid_stream_is_an_error_after_what_was_told() -> None:
     run(scenario, model(step_s=0.005))
 
 
-async def pieces_of(edge: Callable[..., Any]) -> list[Piece]:
-    return [piece async for piece in Inside(edge).exchange(ASKED)]
+async def pieces_of(edge: Callable[..., Any]) -> list[AnswerPiece]:
+    return [piece async for piece in AsgiBridge(edge).exchange(ASKED)]
 
 
 def answering(*bodies: bytes, status: int = 200) -> Callable[..., Any]:
@@ -176,7 +188,7 @@ def test_a_large_answer_travels_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     pieces = asyncio.run(pieces_of(answering(b"0123456789", status=404)))
     assert [piece[2] if isinstance(piece, tuple) else piece for piece in pieces] == [b"0123", b"4567", b"89"]
     with pytest.raises(NotFound, match="0123456789"):
-        asyncio.run(read_body(Inside(answering(b"0123456789", status=404)).exchange(ASKED)))
+        asyncio.run(read_body(AsgiBridge(answering(b"0123456789", status=404)).exchange(ASKED)))
 
 
 def test_a_caller_that_does_not_read_holds_the_edge_up() -> None:
@@ -191,7 +203,7 @@ def test_a_caller_that_does_not_read_holds_the_edge_up() -> None:
             sent += 1
 
     async def scenario() -> None:
-        reading: AsyncGenerator[Piece, None] = Inside(edge).exchange(ASKED)
+        reading: AsyncGenerator[AnswerPiece, None] = AsgiBridge(edge).exchange(ASKED)
         for read in range(1, 5):
             await anext(reading)
             await turns(50)
@@ -227,7 +239,7 @@ def record_of(error: BaseException | None) -> logging.LogRecord:
 
 
 def test_a_replica_s_log_holds_failures_and_no_refusals() -> None:
-    keeps = RefusalsAreNoFailures().filter
+    keeps = RefusalLogFilter().filter
     assert not keeps(record_of(Overloaded("full")))
     assert not keeps(record_of(Unauthorized("no")))
     assert keeps(record_of(ServeAppError("our fault")))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from serve_app.errors import AnswerNotKept, BadRequest
-from serve_app.http.idempotency import ENTRY_BYTES, Answer, Replays, fingerprint
+from serve_app.http.idempotency import ENTRY_BYTES, IdempotencyCache, KeptAnswer, fingerprint
 
 OWNER = ("tenant", "key")
 PRINT = fingerprint("chat", {"model": "m", "messages": []})
-ANSWER = Answer(200, [(b"content-type", b"application/json")], b"{}")
+ANSWER = KeptAnswer(200, [(b"content-type", b"application/json")], b"{}")
 WAIT_S = 5.0  # bound of a wait that ends in microseconds unless it hangs
 
 
@@ -24,24 +24,26 @@ class Clock:
         return self.now
 
 
-def end(replays: Replays, owner: tuple[str, str] = OWNER, answer: Answer | None = ANSWER) -> None:
+def end(replays: IdempotencyCache, owner: tuple[str, str] = OWNER, answer: KeptAnswer | None = ANSWER) -> None:
     if answer is not None:
         replays.add(owner, answer.body)
-    replays.settle(owner, None if answer is None else (answer.status, answer.headers))
+    replays.finish(owner, None if answer is None else (answer.status, answer.headers))
 
 
-async def settled(replays: Replays, owner: tuple[str, str] = OWNER, answer: Answer | None = ANSWER) -> None:
+async def settled(
+    replays: IdempotencyCache, owner: tuple[str, str] = OWNER, answer: KeptAnswer | None = ANSWER
+) -> None:
     assert await replays.claim(owner, PRINT) is None
     end(replays, owner, answer)
 
 
-def of(size: int) -> Answer:
-    return Answer(200, [], b"x" * size)
+def of(size: int) -> KeptAnswer:
+    return KeptAnswer(200, [], b"x" * size)
 
 
 def test_a_repeat_gets_the_kept_answer() -> None:
-    async def scenario() -> Answer | None:
-        replays = Replays(Clock())
+    async def scenario() -> KeptAnswer | None:
+        replays = IdempotencyCache(Clock())
         await settled(replays)
         return await replays.claim(OWNER, PRINT)
 
@@ -49,8 +51,8 @@ def test_a_repeat_gets_the_kept_answer() -> None:
 
 
 def test_a_repeat_waits_for_the_run_under_way() -> None:
-    async def scenario() -> tuple[bool, Answer | None]:
-        replays = Replays(Clock())
+    async def scenario() -> tuple[bool, KeptAnswer | None]:
+        replays = IdempotencyCache(Clock())
         assert await replays.claim(OWNER, PRINT) is None
         repeat = asyncio.ensure_future(replays.claim(OWNER, PRINT))
         await asyncio.sleep(0)
@@ -63,7 +65,7 @@ def test_a_repeat_waits_for_the_run_under_way() -> None:
 
 def test_a_run_without_an_answer_lets_exactly_one_repeat_run() -> None:
     async def scenario() -> list[bool]:
-        replays = Replays(Clock())
+        replays = IdempotencyCache(Clock())
         assert await replays.claim(OWNER, PRINT) is None
         repeats = [asyncio.ensure_future(replays.claim(OWNER, PRINT)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -78,7 +80,7 @@ def test_a_run_without_an_answer_lets_exactly_one_repeat_run() -> None:
 
 def test_another_request_under_the_same_key_is_refused_and_names_the_header() -> None:
     async def scenario() -> None:
-        replays = Replays(Clock())
+        replays = IdempotencyCache(Clock())
         await settled(replays)
         await replays.claim(OWNER, fingerprint("chat", {"model": "other"}))
 
@@ -88,8 +90,8 @@ def test_another_request_under_the_same_key_is_refused_and_names_the_header() ->
 
 
 def test_tenants_do_not_see_each_others_keys() -> None:
-    async def scenario() -> Answer | None:
-        replays = Replays(Clock())
+    async def scenario() -> KeptAnswer | None:
+        replays = IdempotencyCache(Clock())
         await settled(replays)
         return await replays.claim(("other", "key"), PRINT)
 
@@ -97,9 +99,9 @@ def test_tenants_do_not_see_each_others_keys() -> None:
 
 
 def test_an_answer_is_forgotten_after_its_time() -> None:
-    async def scenario() -> Answer | None:
+    async def scenario() -> KeptAnswer | None:
         clock = Clock()
-        replays = Replays(clock, kept_s=10.0)
+        replays = IdempotencyCache(clock, kept_s=10.0)
         await settled(replays)
         clock.now = 10.0
         return await replays.claim(OWNER, PRINT)
@@ -109,7 +111,7 @@ def test_an_answer_is_forgotten_after_its_time() -> None:
 
 def test_memory_stays_within_its_bound_and_the_newest_are_kept() -> None:
     async def scenario() -> None:
-        replays = Replays(Clock(), max_bytes=20 * ENTRY_BYTES)
+        replays = IdempotencyCache(Clock(), max_bytes=20 * ENTRY_BYTES)
         for number in range(1000):
             await settled(replays, ("tenant", str(number)))
             assert replays.bytes <= 20 * ENTRY_BYTES
@@ -121,7 +123,7 @@ def test_memory_stays_within_its_bound_and_the_newest_are_kept() -> None:
 
 def test_a_tenant_that_fills_the_store_takes_its_own_room_and_nobody_elses() -> None:
     async def scenario() -> None:
-        replays = Replays(Clock(), max_bytes=100 * ENTRY_BYTES)
+        replays = IdempotencyCache(Clock(), max_bytes=100 * ENTRY_BYTES)
         for number in range(20):
             await settled(replays, ("light", str(number)), of(ENTRY_BYTES))
         for number in range(1000):
@@ -134,7 +136,7 @@ def test_a_tenant_that_fills_the_store_takes_its_own_room_and_nobody_elses() -> 
 
 def test_answers_that_are_being_made_count_and_the_largest_tenants_oldest_is_not_kept() -> None:
     async def scenario() -> None:
-        replays = Replays(Clock(), max_bytes=100 * ENTRY_BYTES)
+        replays = IdempotencyCache(Clock(), max_bytes=100 * ENTRY_BYTES)
         for number in range(500):
             assert await replays.claim(("heavy", str(number)), PRINT) is None
             replays.add(("heavy", str(number)), b"x" * ENTRY_BYTES)
@@ -144,7 +146,7 @@ def test_answers_that_are_being_made_count_and_the_largest_tenants_oldest_is_not
         with pytest.raises(AnswerNotKept):
             await replays.claim(("heavy", "0"), PRINT)
         for number in range(500):
-            replays.settle(("heavy", str(number)), (200, []))
+            replays.finish(("heavy", str(number)), (200, []))
         assert await replays.claim(("heavy", "499"), PRINT) == of(ENTRY_BYTES)
 
     asyncio.run(scenario())
@@ -152,7 +154,7 @@ def test_answers_that_are_being_made_count_and_the_largest_tenants_oldest_is_not
 
 def test_an_answer_too_long_to_keep_holds_nothing_and_a_repeat_is_told_so() -> None:
     async def scenario() -> None:
-        replays = Replays(Clock(), max_answer_bytes=1000)
+        replays = IdempotencyCache(Clock(), max_answer_bytes=1000)
         assert await replays.claim(OWNER, PRINT) is None
         repeat = asyncio.ensure_future(replays.claim(OWNER, PRINT))
         await asyncio.sleep(0)
@@ -161,7 +163,7 @@ def test_an_answer_too_long_to_keep_holds_nothing_and_a_repeat_is_told_so() -> N
         with pytest.raises(AnswerNotKept, match="1000 bytes"):  # without waiting for the run's end
             await asyncio.wait_for(repeat, WAIT_S)
         assert replays.bytes == 0
-        replays.settle(OWNER, (200, []))
+        replays.finish(OWNER, (200, []))
         assert replays.bytes == ENTRY_BYTES
         with pytest.raises(AnswerNotKept) as caught:
             await replays.claim(OWNER, PRINT)
@@ -172,12 +174,12 @@ def test_an_answer_too_long_to_keep_holds_nothing_and_a_repeat_is_told_so() -> N
 
 def test_a_long_answer_that_did_not_end_well_is_run_again() -> None:
     async def scenario() -> None:
-        replays = Replays(Clock(), max_answer_bytes=10)
+        replays = IdempotencyCache(Clock(), max_answer_bytes=10)
         await settled(replays, answer=of(10))
         other = ("tenant", "other")
         assert await replays.claim(other, PRINT) is None
         replays.add(other, b"x" * 11)
-        replays.settle(other, None)
+        replays.finish(other, None)
         assert await replays.claim(other, PRINT) is None
 
     asyncio.run(scenario())
@@ -198,7 +200,7 @@ def test_a_claim_looks_at_no_other_answer_however_many_are_kept() -> None:
             return super().items()
 
     async def scenario() -> None:
-        replays = Replays(Clock())
+        replays = IdempotencyCache(Clock())
         assert await replays.claim(("tenant", "under way"), PRINT) is None
         for number in range(50_000):
             await settled(replays, ("tenant", str(number)))

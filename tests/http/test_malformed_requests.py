@@ -44,7 +44,7 @@ async def _ask(sent: bytes) -> tuple[int, dict[str, str], bytes]:
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "AutoHTTPProtocol", auto.AutoHTTPProtocol)  # for it to be put back
-    malformed_requests.install()
+    malformed_requests.install_strict_protocol()
 
 
 def _request(header: bytes, path: bytes = b"/") -> bytes:

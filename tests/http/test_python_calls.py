@@ -21,12 +21,12 @@ from serve_app.http.python_calls import (
     DROPPED,
     EMBED,
     STREAM,
-    Asked,
-    Piece,
-    ask,
-    ask_route,
+    AnswerPiece,
+    HttpRequest,
     error_in,
     error_of,
+    make_request,
+    make_route_request,
     read_body,
     read_events,
 )
@@ -35,12 +35,12 @@ HELLO = [{"role": "user", "content": "Hi"}]
 HEAD = (200, [(b"content-type", b"text/event-stream")])
 
 
-async def answered(*pieces: Piece) -> AsyncGenerator[Piece, None]:
+async def answered(*pieces: AnswerPiece) -> AsyncGenerator[AnswerPiece, None]:
     for piece in pieces:
         yield piece
 
 
-def read(*pieces: Piece) -> tuple[list[bytes], ServeAppError | None]:
+def read(*pieces: AnswerPiece) -> tuple[list[bytes], ServeAppError | None]:
     """The events of a streamed answer, and the error it ended with."""
     told: list[bytes] = []
 
@@ -55,13 +55,13 @@ def read(*pieces: Piece) -> tuple[list[bytes], ServeAppError | None]:
     return told, None
 
 
-def sent(asked: Asked) -> dict[str, Any]:
+def sent(asked: HttpRequest) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(asked.body)
     return body
 
 
 def test_keywords_become_the_headers_and_the_body_that_http_would_bring() -> None:
-    asked = ask(
+    asked = make_request(
         CHAT,
         {
             "api_key": "sk-1",
@@ -82,32 +82,32 @@ def test_keywords_become_the_headers_and_the_body_that_http_would_bring() -> Non
         b"idempotency-key": b"k",
     }
     assert sent(asked) == {"messages": HELLO, "model": "tiny", "priority": "high"}
-    assert sent(ask(STREAM, {"messages": HELLO})) == {"messages": HELLO, "stream": True}
-    assert ask(EMBED, {"input": "x"}).headers == []
-    assert ask_route("sk-1", "GET", "/v1/models") == Asked(
+    assert sent(make_request(STREAM, {"messages": HELLO})) == {"messages": HELLO, "stream": True}
+    assert make_request(EMBED, {"input": "x"}).headers == []
+    assert make_route_request("sk-1", "GET", "/v1/models") == HttpRequest(
         "GET", "/v1/models", [(b"authorization", b"Bearer sk-1")], b""
     )
-    assert ask_route(None, "GET", "/v1/models").headers == []
-    assert sent(ask_route("sk-1", "POST", "/v1/sessions", {"ttl_s": 5, "wait_s": None})) == {"ttl_s": 5}
+    assert make_route_request(None, "GET", "/v1/models").headers == []
+    assert sent(make_route_request("sk-1", "POST", "/v1/sessions", {"ttl_s": 5, "wait_s": None})) == {"ttl_s": 5}
 
 
 def test_a_deadline_is_rounded_up_and_judged_elsewhere() -> None:
     for given_s, header in ((0.0001, b"1"), (0, b"0"), (-3, b"-3000"), (1e300, b"%d" % (int(1e300) * 1000))):
-        assert dict(ask(CHAT, {"deadline_s": given_s}).headers)[b"x-deadline-ms"][:6] == header[:6]
+        assert dict(make_request(CHAT, {"deadline_s": given_s}).headers)[b"x-deadline-ms"][:6] == header[:6]
 
 
 def test_extra_body_is_laid_over_the_body_unchecked() -> None:
-    asked = ask(CHAT, {"messages": HELLO, "seed": 1, "extra_body": {"seed": 2, "made_up": True}})
+    asked = make_request(CHAT, {"messages": HELLO, "seed": 1, "extra_body": {"seed": 2, "made_up": True}})
     assert sent(asked) == {"messages": HELLO, "seed": 2, "made_up": True}
 
 
 def test_an_unknown_keyword_is_an_error_that_names_the_near_one() -> None:
     for name, near in (("max_token", "max_tokens"), ("deadline", "deadline_s"), ("sesion", "session")):
         with pytest.raises(BadRequest, match=f"did you mean `{near}`") as refused:
-            ask(CHAT, {"messages": HELLO, name: 1})
+            make_request(CHAT, {"messages": HELLO, name: 1})
         assert refused.value.param == name
-    with pytest.raises(BadRequest, match=r"chat\(\) knows no `xyzzy`$"):
-        ask(CHAT, {"xyzzy": 1})
+    with pytest.raises(BadRequest, match=r"chat\(\) has no argument `xyzzy`$"):
+        make_request(CHAT, {"xyzzy": 1})
 
 
 def circle() -> list[Any]:
@@ -145,12 +145,14 @@ def deep() -> list[Any]:
 )
 def test_what_has_no_form_in_http_is_refused_by_name(arguments: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        ask(CHAT, arguments)
+        make_request(CHAT, arguments)
     assert refused.value.param == param
 
 
 def test_half_a_surrogate_pair_goes_on_for_the_edge_to_refuse() -> None:
-    asked = ask(CHAT, {"messages": [{"role": "user", "content": "\ud800"}], "session": "\ud800", "api_key": "\ud800"})
+    asked = make_request(
+        CHAT, {"messages": [{"role": "user", "content": "\ud800"}], "session": "\ud800", "api_key": "\ud800"}
+    )
     assert asked.body.isascii()
     assert dict(asked.headers)[b"x-session-id"] == b"\xed\xa0\x80"
 
@@ -159,7 +161,7 @@ def test_an_object_of_the_openai_package_becomes_plain() -> None:
     from openai.types.chat import ChatCompletionMessage
 
     message = ChatCompletionMessage.model_validate({"role": "assistant", "content": "x", "refusal": None})
-    assert sent(ask(CHAT, {"messages": [message]})) == {"messages": [{"role": "assistant", "content": "x"}]}
+    assert sent(make_request(CHAT, {"messages": [message]})) == {"messages": [{"role": "assistant", "content": "x"}]}
 
 
 def test_typed_keywords_are_fields_that_are_served() -> None:
@@ -214,7 +216,7 @@ def test_an_error_in_no_form_of_ours_still_is_one(body: bytes, status: int, kind
 def test_events_are_read_alike_however_they_are_cut(texts: list[str], cuts: list[int]) -> None:
     told = [json.dumps({"text": text}).encode() for text in texts]
     wire = b"".join(b"data: " + event + b"\n\n" for event in told) + b"data: [DONE]\n\n"
-    pieces: list[Piece] = []
+    pieces: list[AnswerPiece] = []
     start = 0
     for cut in [*cuts, len(wire)]:
         piece = wire[start : start + cut]

@@ -17,7 +17,7 @@ from tests.fakes.engines import MODEL, FakeCluster, run, until
 from tests.fakes.router import LONG, SOON_S, said
 
 ASKED = {"X-Queue-Status": "1"}
-QUICK = {(queue_status, "FIRST_S"): 0.01, (queue_status, "LOOK_S"): 0.01}
+QUICK = {(queue_status, "FIRST_COMMENT_S"): 0.01, (queue_status, "STATUS_POLL_S"): 0.01}
 
 
 def comments(reply: Reply) -> list[str]:
@@ -194,7 +194,7 @@ def test_a_comment_that_cannot_be_sent_ends_the_request_when_its_turn_comes() ->
 
         task = asyncio.create_task(client.post(ask("p"), headers=ASKED, reading=gone))
         await until(lambda: client.model.queue.waiting == 1, SOON_S, "it waits")
-        await asyncio.sleep(5 * queue_status.FIRST_S)
+        await asyncio.sleep(5 * queue_status.FIRST_COMMENT_S)
         await end(blocker)
         with pytest.raises(OSError, match="socket"):
             await task
@@ -233,12 +233,12 @@ def status(position: int, start_s: float | None = None) -> QueueStatus:
 
 
 def test_a_place_is_told_when_it_changes_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("FIRST_S", 0.001), ("LOOK_S", 0.001), ("EVERY_S", 60.0)):
+    for name, seconds in (("FIRST_COMMENT_S", 0.001), ("STATUS_POLL_S", 0.001), ("MAX_SILENCE_S", 60.0)):
         monkeypatch.setattr(queue_status, name, seconds)
     assert asked(None, status(3), status(3), None, status(2, 1.25), status(2, 0.5), status(4, 0.0)) == [
         "queue position=3",
         "queue position=2 expected_start_s=1.2",
         "queue position=4 expected_start_s=0.0",
     ]
-    monkeypatch.setattr(queue_status, "EVERY_S", 0.002)
+    monkeypatch.setattr(queue_status, "MAX_SILENCE_S", 0.002)
     assert asked(*[status(3, 9.0)] * 5) == ["queue position=3 expected_start_s=9.0"] * 3

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from serve_app.core.estimate import Source, Use
+from serve_app.core.estimate import EstimateSource, ObservedUse
 from serve_app.core.estimate.estimate import MIN_SEEN
 from serve_app.http import request_size
-from serve_app.http.request_cost import Costs
+from serve_app.http.request_cost import CostEstimator
 from serve_app.types import Operation
 from tests.http.test_request_size import bodies, operations
 
 TENANT, MODEL = "tenant", "model"
 
 
-def taught(output_tokens: int, *, cut: bool = False, prompt_tokens: int = 50) -> Costs:
+def taught(output_tokens: int, *, cut: bool = False, prompt_tokens: int = 50) -> CostEstimator:
     """Prompts of 100 bytes, answers of so many tokens."""
-    costs = Costs(0.8)
+    costs = CostEstimator(0.8)
     for _ in range(MIN_SEEN):
-        costs.observe(Use(TENANT, MODEL, 100, prompt_tokens, output_tokens, cut=cut))
+        costs.observe(ObservedUse(TENANT, MODEL, 100, prompt_tokens, output_tokens, is_cut_off=cut))
     return costs
 
 
@@ -44,41 +44,41 @@ def completion(**body: Any) -> tuple[Operation, dict[str, Any], str, str, int]:
 def test_before_anything_was_learned_a_request_is_given_what_it_asks_for(
     operation: Operation, body: dict[str, Any], tokens: int, most: int | None
 ) -> None:
-    cost = Costs(0.8).of(operation, body, TENANT, MODEL, request_size.prompt_bytes(operation, body))
-    assert (cost.tokens, cost.most_tokens, cost.source) == (tokens, most, Source.PRIOR)
+    cost = CostEstimator(0.8).estimate(operation, body, TENANT, MODEL, request_size.prompt_bytes(operation, body))
+    assert (cost.tokens, cost.max_kv_tokens, cost.source) == (tokens, most, EstimateSource.PRIOR)
 
 
 def test_what_was_learned_replaces_a_wide_bound_and_not_a_narrow_one() -> None:
     costs = taught(40)
-    wide, narrow, none = (costs.of(*completion(**body)) for body in ({"max_tokens": 900}, {"max_tokens": 7}, {}))
+    wide, narrow, none = (costs.estimate(*completion(**body)) for body in ({"max_tokens": 900}, {"max_tokens": 7}, {}))
     assert 37 <= wide.output_tokens == none.output_tokens <= 44
-    assert (narrow.output_tokens, wide.most_tokens, none.most_tokens) == (7, wide.prompt_tokens + 900, None)
-    assert wide.source is Source.TENANT
+    assert (narrow.output_tokens, wide.max_kv_tokens, none.max_kv_tokens) == (7, wide.prompt_tokens + 900, None)
+    assert wide.source is EstimateSource.TENANT
     assert 46 <= wide.prompt_tokens <= 55  # two bytes a token here, where English has four
 
 
 def test_each_of_several_answers_is_given_what_one_needs() -> None:
     costs = taught(40)
-    assert costs.of(*completion(n=3)).output_tokens == 3 * costs.of(*completion()).output_tokens
+    assert costs.estimate(*completion(n=3)).output_tokens == 3 * costs.estimate(*completion()).output_tokens
 
 
 def test_answers_that_were_all_cut_off_teach_nothing_but_the_bound() -> None:
-    cost = taught(40, cut=True).of(*completion(max_tokens=900))
-    assert (cost.output_tokens, cost.source) == (900, Source.PRIOR)
+    cost = taught(40, cut=True).estimate(*completion(max_tokens=900))
+    assert (cost.output_tokens, cost.source) == (900, EstimateSource.PRIOR)
 
 
 def test_another_quantile_holds_for_what_comes_next() -> None:
-    costs = Costs(0.8)
+    costs = CostEstimator(0.8)
     for tokens in range(1, 101):
-        costs.observe(Use(TENANT, MODEL, 100, 25, tokens))
-    before = costs.of(*completion()).output_tokens
+        costs.observe(ObservedUse(TENANT, MODEL, 100, 25, tokens))
+    before = costs.estimate(*completion()).output_tokens
     costs.configure(0.3)
-    assert costs.of(*completion()).output_tokens < before / 2
+    assert costs.estimate(*completion()).output_tokens < before / 2
 
 
 @given(operations, bodies)
 def test_any_body_costs_something_and_never_more_than_it_bounds(operation: Operation, body: dict[str, Any]) -> None:
-    for costs in (Costs(0.8), taught(40)):
-        cost = costs.of(operation, body, TENANT, MODEL, request_size.prompt_bytes(operation, body))
+    for costs in (CostEstimator(0.8), taught(40)):
+        cost = costs.estimate(operation, body, TENANT, MODEL, request_size.prompt_bytes(operation, body))
         assert cost.tokens >= 1
-        assert cost.most_tokens is None or cost.tokens <= max(1, cost.most_tokens)
+        assert cost.max_kv_tokens is None or cost.tokens <= max(1, cost.max_kv_tokens)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.estimate import Source, Use
-from serve_app.core.queue import Reason
+from serve_app.core.estimate import EstimateSource, ObservedUse
+from serve_app.core.queue import RefusalReason
 from serve_app.errors import EngineUnreachable, Forbidden, Overloaded, ServeAppError, Unavailable
-from serve_app.http.request_cost import Cost
-from serve_app.http.request_record import Record
-from serve_app.transport import Stream, Unread, Usage
+from serve_app.http.request_cost import RequestCost
+from serve_app.http.request_record import RequestRecord
+from serve_app.transport import ResponseStream, TokenUsage, UnreadBytes
 from serve_app.types import Operation, Outcome, RequestClass
 
 
-def record(operation: Operation = Operation.CHAT, *, made: int = 7, usage: Usage | None = None) -> Record:
+def record(operation: Operation = Operation.CHAT, *, made: int = 7, usage: TokenUsage | None = None) -> RequestRecord:
     """One that was handed to an engine, which has made so many tokens."""
-    found = Record("a1", None, operation, "tenant", RequestClass.LOW, 100.0)
+    found = RequestRecord("a1", None, operation, "tenant", RequestClass.LOW, 100.0)
     found.model = "model"
-    found.cost = Cost(40, 10, 512, 2, Source.PRIOR, None)
-    found.stream, found.usage = Stream(Unread(), lambda: None), usage
+    found.cost = RequestCost(40, 10, 512, 2, EstimateSource.PRIOR, None)
+    found.stream, found.usage = ResponseStream(UnreadBytes(), lambda: None), usage
     found.stream.tokens = made
     return found
 
@@ -26,42 +26,42 @@ def record(operation: Operation = Operation.CHAT, *, made: int = 7, usage: Usage
 @pytest.mark.parametrize(
     ("usage", "learned"),
     [
-        (Usage(12, 9, 0, "stop"), Use("tenant", "model", 40, 12, 9, 2)),
-        (Usage(12, 9, 0, "length"), Use("tenant", "model", 40, 12, 9, 2, cut=True)),
-        (Usage(12, 9, 0, "abort"), Use("tenant", "model", 40, 12, 9, 2, cut=True)),
-        (None, Use("tenant", "model", 40, 0, 7, 2, cut=True)),  # its client left, or its engine failed
-        (Usage(), None),  # the engine refused it
+        (TokenUsage(12, 9, 0, "stop"), ObservedUse("tenant", "model", 40, 12, 9, 2)),
+        (TokenUsage(12, 9, 0, "length"), ObservedUse("tenant", "model", 40, 12, 9, 2, is_cut_off=True)),
+        (TokenUsage(12, 9, 0, "abort"), ObservedUse("tenant", "model", 40, 12, 9, 2, is_cut_off=True)),
+        (None, ObservedUse("tenant", "model", 40, 0, 7, 2, is_cut_off=True)),  # its client left, or its engine failed
+        (TokenUsage(), None),  # the engine refused it
     ],
 )
-def test_what_it_teaches_follows_from_how_it_ended(usage: Usage | None, learned: Use | None) -> None:
-    assert record(usage=usage).use() == learned
+def test_what_it_teaches_follows_from_how_it_ended(usage: TokenUsage | None, learned: ObservedUse | None) -> None:
+    assert record(usage=usage).token_use() == learned
 
 
 def test_what_made_nothing_or_never_ran_teaches_nothing() -> None:
     waiting = record()
     waiting.stream = None
-    assert waiting.use() is record(made=0).use() is None
+    assert waiting.token_use() is record(made=0).token_use() is None
 
 
 @pytest.mark.parametrize("operation", [Operation.EMBEDDING, Operation.TOKENIZE])
 def test_what_does_not_generate_teaches_nothing(operation: Operation) -> None:
-    assert record(operation, usage=Usage(12, 9, 0, "stop")).use() is None
+    assert record(operation, usage=TokenUsage(12, 9, 0, "stop")).token_use() is None
 
 
 @pytest.mark.parametrize(
     ("error", "outcome", "reason"),
     [
-        (Overloaded("full", code="queue_full", retry_after_s=3.0), Outcome.REFUSED, Reason.QUEUE_FULL),
-        (Overloaded("no tokens", code="kv_budget"), Outcome.REFUSED, Reason.TIMEOUT),
-        (Unavailable("none runs"), Outcome.REFUSED, Reason.NO_REPLICA),
+        (Overloaded("full", code="queue_full", retry_after_s=3.0), Outcome.REFUSED, RefusalReason.QUEUE_FULL),
+        (Overloaded("no tokens", code="kv_budget"), Outcome.REFUSED, RefusalReason.TIMEOUT),
+        (Unavailable("none runs"), Outcome.REFUSED, RefusalReason.NO_REPLICA),
         (EngineUnreachable("gone"), Outcome.ENGINE_FAILED, None),
         (Forbidden("class"), Outcome.BAD_REQUEST, None),
     ],
 )
 def test_a_refusal_has_a_reason_and_other_errors_have_none(
-    error: ServeAppError, outcome: Outcome, reason: Reason | None
+    error: ServeAppError, outcome: Outcome, reason: RefusalReason | None
 ) -> None:
     ended = record()
-    ended.failed(error)
+    ended.set_error(error)
     found = ended.receipt(103.0)
     assert (found.outcome, found.refused, found.retry_after_s) == (outcome, reason, error.retry_after_s)

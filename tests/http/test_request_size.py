@@ -54,7 +54,7 @@ operations = st.sampled_from(list(Operation))
     ],
 )
 def test_slots_are_n_times_prompts(operation: Operation, body: dict[str, Any], expected: int) -> None:
-    assert request_size.slots(operation, body, BOUNDS) == expected
+    assert request_size.sequence_count(operation, body, BOUNDS) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_more_sequences_than_allowed_are_refused_by_name(
     operation: Operation, body: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(BadRequest) as caught:
-        request_size.slots(operation, body, BOUNDS)
+        request_size.sequence_count(operation, body, BOUNDS)
     assert caught.value.param == field
     assert len(caught.value.message) < 200
 
@@ -89,7 +89,7 @@ def test_sizes_of_any_body_are_told_without_an_error(operation: Operation, body:
     assert request_size.prompt_bytes(operation, body) >= 0
     assert len(request_size.prefix_key(operation, body)) in (0, 32)
     try:
-        assert 0 <= request_size.slots(operation, body, BOUNDS) <= BOUNDS.max_sequences
+        assert 0 <= request_size.sequence_count(operation, body, BOUNDS) <= BOUNDS.max_sequences
     except BadRequest as error:
         assert error.param in ("n", "prompt", "input", "messages")  # noqa: PT017
 

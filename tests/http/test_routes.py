@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.errors import NotFound
-from serve_app.http.routes import ROUTES, Local, Route, WrongMethod, resolve
+from serve_app.http.routes import ROUTES, HttpRoute, LocalCall, WrongMethod, resolve
 from serve_app.types import Operation
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -18,9 +18,9 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 @pytest.mark.parametrize(("method", "path", "target"), ROUTES)
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_every_listed_route_resolves_with_and_without_a_trailing_slash(
-    method: str, path: str, target: Operation | Local, slash: str
+    method: str, path: str, target: Operation | LocalCall, slash: str
 ) -> None:
-    assert resolve(method, path + slash) == Route(target)
+    assert resolve(method, path + slash) == HttpRoute(target)
 
 
 def test_every_operation_has_exactly_one_route() -> None:
@@ -28,18 +28,18 @@ def test_every_operation_has_exactly_one_route() -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "target"), [row for row in ROUTES if row[0] == "GET"])
-def test_head_goes_where_get_goes(method: str, path: str, target: Local) -> None:
-    assert resolve("HEAD", path) == Route(target, head=True)
+def test_head_goes_where_get_goes(method: str, path: str, target: LocalCall) -> None:
+    assert resolve("HEAD", path) == HttpRoute(target, is_head=True)
 
 
 @pytest.mark.parametrize("model", ["tiny", "Qwen/Qwen3-0.6B", "a/b/c", "models"])
 def test_a_model_id_may_hold_slashes(model: str) -> None:
-    assert resolve("GET", f"/v1/models/{model}") == Route(Local.MODEL, argument=model)
-    assert resolve("HEAD", f"/v1/models/{model}/") == Route(Local.MODEL, argument=model, head=True)
+    assert resolve("GET", f"/v1/models/{model}") == HttpRoute(LocalCall.MODEL, argument=model)
+    assert resolve("HEAD", f"/v1/models/{model}/") == HttpRoute(LocalCall.MODEL, argument=model, is_head=True)
 
 
 def test_the_model_list_with_a_slash_is_no_model_without_a_name() -> None:
-    assert resolve("GET", "/v1/models/").target is Local.MODELS
+    assert resolve("GET", "/v1/models/").target is LocalCall.MODELS
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def kind_of(method: str, path: str) -> type:
     | st.builds(str.__add__, st.sampled_from([p for _, p, _ in ROUTES]), st.text("/ax", max_size=3)),
 )
 def test_any_request_line_is_a_route_or_a_refusal_that_holds(method: str, path: str) -> None:
-    accepted = [name for name in {*METHODS, method} if kind_of(name, path) is Route]
+    accepted = [name for name in {*METHODS, method} if kind_of(name, path) is HttpRoute]
     kind = kind_of(method, path)
     assert kind is not NotFound or not accepted
     if kind is WrongMethod:

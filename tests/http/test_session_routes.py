@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.memory import Session, SessionAsk
+from serve_app.core.memory import Session, SessionRequest
 from serve_app.errors import BadRequest, Forbidden, NotFound, Overloaded
-from serve_app.http.routes import Route, SessionCall, WrongMethod, resolve
-from serve_app.http.session_routes import SessionRoutes, granted_of
+from serve_app.http.routes import HttpRoute, SessionCall, WrongMethod, resolve
+from serve_app.http.session_routes import SessionRoutes, granted_size
 from serve_app.settings import SessionSettings
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import EngineInfo
@@ -27,13 +27,15 @@ class Book:
     """Opens whatever it is asked for."""
 
     def __init__(self) -> None:
-        self.asks: list[tuple[SessionAsk, float]] = []
+        self.asks: list[tuple[SessionRequest, float]] = []
 
-    async def open(self, ask: SessionAsk, wait_s: float) -> Session:
+    async def open(self, ask: SessionRequest, wait_s: float) -> Session:
         self.asks.append((ask, wait_s))
         if ask.tokens > 10_000:
             raise BadRequest("too large", code="session_too_large")
-        return Session(ask.session_id, ask.model, "r1", ask.tokens, ask.ttl_s, ask.ttl_s, ask.given, ask.granted_bytes)
+        return Session(
+            ask.session_id, ask.model, "r1", ask.tokens, ask.ttl_s, ask.ttl_s, ask.requested_size, ask.granted_bytes
+        )
 
 
 def line_of(model: ModelSettings) -> Any:
@@ -54,7 +56,7 @@ def open_(
     book = Book()
     routes = SessionRoutes(book, line_of(model or ModelSettings(name="m")))  # type: ignore[arg-type]
     headers = [] if header is None else [(b"x-session-id", header.encode())]
-    route = Route(SessionCall.OPEN)
+    route = HttpRoute(SessionCall.OPEN)
     settings = SessionSettings(per_tenant=per_tenant)
     status, _, told = asyncio.run(routes.answer(route, WHO, headers, body, settings))
     assert status == 201
@@ -148,27 +150,27 @@ def test_a_size_becomes_whole_blocks_of_the_bucket(
     field: str, size: float, buckets: tuple[float, ...], tokens: int, granted: int
 ) -> None:
     model = ModelSettings(name="m", buckets_gb=buckets)
-    assert granted_of(field, size, model, INFO) == (tokens, granted)
+    assert granted_size(field, size, model, INFO) == (tokens, granted)
 
 
 def test_an_engine_that_does_not_tell_its_bytes_still_gives_tokens() -> None:
     info = EngineInfo("m", ["generate"], 8192, 64, 16_000, 0, kv_block_tokens=16)
-    assert granted_of("kv_tokens", 17, ModelSettings(name="m"), info) == (32, 0)
+    assert granted_size("kv_tokens", 17, ModelSettings(name="m"), info) == (32, 0)
     with pytest.raises(BadRequest, match="do not tell"):
-        granted_of("vram_gb", 1, ModelSettings(name="m"), info)
+        granted_size("vram_gb", 1, ModelSettings(name="m"), info)
 
 
 @pytest.mark.parametrize(
     ("method", "path", "target", "argument"),
     [
         ("POST", "/v1/sessions", SessionCall.OPEN, ""),
-        ("GET", "/v1/sessions/a-1", SessionCall.LOOK, "a-1"),
+        ("GET", "/v1/sessions/a-1", SessionCall.GET, "a-1"),
         ("DELETE", "/v1/sessions/a-1/", SessionCall.CLOSE, "a-1"),
         ("POST", "/v1/sessions/a-1/renew", SessionCall.RENEW, "a-1"),
     ],
 )
 def test_the_routes_of_a_session(method: str, path: str, target: SessionCall, argument: str) -> None:
-    assert resolve(method, path) == Route(target, argument)
+    assert resolve(method, path) == HttpRoute(target, argument)
 
 
 @pytest.mark.parametrize(

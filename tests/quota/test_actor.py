@@ -21,13 +21,13 @@ from serve_app.core.memory import (
     EngineReport,
     Hold,
     Rank,
-    SessionAsk,
+    SessionRequest,
     Start,
-    StartsAsk,
     StartsReply,
+    StartsRequest,
 )
-from serve_app.core.memory.start_reservations import Place
-from serve_app.core.shared_queue import RemoteLine
+from serve_app.core.memory.start_reservations import StartPlacement
+from serve_app.core.shared_queue import RouterQueue
 from serve_app.errors import InsufficientMemory, Unavailable
 from serve_app.quota import actor as quotas
 from serve_app.quota.actor import GpuMemoryQuota
@@ -63,14 +63,14 @@ class World:
             raise ConnectionError("the GCS is away")
         self.stored[name] = value
 
-    def forget(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         self.stored.pop(name, None)
 
-    def put_aside(self, name: str) -> None:
+    def quarantine(self, name: str) -> None:
         self.aside.append(name)
-        self.forget(name)
+        self.delete(name)
 
-    def all(self) -> dict[str, Any]:
+    def load_all(self) -> dict[str, Any]:
         if self.failures:
             self.failures -= 1
             raise ConnectionError("the GCS is away")
@@ -96,7 +96,7 @@ class _Inventory:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     there = World()
-    monkeypatch.setattr(quotas, "Shelf", lambda prefix: there)
+    monkeypatch.setattr(quotas, "GcsStore", lambda prefix: there)
     monkeypatch.setattr(quotas, "Inventory", lambda settings, before: _Inventory(there, before))
     for name, span_s in (("TICK_S", 0.02), ("LOOK_S", 0.02), ("WATCH_S", 0.2)):
         monkeypatch.setattr(quotas, name, span_s)
@@ -129,10 +129,10 @@ async def running(actor: GpuMemoryQuota) -> EngineReport:
     return told
 
 
-async def exchanged(actor: GpuMemoryQuota, line: RemoteLine) -> None:
+async def exchanged(actor: GpuMemoryQuota, line: RouterQueue) -> None:
     """A router's beats until the actor has booked what it has."""
     for _ in range(3):
-        told = line.next_exchange(time.monotonic(), beat=True)
+        told = line.next_message(time.monotonic(), beat=True)
         assert told is not None
         line.on_reply(await actor.exchange(told), time.monotonic(), time.monotonic())
     assert not line.alone
@@ -159,7 +159,7 @@ def test_a_grant_is_stored_before_it_is_answered_and_each_actor_has_a_higher_epo
     async def second(actor: GpuMemoryQuota) -> None:
         figures = await actor.figures()
         assert (figures["epoch"], world.stored["epoch"]) == (2, 2)
-        await actor._known.wait()
+        await actor._devices_known.wait()
         (engine,) = (await actor.figures())["engines"]
         assert (engine["replica"], engine["granted_bytes"]) == ("e", 100)
 
@@ -183,11 +183,11 @@ def test_an_answer_that_depends_on_nothing_new_does_not_wait_for_what_others_sto
 
     async def scenario(actor: GpuMemoryQuota) -> None:
         told = await running(actor)
-        line = RemoteLine("r line")
+        line = RouterQueue("r line")
         await exchanged(actor, line)
         world.writes.clear()
         other = asyncio.create_task(actor.engine(replace(ENGINE, owner="other", ranks=(Rank("n", 1),))))
-        newcomer = asyncio.create_task(exchanged(actor, RemoteLine("new line")))
+        newcomer = asyncio.create_task(exchanged(actor, RouterQueue("new line")))
         await asyncio.sleep(0.05)
         for _ in range(3):
             await exchanged(actor, line)
@@ -254,7 +254,7 @@ def test_what_cannot_be_read_keeps_no_actor_from_coming_up(world: World, caplog:
 
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
-        await exchanged(actor, RemoteLine("r line"))
+        await exchanged(actor, RouterQueue("r line"))
 
     async def again(actor: GpuMemoryQuota) -> None:
         assert sorted(world.aside) == ["berth:b", "engine:e", "garbage:x", "node:m", "router:r line", "session:s"]
@@ -265,7 +265,7 @@ def test_what_cannot_be_read_keeps_no_actor_from_coming_up(world: World, caplog:
         told = replace(ENGINE, holds=(Hold("n/0", 100),), kv_tokens=TOKENS)
         assert (await actor.engine(told)).holds == told.holds
         assert not (await actor.engine(other)).holds, "its memory is the one's that has spoken"
-        await exchanged(actor, RemoteLine("r line", 1))
+        await exchanged(actor, RouterQueue("r line", 1))
         assert not (await actor.figures())["recovering"]
 
     with_actor(scenario)
@@ -285,7 +285,7 @@ def test_an_epoch_that_cannot_be_read_is_followed_by_a_higher_one(world: World) 
 
 def test_what_could_not_be_stored_is_not_answered_and_stored_later(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
-        await actor._known.wait()
+        await actor._devices_known.wait()
         world.failures = 1
         with pytest.raises(ConnectionError):
             await actor.engine(ENGINE)
@@ -315,20 +315,20 @@ def test_a_dead_engines_memory_is_free_soon_after_its_processes_are_gone(
 def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
-        session = await actor.open_session(SessionAsk("s", "m", 1000, 60.0))
+        session = await actor.open_session(SessionRequest("s", "m", 1000, 60.0))
         assert session.tokens == 1000
         assert "session:s#1.1" in world.stored
         with pytest.raises(InsufficientMemory, match=r"1000 KV tokens asked, .* its wait is over"):
-            await actor.open_session(SessionAsk("late", "m", 1000, 60.0, 0.1))
-        closed = asyncio.create_task(actor.open_session(SessionAsk("closed", "m", 1000, 60.0, 5.0)))
-        waits = asyncio.create_task(actor.open_session(SessionAsk("waits", "m", 1000, 60.0, 5.0)))
+            await actor.open_session(SessionRequest("late", "m", 1000, 60.0, 0.1))
+        closed = asyncio.create_task(actor.open_session(SessionRequest("closed", "m", 1000, 60.0, 5.0)))
+        waits = asyncio.create_task(actor.open_session(SessionRequest("waits", "m", 1000, 60.0, 5.0)))
         await asyncio.sleep(0.05)
         await actor.close_session("closed")
         with pytest.raises(Unavailable):
             await closed
         await actor.close_session("s")
         assert (await waits).session_id == "waits"
-        assert actor._asking == {}
+        assert actor._session_waiters == {}
 
     with_actor(scenario)
 
@@ -336,14 +336,14 @@ def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(wor
 def test_a_session_that_opens_while_another_is_stored_is_told(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
-        await actor.open_session(SessionAsk("s", "m", 1000, 60.0))
+        await actor.open_session(SessionRequest("s", "m", 1000, 60.0))
         world.writes.clear()
         closing = asyncio.create_task(actor.close_session("s"))
-        stored = asyncio.create_task(actor.open_session(SessionAsk("stored", "m", 1000, 60.0)))
-        waits = asyncio.create_task(actor.open_session(SessionAsk("waits", "m", 1000, 60.0, 5.0)))
+        stored = asyncio.create_task(actor.open_session(SessionRequest("stored", "m", 1000, 60.0)))
+        waits = asyncio.create_task(actor.open_session(SessionRequest("waits", "m", 1000, 60.0, 5.0)))
         await asyncio.sleep(0.05)  # the answer that it waits is kept, for the other one's sake
-        actor._core.on_close("stored", time.monotonic())
-        actor._lines_moved()
+        actor._core.on_close_session("stored", time.monotonic())
+        actor._after_queue_event()
         world.writes.set()
         assert (await waits).session_id == "waits"
         await asyncio.gather(closing, stored)
@@ -354,10 +354,10 @@ def test_a_session_that_opens_while_another_is_stored_is_told(world: World) -> N
 def test_no_router_hears_of_a_session_that_is_not_stored(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
-        line = RemoteLine("r line")
+        line = RouterQueue("r line")
         await exchanged(actor, line)
         world.writes.clear()
-        opening = asyncio.create_task(actor.open_session(SessionAsk("s", "m", 1000, 60.0)))
+        opening = asyncio.create_task(actor.open_session(SessionRequest("s", "m", 1000, 60.0)))
         await asyncio.sleep(0.01)
         beat = asyncio.create_task(exchanged(actor, line))
         await asyncio.sleep(0.05)  # the store takes its time; nothing else would keep the beat
@@ -396,8 +396,8 @@ def test_an_engine_that_ends_says_so_and_is_off_the_roster(world: World) -> None
 
 
 def test_a_start_is_told_its_place_which_outlives_the_actor(world: World) -> None:
-    ask = (StartsAsk("m", (Start("r", ("n",)),), asked_bytes=40),)
-    place = (StartsReply((Place("r", "n", True),)),)
+    ask = (StartsRequest("m", (Start("r", ("n",)),), requested_bytes=40),)
+    place = (StartsReply((StartPlacement("r", "n", True),)),)
 
     async def first(actor: GpuMemoryQuota) -> None:
         assert await actor.starts(ask) == place

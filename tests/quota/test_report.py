@@ -12,17 +12,17 @@ from rich.console import Console
 
 from serve_app.cli.quota import show
 from serve_app.cluster.local import memory_waits
-from serve_app.core.memory import Device, EngineReport, Rank, SessionAsk, Start, StartsAsk
+from serve_app.core.memory import Device, EngineReport, Rank, SessionRequest, Start, StartsRequest
 from serve_app.core.queue import Arrival
-from serve_app.core.queue.admission import Policy
+from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue import Arrive, Event, Exchange, Hello, Reach, Rules
-from serve_app.core.shared_queue.messages import Ask
+from serve_app.core.shared_queue import Arrive, EngineReachability, Hello, ModelPolicy, RouterEvent, RouterMessage
+from serve_app.core.shared_queue.messages import CreditRequest
 from serve_app.quota.report import figures
 from serve_app.types import RequestClass
 
 GB = 10**9
-POLICY = Policy(max_queued=10, max_wait_s=60.0)
+POLICY = QueuePolicy(max_queued=10, max_wait_s=60.0)
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def core() -> Quota:
     runs = replace(told, holds=holds, kv_tokens=1600, kv_bytes=1, measured_bytes=(61 * GB,), slots=2)
     quota.on_engine(runs, 0.0)
     quota.on_engine(EngineReport("w", "big", (Rank("n", 0),), 30 * GB, 20 * GB), 0.0)
-    events = (Hello(()), Rules("m", POLICY), Reach("m", "e", True), Ask("e", 0, 0))
-    quota.on_exchange(Exchange("r", 1, 3, 1, events, 0, 0), 0.0)
-    quota.on_session(SessionAsk("s", "m", 50, 60.0, None, "0.25 GB"), 0.0)
+    events = (Hello(()), ModelPolicy("m", POLICY), EngineReachability("m", "e", True), CreditRequest("e", 0, 0))
+    quota.on_exchange(RouterMessage("r", 1, 3, 1, events, 0, 0), 0.0)
+    quota.on_open_session(SessionRequest("s", "m", 50, 60.0, None, "0.25 GB"), 0.0)
     return quota
 
 
@@ -84,7 +84,7 @@ def test_what_is_used_beyond_the_grant_is_an_alarm(core: Quota) -> None:
 
 @pytest.mark.parametrize(("measured", "shown"), [((5,), 5), ((None,), None), ((), None)])
 def test_what_could_not_be_measured_is_not_shown_as_nothing(core: Quota, measured: Any, shown: int | None) -> None:
-    told = core.grants.told("e")
+    told = core.grants.last_report("e")
     assert told is not None
     core.on_engine(replace(told, measured_bytes=measured), 1.0)
     assert figures(core, 2.0)["engines"][0]["measured_bytes"] == shown
@@ -103,7 +103,7 @@ def state(*replicas: str, running: bool = False) -> dict[str, Any]:
 
 
 def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> None:
-    found = memory_waits.explained(state("w"), figures(core, 2.0))
+    found = memory_waits.with_memory_waits(state("w"), figures(core, 2.0))
     (model,) = found["models"]
     assert model["state"] == "blocked: memory"
     assert model["message"] == (
@@ -115,21 +115,21 @@ def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> Non
 
 def test_status_says_nothing_of_replicas_that_have_left_or_of_other_models(core: Quota) -> None:
     found = figures(core, 2.0)
-    assert memory_waits.explained(state("another"), found) == state("another")
+    assert memory_waits.with_memory_waits(state("another"), found) == state("another")
     other = state("w")
     other["models"][0]["name"] = "other"
-    assert memory_waits.explained(other, found) == other
+    assert memory_waits.with_memory_waits(other, found) == other
 
 
 def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(core: Quota) -> None:
-    told = core.grants.told("e")
+    told = core.grants.last_report("e")
     assert told is not None
     core.on_engine(replace(told, measured_bytes=(61 * GB,)), 1.0)
     found = figures(core, 2.0)
-    assert memory_waits.explained(state("e", running=True), found)["message"] == (
+    assert memory_waits.with_memory_waits(state("e", running=True), found)["message"] == (
         "engine-big: e uses 61.00 GB of 60.00 GB granted"
     )
-    drains = memory_waits.explained(state("e", running=True), found | {"draining": ["e"]})
+    drains = memory_waits.with_memory_waits(state("e", running=True), found | {"draining": ["e"]})
     assert drains["message"].endswith("granted; it drains")
 
 
@@ -138,7 +138,7 @@ def test_what_keeps_a_model_from_more_replicas_is_behind_the_reason_of_its_targe
     model = nobody | {"name": "m", "why": "9 requests: 3 wanted"}
     other = nobody | {"name": "o", "why": "1 request: 1 wanted"}
     core = Quota(1, {}, 0.0)
-    found = memory_waits.explained(
+    found = memory_waits.with_memory_waits(
         state() | {"models": [model, other]},
         figures(core, 1.0) | {"short": [{"model": "m", "why": "memory: 1 needed, 0 free"}]},
     )
@@ -151,7 +151,7 @@ def test_what_keeps_a_model_from_more_replicas_is_behind_the_reason_of_its_targe
 def test_what_is_kept_for_starts_is_in_the_figures() -> None:
     core = Quota(1, {}, 0.0)
     core.on_devices([Device("n", 0, 100, 0)], 0.0)
-    core.on_starts(StartsAsk("m", (Start("r", ("n",)),), 1, ("n",), 60), 0.0)
+    core.on_starts(StartsRequest("m", (Start("r", ("n",)),), 1, ("n",), 60), 0.0)
     found = json.loads(json.dumps(figures(core, 1.0)))
     assert found["kept"] == [{"model": "m", "device": "n/0", "bytes": 60, "replica": "r", "after": ""}]
     assert found["short"] == [{"model": "m", "why": "memory: at least 0.00 GB needed on one device, 0.00 GB free"}]
@@ -165,9 +165,9 @@ def with_line(core: Quota) -> Quota:
             [(RequestClass.HIGH, "a")] * 4 + [(RequestClass.LOW, "b")],
         )
     ]
-    events: tuple[Event, ...] = (Hello(()), Rules("m", POLICY), Reach("m", "e", True))
+    events: tuple[RouterEvent, ...] = (Hello(()), ModelPolicy("m", POLICY), EngineReachability("m", "e", True))
     events += tuple(Arrive("m", one, 0.0) for one in arrivals)
-    core.on_exchange(Exchange("r", 2, core.epoch, 1, events, 0, 0), 1.5)
+    core.on_exchange(RouterMessage("r", 2, core.epoch, 1, events, 0, 0), 1.5)
     return core
 
 

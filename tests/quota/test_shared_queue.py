@@ -10,8 +10,8 @@ import time
 from dataclasses import replace
 
 from serve_app.core.queue import Arrival, Grant
-from serve_app.core.queue.admission import Policy
-from serve_app.core.shared_queue import RemoteLine
+from serve_app.core.queue.admission import QueuePolicy
+from serve_app.core.shared_queue import RouterQueue
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.types import RequestClass
 from tests.quota.test_actor import ENGINE, TOKENS, World, with_actor, world
@@ -25,24 +25,24 @@ class Router:
     """A router's line and its two calls."""
 
     def __init__(self, actor: GpuMemoryQuota, name: str) -> None:
-        self.actor, self.line = actor, RemoteLine(name)
+        self.actor, self.line = actor, RouterQueue(name)
         self.granted: list[str] = []
         self.news = asyncio.Event()
-        self.line.serve("m", Policy(max_queued=10, max_wait_s=10.0))
-        self.line.reach("m", "e", True, time.monotonic())
+        self.line.serve("m", QueuePolicy(max_queued=10, max_wait_s=10.0))
+        self.line.set_reachability("m", "e", True, time.monotonic())
 
     async def say(self) -> None:
         sent_at = time.monotonic()
-        told = self.line.next_exchange(sent_at, beat=True)
+        told = self.line.next_message(sent_at, beat=True)
         assert told is not None
         self.hear(self.line.on_reply(await self.actor.exchange(told), sent_at, time.monotonic()))
 
     async def watch(self) -> None:
         while True:
             sent_at = time.monotonic()
-            reply = await self.actor.watch(self.line.watch())
+            reply = await self.actor.watch(self.line.router_session.watch_message())
             self.hear(self.line.on_reply(reply, sent_at, time.monotonic()))
-            if self.line.next_exchange(time.monotonic()) is not None:
+            if self.line.next_message(time.monotonic()) is not None:
                 self.line.on_lost(time.monotonic())  # said with the next word
                 await self.say()
 
@@ -97,15 +97,15 @@ def test_who_waits_too_long_is_refused_when_that_is_due_and_not_at_the_next_tick
     async def scenario(actor: GpuMemoryQuota) -> None:
         await serving(actor)
         router = Router(actor, "r1")
-        router.line.serve("m", Policy(max_queued=10, max_wait_s=0.05))
+        router.line.serve("m", QueuePolicy(max_queued=10, max_wait_s=0.05))
         for _ in range(3):
             await router.say()
         for name in ("a", "b", "c"):
             router.arrive(name, RequestClass.LOW)
         await router.say()
-        assert actor._due is not None
+        assert actor._queue_timer is not None
         while router.line.waiting("m"):
-            reply = await actor.watch(router.line.watch())
+            reply = await actor.watch(router.line.router_session.watch_message())
             router.hear(router.line.on_reply(reply, time.monotonic(), time.monotonic()))
         assert router.granted == ["a", "b"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.core.routing import Key, Why, outliers
+from serve_app.core.routing import AffinityKey, TargetReason, outliers
 from serve_app.errors import EngineUnreachable
 from serve_app.http import request_size
 from serve_app.types import Operation
@@ -15,14 +15,14 @@ from tests.fakes.router import LONG, SOON_S, Router
 REPLICAS = ("r1", "r2", "r3")
 
 
-def session(number: int) -> Key:
-    return Key(f"tenant\0session\0{number}", Why.SESSION)
+def session(number: int) -> AffinityKey:
+    return AffinityKey(f"tenant\0session\0{number}", TargetReason.SESSION)
 
 
 async def places(router: Router, count: int = 20) -> list[str]:
     """Where one request of each session runs, one after the other, once this router has credit everywhere: before, it
     grants on what it has (a hint never makes a request wait)."""
-    usable = [name for name in router.model.replicas if router.model.health.well(name)]
+    usable = [name for name in router.model.replicas if router.model.health.is_healthy(name)]
     await until(lambda: all(router.view.replicas[name].slots for name in usable), SOON_S, "credit on each replica")
     for number in range(count):
         await router.ask(key=session(number))
@@ -36,7 +36,7 @@ def test_a_sessions_requests_find_the_same_replica_through_every_router() -> Non
         found = await places(first)
         assert set(found) == set(REPLICAS)
         assert await places(second) == found == await places(first)
-        assert set(first.why.values()) == set(second.why.values()) == {Why.SESSION}
+        assert set(first.why.values()) == set(second.why.values()) == {TargetReason.SESSION}
 
     run(scenario)
 
@@ -62,14 +62,14 @@ def test_an_ejected_replica_is_nobodys_home() -> None:
         await cluster.add(*REPLICAS)
         router = await Router(cluster).start()
         found = await places(router)
-        sent = router.model._replicas.sent("r2")
-        sent.broke(EngineUnreachable("gone"), lost=True)
-        sent.over()
+        sent = router.model._replicas.track_result("r2")
+        sent.on_error(EngineUnreachable("gone"), connection_lost=True)
+        sent.report()
         for before, now in zip(found, await places(router), strict=True):
             assert now == before if before != "r2" else now in ("r1", "r3")
-        assert set(router.why.values()) == {Why.SESSION}  # the next home is found by the key, too
+        assert set(router.why.values()) == {TargetReason.SESSION}  # the next home is found by the key, too
 
-    run(scenario, waits={(outliers, "FIRST_S"): 60.0})
+    run(scenario, waits={(outliers, "FIRST_EJECTION_S"): 60.0})
 
 
 def test_a_full_home_is_not_waited_for() -> None:
@@ -93,7 +93,7 @@ def test_a_request_without_a_key_goes_where_most_is_free() -> None:
         for _ in range(6):
             await router.ask()
         assert sorted(router.places.values()) == ["r1", "r1", "r2", "r2", "r3", "r3"]
-        assert set(router.why.values()) == {Why.MOST_FREE}
+        assert set(router.why.values()) == {TargetReason.MOST_FREE}
         assert router.model.placed == {("none", "most_free"): 6}
 
     run(scenario)
@@ -115,9 +115,9 @@ def test_conversations_of_one_prefix_run_where_it_is_and_the_metrics_say_so() ->
         assert (await client.get("/metrics")).status == 200
         assert client.figures("serve_app_placed", "key", "place") == {("prefix", "home"): 24}
 
-        sent = client.model._replicas.sent("r2")
-        sent.broke(EngineUnreachable("gone"), lost=True)
-        sent.over()
+        sent = client.model._replicas.track_result("r2")
+        sent.on_error(EngineUnreachable("gone"), connection_lost=True)
+        sent.report()
         await client.get("/metrics")
         assert client.figures("serve_app_ejected") == {(): 1}
         assert client.figures("serve_app_ejections", "reason") == {("lost",): 1}
@@ -127,19 +127,21 @@ def test_conversations_of_one_prefix_run_where_it_is_and_the_metrics_say_so() ->
 
 
 def test_a_key_is_the_sessions_else_the_prefixs_and_a_tenants_own() -> None:
-    def key(body: dict[str, Any], tenant: str = "a", session_id: str | None = None, block: int = 16) -> Key | None:
+    def key(
+        body: dict[str, Any], tenant: str = "a", session_id: str | None = None, block: int = 16
+    ) -> AffinityKey | None:
         tokens = -(-len(body["prompt"]) // request_size.BYTES_PER_TOKEN)
-        return request_size.key(Operation.COMPLETION, body, tenant, session_id, tokens, block)
+        return request_size.routing_key(Operation.COMPLETION, body, tenant, session_id, tokens, block)
 
     long, short = {"prompt": "x" * 65}, {"prompt": "x" * 64}
     found = key(long)
     assert found is not None
-    assert found.why is Why.PREFIX
+    assert found.reason is TargetReason.PREFIX
     assert found == key({**long, "max_tokens": 7}) != key(long, "b")
     assert key(short) is None  # within one block of the cache
     named = key(short, session_id="s")
     assert named is not None
-    assert named.why is Why.SESSION
+    assert named.reason is TargetReason.SESSION
     assert named == key(long, session_id="s") != key(long, "b", "s")
-    assert request_size.key(Operation.EMBEDDING, {"input": "x" * 65}, "a", None, 17, 16) is None
+    assert request_size.routing_key(Operation.EMBEDDING, {"input": "x" * 65}, "a", None, 17, 16) is None
     assert len({key(long), named, key(long, session_id="t"), key({"prompt": "y" * 65})}) == 4

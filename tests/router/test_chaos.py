@@ -176,15 +176,15 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int, wi
             assert +counted == +count(client, chaos.requests)
             assert client.at_rest(), client.view
             channels = client.model._replicas.channels.values()
-            assert not any(link.busy for link in channels)
-            await until(lambda: not any(link.open for link in channels), SETTLE_S, "channels closed")  # noqa: B023
+            assert not any(link.is_busy for link in channels)
+            await until(lambda: not any(link.is_open for link in channels), SETTLE_S, "channels closed")  # noqa: B023
         seen = count(clients[0], chaos.requests) + count(clients[1], chaos.requests)
         assert seen[Outcome.OK] > REQUESTS / 3, (seen, chaos.struck)  # chaos, and yet most are served
 
     short = {
         (channel, "ATTACH_TIMEOUT_S"): 0.1,
-        (outliers, "FIRST_S"): 0.05,
-        (engine_info, "ASK_TIMEOUT_S"): 10 * POLL_S,
+        (outliers, "FIRST_EJECTION_S"): 0.05,
+        (engine_info, "ANSWER_TIMEOUT_S"): 10 * POLL_S,
     }
     short[tcp_server, "TICKET_LIFE_S"] = 0.5
     perform = tcp.run if wired else engines.run

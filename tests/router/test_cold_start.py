@@ -9,10 +9,10 @@ import pytest
 
 from serve_app.errors import NotFound, Unavailable
 from serve_app.router import cold_start
-from serve_app.router.cold_start import Doorbell
+from serve_app.router.cold_start import ColdStartTrigger
 from serve_app.settings import AdmissionSettings
 from serve_app.settings.settings import AutoscaleSettings, ModelSettings
-from serve_app.transport import Frame, Stream, Submit
+from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Operation
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import SOON_S, Router
@@ -28,10 +28,10 @@ async def aside(router: Router) -> bytes:
     """Tokenize two words; returns the answer."""
     told: list[bytes] = []
 
-    async def relay(stream: Stream, frames: list[Frame]) -> None:
+    async def relay(stream: ResponseStream, frames: list[Frame]) -> None:
         told.append(frames[0].body)
 
-    await router.model.serve_aside(lambda n: Submit(n, "id", Operation.TOKENIZE, {"prompt": "two words"}), relay)
+    await router.model.serve_unqueued(lambda n: Submit(n, "id", Operation.TOKENIZE, {"prompt": "two words"}), relay)
     return told[0]
 
 
@@ -46,7 +46,7 @@ def test_one_call_waits_for_all_who_wait_and_ends_with_the_first_replica() -> No
         await cluster.add("r1")
         await asyncio.gather(*asked)
         await until(lambda: router.handle.ringing == 0, SOON_S, "the bell is silent")
-        assert not router.model._bell.ringing
+        assert not router.model._cold_start.is_calling
         await router.settled()
 
     run(scenario, scaled())
@@ -169,15 +169,15 @@ def test_a_call_that_fails_is_made_again_while_somebody_waits(monkeypatch: pytes
             answered.set()
             await asyncio.Event().wait()
 
-        bell = Doorbell("m", ring)
-        bell.update(from_zero=True, running=False)
-        with bell.waiting():
+        bell = ColdStartTrigger("m", ring)
+        bell.update(scales_from_zero=True, running=False)
+        with bell.count_waiting():
             await asyncio.wait_for(answered.wait(), SOON_S)
             await bell.close()
-            bell.update(from_zero=True, running=False)
-            assert not bell.ringing
+            bell.update(scales_from_zero=True, running=False)
+            assert not bell.is_calling
         assert len(rung) == 2
         return len(asyncio.all_tasks())
 
-    monkeypatch.setattr(cold_start, "RING_AGAIN_S", 0.01)
+    monkeypatch.setattr(cold_start, "COLD_START_RETRY_S", 0.01)
     assert asyncio.run(scenario()) == 1

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.routing import FailureKind, Key, Verdict
-from serve_app.core.routing import Why as Placed
-from serve_app.core.routing.outliers import CONSECUTIVE
+from serve_app.core.routing import AffinityKey, FailureKind, OutlierVerdict
+from serve_app.core.routing import TargetReason as Placed
+from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
-from serve_app.router.health import Sent
+from serve_app.router.health import ResultReporter
 from serve_app.transport import Piece
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import Client, ask
@@ -29,9 +29,9 @@ def test_a_replica_that_fails_every_call_costs_three_tries_and_no_request() -> N
         for _ in range(12):
             await router.ask()
         await asyncio.gather(*(router.ask() for _ in range(12)))
-        assert broken.calls == CONSECUTIVE
+        assert broken.calls == MAX_CONSECUTIVE_FAILURES
         assert set(router.places.values()) == {"r2"}
-        assert (router.model.health.out, router.model.health.ejections[FailureKind.CONSECUTIVE]) == (1, 1)
+        assert (router.model.health.ejected_count, router.model.health.ejections[FailureKind.CONSECUTIVE]) == (1, 1)
         assert takes(router) == {"r1": "none", "r2": "all"}
         await router.settled()
 
@@ -46,9 +46,9 @@ def test_where_everything_fails_half_of_the_replicas_stay_in_use() -> None:
         for _ in range(6):
             told = await asyncio.gather(*(router.ask() for _ in range(4)), return_exceptions=True)
             assert {type(error) for error in told} == {EngineFailed}
-            assert router.model.health.out <= 2
+            assert router.model.health.ejected_count <= 2
             assert list(takes(router).values()).count("all") >= 2
-        assert router.model.health.out == 2
+        assert router.model.health.ejected_count == 2
         assert broken.calls <= 6 * 4 * 3
         await router.settled()
 
@@ -59,13 +59,13 @@ def test_a_request_that_failed_at_home_runs_elsewhere() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2", "r3")
         router = await Router(cluster).start()
-        key = Key("tenant\0session\0one", Placed.SESSION)
+        key = AffinityKey("tenant\0session\0one", Placed.SESSION)
         await router.ask(key=key)
         broken = Broken(cluster, router.places["1"])
         await router.ask(key=key)
         assert broken.calls == 1
         assert router.places["2"] != router.places["1"]
-        assert not router.model.health.out
+        assert not router.model.health.ejected_count
         await router.settled()
 
     run(scenario, waits=NEVER)
@@ -75,41 +75,41 @@ class Heard:
     """What is told of a request; its replica is on no trial."""
 
     def __init__(self) -> None:
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[OutlierVerdict] = []
 
-    def on_trial(self, replica_id: str) -> bool:
+    def is_on_probation(self, replica_id: str) -> bool:
         return False
 
-    def ended(self, replica_id: str, verdict: Verdict, sent: float) -> None:
+    def record_result(self, replica_id: str, verdict: OutlierVerdict, sent_at: float) -> None:
         self.verdicts.append(verdict)
 
 
 @pytest.mark.parametrize(
     ("status", "error", "lost", "verdict"),
     [
-        (200, None, False, Verdict.OK),
-        (400, None, False, Verdict.CLIENT),
-        (500, None, False, Verdict.FAILED),
-        (None, None, False, Verdict.CLIENT),
-        (None, EngineFailed("x"), False, Verdict.FAILED),
-        (None, EngineFailed("x"), True, Verdict.LOST),
-        (None, EngineUnreachable("x"), False, Verdict.LOST),
-        (200, EngineFailed("x"), False, Verdict.FAILED),
-        (200, EngineFailed("x", code="slow_client"), False, Verdict.OK),
-        (None, Overloaded("x"), False, Verdict.CLIENT),
+        (200, None, False, OutlierVerdict.OK),
+        (400, None, False, OutlierVerdict.CLIENT),
+        (500, None, False, OutlierVerdict.FAILED),
+        (None, None, False, OutlierVerdict.CLIENT),
+        (None, EngineFailed("x"), False, OutlierVerdict.FAILED),
+        (None, EngineFailed("x"), True, OutlierVerdict.LOST),
+        (None, EngineUnreachable("x"), False, OutlierVerdict.LOST),
+        (200, EngineFailed("x"), False, OutlierVerdict.FAILED),
+        (200, EngineFailed("x", code="slow_client"), False, OutlierVerdict.OK),
+        (None, Overloaded("x"), False, OutlierVerdict.CLIENT),
     ],
 )
 def test_a_request_has_one_result_and_it_is_the_last_thing_known(
-    status: int | None, error: ServeAppError | None, lost: bool, verdict: Verdict
+    status: int | None, error: ServeAppError | None, lost: bool, verdict: OutlierVerdict
 ) -> None:
     heard = Heard()
-    sent = Sent(heard, "r1", 0.0)  # type: ignore[arg-type]
+    sent = ResultReporter(heard, "r1", 0.0)  # type: ignore[arg-type]
     if status is not None:
-        sent.began(status)
+        sent.on_first_frame(status)
     if error is not None:
-        sent.broke(error, lost=lost)
-    sent.over()
-    sent.over()
+        sent.on_error(error, connection_lost=lost)
+    sent.report()
+    sent.report()
     assert heard.verdicts == [verdict]
 
 
@@ -147,7 +147,7 @@ def test_what_clients_do_says_nothing_of_a_replica() -> None:
         thaw(cluster, "r1", "r2")
         assert client.outcomes == {Outcome.BAD_REQUEST: 20, Outcome.CANCELLED_RUNNING: 40}
         assert set(client.model.health.ejections.values()) == {0}
-        assert client.model.health.out == 0
+        assert client.model.health.ejected_count == 0
 
     run(scenario)
 
@@ -168,7 +168,7 @@ def test_a_replica_that_breaks_every_answer_in_the_middle_is_ejected() -> None:
                 await router.ask()
             except EngineFailed:
                 failed += 1
-        assert (failed, router.model.health.ejections[FailureKind.CONSECUTIVE]) == (CONSECUTIVE, 1)
+        assert (failed, router.model.health.ejections[FailureKind.CONSECUTIVE]) == (MAX_CONSECUTIVE_FAILURES, 1)
         await router.settled()
 
     run(scenario, waits=NEVER)
@@ -197,7 +197,7 @@ def test_where_no_more_may_be_out_a_lost_request_pauses_before_it_tries_again() 
         await until(lambda: router.model.waiting == 1 and not router.waiting, SOON_S, "it pauses, and counts")
         with pytest.raises(EngineUnreachable):
             await request
-        assert router.model.health.out == 1
+        assert router.model.health.ejected_count == 1
         assert 3 <= cut[0].tries <= 8
         await router.settled()
 
@@ -209,12 +209,12 @@ def test_an_ejected_replica_that_leaves_is_no_longer_counted_and_is_as_new_when_
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken = Broken(cluster, "r1")
-        while not router.model.health.out:
+        while not router.model.health.ejected_count:
             await router.ask()
         broken.mend()
         cluster.remove("r1")
         await turns(5)
-        assert router.model.health.out == 0
+        assert router.model.health.ejected_count == 0
         assert takes(router) == {"r2": "all"}
         await cluster.add("r1")
         await turns(5)

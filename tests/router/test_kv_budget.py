@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.queue.admission import Arrival
-from serve_app.router.kv_budget import GROW_BLOCKS, LEAD_STEPS, Budget
+from serve_app.router.kv_budget import KV_REQUEST_BLOCKS, LEAD_STEPS, KvBudget
 from serve_app.transport import EngineInfo
 from serve_app.types import RequestClass
 
@@ -15,9 +15,9 @@ POOL = 100_000
 INFO = EngineInfo("model", ["generate"], 4096, 8, POOL, POOL * 100, kv_block_tokens=BLOCK)
 
 
-def asked_for(budget: Budget, *made: int) -> list[int]:
+def asked_for(budget: KvBudget, *made: int) -> list[int]:
     """What is asked for while the engine makes so many tokens each time."""
-    return [more for tokens in made if (more := budget.produced(tokens))]
+    return [more for tokens in made if (more := budget.on_output(tokens))]
 
 
 def arrival(prompt: int, output: int, slots: int = 1) -> Arrival:
@@ -25,28 +25,28 @@ def arrival(prompt: int, output: int, slots: int = 1) -> Arrival:
 
 
 def test_more_is_asked_for_some_steps_before_it_is_needed() -> None:
-    budget = Budget(arrival(16, 48), INFO)
+    budget = KvBudget(arrival(16, 48), INFO)
     assert asked_for(budget, 48 - LEAD_STEPS) == []
-    assert asked_for(budget, 1) == [GROW_BLOCKS * BLOCK]
-    assert budget.tokens == 64 + GROW_BLOCKS * BLOCK
+    assert asked_for(budget, 1) == [KV_REQUEST_BLOCKS * BLOCK]
+    assert budget.tokens == 64 + KV_REQUEST_BLOCKS * BLOCK
 
 
 def test_a_request_that_is_given_all_it_asks_for_never_asks_for_more() -> None:
-    budget = Budget(arrival(10, 100), INFO, most_tokens=110)
+    budget = KvBudget(arrival(10, 100), INFO, max_kv_tokens=110)
     assert asked_for(budget, *[1] * 100) == []
 
 
 def test_it_grows_up_to_its_bound_and_no_further() -> None:
-    budget = Budget(arrival(16, 16), INFO, most_tokens=16 + 200)
+    budget = KvBudget(arrival(16, 16), INFO, max_kv_tokens=16 + 200)
     asked = asked_for(budget, *[1] * 200)
     assert budget.tokens == 224
     assert sum(asked) == 224 - 32
 
 
 def test_what_was_asked_for_once_is_not_asked_for_again() -> None:
-    budget = Budget(arrival(16, 16), INFO)
-    made = 16 + GROW_BLOCKS * BLOCK - LEAD_STEPS
-    assert asked_for(budget, *[1] * made) == [GROW_BLOCKS * BLOCK]
+    budget = KvBudget(arrival(16, 16), INFO)
+    made = 16 + KV_REQUEST_BLOCKS * BLOCK - LEAD_STEPS
+    assert asked_for(budget, *[1] * made) == [KV_REQUEST_BLOCKS * BLOCK]
 
 
 @given(
@@ -60,13 +60,13 @@ def test_tokens_cover_what_was_made_ahead_of_it_while_the_bound_is_kept(
     prompt: int, output: int, slots: int, made: list[int], most: int | None
 ) -> None:
     bound = None if most is None else max(most, prompt + output)
-    budget = Budget(arrival(prompt, output, slots), INFO, bound)
+    budget = KvBudget(arrival(prompt, output, slots), INFO, bound)
     total = 0
     for tokens in made:
         if bound is not None and prompt + total + tokens > bound:
             break
         total += tokens
-        budget.produced(tokens)
+        budget.on_output(tokens)
         assert budget.tokens % BLOCK == 0
         assert budget.tokens >= min(prompt + total, INFO.max_model_len * slots)
         assert bound is None or budget.tokens <= max(bound, 1) + (slots + 1) * BLOCK

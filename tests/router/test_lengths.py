@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.estimate import LengthRule, Source
+from serve_app.core.estimate import EstimateSource, LengthRule
 from serve_app.core.receipts import explain
 from serve_app.core.routing import FailureKind
 from serve_app.errors import ConfigError
-from serve_app.http.request_cost import Cost, slots_of
+from serve_app.http.request_cost import RequestCost, slots_of
 from serve_app.settings import ModelSettings, engine_version, parse
 from serve_app.types import Operation
 from tests.fakes.asgi_client import Client, Reply, ask
@@ -113,11 +113,11 @@ def test_a_replica_that_failed_comes_back_where_every_request_is_long() -> None:
 
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         broken = Broken(cluster, "r1")
-        while not client.model.health.out:
+        while not client.model.health.ejected_count:
             assert (await client.post(ask("p", 200))).status == 200
         broken.mend()
         async with asyncio.timeout(SOON_S):
-            while client.model.health.out:
+            while client.model.health.ejected_count:
                 assert (await client.post(ask("p", 200))).status == 200
         assert client.model.health.ejections[FailureKind.CONSECUTIVE] >= 1
 
@@ -141,19 +141,19 @@ def test_a_change_of_it_is_the_routers_and_restarts_no_engine() -> None:
 
 
 def test_it_is_off_until_somebody_sets_it() -> None:
-    assert ModelSettings(name="m").lengths is None
+    assert ModelSettings(name="m").length_rule is None
     assert ModelSettings(name="m").long_weight == 1
     found = parse({"models": [{"name": "m", "max_num_seqs": 64, "max_long_seqs": 16}]}).models[0]
-    assert found.lengths == LengthRule(100, 4)
+    assert found.length_rule == LengthRule(100, 4)
     with pytest.raises(ConfigError, match="max_long_seqs"):
         parse({"models": [{"name": "m", "max_num_seqs": 8, "max_long_seqs": 9}]})
 
 
 def test_only_what_generates_is_weighed_and_each_sequence_by_itself() -> None:
-    def cost(prompt: int, output: int, answers: int = 1, prompts: int = 1) -> Cost:
-        return Cost(4 * prompt, prompt, output, answers, Source.PRIOR, None, prompts)
+    def cost(prompt: int, output: int, answers: int = 1, prompts: int = 1) -> RequestCost:
+        return RequestCost(4 * prompt, prompt, output, answers, EstimateSource.PRIOR, None, prompts)
 
-    def weighed(operation: Operation, sequences: int, of: Cost, rule: LengthRule | None = RULE) -> int:
+    def weighed(operation: Operation, sequences: int, of: RequestCost, rule: LengthRule | None = RULE) -> int:
         return slots_of(operation, sequences, of, rule, SLOTS)
 
     assert weighed(Operation.CHAT, 1, cost(60, 39)) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.queue.admission import Action, Arrival, Grant, Policy, Reason, Refuse
+from serve_app.core.queue.admission import Action, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
 from serve_app.errors import NotFound, Overloaded
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.queue_client import QueueClient
@@ -22,7 +22,7 @@ class Elsewhere:
         self.events: list[tuple[str, str]] = []
         self.at_once: Callable[[Arrival], list[Action]] = lambda arrival: []
 
-    def serve(self, model: str, policy: Policy) -> None: ...
+    def serve(self, model: str, policy: QueuePolicy) -> None: ...
 
     def on_arrive(self, model: str, arrival: Arrival, now: float) -> list[Action]:
         self.events.append(("arrive", arrival.request_id))
@@ -47,7 +47,7 @@ class There:
     def __init__(self) -> None:
         self.client = QueueClient("router", _nothing, _nothing, ())
         self.core = self.client.core = Elsewhere()  # type: ignore[assignment]
-        self.queue = ModelQueue(self.client, "m", Policy(max_queued=10, max_wait_s=10.0))
+        self.queue = ModelQueue(self.client, "m", QueuePolicy(max_queued=10, max_wait_s=10.0))
 
     def asking(self, name: str = "a") -> asyncio.Task[Grant]:
         return asyncio.create_task(self.queue.acquire(arrival(name)))
@@ -79,13 +79,15 @@ def test_a_decision_that_comes_later_and_in_another_order_reaches_its_request() 
         requests = {name: there.asking(name) for name in "abc"}
         await asyncio.sleep(0)
         assert there.core.events == [("arrive", name) for name in "abc"]
-        there.client.after([Grant("c", "r2", 2.0), Refuse("a", Reason.QUEUE_FULL, 3.0), Grant("unknown", "r1", 0.0)])
+        there.client.apply_actions(
+            [Grant("c", "r2", 2.0), Refuse("a", RefusalReason.QUEUE_FULL, 3.0), Grant("unknown", "r1", 0.0)]
+        )
         assert await requests["c"] == Grant("c", "r2", 2.0)
         with pytest.raises(Overloaded) as refused:
             await requests["a"]
         assert refused.value.retry_after_s == 3.0
         assert not requests["b"].done()
-        there.client.after([Grant("b", "r1", 4.0)])
+        there.client.apply_actions([Grant("b", "r1", 4.0)])
         assert await requests["b"] == Grant("b", "r1", 4.0)
 
     run(scenario())
@@ -96,7 +98,7 @@ def test_a_decision_that_comes_twice_counts_once() -> None:
         there = There()
         request = there.asking()
         await asyncio.sleep(0)
-        there.client.after([Grant("a", "r1", 1.0), Refuse("a", Reason.TIMEOUT, 1.0)])
+        there.client.apply_actions([Grant("a", "r1", 1.0), Refuse("a", RefusalReason.TIMEOUT, 1.0)])
         assert await request == Grant("a", "r1", 1.0)
 
     run(scenario())
@@ -109,13 +111,13 @@ def test_a_request_that_leaves_before_its_answer_is_cancelled_in_the_queue(grant
         request = there.asking()
         await asyncio.sleep(0)
         if granted:
-            there.client.after([Grant("a", "r1", 1.0)])
+            there.client.apply_actions([Grant("a", "r1", 1.0)])
         request.cancel()
         await asyncio.wait({request})
         assert request.cancelled()
         assert there.core.events == [("arrive", "a"), ("cancel", "a")]
-        there.client.after([Grant("a", "r1", 1.0)])  # too late: for nobody
-        assert not there.client.requests(there.queue)
+        there.client.apply_actions([Grant("a", "r1", 1.0)])  # too late: for nobody
+        assert not there.client.decisions_of(there.queue)
 
     run(scenario())
 
@@ -127,7 +129,7 @@ def test_a_second_request_of_an_id_is_refused_and_the_first_one_goes_on_waiting(
         await asyncio.sleep(0)
         with pytest.raises(ValueError, match="waits or runs already"):
             await there.queue.acquire(arrival())
-        there.client.after([Grant("a", "r1", 1.0)])
+        there.client.apply_actions([Grant("a", "r1", 1.0)])
         assert await first == Grant("a", "r1", 1.0)
         assert there.core.events == [("arrive", "a")]
 
@@ -139,8 +141,8 @@ def test_requests_that_wait_are_dismissed_with_the_reason_and_those_granted_are_
         there = There()
         requests = [there.asking(name) for name in "ab"]
         await asyncio.sleep(0)
-        there.client.after([Grant("a", "r1", 1.0)])
-        there.queue.dismiss(lambda: NotFound("the model is gone"))
+        there.client.apply_actions([Grant("a", "r1", 1.0)])
+        there.queue.refuse_all(lambda: NotFound("the model is gone"))
         assert await requests[0] == Grant("a", "r1", 1.0)  # decided before
         with pytest.raises(NotFound, match="gone"):
             await requests[1]
@@ -154,13 +156,13 @@ def test_an_error_after_the_arrival_gives_back_what_was_granted() -> None:
         there = There()
 
         def breaks(arrival: Arrival) -> list[Action]:
-            there.client.after([Grant(arrival.request_id, "r1", 0.0)])
+            there.client.apply_actions([Grant(arrival.request_id, "r1", 0.0)])
             raise AttributeError("when")
 
         there.core.at_once = breaks
         with pytest.raises(AttributeError):
             await there.asking()
         assert there.core.events == [("arrive", "a"), ("cancel", "a")]
-        assert not there.client.requests(there.queue)
+        assert not there.client.decisions_of(there.queue)
 
     run(scenario())

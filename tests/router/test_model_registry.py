@@ -105,7 +105,7 @@ async def two(cluster: FakeCluster, *replicas: str) -> tuple[ModelRegistry, Hand
     handles = Handles(cluster, *replicas)
     fleet = ModelRegistry(handles.connect, "router", await cluster.queues("router"))
     assert fleet.apply(configured(model(slots=1), named(OTHER, slots=1))) == frozenset()
-    await fleet.settled()
+    await fleet.wait_settled()
     await turns(10)
     return fleet, handles
 
@@ -121,11 +121,11 @@ def test_a_change_of_one_model_touches_no_other_line() -> None:
         assert fleet.models[OTHER].settings == changed
         assert list(fleet.models) == [MODEL, OTHER, "third"]
         assert handles.open() == [MODEL, OTHER, "third"]
-        await fleet.settled()
+        await fleet.wait_settled()
         await turns(10)
         assert [await serve(line) for line in fleet.models.values()]
         assert fleet.apply(configured(model(slots=1))) == {OTHER, "third"}
-        await fleet.settled()
+        await fleet.wait_settled()
         assert (handles.open(), list(fleet.models)) == ([MODEL], [MODEL])
         assert fleet.models[MODEL] is lines[MODEL]
 
@@ -163,7 +163,7 @@ def test_a_model_taken_out_tells_who_waits_and_finishes_what_runs() -> None:
         assert handles.open() == [MODEL, OTHER]
         assert not runs.done()
         assert await runs
-        await fleet.settled()
+        await fleet.wait_settled()
         assert handles.open() == [OTHER]
         assert line.queue.waiting == 0
 
@@ -182,7 +182,7 @@ def test_what_loses_its_replica_when_its_model_leaves_is_told_so() -> None:
         cluster.kill("r1")
         with pytest.raises(NotFound, match="taken out"):
             await asyncio.wait_for(lost, SOON_S)
-        await asyncio.wait_for(fleet.settled(), SOON_S)
+        await asyncio.wait_for(fleet.wait_settled(), SOON_S)
 
     run(scenario)
 
@@ -197,7 +197,7 @@ def test_a_request_of_a_model_that_left_may_give_up_too() -> None:
         await turns(5)
         assert handles.open() == [MODEL, OTHER]
         runs.cancel()
-        await asyncio.wait_for(fleet.settled(), SOON_S)
+        await asyncio.wait_for(fleet.wait_settled(), SOON_S)
         assert handles.open() == [OTHER]
 
     run(scenario)
@@ -217,7 +217,7 @@ def test_a_model_back_at_once_does_not_meet_its_former_self() -> None:
         assert await serve(present)
         assert cluster["r1"].attachments == 2  # of the former one and the present one: each its own
         assert await runs
-        await fleet.settled()
+        await fleet.wait_settled()
         assert [handle.closed for _, handle in handles.made] == [1, 0, 0]
         assert await serve(present)
 
@@ -250,7 +250,7 @@ class QuietHandle:
     async def watch(self, listener: object) -> None:
         await self._over.wait()
 
-    async def ring(self) -> None:
+    async def call_any_replica(self) -> None:
         await self._over.wait()
 
     async def close(self) -> None:
@@ -284,7 +284,7 @@ def test_whatever_comes_and_goes_each_line_lives_exactly_as_long_as_its_model(hi
         assert [name for name, handle in made if not handle.closed] == ["last"]
         assert all(handle.closed <= 1 for _, handle in made)
         await made[-1][1].close()
-        await asyncio.wait_for(fleet.settled(), SOON_S)  # those who left before Serve told of them, too
+        await asyncio.wait_for(fleet.wait_settled(), SOON_S)  # those who left before Serve told of them, too
         await client.stop()
 
     asyncio.run(scenario())
@@ -311,11 +311,11 @@ def test_a_scrape_survives_a_change_and_shows_nothing_of_what_left() -> None:
             scrape = asyncio.create_task(client.get("/metrics"))
             await turns(10)
             for name in fleet.apply(configured(*wanted)):
-                client.metrics.forget(name)
+                client.metrics.remove_model(name)
             assert (await scrape).status == 200
             shown = (await client.get("/metrics")).body.decode()
             assert {name for name in (MODEL, OTHER, "third") if f'model="{name}"' in shown} == set(fleet.models)
-        await fleet.settled()
+        await fleet.wait_settled()
 
     run(scenario)
 
@@ -338,7 +338,7 @@ def test_changed_keys_and_bounds_hold_for_the_next_request() -> None:
         assert too_long.status == 413
         missing = await client.post(ask("gone", model=OTHER), key=NEXT_KEY)
         assert (missing.status, missing.error["code"]) == (404, "model_not_found")
-        await fleet.settled()
+        await fleet.wait_settled()
 
     run(scenario)
 

@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import Overloaded, Unavailable
 from serve_app.router import engine_info
-from serve_app.transport import Frame, Stream, Submit, channel
+from serve_app.transport import Frame, ResponseStream, Submit, channel
 from serve_app.types import Operation, RequestClass
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, NORMAL, SOON_S, Router, held
@@ -174,7 +174,7 @@ def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -
         router = await Router(cluster, no_replica_wait_s=0.05).start()
         told: list[bytes] = []
 
-        async def relay(stream: Stream, frames: list[Frame]) -> None:
+        async def relay(stream: ResponseStream, frames: list[Frame]) -> None:
             assert frames[-1].usage is not None
             told.append(frames[0].body)
 
@@ -182,20 +182,20 @@ def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -
             return Submit(number, "id", Operation.TOKENIZE, {"prompt": "two words"})
 
         with pytest.raises(Unavailable) as refused:
-            await router.model.serve_aside(make, relay)
+            await router.model.serve_unqueued(make, relay)
         assert refused.value.code == "no_replica"
         await cluster.add("r1", "r2")
         await turns(10)
         busy = [router.asking(LONG) for _ in range(8)]
         await until(lambda: len(router.relayed) == 8, SOON_S, "every slot taken")
-        await router.model.serve_aside(make, relay)
+        await router.model.serve_unqueued(make, relay)
         for request in busy:
             request.cancel()
         await asyncio.wait(busy)
         cluster["r1"].mute = cluster["r2"].mute = True
         await until(lambda: not cluster["r1"].attachments and not cluster["r2"].attachments, SOON_S, "detached")
         cluster["r2"].mute = False
-        await asyncio.gather(*(router.model.serve_aside(make, relay) for _ in range(4)))
+        await asyncio.gather(*(router.model.serve_unqueued(make, relay) for _ in range(4)))
         assert len(told) == 5
         assert {b'"count": 2' in body for body in told} == {True}
         await router.settled()
@@ -211,14 +211,14 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
         await turns(20)
         info = await router.model.info()
         assert info is not None
-        assert (info.slots, router.model.max_model_len, router.model.largest) == (4, info.max_model_len, 4)
+        assert (info.slots, router.model.max_model_len, router.model.max_request_slots) == (4, info.max_model_len, 4)
         load = await router.model.load("r1")
         assert load is not None
         assert load.running == 0
         cluster.kill("r1", told=False)
         assert await router.model.load("r1") is None
 
-    run(scenario, waits={(engine_info, "ASK_TIMEOUT_S"): 0.1})
+    run(scenario, waits={(engine_info, "ANSWER_TIMEOUT_S"): 0.1})
 
 
 def test_the_queue_is_told_what_a_request_has_really_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,13 +226,13 @@ def test_the_queue_is_told_what_a_request_has_really_made(monkeypatch: pytest.Mo
         await cluster.add("r1")
         router = await Router(cluster).start()
         told: list[tuple[int | None, int | None]] = []
-        done = router.model.queue.done
+        done = router.model.queue.release
 
         def noting(request_id: str, output_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
             told.append((prompt_tokens, output_tokens))
             done(request_id, output_tokens, prompt_tokens)
 
-        monkeypatch.setattr(router.model.queue, "done", noting)
+        monkeypatch.setattr(router.model.queue, "release", noting)
         await router.ask(7, cost_tokens=300)
         assert told == [(2, 7)]
         stopped = router.asking(LONG, cost_tokens=300)

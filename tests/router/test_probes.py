@@ -9,8 +9,8 @@ import pytest
 
 from serve_app.core.queue.admission import Arrival
 from serve_app.core.routing import FailureKind
-from serve_app.core.routing import Why as Placed
-from serve_app.core.routing.outliers import CONSECUTIVE
+from serve_app.core.routing import TargetReason as Placed
+from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.errors import EngineFailed, EngineUnreachable
 from tests.fakes.engines import FakeCluster, run, turns, until
 from tests.fakes.failing_engines import SHORT, Broken, takes
@@ -28,9 +28,9 @@ def test_an_ejected_replica_is_probed_by_one_request_at_a_time_until_one_succeed
                 await asyncio.gather(router.ask(), router.ask())
 
         await asyncio.wait_for(asked_until(lambda: health.ejections[FailureKind.PROBE] == 2), SOON_S)
-        assert broken.calls == CONSECUTIVE + 2
+        assert broken.calls == MAX_CONSECUTIVE_FAILURES + 2
         broken.mend()
-        await asyncio.wait_for(asked_until(lambda: not health.out), SOON_S)
+        await asyncio.wait_for(asked_until(lambda: not health.ejected_count), SOON_S)
         assert takes(router) == {"r1": "all", "r2": "all"}
         assert Placed.PROBE in router.why.values()
         await asyncio.gather(*(router.ask() for _ in range(8)))
@@ -47,12 +47,12 @@ def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_ru
         running = [router.asking(LONG) for _ in range(4)]
         await until(lambda: len(router.relayed) == 4, SOON_S, "two run on each")
         assert cluster["r1"].work == 2
-        health, sent = router.model.health, router.model._replicas.sent("r1")
-        sent.broke(EngineUnreachable("gone"), lost=True)
-        sent.over()
-        assert health.out == 1
+        health, sent = router.model.health, router.model._replicas.track_result("r1")
+        sent.on_error(EngineUnreachable("gone"), connection_lost=True)
+        sent.report()
+        assert health.ejected_count == 1
         freeze(cluster, "r1")
-        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        await until(lambda: health.is_on_probation("r1"), SOON_S, "its time is over")
         requests = [router.asking() for _ in range(12)]
         await until(lambda: cluster["r1"].work == 3, SOON_S, "the probe is there")
         one = next(n for n, place in enumerate(list(router.places.values())) if place == "r1")
@@ -61,7 +61,7 @@ def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_ru
         assert (router.used["r1"], takes(router)["r1"]) == (2, "none")  # the other long one, and the probe
         thaw(cluster, "r1")
         await asyncio.gather(*requests)
-        assert not health.out
+        assert not health.ejected_count
         for request in running:
             request.cancel()
         await router.settled()
@@ -75,20 +75,20 @@ def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken, health = Broken(cluster, "r1"), router.model.health
-        while not health.out:
+        while not health.ejected_count:
             await router.ask()
         broken.mend()
         freeze(cluster, "r1")
-        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        await until(lambda: health.is_on_probation("r1"), SOON_S, "its time is over")
         for _ in range(3):
             probe = router.asking()
             await until(lambda: cluster["r1"].work == 1, SOON_S, "it is there")
             probe.cancel()
             await until(lambda: not cluster["r1"].work, SOON_S, "its client has left")
-            assert (health.on_trial("r1"), takes(router)["r1"]) == (True, "one")
+            assert (health.is_on_probation("r1"), takes(router)["r1"]) == (True, "one")
         thaw(cluster, "r1")
         await router.ask()
-        assert not health.out
+        assert not health.ejected_count
         await router.settled()
 
     run(scenario, waits=SHORT)
@@ -99,15 +99,15 @@ def test_a_probes_place_that_nobody_used_is_for_the_next_request() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken, health = Broken(cluster, "r1"), router.model.health
-        while not health.out:
+        while not health.ejected_count:
             await router.ask()
         broken.mend()
-        await until(lambda: health.wanting() == "r1", SOON_S, "its time is over")
+        await until(lambda: health.replica_to_probe() == "r1", SOON_S, "its time is over")
         async with held(router, Arrival("unsent", NORMAL, "tenant", affinity="r1")) as granted:
-            assert (granted.replica_id, health.wanting()) == ("r1", None)
-        assert health.wanting() == "r1"
+            assert (granted.replica_id, health.replica_to_probe()) == ("r1", None)
+        assert health.replica_to_probe() == "r1"
         await router.ask()
-        assert not health.out
+        assert not health.ejected_count
         await router.settled()
 
     run(scenario, waits=SHORT)
@@ -118,12 +118,12 @@ def test_a_probe_counts_by_its_first_frame() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken, health = Broken(cluster, "r1"), router.model.health
-        while not health.out:
+        while not health.ejected_count:
             await router.ask()
         broken.mend()
-        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        await until(lambda: health.is_on_probation("r1"), SOON_S, "its time is over")
         probe = router.asking(LONG)
-        await until(lambda: not health.out, SOON_S, "it is back")
+        await until(lambda: not health.ejected_count, SOON_S, "it is back")
         assert not probe.done()
         assert takes(router) == {"r1": "all", "r2": "all"}
         probe.cancel()
@@ -141,11 +141,11 @@ def test_an_only_replica_on_probation_serves_requests_of_any_size() -> None:
             await router.ask()
         broken.mend()
         health = router.model.health
-        assert health.out == 1
-        await until(lambda: health.on_trial("r1"), SOON_S, "its time is over")
+        assert health.ejected_count == 1
+        await until(lambda: health.is_on_probation("r1"), SOON_S, "its time is over")
         assert takes(router) == {"r1": "all"}
         await router.ask(slots=4)
-        assert not health.out
+        assert not health.ejected_count
         await router.settled()
 
     run(scenario, waits=SHORT)

@@ -53,7 +53,7 @@ def test_while_nobody_waits_a_request_is_granted_in_the_call_and_nobody_is_asked
                 place.send(None)
             assert (ended.value.value.replica_id, ended.value.value.waited_s) == ("r1", 0.0)
             assert actor.calls["exchange"] == asked
-            assert callers[0].shared.granted == (1, 0)
+            assert callers[0].shared.grant_counts == (1, 0)
             callers[0].done("a")
             await at_rest(actor, *callers)
 
@@ -110,14 +110,14 @@ def test_a_request_cancelled_in_the_turn_of_its_grant_never_ran_and_gives_its_pl
             gone, after = caller.asking("gone"), caller.asking("after")
             await turns(1)
             await waits(caller, actor, "gone", "after")
-            decide = caller.end.decide
+            decide = caller.end.deliver
 
             def cancelling(action: Action, decided: asyncio.Future[Grant]) -> None:
                 decide(action, decided)
                 if action.request_id == "gone":
                     gone.cancel()
 
-            caller.end.decide = cancelling  # type: ignore[method-assign]
+            caller.end.deliver = cancelling  # type: ignore[method-assign]
             caller.done(holder)
             await asyncio.wait_for(after, SOON_S)
             assert gone.cancelled()
@@ -144,9 +144,9 @@ def test_a_refusal_says_why_and_when_to_come_back(reason: str) -> None:
         async with fleet(actor, 2, **bounds) as (first, second):
             await first.hold_all(2)
             if reason == "no_replica":
-                second.end.start_told(77.0)
-                first.end.replica("r1", False)
-                second.end.replica("r1", False)
+                second.end.observe_start(77.0)
+                first.end.set_replica("r1", False)
+                second.end.set_replica("r1", False)
             before = first.asking("before", HIGH) if reason == "queue_full" else None
             if before is not None:
                 await turns(1)
@@ -163,7 +163,7 @@ def test_a_refusal_says_why_and_when_to_come_back(reason: str) -> None:
             if reason == "no_replica":
                 assert error.retry_after_s == pytest.approx(77.0, abs=SOON_S), "the start that this router knows of"
                 for one in (first, second):
-                    one.end.replica("r1", True)
+                    one.end.set_replica("r1", True)
             elif reason == "too_large":
                 assert error.retry_after_s is None
             else:
@@ -185,10 +185,10 @@ def test_a_running_request_grows_from_credit_and_else_by_a_question() -> None:
         async with fleet(actor, 2) as (first, second):
             await until(lambda: first.credit()[1] > 10_000, SOON_S, "credit")
             await first.granted("credit")
-            assert first.end.grow("credit", 500)
+            assert first.end.request_kv_tokens("credit", 500)
             assert first.shared.core._accounts.held("r1")[1] == 510
             whole = first.credit()[1] + 20_000
-            assert not first.end.grow("credit", whole), "that is more than its credit"
+            assert not first.end.request_kv_tokens("credit", whole), "that is more than its credit"
             await until(lambda: first.shared.core._accounts.held("r1")[1] == 510 + whole, SOON_S, "it has it")
             await second.hold_all(7)
             waiting = first.asking("line")
@@ -197,7 +197,7 @@ def test_a_running_request_grows_from_credit_and_else_by_a_question() -> None:
             second.done("holder 0")
             await asyncio.wait_for(waiting, SOON_S)
             before = actor.free()[1]
-            assert not first.end.grow("line", 300), "what the line has granted grows by a question"
+            assert not first.end.request_kv_tokens("line", 300), "what the line has granted grows by a question"
             await until(lambda: actor.free()[1] == before - 300, SOON_S, "it has it")
             first.done("line")
             first.done("credit")
@@ -224,7 +224,7 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 await waits(first, actor, "runs")
                 second.done("holder 0")
             await asyncio.wait_for(runs, SOON_S)
-            assert first.shared.granted == ((1, 0) if how == "credit" else (0, 1))
+            assert first.shared.grant_counts == ((1, 0) if how == "credit" else (0, 1))
             if how == "credit":
                 await asyncio.wait_for(second.granted("holder 1"), SOON_S)
             order.clear()
@@ -234,7 +234,7 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 await turns(1)
                 await waits(one, actor, name)
             first.end.progress("runs", 5000)
-            await until(lambda: not first.shared.core.has_sums, SOON_S, "it is told")
+            await until(lambda: not first.shared.core.router_session.has_sums, SOON_S, "it is told")
             await until(lambda: not first.shared._calls, SOON_S, "and heard")
             second.done("holder 1")
             await asyncio.wait_for(asked[1], SOON_S)

@@ -11,7 +11,7 @@ import contextvars
 import pytest
 
 from serve_app.core.queue.admission import Action, Arrival, Grant
-from serve_app.core.shared_queue import Exchange, Reply
+from serve_app.core.shared_queue import ActorReply, RouterMessage
 from serve_app.errors import Unavailable
 from serve_app.types import RequestClass
 from tests.fakes.engines import turns, until
@@ -155,9 +155,9 @@ def test_a_model_that_is_retired_and_served_again_by_the_same_name_has_a_line_of
             await turns(1)
             await waits(first, actor, "old")
             old, new = first.end, first.join()
-            old.dismiss(lambda: Unavailable("gone"))
+            old.refuse_all(lambda: Unavailable("gone"))
             assert isinstance(await refused(waits_at_old), Unavailable)
-            new.replica("r1", True)
+            new.set_replica("r1", True)
             new.open()
             after = first.asking("new")
             other = second.asking("other")
@@ -165,7 +165,7 @@ def test_a_model_that_is_retired_and_served_again_by_the_same_name_has_a_line_of
             await waits(first, actor, "new")
             await waits(second, actor, "other")
             for name in held:
-                old.done(name)
+                old.release(name)
             old.close()
             await asyncio.wait_for(asyncio.gather(after, other), SOON_S)
             first.done("new")
@@ -182,7 +182,7 @@ def test_a_model_that_is_retired_leaves_nothing_at_its_router_though_its_engines
             await until(lambda: first.credit()[0] > 0, SOON_S, "credit")
             await asyncio.wait_for(first.run("a"), SOON_S)
             first.end.close()
-            first.end.replica("r1", True)  # a timer that was still running
+            first.end.set_replica("r1", True)  # a timer that was still running
             assert first.shared.core._accounts.names() == []
             await until(lambda: actor.held(first.name) == (0, 0), SOON_S, "its credit is the actor's")
             both = [asyncio.create_task(second.granted(f"{n}")) for n in range(4)]
@@ -190,7 +190,7 @@ def test_a_model_that_is_retired_leaves_nothing_at_its_router_though_its_engines
             for n in range(4):
                 second.done(f"{n}")
             await at_rest(actor, second)
-            assert "r1" not in first.shared.core._running.closing
+            assert "r1" not in first.shared.core._in_flight.dropped_engines
 
     run(scenario)
 
@@ -205,13 +205,13 @@ def test_a_new_engine_is_used_by_each_router_as_soon_as_it_reaches_it_and_no_mor
             await turns(1)
             await waits(first, actor, "a")
             await waits(second, actor, "c")
-            second.end.replica("r2", True)
+            second.end.set_replica("r2", True)
             assert (await asyncio.wait_for(other, SOON_S)).replica_id == "r2", "the other router does not reach it"
             assert not asked.done()
-            first.end.replica("r2", True)
+            first.end.set_replica("r2", True)
             second.done("c")
             assert (await asyncio.wait_for(asked, SOON_S)).replica_id == "r2"
-            first.end.replica("r2", False)  # it drains there: what runs goes on
+            first.end.set_replica("r2", False)  # it drains there: what runs goes on
             after = first.asking("b")
             await turns(1)
             await waits(first, actor, "b")
@@ -223,7 +223,7 @@ def test_a_new_engine_is_used_by_each_router_as_soon_as_it_reaches_it_and_no_mor
             second.done("d")
             actor.engine_ends("r2")
             for one in (first, second):
-                one.end.replica_gone("r2")
+                one.end.remove_replica("r2")
             first.done("b")
             await at_rest(actor, first, second)
 
@@ -285,14 +285,16 @@ def test_a_router_keeps_nothing_of_what_has_ended(requests: int) -> None:
 
             await asyncio.gather(*(client(number) for number in range(200)))
             assert began == requests
-            assert all(one.shared.granted[1] > requests // 100 for one in callers), "the line was used"
+            assert all(one.shared.grant_counts[1] > requests // 100 for one in callers), "the line was used"
             await at_rest(actor, *callers)
-            await until(lambda: not any(one.shared.core.has_sums for one in callers), SOON_S, "all is told")
+            await until(
+                lambda: not any(one.shared.core.router_session.has_sums for one in callers), SOON_S, "all is told"
+            )
             for one in callers:
                 assert one.shared._calls == set() or len(one.shared._calls) <= 1
-                assert len(one.shared.core._link._sending) <= 2
-                assert one.shared.core._running.closing == {}
-            assert actor.core.lines.places.requests._tickets.get("c0", {}) == {}
+                assert len(one.shared.core.router_session._sending) <= 2
+                assert one.shared.core._in_flight.dropped_engines == {}
+            assert actor.core.queue.granting.requests._tickets.get("c0", {}) == {}
 
     run(scenario)
 
@@ -311,14 +313,14 @@ def test_an_end_that_fails_is_nobody_else_s_harm(caplog: pytest.LogCaptureFixtur
             def fails(action: Action, decided: asyncio.Future[Grant]) -> None:
                 raise RuntimeError("no luck")
 
-            bad.decide = fails  # type: ignore[method-assign]
+            bad.deliver = fails  # type: ignore[method-assign]
             with pytest.raises(RuntimeError, match="no luck"):
                 await bad.acquire(Arrival("b", NORMAL, "t", deadline=-1.0))
             assert "no luck" in caplog.text
-            good.done(held[0])
+            good.release(held[0])
             await asyncio.wait_for(asked, SOON_S)
-            good.done(held[1])
-            good.done("a")
+            good.release(held[1])
+            good.release("a")
             bad.close()
             await at_rest(actor, caller)
 
@@ -336,7 +338,7 @@ def test_a_requests_context_is_not_that_of_the_words_it_causes(monkeypatch: pyte
             await callers[0].hold_all(1)
             speak = callers[1].shared._exchange
 
-            async def heard(told: Exchange) -> Reply:
+            async def heard(told: RouterMessage) -> ActorReply:
                 seen.append(whose.get())
                 return await speak(told)
 

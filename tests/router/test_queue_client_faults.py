@@ -17,7 +17,7 @@ from serve_app.core import quota
 from serve_app.core.memory import FENCE_S, OWNER_TTL_S
 from serve_app.core.shared_queue import router_queue
 from serve_app.router import queue_client
-from serve_app.router.queue_client import BEAT_S
+from serve_app.router.queue_client import HEARTBEAT_S
 from serve_app.types import RequestClass
 from tests.fakes.engines import turns, until
 from tests.fakes.quota import SOON_S, Away, Caller, FakeQuota, at_rest, fleet, refused, run, spoken
@@ -29,8 +29,8 @@ HOLD_S = 0.004
 PRODUCTION = {  # silences as they are
     (quota, "OWNER_TTL_S"): OWNER_TTL_S,
     (router_queue, "FENCE_S"): FENCE_S,
-    (queue_client, "ANSWER_S"): FENCE_S,
-    (queue_client, "BEAT_S"): BEAT_S,
+    (queue_client, "ANSWER_TIMEOUT_S"): FENCE_S,
+    (queue_client, "HEARTBEAT_S"): HEARTBEAT_S,
 }
 
 
@@ -56,7 +56,7 @@ class Room:
         self.most = max(self.most, self.running)
         caller.end.progress(name, draw.randrange(5))
         if draw.random() < 0.2:
-            caller.end.grow(name, 16)
+            caller.end.request_kv_tokens(name, 16)
         await asyncio.sleep(draw.random() * HOLD_S)
         self.running -= 1
         caller.done(name, draw.randrange(9))
@@ -91,7 +91,7 @@ def test_a_bad_network_costs_time_and_nothing_else(kind: str) -> None:
             actor.network.lost = actor.network.repeated = 0.0
             assert room.most <= SLOTS
             assert set(room.served.values()) == {1}
-            assert all(sum(one.shared.granted) > CLIENTS * TURNS / 10 for one in callers)
+            assert all(sum(one.shared.grant_counts) > CLIENTS * TURNS / 10 for one in callers)
             await at_rest(actor, *callers)
 
     run(scenario)
@@ -271,11 +271,11 @@ def test_what_nobody_lives_for_any_more_comes_back_within_some_beats(caplog: pyt
             await caller.hold_all(SLOTS)
             waits = caller.asking("waits")
             for number in range(SLOTS):
-                caller.shared.end(f"holder {number}")
+                caller.shared.unregister(f"holder {number}")
             assert (await asyncio.wait_for(waits, SOON_S)).replica_id == "r1"
             caller.done("waits")
             await at_rest(actor, caller)
-            assert "request holder 0 was known on one side only" in caplog.text
+            assert "request holder 0 was known to one side only" in caplog.text
 
     run(scenario)
 
@@ -285,7 +285,7 @@ def test_a_request_whose_decision_got_lost_is_ended_within_some_beats(monkeypatc
         actor = FakeQuota({"r1": 1})
         async with fleet(actor, 1) as (caller,):
             await until(lambda: caller.credit()[0] > 0, SOON_S, "credit")
-            monkeypatch.setattr(caller.end, "decide", lambda action, decided: None)
+            monkeypatch.setattr(caller.end, "deliver", lambda action, decided: None)
             error = await refused(caller.asking("a"))
             assert error.code == "request_lost"
             await at_rest(actor, caller)
@@ -319,7 +319,7 @@ def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_reports(met
     run(scenario)
 
 
-@pytest.mark.parametrize("broken", ["on_reply", "next_exchange", "reconcile"])
+@pytest.mark.parametrize("broken", ["on_reply", "next_message", "reconcile"])
 def test_an_error_of_the_core_costs_a_pause_and_no_task(broken: str) -> None:
     async def scenario() -> None:
         actor = FakeQuota({"r1": 1})

@@ -50,7 +50,7 @@ class Routers:
 
 def find(name: str, routers: Routers, here: Receipts | None = None) -> Plain | None:
     async def search() -> Plain | None:
-        return await ReceiptSearch(here or kept(), routers).anywhere(name)
+        return await ReceiptSearch(here or kept(), routers).find_anywhere(name)
 
     return asyncio.run(search())
 
@@ -73,7 +73,7 @@ def test_one_that_nobody_has_is_none() -> None:
 
 
 def test_silence_is_waited_for_no_longer_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receipt_search, "ANSWER_S", 0.05)
+    monkeypatch.setattr(receipt_search, "ANSWER_TIMEOUT_S", 0.05)
     assert find("a4", Routers(silent())) is None
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from serve_app.core.queue.admission import Arrival, Grant
 from serve_app.router import request_grant
-from serve_app.router.kv_budget import GROW_BLOCKS, Budget
+from serve_app.router.kv_budget import KV_REQUEST_BLOCKS, KvBudget
 from serve_app.router.request_grant import RequestGrant
-from serve_app.transport import Usage
+from serve_app.transport import TokenUsage
 from serve_app.types import RequestClass
 
 
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def granted(told: Recorder, tokens: int = 100) -> RequestGrant:
     arrival = Arrival("a", RequestClass.NORMAL, "t", 2, cost_tokens=tokens)
-    budget = Budget(arrival, None, sequences=1)
+    budget = KvBudget(arrival, None, sequences=1)
     return RequestGrant(told, told, arrival, Grant("a", "r1", 0.5), budget)  # type: ignore[arg-type]
 
 
@@ -49,30 +49,30 @@ def test_kv_tokens_count_from_the_grant_until_it_is_given_back_and_no_longer(clo
 def test_it_is_given_back_once_to_the_replicas_before_the_queue(clock: list[float]) -> None:
     told = Recorder()
     grant = granted(told)
-    grant.release(Usage(7, 5))
+    grant.release(TokenUsage(7, 5))
     grant.release()
     assert told.told == [
-        ("begin", "a", "r1", 2),
-        ("end", "a", "r1", 2),
-        ("done", "a", 5, 7),
-        ("forget_gone",),
+        ("on_granted", "a", "r1", 2),
+        ("on_released", "a", "r1", 2),
+        ("release", "a", 5, 7),
+        ("drop_gone",),
     ]
 
 
 def test_without_the_engines_usage_what_was_counted_here_is_given(clock: list[float]) -> None:
     told = Recorder()
     grant = granted(told)
-    grant.produced(3)
-    grant.produced(4)
+    grant.on_output(3)
+    grant.on_output(4)
     grant.release()
-    assert ("done", "a", 7) in told.told
+    assert ("release", "a", 7) in told.told
 
 
 def test_a_request_that_outgrows_its_estimate_asks_for_more_and_reports_what_it_made(clock: list[float]) -> None:
     told = Recorder()
     grant = granted(told, tokens=10)
-    grant.produced(9)
-    assert told.told[1:] == [("grow", "a", GROW_BLOCKS), ("progress", "a", 9)]
+    grant.on_output(9)
+    assert told.told[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("progress", "a", 9)]
 
 
 def test_the_queue_is_told_though_the_replicas_fail(clock: list[float]) -> None:
@@ -82,7 +82,7 @@ def test_the_queue_is_told_though_the_replicas_fail(clock: list[float]) -> None:
     def fails(*given: object) -> None:
         raise RuntimeError("no luck")
 
-    told.end = fails  # type: ignore[attr-defined]
+    told.on_released = fails  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="no luck"):
         grant.release()
-    assert ("done", "a", 0) in told.told
+    assert ("release", "a", 0) in told.told

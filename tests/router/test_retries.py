@@ -67,19 +67,19 @@ def test_a_request_gives_up_when_nobody_may_wait_longer_and_gives_its_slot_back(
         assert router.relayed == []
         await router.settled()
 
-    run(scenario, waits={(outliers, "FIRST_S"): 0.02})
+    run(scenario, waits={(outliers, "FIRST_EJECTION_S"): 0.02})
 
 
 def test_a_request_under_which_engines_die_is_not_tried_for_ever() -> None:
-    losses = retries.Losses(give_up_at=100.0)
-    died = [losses.final(EngineFailed("died"), 0.0) for _ in range(retries.MAX_LOSSES)]
+    losses = retries.RetryLimit(give_up_at=100.0)
+    died = [losses.count_loss(EngineFailed("died"), 0.0) for _ in range(retries.MAX_LOSSES)]
     assert died == [False] * (retries.MAX_LOSSES - 1) + [True]
 
 
 def test_the_time_that_an_engine_had_the_request_was_no_waiting() -> None:
-    losses = retries.Losses(give_up_at=60.0)
-    assert not losses.final(EngineFailed("died"), 75.0, ran_s=75.0)  # frozen: Serve takes 75 s to find that out
-    assert losses.final(EngineUnreachable("away"), 135.0, ran_s=60.0)
+    losses = retries.RetryLimit(give_up_at=60.0)
+    assert not losses.count_loss(EngineFailed("died"), 75.0, ran_s=75.0)  # frozen: Serve takes 75 s to find that out
+    assert losses.count_loss(EngineUnreachable("away"), 135.0, ran_s=60.0)
 
 
 def test_a_request_on_a_replica_that_is_frozen_for_longer_than_anyone_waits_runs_elsewhere() -> None:
@@ -96,13 +96,13 @@ def test_a_request_on_a_replica_that_is_frozen_for_longer_than_anyone_waits_runs
         assert router.submits() == ["r1", "r2"]
         await router.settled()
 
-    run(scenario, waits={(channel, "HANDOVER_S"): 0.05})  # beyond doubt on the replica when that leaves
+    run(scenario, waits={(channel, "SUBMIT_ARRIVAL_S"): 0.05})  # beyond doubt on the replica when that leaves
 
 
 def test_engines_that_never_had_the_request_only_cost_time() -> None:
-    losses = retries.Losses(give_up_at=100.0)
-    assert not any(losses.final(EngineUnreachable("away"), float(now)) for now in range(100))
-    assert losses.final(EngineUnreachable("away"), 100.0)
+    losses = retries.RetryLimit(give_up_at=100.0)
+    assert not any(losses.count_loss(EngineUnreachable("away"), float(now)) for now in range(100))
+    assert losses.count_loss(EngineUnreachable("away"), 100.0)
 
 
 def test_a_replica_that_failed_is_used_again_after_a_while() -> None:
@@ -118,7 +118,7 @@ def test_a_replica_that_failed_is_used_again_after_a_while() -> None:
         thaw(cluster, "r1")
         started = time.monotonic()
         await request
-        assert time.monotonic() - started > 0.5 * outliers.FIRST_S
+        assert time.monotonic() - started > 0.5 * outliers.FIRST_EJECTION_S
         assert router.submits() == ["r1"] * 3
 
     run(scenario)
@@ -137,7 +137,7 @@ def test_a_replica_that_never_answers_costs_the_attach_timeout_and_no_more() -> 
         await router.settled()
         assert set(router.used) == {"r2"}
 
-    run(scenario, waits={(outliers, "FIRST_S"): 60.0, (channel, "ATTACH_TIMEOUT_S"): 0.2})
+    run(scenario, waits={(outliers, "FIRST_EJECTION_S"): 60.0, (channel, "ATTACH_TIMEOUT_S"): 0.2})
 
 
 @pytest.mark.parametrize("first", ["leaves", "granted"])
@@ -173,7 +173,7 @@ def test_nothing_is_remembered_of_a_replica_that_left_and_died() -> None:
         freeze(cluster, "r1")
         unseen = router.asking()
         await until(lambda: cluster["r1"].work == 2, SOON_S, "the other one is not")
-        await asyncio.sleep(1.5 * channel.HANDOVER_S)  # it is beyond doubt on the replica
+        await asyncio.sleep(1.5 * channel.SUBMIT_ARRIVAL_S)  # it is beyond doubt on the replica
         await cluster.add("r2")
         cluster.remove("r1")
         await turns(5)
@@ -184,7 +184,7 @@ def test_nothing_is_remembered_of_a_replica_that_left_and_died() -> None:
         assert router.places["2"] == "r2"
         assert set(router.used) == {"r2"}
 
-    run(scenario, waits={(channel, "HANDOVER_S"): 0.05})
+    run(scenario, waits={(channel, "SUBMIT_ARRIVAL_S"): 0.05})
 
 
 def test_requests_on_a_replica_that_leaves_finish_and_new_ones_go_elsewhere() -> None:
@@ -230,7 +230,7 @@ def test_a_replica_that_leaves_while_it_is_asked_is_no_error_of_the_scrape() -> 
         async def left(method: str, replica_id: str) -> None:
             raise EngineUnreachable(f"{replica_id} has left")
 
-        router.model._asking._ask = left  # type: ignore[method-assign]
+        router.model._engine_info._call = left  # type: ignore[method-assign]
         assert await router.model.load("r1") is None
         await router.settled()
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.memory import Session, SessionAsk, name_of
+from serve_app.core.memory import Session, SessionRequest, session_name
 from serve_app.core.shared_queue import SessionOpened
 from serve_app.errors import InsufficientMemory, LeaseNotFound, NotFound, Unavailable
 from serve_app.router import sessions
-from serve_app.router.sessions import SessionBook
+from serve_app.router.sessions import SessionClient
 
 MODEL = "m"
 
@@ -41,11 +41,11 @@ class Actor:
 
     def add(self, tenant: str, own: str, pool: str = "r1") -> Session:
         self.opened += 1
-        session = Session(name_of(tenant, own), MODEL, pool, 100, 60.0, 60.0, "")
+        session = Session(session_name(tenant, own), MODEL, pool, 100, 60.0, 60.0, "")
         self.sessions[session.session_id] = session
         return session
 
-    async def open_session(self, ask: SessionAsk) -> Session:
+    async def open_session(self, ask: SessionRequest) -> Session:
         tenant, _, own = ask.session_id.rpartition(" ")
         return self.add(tenant, own)
 
@@ -62,8 +62,8 @@ class Actor:
         del self.sessions[name]
 
 
-def book_of(actor: Actor) -> SessionBook:
-    return SessionBook(actor.call, {}, (Away,))
+def book_of(actor: Actor) -> SessionClient:
+    return SessionClient(actor.call, {}, (Away,))
 
 
 def run(scenario: Awaitable[None]) -> None:
@@ -78,7 +78,7 @@ def test_whether_an_id_is_a_session_costs_no_question() -> None:
     async def scenario() -> None:
         actor = Actor()
         known: dict[str, SessionOpened] = {}
-        book = SessionBook(actor.call, known, (Away,))
+        book = SessionClient(actor.call, known, (Away,))
         assert [book.find("t", f"random-{number}", MODEL) for number in range(1000)] == [None] * 1000
         known["t x"] = there = SessionOpened("t x", "t x#1.1", MODEL, "r1")
         assert book.find("t", "x", MODEL) == there
@@ -93,7 +93,7 @@ def test_no_tenant_can_touch_another_ones_session() -> None:
     async def scenario() -> None:
         actor = Actor()
         book, _ = book_of(actor), actor.add("t", "x")
-        for call in (book.look, book.renew, book.close):
+        for call in (book.get, book.renew, book.close):
             with pytest.raises(NotFound):
                 await call("u", "x")
 
@@ -105,10 +105,10 @@ def test_an_opening_outlasts_the_actors_restart(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(sessions, "RETRY_S", 0.01)
         actor = Actor()
         actor.away = True
-        opening = asyncio.create_task(book_of(actor).open(SessionAsk(name_of("t", "x"), MODEL, 10, 60.0), 0.0))
+        opening = asyncio.create_task(book_of(actor).open(SessionRequest(session_name("t", "x"), MODEL, 10, 60.0), 0.0))
         await asyncio.sleep(0.05)  # bound: five attempts
         actor.away = False
-        assert (await opening).session_id == name_of("t", "x")
+        assert (await opening).session_id == session_name("t", "x")
 
     run(scenario())
 
@@ -116,11 +116,11 @@ def test_an_opening_outlasts_the_actors_restart(monkeypatch: pytest.MonkeyPatch)
 def test_an_opening_that_is_hopeless_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         monkeypatch.setattr(sessions, "RETRY_S", 0.01)
-        monkeypatch.setattr(sessions, "PATIENCE_S", 0.05)
+        monkeypatch.setattr(sessions, "MIN_OPEN_WAIT_S", 0.05)
         actor = Actor()
         actor.away = True
         with pytest.raises(Unavailable) as error:
-            await book_of(actor).open(SessionAsk(name_of("t", "x"), MODEL, 10, 60.0), 0.0)
+            await book_of(actor).open(SessionRequest(session_name("t", "x"), MODEL, 10, 60.0), 0.0)
         assert error.value.code == "quota_away"
 
     run(scenario())
@@ -130,13 +130,15 @@ def test_a_caller_who_leaves_while_he_waits_takes_his_question_back() -> None:
     async def scenario() -> None:
         actor = Actor()
 
-        async def never(ask: SessionAsk) -> Session:
+        async def never(ask: SessionRequest) -> Session:
             actor.add("t", "x")  # it opens in the very moment
             await asyncio.Event().wait()
             raise AssertionError
 
         actor.open_session = never  # type: ignore[method-assign]
-        opening = asyncio.create_task(book_of(actor).open(SessionAsk(name_of("t", "x"), MODEL, 10, 60.0), 30.0))
+        opening = asyncio.create_task(
+            book_of(actor).open(SessionRequest(session_name("t", "x"), MODEL, 10, 60.0), 30.0)
+        )
         await asyncio.sleep(0.01)  # bound: it is under way
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -151,11 +153,11 @@ def test_a_refusal_of_the_actor_is_told_as_it_was_raised() -> None:
     async def scenario() -> None:
         actor = Actor()
 
-        async def refuse(ask: SessionAsk) -> Session:
+        async def refuse(ask: SessionRequest) -> Session:
             raise InsufficientMemory("3 asked, 2 free")
 
         actor.open_session = refuse  # type: ignore[method-assign]
         with pytest.raises(InsufficientMemory, match="3 asked"):
-            await book_of(actor).open(SessionAsk(name_of("t", "x"), MODEL, 3, 60.0), 0.0)
+            await book_of(actor).open(SessionRequest(session_name("t", "x"), MODEL, 3, 60.0), 0.0)
 
     run(scenario())

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from serve_app.cli.commands import app
 from serve_app.engine.engine_args import engine_arguments
 from serve_app.errors import ConfigError
-from serve_app.settings.presets import PRESETS, filled
+from serve_app.settings.presets import PRESETS, with_preset
 from serve_app.settings.settings import ModelSettings, parse
 from serve_app.settings.versions import engine_version
 from tests.requires import requires
@@ -77,7 +77,7 @@ def test_what_the_user_sets_wins_inside_other_settings_too() -> None:
     ),
 )
 def test_nothing_that_was_set_is_touched(preset: str, own: dict[str, Any]) -> None:
-    found = filled({"preset": preset, **own})
+    found = with_preset({"preset": preset, **own})
     for name, value in own.items():
         if isinstance(value, dict):
             assert value.items() <= found[name].items()

@@ -11,9 +11,9 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.cli.deploy import ON_A_CLUSTER, export
-from serve_app.cluster.local.status import built, declared, declared_models, describe
+from serve_app.cluster.local.status import declared, declared_models, describe, is_built
 from serve_app.names import APPLICATION
-from serve_app.settings.serve_config import POLICY, application, beside, deployment_config
+from serve_app.settings.serve_config import POLICY, application, deployment_config, with_other_applications
 from serve_app.settings.settings import QuotaSettings, Settings, parse
 
 KEY = "sk-0123456789abcdef"
@@ -72,7 +72,7 @@ def test_other_declared_applications_stay_and_those_run_by_hand_are_none_of_it()
         }
     }
     before = copy.deepcopy(details)
-    assert beside(entry, details) == [other, entry]
+    assert with_other_applications(entry, details) == [other, entry]
     assert details == before
 
 
@@ -121,8 +121,8 @@ def test_declared_models_are_those_of_the_arguments() -> None:
 
 
 def test_it_is_known_when_serve_has_built_what_it_was_told() -> None:
-    assert built({"applications": {}}) is None
-    assert built(details("DEPLOYING", ())) is None
-    assert built(details("DEPLOY_FAILED", ())) is False
-    assert built(details("DEPLOYING")) is True
-    assert built(details("DEPLOY_FAILED")) is True  # it was built; one of its deployments has failed
+    assert is_built({"applications": {}}) is None
+    assert is_built(details("DEPLOYING", ())) is None
+    assert is_built(details("DEPLOY_FAILED", ())) is False
+    assert is_built(details("DEPLOYING")) is True
+    assert is_built(details("DEPLOY_FAILED")) is True  # it was built; one of its deployments has failed

@@ -100,7 +100,7 @@ class Edge:
 
     def __init__(self, folder: Path, sources: haproxy.Sources | None) -> None:
         self.folder, self.port = folder, free_port()
-        self.stand_in = haproxy.StandIn(folder)
+        self.stand_in = haproxy.FallbackHaproxy(folder)
         ports = {"stats_port": free_port(), "metrics_port": free_port()}
         self._wrapper = haproxy.write_wrapper(folder, **ports, sources=sources)
         self.config = HAProxyConfig(
@@ -204,7 +204,7 @@ def edge(folder: Path, sources: haproxy.Sources | None = None) -> Iterator[Edge]
         for one in there.started:
             one.wait()
         (folder / haproxy.LAST).unlink(missing_ok=True)
-        there.stand_in.look()
+        there.stand_in.check()
 
 
 @contextlib.contextmanager

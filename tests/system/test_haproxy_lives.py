@@ -73,18 +73,18 @@ def test_a_new_manager_takes_the_port_over_when_it_knows_a_router_and_not_before
 
 def test_a_dead_haproxy_is_stood_in_for_until_serve_has_its_own(there: Edge, two: list[Router]) -> None:
     first = there.start(*two)
-    there.stand_in.look()
+    there.stand_in.check()
     assert there.front() == first.pid
     first.kill()
     first.wait()
     assert there.ask()[0] == 0
-    there.stand_in.look()
+    there.stand_in.check()
     stands = there.front()
     within("the stand-in answers", lambda: there.ask()[0] == 200)
     # Serve must not take it for its own: it would never replace what died
     with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as admin:
         admin.connect(there.config.socket_path)
-    there.stand_in.look()
+    there.stand_in.check()
     assert there.front() == stands
     with there.asking() as statuses:
         empty = there.start(app=False)
@@ -97,7 +97,7 @@ def test_a_dead_haproxy_is_stood_in_for_until_serve_has_its_own(there: Edge, two
 
 def lives(there: Edge, pid: int) -> bool:
     """Whether the process lives; the keeper's look reaps it."""
-    there.stand_in.look()
+    there.stand_in.check()
     return Path(f"/proc/{pid}/cmdline").exists()
 
 
@@ -105,35 +105,35 @@ def test_a_killed_stand_in_is_followed_by_another(there: Edge, two: list[Router]
     first = there.start(*two)
     first.kill()
     first.wait()
-    there.stand_in.look()
+    there.stand_in.check()
     os.kill(there.front(), signal.SIGKILL)
-    within("another answers", lambda: (there.stand_in.look(), there.ask()[0])[1] == 200)
+    within("another answers", lambda: (there.stand_in.check(), there.ask()[0])[1] == 200)
 
 
 def test_a_stand_in_ends_where_serve_puts_none_of_its_own_and_no_other_follows(there: Edge, two: list[Router]) -> None:
-    there.stand_in = haproxy.StandIn(there.folder, within_s=0.0)
+    there.stand_in = haproxy.FallbackHaproxy(there.folder, within_s=0.0)
     first = there.start(*two)
     first.kill()
     first.wait()
-    there.stand_in.look()
+    there.stand_in.check()
     stands = there.front()
     within("the stand-in answers", lambda: there.ask()[0] == 200)
     within("the stand-in has ended", lambda: not lives(there, stands))
-    there.stand_in.look()
+    there.stand_in.check()
     assert there.front() == stands  # no other
     assert there.ask()[0] == 0
 
 
 def test_a_stand_in_that_was_replaced_ends_its_streams_in_its_own_time(there: Edge, two: list[Router]) -> None:
-    there.stand_in = haproxy.StandIn(there.folder, within_s=0.0)
+    there.stand_in = haproxy.FallbackHaproxy(there.folder, within_s=0.0)
     first = there.start(*two)
     first.kill()
     first.wait()
-    there.stand_in.look()
+    there.stand_in.check()
     stands = there.front()
     within("the stand-in answers", lambda: there.ask()[0] == 200)
     own = there.start(*two, reload=there.start(app=False))
-    there.stand_in.look()
+    there.stand_in.check()
     assert there.front() == own.pid != stands
     assert (there.folder / haproxy.LAST).exists()
 
@@ -144,7 +144,7 @@ def test_a_node_that_drains_is_not_stood_in_for(there: Edge, two: list[Router]) 
     drained = there.start(*two, reload=first)
     drained.kill()
     drained.wait()
-    there.stand_in.look()
+    there.stand_in.check()
     assert there.front() == drained.pid
 
 
@@ -192,7 +192,7 @@ def test_one_source_cannot_take_all_connections(tmp_path: Path, two: list[Router
     with edge(tmp_path, haproxy.Sources(10, ("127.0.0.2/32",))) as there:
         there.start(*two)
         full = [there.raw(b"") for _ in range(10)]
-        told = [there.raw(b"") for _ in range(haproxy.TOLD)]
+        told = [there.raw(b"") for _ in range(haproxy.REFUSED_PER_SOURCE)]
         with contextlib.suppress(ConnectionResetError), there.raw(b"") as closed:  # at once, or after a moment
             assert closed.recv(1) == b""
         told[-1].sendall(request)
@@ -204,7 +204,7 @@ def test_one_source_cannot_take_all_connections(tmp_path: Path, two: list[Router
         for one in (*told, full[0]):
             one.close()
         within("there is room again", lambda: there.ask()[0] == 200)
-        trusted = [there.raw(request, "127.0.0.2") for _ in range(12 + haproxy.TOLD)]
+        trusted = [there.raw(request, "127.0.0.2") for _ in range(12 + haproxy.REFUSED_PER_SOURCE)]
         assert trusted[-1].recv(65_536).startswith(b"HTTP/1.1 200")
         for one in itertools.chain(trusted, full):
             one.close()

@@ -69,7 +69,7 @@ def test_a_call_that_ended_by_itself_is_not_cancelled() -> None:
         link, handle = opened(cluster)
         handle.turns = lambda method: 40 if method == "submit" else 1  # the reply comes long after the last frame
         ends: list[bool] = []
-        async with link.run(asked("a", 5), lambda: ends.append(link.busy)) as stream:
+        async with link.run(asked("a", 5), lambda: ends.append(link.is_busy)) as stream:
             await read(stream)
             assert ends == [False]  # told once, when the channel was done with it
         calls = [task for task in asyncio.all_tasks() if task.get_name().startswith("submit-")]
@@ -84,12 +84,12 @@ def test_the_channel_closes_a_while_after_the_last_request_and_opens_again() -> 
         await cluster.add(REPLICA)
         slots = Slots()
         link, handle = opened(cluster, slots=slots)
-        assert not link.open
+        assert not link.is_open
         await answer(link, "a", 3)
         await answer(link, "b", 3)
-        assert link.open
-        assert not link.busy
-        waited_s = await until(lambda: not link.open, SOON_S, "the channel closed")
+        assert link.is_open
+        assert not link.is_busy
+        waited_s = await until(lambda: not link.is_open, SOON_S, "the channel closed")
         assert waited_s > 0.5 * channel.IDLE_CLOSE_S
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "nothing held on the replica")
         assert text(await answer(link, "c", 3)) == said("c", 3)
@@ -106,7 +106,7 @@ def test_a_request_keeps_the_channel_open_however_long_it_takes() -> None:
         async with link.run(asked("a", LONG), nothing) as stream:
             await stream.next()
             await asyncio.sleep(3 * channel.IDLE_CLOSE_S)  # nothing to wait for: that nothing happens is the point
-            assert link.open
+            assert link.is_open
             await stream.next()
         assert [method for method, _ in handle.calls] == ["attach", "submit"]
 
@@ -119,7 +119,7 @@ def test_a_channel_reopened_while_its_old_one_still_closes_misses_nothing() -> N
         link, handle = opened(cluster)
         await answer(link, "a", 3)
         handle.turns = lambda method: 30  # the news that the old stream is closed is long on its way
-        await until(lambda: not link.open, SOON_S, "the channel closed")
+        await until(lambda: not link.is_open, SOON_S, "the channel closed")
         handle.turns = lambda method: 1
         assert text(await answer(link, "b", 20)) == said("b", 20)
 
@@ -180,6 +180,6 @@ def test_a_replica_that_leaves_while_it_is_attached_to_fails_the_attach_at_once(
         link.retire()
         with pytest.raises(EngineFailed, match="has left"):
             await asyncio.wait_for(request, SOON_S)
-        assert not link.open
+        assert not link.is_open
 
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})

@@ -15,8 +15,8 @@ from serve_app.engine import deployment
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.transport import channel, stream
 from serve_app.transport.channel import Channel
-from serve_app.transport.messages import Batch, Frame, Usage, batch_encoder
-from serve_app.transport.stream import Stream, Unread
+from serve_app.transport.messages import Batch, Frame, TokenUsage, batch_encoder
+from serve_app.transport.stream import ResponseStream, UnreadBytes
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, answer, asked, heard, nothing, opened, said, text
 
@@ -42,7 +42,7 @@ def test_a_lost_channel_fails_every_request_on_it_after_the_frames_that_arrived(
         await asyncio.sleep(0.02)  # some tokens
         getattr(cluster, loss)(REPLICA)
         assert all(await asyncio.wait_for(asyncio.gather(*requests), SOON_S))
-        assert not link.open
+        assert not link.is_open
         if loss == "break_channels":
             assert await until(lambda: not cluster[REPLICA].work, SOON_S, "the engine aborted them") < 1.0
             assert text(await answer(link, "again", 4)) == said("again", 4)
@@ -57,7 +57,7 @@ def test_an_attach_that_is_never_answered_fails_in_time_and_leaves_nothing_behin
         link, handle = opened(cluster)
         told = await asyncio.gather(*(answer(link, f"p{n}", 3) for n in range(5)), return_exceptions=True)
         assert [type(error) for error in told] == [EngineUnreachable] * 5
-        assert not link.open
+        assert not link.is_open
         assert [method for method, _ in handle.calls] == ["attach"]
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "the attach cancelled")
         cluster[REPLICA].mute = False
@@ -98,12 +98,12 @@ def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() 
         link, _ = opened(cluster)
         requests = [asyncio.create_task(answer(link, "a", 3)) for _ in range(3)]
         await turns(10)
-        assert link.busy
+        assert link.is_busy
         for request in requests:
             request.cancel()
         assert {type(e) for e in await asyncio.gather(*requests, return_exceptions=True)} == {asyncio.CancelledError}
-        assert not link.busy
-        await until(lambda: not link.open, SOON_S, "the channel closed")
+        assert not link.is_busy
+        await until(lambda: not link.is_open, SOON_S, "the channel closed")
 
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
 
@@ -161,8 +161,8 @@ def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> No
         async with link.run(asked("slow", LONG), nothing) as stream:
             frames = await stream.next()
             cluster.break_channels(REPLICA)
-            await until(lambda: not link.open, SOON_S, "the break seen")
-            assert not link.busy  # nor may its reader hold up a drain
+            await until(lambda: not link.is_open, SOON_S, "the break seen")
+            assert not link.is_busy  # nor may its reader hold up a drain
             await answer(link, "quick", 30)  # over the next channel, while the one that lost frames has not looked yet
             with contextlib.suppress(EngineFailed):
                 while frames[-1].usage is None:
@@ -193,17 +193,17 @@ def test_what_a_dropped_channel_still_brings_is_for_nobody() -> None:
         with pytest.raises(EngineUnreachable):
             await asyncio.wait_for(first, SOON_S)
         handle.on_message(batch_encoder.encode(Batch([], 7)))  # it came in the turn in which the channel was dropped
-        assert (slots.told, link.open) == ([], False)
+        assert (slots.told, link.is_open) == ([], False)
 
     asyncio.run(scenario())
 
 
 def test_frames_that_come_after_a_failure_are_dropped() -> None:
-    stream = Stream(Unread(), nothing)
+    stream = ResponseStream(UnreadBytes(), nothing)
     assert stream.push(Frame(1, b"a", 200, "sse"))
     stream.fail(EngineFailed("first"))
     stream.fail(EngineFailed("second"))
-    assert stream.push(Frame(1, b"b", usage=Usage()))
+    assert stream.push(Frame(1, b"b", usage=TokenUsage()))
 
     async def scenario() -> None:
         assert [frame.body for frame in await stream.next()] == [b"a"]

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from serve_app.errors import EngineFailed
 from serve_app.transport import frame_batcher as outbox
-from serve_app.transport.frame_batcher import MAX_MESSAGE_BYTES, Outbox, merge
-from serve_app.transport.messages import Frame, Usage, batch_decoder
+from serve_app.transport.frame_batcher import MAX_MESSAGE_BYTES, FrameBatcher, merge
+from serve_app.transport.messages import Frame, TokenUsage, batch_decoder
 
 
-async def drain(box: Outbox) -> list[bytes]:
+async def drain(box: FrameBatcher) -> list[bytes]:
     box.close()
     return [message async for message in box.messages()]
 
 
 def test_frames_of_one_turn_leave_in_one_message() -> None:
     async def scenario() -> list[bytes]:
-        outbox = Outbox()
+        outbox = FrameBatcher()
         for number in range(5):
             outbox.put(Frame(number, b"x"))
         return await drain(outbox)
@@ -33,7 +33,7 @@ def test_frames_of_one_turn_leave_in_one_message() -> None:
 
 def test_a_frame_is_not_held_back_when_the_consumer_waits() -> None:
     async def scenario() -> Frame:
-        outbox = Outbox()
+        outbox = FrameBatcher()
         messages = outbox.messages()
         waiting = asyncio.ensure_future(anext(messages))
         await asyncio.sleep(0)
@@ -46,7 +46,7 @@ def test_a_frame_is_not_held_back_when_the_consumer_waits() -> None:
 
 def test_a_changed_share_leaves_even_without_frames() -> None:
     async def scenario() -> list[bytes]:
-        outbox = Outbox()
+        outbox = FrameBatcher()
         outbox.set_slots(7)
         return await drain(outbox)
 
@@ -54,7 +54,7 @@ def test_a_changed_share_leaves_even_without_frames() -> None:
 
 
 def test_merging_keeps_the_head_and_the_end() -> None:
-    usage = Usage(prompt_tokens=1, completion_tokens=2)
+    usage = TokenUsage(prompt_tokens=1, completion_tokens=2)
     head = Frame(1, b"a", status=200, media="sse", groups=[[0, 5]], events=1)
     end = Frame(1, b"b", groups=[[0, 6]], events=2, usage=usage)
     assert merge(head, end) == Frame(1, b"ab", 200, "sse", [[0, 5], [0, 6]], 3, usage)
@@ -70,7 +70,7 @@ def test_nothing_is_lost_or_reordered_however_the_consumer_lags(
     frames: list[tuple[int, bytes, list[int]]], reads: set[int]
 ) -> None:
     async def scenario() -> list[bytes]:
-        outbox, seen = Outbox(), []
+        outbox, seen = FrameBatcher(), []
         messages = outbox.messages()
         for index, (number, body, tokens) in enumerate(frames):
             outbox.put(Frame(number, body, groups=[[0, *tokens]], events=1))
@@ -91,11 +91,11 @@ def test_nothing_is_lost_or_reordered_however_the_consumer_lags(
 
 
 def test_a_long_answer_leaves_in_messages_the_channel_can_carry_and_lets_others_pass() -> None:
-    usage = Usage(completion_tokens=3)
+    usage = TokenUsage(completion_tokens=3)
     long = Frame(1, b"x" * (3 * MAX_MESSAGE_BYTES + 5), 200, "json", [[0, 1, 2, 3]], 1, usage)
 
     async def scenario() -> list[bytes]:
-        outbox = Outbox()
+        outbox = FrameBatcher()
         outbox.put(long)
         outbox.put(Frame(2, b"short"))
         return await drain(outbox)
@@ -114,7 +114,7 @@ def test_a_long_answer_leaves_in_messages_the_channel_can_carry_and_lets_others_
 
 def test_many_frames_leave_in_messages_the_channel_can_carry() -> None:
     async def scenario() -> list[bytes]:
-        outbox = Outbox()
+        outbox = FrameBatcher()
         for number in range(64):
             outbox.put(Frame(number, b"y" * (MAX_MESSAGE_BYTES // 10)))
         return await drain(outbox)
@@ -127,10 +127,10 @@ def test_many_frames_leave_in_messages_the_channel_can_carry() -> None:
 
 def test_a_router_that_does_not_read_is_held_no_more_for_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MAX_WAITING_BYTES", 100)
-    box = Outbox()
+    box = FrameBatcher()
     box.put(Frame(1, b"x" * 60))
     with pytest.raises(EngineFailed, match="too slowly"):
         box.put(Frame(2, b"x" * 60))
     box.put(Frame(2, b"x" * 40))
-    assert sum(len(frame.body) for frame in box._take()) == 100
+    assert sum(len(frame.body) for frame in box._next_frames()) == 100
     box.put(Frame(3, b"x" * 100))

@@ -139,12 +139,12 @@ def test_after_the_end_sending_and_ending_have_no_effect_and_nobody_waits() -> N
     async def scenario() -> None:
         end = End()
         end.framing.pause_writing()
-        waiting = asyncio.ensure_future(end.framing.writable())
+        waiting = asyncio.ensure_future(end.framing.wait_writable())
         await asyncio.sleep(0)
         assert not waiting.done()
         end.framing.connection_lost(None)
         await asyncio.wait_for(waiting, 5)  # bound: fails instead of hanging
-        await asyncio.wait_for(end.framing.writable(), 5)
+        await asyncio.wait_for(end.framing.wait_writable(), 5)
         end.framing.send(b"late")
         end.framing.close()
         end.framing.abort()
@@ -158,10 +158,10 @@ def test_after_the_end_sending_and_ending_have_no_effect_and_nobody_waits() -> N
 def test_who_waits_until_the_other_side_keeps_up_waits_exactly_so_long(gives_up: bool) -> None:
     async def scenario() -> None:
         end = End()
-        await asyncio.wait_for(end.framing.writable(), 5)  # bound: at once, nothing is in the way
+        await asyncio.wait_for(end.framing.wait_writable(), 5)  # bound: at once, nothing is in the way
         for _ in range(2):
             end.framing.pause_writing()
-            waiting = asyncio.ensure_future(end.framing.writable())
+            waiting = asyncio.ensure_future(end.framing.wait_writable())
             await asyncio.sleep(0)
             assert not waiting.done()
             if gives_up:
@@ -170,6 +170,6 @@ def test_who_waits_until_the_other_side_keeps_up_waits_exactly_so_long(gives_up:
             await asyncio.wait({waiting}, timeout=5)  # bound: fails below instead of hanging
             assert waiting.done()
             assert waiting.cancelled() is gives_up
-        await asyncio.wait_for(end.framing.writable(), 5)
+        await asyncio.wait_for(end.framing.wait_writable(), 5)
 
     asyncio.run(scenario())

@@ -44,11 +44,11 @@ def test_what_serve_counts_is_the_requests_and_nothing_while_the_channel_idles(l
         await asyncio.wait(requests)
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "none")
         await until(lambda: known(cluster[REPLICA]) == {"connections": 1}, SOON_S, "and none is known")
-        assert link.open
+        assert link.is_open
         channel.IDLE_CLOSE_S = 0.05  # of the next request; `run` puts the constant back
         await answer(link, "a", 3)
         assert await until(lambda: not known(cluster[REPLICA]), SOON_S, "the channel closed") < 1.0
-        assert not link.open
+        assert not link.is_open
         await answer(link, "again", 3)
 
     run(scenario, waits={(channel, "IDLE_CLOSE_S"): 60.0}, loop=loop)
@@ -158,7 +158,7 @@ def test_a_thousand_requests_at_once_of_which_every_third_leaves(loop: Loop) -> 
                 assert text(frames) == said(f"prompt {number}", 1 + number % 7)
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "no call open")
         await until(lambda: known(cluster[REPLICA]) == {"connections": 1}, SOON_S, "all forgotten")
-        await until(lambda: not (link._calls or link._tasks), SOON_S, "the router, too")
+        await until(lambda: not (link._requests or link._tasks), SOON_S, "the router, too")
 
     run(scenario, model(slots=64), waits={(channel, "IDLE_CLOSE_S"): 1.0}, loop=loop)
 

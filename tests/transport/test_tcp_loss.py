@@ -12,7 +12,7 @@ from serve_app.core.routing import outliers
 from serve_app.errors import EngineUnreachable
 from serve_app.ray_adapter import EngineHandle
 from serve_app.transport import channel, tcp, tcp_server
-from serve_app.transport.messages import WireAddress
+from serve_app.transport.messages import TcpAddress
 from tests.fakes.engines import FakeCluster, model, turns, until
 from tests.fakes.router import REPLICA, SOON_S, answer, freeze, said, text, thaw
 from tests.fakes.tcp import Loop, Relay, failures, known, loops, run, running, wired, wired_router
@@ -53,7 +53,7 @@ def test_a_lost_connection_fails_every_stream_on_it_and_the_next_one_serves(loop
         cluster[REPLICA].cut_wire()
         assert await failures(requests) == {"EngineFailed"}
         assert await until(lambda: not cluster[REPLICA].work, SOON_S, "aborted") < 1.0
-        assert not link.open
+        assert not link.is_open
         assert text(await answer(link, "again", 4)) == said("again", 4)
 
     run(scenario, model(slots=64), loop=loop)
@@ -125,7 +125,7 @@ def test_nonsense_from_a_replica_is_a_broken_channel(nonsense: bytes, loop: Loop
         await cluster.add(REPLICA)
         link, _ = wired(cluster)
         requests = await running(link, cluster, 3)
-        (visitor,) = cluster[REPLICA].engine._wire._visitors  # type: ignore[union-attr]
+        (visitor,) = cluster[REPLICA].engine._wire._connections  # type: ignore[union-attr]
         visitor.framing.send(nonsense)
         assert await failures(requests) == {"EngineFailed"}
         assert await until(lambda: not cluster[REPLICA].work, SOON_S, "aborted") < 1.0
@@ -150,18 +150,18 @@ def test_a_channel_that_cannot_be_opened_fails_as_one_that_was_never_there(fault
                 self.below = below
 
             async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
-                address: WireAddress = await self.below.call(method, *arguments, replica_id=replica_id)
+                address: TcpAddress = await self.below.call(method, *arguments, replica_id=replica_id)
                 if fault == "has left":
                     raise EngineUnreachable("engine replica r1 has left")
                 if fault == "no ticket":
-                    return WireAddress(address.host, address.port, b"?" * 32)
-                return WireAddress(*silent.getsockname(), address.ticket)
+                    return TcpAddress(address.host, address.port, b"?" * 32)
+                return TcpAddress(*silent.getsockname(), address.ticket)
 
         link, handle = wired(cluster, handle=Faulty)
         told = await asyncio.gather(*(answer(link, "a", 3) for _ in range(3)), return_exceptions=True)
         silent.close()
         assert [type(error) for error in told] == [EngineUnreachable] * 3, told
-        assert not link.open
+        assert not link.is_open
         assert [method for method, _ in handle.calls] == ["open_wire"]
 
     short = {(channel, "ATTACH_TIMEOUT_S"): 0.2, (tcp_server, "TICKET_LIFE_S"): 0.1}
@@ -180,7 +180,7 @@ def test_a_connection_that_does_not_come_about_in_time_is_given_up(monkeypatch: 
         link, _ = wired(cluster)
         with pytest.raises(EngineUnreachable, match="no connection to"):
             await answer(link, "a", 3)
-        assert not link.open
+        assert not link.is_open
 
     run(scenario, waits={(tcp, "CONNECT_TIMEOUT_S"): 0.05, (tcp_server, "TICKET_LIFE_S"): 0.1})
 
@@ -200,4 +200,4 @@ def test_a_replica_that_leaves_serves_set_finishes_what_runs_and_then_knows_nobo
         await router.settled()
         cluster.remove("r2")  # else its channel would stand for IDLE_CLOSE_S
 
-    run(scenario, waits={(channel, "IDLE_CLOSE_S"): 60.0, (outliers, "FIRST_S"): 0.1})
+    run(scenario, waits={(channel, "IDLE_CLOSE_S"): 60.0, (outliers, "FIRST_EJECTION_S"): 0.1})

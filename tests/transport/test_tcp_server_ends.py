@@ -141,11 +141,11 @@ def test_frames_for_a_router_that_reads_nothing_grow_together_and_the_others_go_
         stuck.send(address.ticket)
         await stuck.read()
         other = await Peer.enter(replica, "other")
-        visitor = replica.engine._wire._routers["stuck"]  # type: ignore[union-attr]
+        visitor = replica.engine._wire._by_router["stuck"]  # type: ignore[union-attr]
         assert visitor.framing.transport is not None
         far: socket.socket = visitor.framing.transport.get_extra_info("socket")
         far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        box = replica.engine._attachments["stuck"].outbox
+        box = replica.engine._attachments["stuck"].batcher
         for number in (1, 2, 3):
             stuck.hand_in(number, MANY)
         await until(lambda: visitor.framing._writable is not None, SOON_S, "its buffers are full")

@@ -159,7 +159,7 @@ def test_it_listens_on_the_nodes_address_alone_and_notices_a_dead_peer() -> None
         assert wire is not None
         assert wire._server is not None
         assert [end.getsockname()[0] for end in wire._server.sockets] == [LOOPBACK]
-        (visitor,) = wire._visitors
+        (visitor,) = wire._connections
         assert visitor.framing.transport is not None
         end: socket.socket = visitor.framing.transport.get_extra_info("socket")
         assert {key: end.getsockopt(key[0], getattr(socket, key[1])) for key in KEEPALIVE} == KEEPALIVE

@@ -1,4 +1,4 @@
-"""An instance of the whole system on this machine: its Ray, its ports, its state, its end.
+"""An instance of the whole system on this machine: its Ray cluster, ports, state and end.
 
 Decides: which ports and folders an instance has, and when its processes have to end.
 In: the application's configuration. Out: a running instance, its status, its drivers.

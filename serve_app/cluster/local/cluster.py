@@ -1,7 +1,7 @@
-"""A Ray cluster of our own on this machine: start, run an application, take down.
+"""A separate Ray cluster on this machine: start, run an application, stop.
 
-It lives beside a user's Ray and beside others of ours: own ports, own temporary folder, own token, and a mark on each
-of its processes by which alone they are found and ended.
+It runs beside a user's Ray and other such clusters: own ports, own temporary folder, own token, and a mark in the
+environment of each process. Processes are found and ended by the mark only.
 
 Invariant: after `stop`, and after a `start` that raised, no process carries the mark and the temporary folder is gone.
 """
@@ -28,18 +28,18 @@ from serve_app.names import APPLICATION
 from serve_app.system import OBJECT_STORE_BYTES, Listener, await_start, end_marked, listening_ports, marked, start_ticks
 
 NODE_START_S = 90.0  # 5 s on an idle machine with two cores; ten times that when it is loaded
-START_ATTEMPTS = 3  # see PASSING
-# What Ray says when another try can succeed: a port was taken before Ray got to it; or its agent was not up within the
-# 15 s the raylet of 2.60 gives it (no setting). A cold disk or a loaded machine misses that, and the next try is warm.
-PASSING = ("in use", "Failed to bind", "timed out during startup")
-KEEPER_STOP_S = 15.0  # above the keeper's own bounds for the node and for leftovers
-TERM_GRACE_S = 3.0  # when the keeper is gone and we end the processes ourselves
+START_ATTEMPTS = 3  # see TRANSIENT_ERRORS
+# Errors of Ray after which another try can succeed: a port was taken before Ray bound it; or the agent was not up in
+# the 15 s of Ray 2.60's raylet (no setting), which a cold disk or a loaded machine can exceed; the next try is warm.
+TRANSIENT_ERRORS = ("in use", "Failed to bind", "timed out during startup")
+SUPERVISOR_STOP_S = 15.0  # above the supervisor's own bounds for the node and for leftovers
+TERM_GRACE_S = 3.0  # when the supervisor is gone and this process ends the others
 
 Progress = Callable[[str], None]
 
 
 class LocalCluster:
-    """A running cluster. Make one with `start`; it is also a context manager that stops it.
+    """A running cluster, made by `start`; also a context manager that stops it.
 
     One process can run applications on one cluster at a time (`run`); any number of clusters can exist.
     """
@@ -48,9 +48,9 @@ class LocalCluster:
         self.state = state
         self.instance = instance
         self._token = token
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._resources = contextlib.ExitStack()
-        self._before: dict[str, str | None] | None = None  # this process's environment before it connected
+        self._environment_before: dict[str, str | None] | None = None  # this process's environment before it connected
 
     @classmethod
     def start(
@@ -72,15 +72,15 @@ class LocalCluster:
         """Start Ray; Serve follows with the first application.
 
         Args:
-            instance: its name; a stale instance of this name, whose owner has died, is taken down first.
+            instance: its name; a stale instance of this name, whose owner has died, is stopped first.
             http_port: of the endpoint; None takes a free one.
             host: the endpoint's; 127.0.0.1, or 0.0.0.0 to be reached from outside.
             num_cpus, num_gpus: logical, for Ray's placement; None lets Ray count.
             dashboard: Ray's dashboard on loopback, which Serve's REST interface (`serve deploy`, `serve status`) needs.
             models: the configured model names, for `status`.
             extra_environment: for the node and everything on it, over ours.
-            supervised: this process takes everything down on SIGTERM, which `down` then sends it.
-            api_key_file: where a client on this machine finds the key, for `status` and `chat`.
+            supervised: this process stops the cluster on SIGTERM, which `down` then sends.
+            api_key_file: the key for clients on this machine, for `status` and `chat`.
 
         Raises:
             ConfigError: the state folder cannot be written, or the port is taken.
@@ -126,16 +126,16 @@ class LocalCluster:
 
     @property
     def alive(self) -> bool:
-        """Whether the keeper, and with it the node, still runs."""
-        return self._keeper is not None and self._keeper.poll() is None
+        """Whether the supervisor, and so the node, still runs."""
+        return self._supervisor is not None and self._supervisor.poll() is None
 
     def environment(self) -> dict[str, str]:
-        """What another process needs in its environment to connect with `ray.init()`; it must not have the node's
-        RAY_SERVE_* variables. A process started with it is ended with the cluster."""
+        """The environment with which another process connects by `ray.init()`; that process must not have the node's
+        RAY_SERVE_* variables. A process with this environment is ended with the cluster."""
         return node.driver_environment(self.address, self._token, self.mark)
 
     def serve_order(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """What a `RemoteDriver` is to do to serve an application (of `serve_app.settings.serve_config.application`)
+        """The order for a `RemoteDriver` to serve an application (of `serve_app.settings.serve_config.application`)
         here."""
         return {
             "do": "serve",
@@ -158,32 +158,32 @@ class LocalCluster:
 
     def connect(self) -> None:
         """Connect this process as a driver."""
-        if self._before is None:
-            self._before = driver.connect(self.environment())
+        if self._environment_before is None:
+            self._environment_before = driver.connect(self.environment())
 
     def pids(self) -> list[int]:
-        """Every living process of this cluster but this one."""
+        """Every living process of this cluster except this one."""
         return marked(self.mark, spare=(os.getpid(),))
 
     def listeners(self) -> list[Listener]:
         """Every TCP socket this cluster's processes listen on."""
         return listening_ports(self.pids())
 
-    def stop(self, say: Progress = lambda text: None) -> None:
-        """Take everything down; harmless when nothing is left. `say` is told each step."""
-        if self._before is not None:
-            say("Serve")
+    def stop(self, report: Progress = lambda text: None) -> None:
+        """Stop the cluster; no effect if nothing is left. `report` receives each step."""
+        if self._environment_before is not None:
+            report("Serve")
             if self.alive:
                 driver.shut_down()
             else:
-                driver.disconnect()  # asking a dead Ray anything blocks for a minute and then ends this process
-            driver.restore(self._before)
-            self._before = None
-        if self._keeper is not None:
-            say("Ray")
-            self._close_pipe(self._keeper)
+                driver.disconnect()  # a call to a dead Ray blocks for a minute and then ends this process
+            driver.restore(self._environment_before)
+            self._environment_before = None
+        if self._supervisor is not None:
+            report("Ray")
+            self._close_pipe(self._supervisor)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._keeper.wait(KEEPER_STOP_S)
+                self._supervisor.wait(SUPERVISOR_STOP_S)
         self.kill()
         _forget(self.state, self.instance)
         self._resources.close()
@@ -192,15 +192,15 @@ class LocalCluster:
     def kill(self) -> None:
         """End every process of this cluster now."""
         end_marked(self.mark, 0.0, spare=(os.getpid(),))
-        if self._keeper is not None:
-            self._close_pipe(self._keeper)
-            self._keeper.wait()
+        if self._supervisor is not None:
+            self._close_pipe(self._supervisor)
+            self._supervisor.wait()
 
     @staticmethod
-    def _close_pipe(keeper: subprocess.Popen[bytes]) -> None:
-        """What tells the keeper to end."""
-        assert keeper.stdin is not None
-        keeper.stdin.close()
+    def _close_pipe(supervisor: subprocess.Popen[bytes]) -> None:
+        """Close the pipe, which ends the supervisor."""
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
 
     def __enter__(self) -> LocalCluster:
         return self
@@ -226,7 +226,7 @@ class LocalCluster:
             try:
                 self.instance = dataclasses.replace(self.instance, address=self._wait_for_node(run_dir))
             except Unavailable:
-                if attempt + 1 == START_ATTEMPTS or not _may_pass(run_dir):
+                if attempt + 1 == START_ATTEMPTS or not _is_transient(run_dir):
                     raise
                 self.kill()
                 shutil.rmtree(run_dir, ignore_errors=True)
@@ -238,38 +238,38 @@ class LocalCluster:
         environment = node.usable_environment(os.environ)
         environment |= node.node_environment(self.mark, self._token, run_dir, block, self.instance.host)
         with (run_dir / "start.log").open("wb") as log:
-            self._keeper = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [sys.executable, "-m", "serve_app.cluster.local.supervisor", *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment | dict(extra_environment),
-                start_new_session=True,  # Ctrl-C in our terminal is ours alone
+                start_new_session=True,  # Ctrl-C in the terminal must reach this process only
             )
 
     def _wait_for_node(self, run_dir: Path) -> str:
-        """The node's address, which `ray start` writes last of all."""
+        """The node's address, which `ray start` writes last."""
         written = run_dir / "ray" / "ray_current_cluster"
 
         def address() -> str | None:
             return (written.read_text().strip() if written.exists() else "") or None
 
-        assert self._keeper is not None
-        return await_start(self._keeper, address, run_dir / "start.log", NODE_START_S)
+        assert self._supervisor is not None
+        return await_start(self._supervisor, address, run_dir / "start.log", NODE_START_S)
 
 
-def _may_pass(run_dir: Path) -> bool:
+def _is_transient(run_dir: Path) -> bool:
     log = (run_dir / "start.log").read_text(errors="replace")
-    return any(words in log for words in PASSING)
+    return any(words in log for words in TRANSIENT_ERRORS)
 
 
 def _reachable(host: str) -> str:
-    """An address by which a server bound to `host` is reached from this machine."""
+    """An address for connecting from this machine to a server bound to `host`."""
     return node.LOOPBACK if host in ("0.0.0.0", "::") else host
 
 
 def _new_run_dir() -> Path:
-    """A private temporary folder with a path short enough for the unix sockets below it."""
+    """A private temporary folder with a path short enough for unix sockets in it."""
     base = tempfile.gettempdir()
     if len(base) + len("/sa-12345678") > node.RUN_DIR_LENGTH:
         base = "/tmp"
@@ -280,7 +280,7 @@ def _new_run_dir() -> Path:
 
 
 def _forget(state: InstanceState, instance: Instance) -> None:
-    """Put the logs away, remove the run's folder, clear the record."""
+    """Move the logs to the state folder, remove the run's folder, clear the record."""
     if instance.run_dir:
         run_dir = Path(instance.run_dir)
         state.keep_logs([*run_dir.glob("*.log"), *run_dir.glob("ray/session_2*/logs")])
@@ -289,7 +289,7 @@ def _forget(state: InstanceState, instance: Instance) -> None:
 
 
 def clean_up(state: InstanceState, grace_s: float = TERM_GRACE_S) -> list[int]:
-    """End what is left of an instance whose owner is gone, and forget it. The caller owns the instance.
+    """End the remaining processes of an instance without owner, and remove its record. The caller owns the instance.
 
     Returns the processes that had to be ended.
     """

@@ -1,6 +1,6 @@
-"""What is done to an instance's Serve: connect, deploy, look, shut down. The one module here that imports Ray.
+"""Operations on an instance's Serve: connect, deploy, status, shut down. The only module here that imports Ray.
 
-Used in two ways: by a program in its own process (`LocalCluster.run`), and by a child process of the command line
+It is used by a program in its own process (`LocalCluster.run`), and by a child process of the command line
 (`serve_app.cluster.local.driver_process`), so that Ray can neither block nor end the process that owns the instance.
 """
 
@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_app.cluster.local import memory_waits, pending_reasons
-from serve_app.cluster.local.load_status import Told
+from serve_app.cluster.local.load_status import ReportedSeries
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.status import declared, declared_models, describe
 from serve_app.errors import Unavailable
 from serve_app.names import MARK
-from serve_app.settings import beside, deployment_config
+from serve_app.settings import deployment_config, with_other_applications
 
-TOLD_S = 5.0  # the controller answers within milliseconds; the state without these numbers is worth telling, too
-SERVE_SHUTDOWN_S = 20.0  # engines need seconds to end; streams still running then are cut
+ANSWER_S = 5.0  # the controller answers within milliseconds; without its numbers the state is still reported
+SERVE_SHUTDOWN_S = 20.0  # engines need seconds to end; streams running then are cut
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
-RELEASE_S = 10.0  # the GCS asks each node itself, all at once
-HEAD_RESOURCE = "node:__internal_head__"  # what Ray gives to the head alone
+RELEASE_S = 10.0  # the GCS asks all nodes in parallel
+HEAD_RESOURCE = "node:__internal_head__"  # a resource that only Ray's head has
 NAMESPACE = "serve_app"
 FORBIDDEN = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0",
@@ -36,11 +36,11 @@ Application = Any  # ray.serve.Application
 def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
     """Connect this process as a driver; `environment` is `LocalCluster.environment()`.
 
-    Returns what these variables were before, for `restore`.
+    Returns the previous values of these variables, for `restore`.
 
     Raises:
-        RuntimeError: this process is connected to another cluster, or has a variable set that a driver must not have.
-        Unavailable: no cluster answers there, or it does not take the token; told within seconds.
+        RuntimeError: this process is connected to another cluster, or has a variable that a driver must not have.
+        Unavailable: no cluster answers there, or it refuses the token; raised within seconds.
     """
     for name, wanted in FORBIDDEN.items():
         if os.environ.get(name, wanted) != wanted:
@@ -48,7 +48,7 @@ def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
                 f"{name}={os.environ[name]}: synchronous handle calls would fail in this process; unset it"
             )
     address = environment["RAY_ADDRESS"]
-    # without the mark: what this process starts is not to end with the cluster
+    # without the mark: processes that this one starts must not end with the cluster
     ours = {name: value for name, value in environment.items() if name not in ("RAY_ADDRESS", MARK)}
     import ray
 
@@ -73,7 +73,7 @@ def _reachable(address: str) -> str:
     from ray._private import services
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-    if address == "local" or "://" in address:  # Ray starts a cluster for the one; Ray Client is no driver
+    if address == "local" or "://" in address:  # `local` starts a cluster; a Ray Client is no driver
         raise Unavailable(f"{address}: give host:port of the cluster's GCS, or auto", code="cluster_failed")
     try:
         found = services.canonicalize_bootstrap_address(address)
@@ -86,7 +86,7 @@ def _reachable(address: str) -> str:
 
 
 def restore(before: Mapping[str, str | None]) -> None:
-    """Put the environment back as it was before `connect`."""
+    """Restore the environment from before `connect`."""
     for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)
@@ -96,7 +96,7 @@ def restore(before: Mapping[str, str | None]) -> None:
 
 
 def _read_environment_again() -> None:
-    """Ray reads these variables when it is imported, which may be long past, and the token once."""
+    """Make Ray read these variables again: it reads them on import, and the token once."""
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
@@ -125,17 +125,17 @@ def deploy(application: Application, name: str, *, wait: bool) -> Any:
 
 
 def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | None:
-    """Hand one application to Serve's controller, as `serve deploy` does, beside those declared before; returns once
-    the controller has it. What it says of an application of the same name it carries out on the running one.
+    """Declare one application to Serve's controller, as `serve deploy` does, in addition to those declared before;
+    returns once the controller has it. A running application of the same name is changed.
 
-    Returns what was declared under this name before.
+    Returns the previous declaration under this name.
 
     Args:
         entry: as `serve_app.settings.serve_config.application` makes it.
         serve_options: of `serve_app.settings.serve_config.deployment_config`.
 
     Raises:
-        RuntimeError: Serve does not take it; nothing has changed then.
+        RuntimeError: Serve refuses it; nothing has changed then.
     """
     from ray import serve
     from ray.serve.schema import ServeDeploySchema
@@ -144,26 +144,26 @@ def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | 
     serve.start(http_options=options.get("http_options"), proxy_location=options.get("proxy_location"))
     client = _client()
     details = client.get_serve_details()
-    config = deployment_config(beside(entry, details), **serve_options)
+    config = deployment_config(with_other_applications(entry, details), **serve_options)
     client.deploy_apps(ServeDeploySchema.model_validate(config))
     return declared(details, entry["name"])
 
 
 def details() -> dict[str, Any]:
-    """All that Serve's controller says of its applications."""
+    """The details of all applications from Serve's controller."""
     return _client().get_serve_details()  # type: ignore[no-any-return]
 
 
 def _client() -> Any:
-    """Serve's client; private, and the only one that has replica ids and nodes without Ray's dashboard. Raises
+    """Serve's client; private, and the only source of replica ids and nodes without Ray's dashboard. Raises
     RayServeException: Serve was never started."""
     from ray.serve.context import _get_global_client
 
     return _get_global_client()
 
 
-def look(models: Sequence[str], name: str) -> dict[str, Any]:
-    """The application as `serve_app.cluster.local.status.describe` puts it."""
+def application_status(models: Sequence[str], name: str) -> dict[str, Any]:
+    """The application's state, as of `serve_app.cluster.local.status.describe`."""
     from ray.serve.exceptions import RayServeException
 
     try:
@@ -172,42 +172,42 @@ def look(models: Sequence[str], name: str) -> dict[str, Any]:
         return describe(NO_DETAILS, models, name)  # Serve was never started
     details = client.get_serve_details()
     _explain(details, name)
-    state = describe(details, declared_models(details, name) or models, name, _told(client, details, name))
+    state = describe(details, declared_models(details, name) or models, name, _reported_series(client, details, name))
     try:
-        return memory_waits.explained(state, asked_of_quota("figures"))
-    except Unavailable:  # nobody waits for memory as far as can be told
+        return memory_waits.with_memory_waits(state, ask_quota("figures"))
+    except Unavailable:  # without the actor, memory waits are unknown
         return state
 
 
 def _explain(details: Mapping[str, Any], name: str) -> None:
-    """Let each deployment whose replicas have no place say what they wait for."""
+    """Set the message of each deployment with unplaced replicas to the reason of their wait."""
     import ray
     from ray.util import placement_group_table
 
-    if pending_reasons.anyone(details, name):
+    if pending_reasons.has_unplaced(details, name):
         found = pending_reasons.reasons(details, name, list(placement_group_table().values()), ray.nodes())
         for deployment, message in found.items():
             details["applications"][name]["deployments"][deployment]["message"] = message
 
 
-def _told(client: Any, details: Mapping[str, Any], name: str) -> Told:
-    """What the running replicas of deployments that scale have told the controller last; nothing while they change."""
+def _reported_series(client: Any, details: Mapping[str, Any], name: str) -> ReportedSeries:
+    """The latest metrics of autoscaled deployments' replicas that the controller has; empty while they change."""
     import ray
     from ray.exceptions import RayError
     from ray.serve._private.common import DeploymentID
 
     deployments = (details["applications"].get(name) or {}).get("deployments", {})
     scaled = [one for one, detail in deployments.items() if detail["deployment_config"].get("autoscaling_config")]
-    ask = client._controller._get_metrics_for_deployment_for_testing.remote  # the only way to see them
+    ask = client._controller._get_metrics_for_deployment_for_testing.remote  # the only access to them
     try:
-        answers = ray.get([ask(DeploymentID(name=one, app_name=name)) for one in scaled], timeout=TOLD_S)
+        answers = ray.get([ask(DeploymentID(name=one, app_name=name)) for one in scaled], timeout=ANSWER_S)
     except RayError:
         return {}
     return dict(zip(scaled, answers, strict=True))
 
 
 def shut_down(timeout_s: float = SERVE_SHUTDOWN_S) -> None:
-    """End Serve and its replicas, bounded, and disconnect."""
+    """End Serve and its replicas within `timeout_s`, and disconnect."""
     from ray.serve.exceptions import RayServeException
 
     try:
@@ -220,13 +220,13 @@ def shut_down(timeout_s: float = SERVE_SHUTDOWN_S) -> None:
 
 
 def _end_quota() -> None:
-    """The quota actor outlives what it serves, but for this: what is served next may have other settings of it."""
+    """End the quota actor, which outlives the application: the next application may need other settings of it."""
     import ray
 
     try:
         ray.kill(_quota_actor())
     except (ValueError, ray.exceptions.RayError):
-        return  # there is none, or Ray itself has ended
+        return  # there is no actor, or Ray has ended
 
 
 def _quota_actor() -> Any:
@@ -238,8 +238,8 @@ def _quota_actor() -> Any:
 
 
 def release_others() -> list[str]:
-    """Ask the GCS to end every node but the head; returns their addresses. Private in Ray, and what its autoscaler
-    does to end a node."""
+    """Ask the GCS to end every node except the head; returns their addresses. Private in Ray; its autoscaler ends nodes
+    the same way."""
     import ray
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
@@ -255,7 +255,7 @@ def release_others() -> list[str]:
 
 
 def disconnect() -> None:
-    """Leave a cluster that is gone, without asking it anything."""
+    """Disconnect from a cluster that is gone, without a call to it."""
     import ray
     from ray.serve.context import _disconnect
 
@@ -266,15 +266,15 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-def asked_of_quota(method: str, *args: Any) -> Any:
-    """What the cluster's quota actor answers.
+def ask_quota(method: str, *args: Any) -> Any:
+    """The answer of the cluster's quota actor.
 
     Raises:
-        Unavailable: there is none, or it does not answer.
+        Unavailable: there is no actor, or it does not answer.
     """
     import ray
 
     try:
-        return ray.get(getattr(_quota_actor(), method).remote(*args), timeout=TOLD_S)
+        return ray.get(getattr(_quota_actor(), method).remote(*args), timeout=ANSWER_S)
     except (ValueError, ray.exceptions.RayError) as error:
         raise Unavailable(f"the quota actor does not answer: {str(error).splitlines()[0]}", code="no_quota") from None

@@ -1,7 +1,7 @@
-"""What `status` says of a model's load and scaling: from the numbers Serve's controller has, by the policy's own rules.
+"""A model's load and scaling for `status`: from the numbers of Serve's controller, by the rules of the policy.
 
-The policy's averages and delays run in the controller and are not asked for: the figures here are the newest ones, and
-a target that is about to change says after which delay it will.
+The policy's averages and delays are inside the controller and not fetched: the figures here are the newest ones, and
+the reason of a target that is about to change names the delay.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoscaling import RouterCounts, readings
-from autoscaling.policies import Ongoing, Signals
+from autoscaling.policies import OngoingRequestsPolicy, Signals
 from serve_app.names import ROUTER
 
 FIXED = "a fixed number"
-Told = Mapping[str, Mapping[str, Sequence[Any]]]  # deployment -> number -> a series of each replica that runs
+ReportedSeries = Mapping[str, Mapping[str, Sequence[Any]]]  # deployment -> metric -> a series of each running replica
 
 
-def _raw(told: Told, deployment: str) -> readings.Raw:
-    return {name: dict(enumerate(series)) for name, series in told.get(deployment, {}).items()}
+def _raw(reported: ReportedSeries, deployment: str) -> readings.Raw:
+    return {name: dict(enumerate(series)) for name, series in reported.get(deployment, {}).items()}
 
 
-def describe_load(deployment: Mapping[str, Any], told: Told) -> dict[str, Any]:
-    """`ongoing` (requests on engine replicas), `waiting` (in the routers' lines), both None when nobody has told them,
-    and `why` the target is what it is.
+def describe_load(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict[str, Any]:
+    """`ongoing` (requests on engine replicas), `waiting` (in the routers' queues), both None if not reported, and
+    `why`, the reason of the target.
 
     Args:
         deployment: `DeploymentDetails` of an engine deployment, as a dictionary.
-        told: the series that routers and engines have told the controller.
+        reported: the series that routers and engines reported to the controller.
     """
-    counts = readings.router_counts(_raw(told, ROUTER), lambda router: True).get(deployment["name"])
-    executing = readings.executing(_raw(told, deployment["name"]), lambda replica: True)
+    counts = readings.router_counts(_raw(reported, ROUTER), lambda router: True).get(deployment["name"])
+    executing = readings.executing(_raw(reported, deployment["name"]), lambda replica: True)
     config = (deployment.get("deployment_config") or {}).get("autoscaling_config")
     known = {
-        # so that both together are the load the policy sees: a request that has just been granted is in one of them
+        # so that the sum is the load that the policy sees: a request just granted is in one of the two counts
         "ongoing": None if counts is None else round(max(counts.granted, executing - counts.waiting)),
         "waiting": None if counts is None else round(counts.waiting),
     }
@@ -51,7 +51,7 @@ def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: Route
         granted=counts.granted,
         executing=executing,
         complete=True,
-        rung=False,
+        cold_start_requested=False,
         blocked=counts.blocked,
         min_replicas=config["min_replicas"],
         max_replicas=config["max_replicas"],
@@ -59,7 +59,7 @@ def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: Route
         look_back_s=config["look_back_period_s"],
         now=0.0,
     )
-    wanted = Ongoing().decide(signals)
+    wanted = OngoingRequestsPolicy().decide(signals)
     if wanted.replicas > target:
         return f"{wanted.reason}; up after {config['upscale_delay_s']:g} s of that"
     if wanted.replicas < target:

@@ -1,7 +1,7 @@
-"""Models with replicas that wait for GPU memory, with too little of it for more, or with more than they were
-granted, in the words of `serve-app status`. Pure.
+"""Adds memory shortage to `serve-app status`: models with replicas that wait for GPU memory, that cannot scale up for
+lack of it, or that use more than they were granted. Pure.
 
-driver.py asks the quota actor. Serve calls a replica that waits starting.
+driver.py asks the quota actor. Serve's state of a replica that waits for memory is `STARTING`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ GB = 1e9
 Rows = Sequence[Mapping[str, Any]]  # one of the lists in the quota actor's figures
 
 
-def explained(state: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with what the quota actor's figures say of its models' memory."""
-    told = _waiting(_short(state, figures["short"]), figures["waiting"])
-    return _above(told, figures["alarms"], figures["draining"])
+def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The state, with the memory waits of its models from the quota actor's figures."""
+    told = _with_waiting(_with_shortages(state, figures["short"]), figures["waiting"])
+    return _with_overuse(told, figures["alarms"], figures["draining"])
 
 
-def _short(state: Mapping[str, Any], models: Rows) -> dict[str, Any]:
-    """What keeps models from having more replicas, behind the reason of their targets."""
+def _with_shortages(state: Mapping[str, Any], models: Rows) -> dict[str, Any]:
+    """Append the memory shortage of a model to the reason of its target."""
     why = {one["model"]: one["why"] for one in models}
     told = [
         model | {"why": f"{model['why']}; held back: {why[model['name']]}"} if model["name"] in why else dict(model)
@@ -30,16 +30,18 @@ def _short(state: Mapping[str, Any], models: Rows) -> dict[str, Any]:
     return {**state, "models": told}
 
 
-def _waiting(state: Mapping[str, Any], found: Rows) -> dict[str, Any]:
-    """`blocked: memory` for the models whose replicas wait for it, and the figures as their message."""
-    models = [_explained(model, [one for one in found if one["model"] == model["name"]]) for model in state["models"]]
+def _with_waiting(state: Mapping[str, Any], found: Rows) -> dict[str, Any]:
+    """Set `blocked: memory` for models whose replicas wait for memory, with the figures as their message."""
+    models = [
+        _with_wait_reason(model, [one for one in found if one["model"] == model["name"]]) for model in state["models"]
+    ]
     told = [f"{model['deployment']}: {model['message']}" for model in models if model["state"] == BLOCKED]
     message = state["message"] if not told else "; ".join(told)
     return {**state, "message": message, "models": models}
 
 
-def _above(state: Mapping[str, Any], alarms: Rows, draining: Sequence[str]) -> dict[str, Any]:
-    """Who uses more memory than it was granted."""
+def _with_overuse(state: Mapping[str, Any], alarms: Rows, draining: Sequence[str]) -> dict[str, Any]:
+    """Add the replicas that use more memory than granted to the message."""
     told = []
     for model in state["models"]:
         replicas = {replica["id"] for replica in model["replicas"]}
@@ -52,9 +54,9 @@ def _above(state: Mapping[str, Any], alarms: Rows, draining: Sequence[str]) -> d
     return {**state, "message": "; ".join(filter(None, [state["message"], *told]))}
 
 
-def _explained(model: Mapping[str, Any], waiting: Rows) -> dict[str, Any]:
+def _with_wait_reason(model: Mapping[str, Any], waiting: Rows) -> dict[str, Any]:
     replicas = {replica["id"] for replica in model["replicas"]}
-    ours = [one for one in waiting if one["replica"] in replicas]  # a replica that has left is not waited for
+    ours = [one for one in waiting if one["replica"] in replicas]  # replicas that have ended do not count
     if not ours:
         return dict(model)
     first = ours[0]

@@ -1,7 +1,7 @@
-"""What replicas without a place wait for, in the words of `serve-app status`.
+"""The reasons why unplaced replicas wait, for `serve-app status`.
 
-Serve says after half a minute that a replica takes long to be scheduled, and not why. Ray's placement group of the
-replica and the sizes of the nodes tell it at once. Pure: driver.py asks Ray.
+Serve reports after half a minute that a replica takes long to be scheduled, without the reason. The replica's placement
+group and the sizes of the nodes give the reason at once. Pure: driver.py asks Ray.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 COUNTED = ("GPU", "CPU")
 KIND = "accelerator_type:"
-# Serve's own messages on deployments in these states say more than that a replica waits.
+# In these states Serve's own message on the deployment has more detail.
 IN_TROUBLE = ("UNHEALTHY", "DEPLOY_FAILED")
 
 Group = Mapping[str, Any]  # an entry of Ray's placement group table
@@ -29,29 +29,29 @@ def _without_place(details: Mapping[str, Any], application: str) -> Iterator[tup
         )
 
 
-def anyone(details: Mapping[str, Any], application: str) -> bool:
-    """Whether a replica of the application has no place; `details` as Serve's details are in a dictionary."""
+def has_unplaced(details: Mapping[str, Any], application: str) -> bool:
+    """Whether a replica of the application is unplaced; `details`: Serve's details as a dictionary."""
     return next(_without_place(details, application), None) is not None
 
 
 def reasons(
     details: Mapping[str, Any], application: str, groups: Sequence[Group], nodes: Sequence[Node]
 ) -> dict[str, str]:
-    """Deployment -> what its replicas without a place wait for. Replicas that need no bundles are left out."""
+    """Deployment -> the resources that its unplaced replicas wait for. Replicas without bundles are left out."""
     by_name = {group["name"]: group for group in groups}
     waiting: dict[str, list[Group]] = {}
     for deployment, actor in _without_place(details, application):
         if actor in by_name:
             waiting.setdefault(deployment, []).append(by_name[actor])
-    return {name: f"{_replicas(len(found))} for {wanted(found[0], nodes)}" for name, found in waiting.items()}
+    return {name: f"{_replicas(len(found))} for {wait_reason(found[0], nodes)}" for name, found in waiting.items()}
 
 
 def _replicas(count: int) -> str:
     return "1 replica waits" if count == 1 else f"{count} replicas wait"
 
 
-def wanted(group: Group, nodes: Sequence[Node]) -> str:
-    """What a replica needs, and why it has not got it."""
+def wait_reason(group: Group, nodes: Sequence[Node]) -> str:
+    """The resources that a replica needs, and why Ray cannot place it."""
     bundles = [group["bundles"][index] for index in sorted(group["bundles"])]
     if group["strategy"] == "STRICT_PACK":
         bundles = [{name: sum(bundle[name] for bundle in bundles) for name in bundles[0]}]

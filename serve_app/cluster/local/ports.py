@@ -1,8 +1,8 @@
-"""Ports for an instance of ours, so that several live beside each other and beside a user's own Ray.
+"""Ports of an instance, so that several instances and a user's own Ray can run on one machine.
 
-Ray's own services take ports the kernel gives them; what Serve wants to know beforehand comes from one block per
-instance. Invariant: two running instances never share a block, because each holds the block's first port bound (not
-listening) for as long as its owner lives; the kernel lets go of it when the owner dies.
+The kernel chooses the ports of Ray's own services; Serve's fixed ports come from one block per instance. Invariant: two
+running instances never share a block, because each keeps the block's first port bound (not listening) while its owner
+lives; the kernel releases the port when the owner dies.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from serve_app.system import holder_of
 # Above the worker ports of a default `ray start` (10002 to 19999), below the kernel's usual ephemeral range (32768).
 FIRST_PORT = 20_000
 LAST_PORT = 32_700
-INGRESS_PORTS = 256  # the port of a router replica that left rests for an hour (HARD_STOP_S): room for restarts
+INGRESS_PORTS = 256  # the port of an ended router replica stays unused for an hour (HARD_STOP_S)
 BLOCK_PORTS = INGRESS_PORTS + 16
-PROBED_INGRESS_PORTS = 8  # looked at before a block is taken; Serve itself steps over a taken port further up
+PROBED_INGRESS_PORTS = 8  # probed before a block is taken; Serve itself skips taken ports further up
 
 
 class PortBlock(NamedTuple):
     """The ports of one instance; `base` is the reservation itself.
 
     Args:
-        http: the endpoint, where the caller did not choose a port.
+        http: the endpoint, if the caller did not choose a port.
         haproxy_stats, haproxy_metrics: never opened: the HAProxy wrapper turns them into unix sockets.
-        head_metrics: Ray's head, about itself; loopback. Its default is one fixed port for the whole machine.
+        head_metrics: metrics of Ray's head; loopback. Ray's default is one fixed port for the whole machine.
     """
 
     base: int
@@ -57,7 +57,7 @@ class PortBlock(NamedTuple):
 
 
 def can_bind(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Whether a server could listen on host:port now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections do not count
@@ -71,7 +71,7 @@ def can_bind(host: str, port: int) -> bool:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raises ConfigError, naming the holder where it can be seen, unless a server could listen on host:port."""
+    """Raises ConfigError, with the port's holder if visible, unless a server could listen on host:port."""
     if can_bind(host, port):
         return
     holder = holder_of(port)
@@ -83,7 +83,7 @@ def require_free(host: str, port: int) -> None:
 
 @contextmanager
 def reserved_block(host: str, seed: int | None = None) -> Iterator[PortBlock]:
-    """A block of free ports, ours until the context ends.
+    """A block of free ports, reserved until the context ends.
 
     Raises:
         Unavailable: every block has a port in use.
@@ -95,7 +95,7 @@ def reserved_block(host: str, seed: int | None = None) -> Iterator[PortBlock]:
             try:
                 reservation.bind(("127.0.0.1", base))
             except OSError:
-                continue  # another instance's, or someone's server
+                continue  # taken by another instance or another server
             block = PortBlock.at(base)
             if all(can_bind(host, port) for port in block.probed):
                 yield block

@@ -1,6 +1,6 @@
-"""Whether a Ray cluster can be reached and takes our token, told within seconds.
+"""Checks within seconds whether a Ray cluster is reachable and accepts the token.
 
-Ray itself tries for minutes and then says neither.
+Ray itself tries for minutes and then reports neither.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import grpc
 from serve_app.errors import Unavailable
 
 REACH_S = 15.0  # the GCS answers within milliseconds, on an overloaded machine within seconds
-ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of Ray's GCS; an empty request asks of no node
-NO_PROXY = (("grpc.enable_http_proxy", 0),)  # as Ray's own calls go
-NOBODY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-STRANGER = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of Ray's GCS; an empty request names no node
+NO_PROXY = (("grpc.enable_http_proxy", 0),)  # as in Ray's own calls
+NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+NOT_A_GCS_CODES = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 
 
 def require_cluster(address: str, headers: Mapping[str, str]) -> None:
-    """Ask the GCS at host:port whether it is there. `headers`: what authenticates a call, none without authentication.
+    """Check that the GCS at host:port answers. `headers`: they authenticate a call; empty without authentication.
 
     Raises:
-        Unavailable: nobody answers, it is no GCS, or it does not take our token.
+        Unavailable: no answer, the answer is not a GCS's, or the GCS refuses the token.
     """
     metadata = tuple((name.lower(), value) for name, value in headers.items())
     with grpc.insecure_channel(address, options=NO_PROXY) as channel:
@@ -41,6 +41,6 @@ def _why(status: grpc.StatusCode) -> str | None:
             "the cluster asks for its token, and this one is missing or another's; set RAY_AUTH_MODE=token and "
             "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)"
         )
-    if status in NOBODY:
+    if status in NO_ANSWER_CODES:
         return "no Ray cluster answers there"
-    return "what answers there is no Ray cluster" if status in STRANGER else None
+    return "what answers there is no Ray cluster" if status in NOT_A_GCS_CODES else None

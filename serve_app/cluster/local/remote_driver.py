@@ -1,6 +1,6 @@
-"""A driver in a child process (`serve_app.cluster.local.driver_process`), as its owner sees it.
+"""The owner's side of a driver in a child process (`serve_app.cluster.local.driver_process`).
 
-Invariant: the owner never waits for Ray: events are read by a thread, and the child can be ended at any moment.
+Invariant: the owner never waits for Ray: a thread reads the events, and the child can be ended at any moment.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from serve_app.cluster.local.node import usable_environment
 from serve_app.errors import Unavailable
 from serve_app.names import MARK
 
-END_S = 5.0  # a child that was asked to end, or has answered, is gone well within that
+END_S = 5.0  # a child that was asked to end, or has answered, ends well within this time
 DEFAULT_QUESTION_S = 30.0  # importing Ray and connecting takes 2 s, ten times that on a loaded machine
 
 
 class RemoteDriver:
-    """The child; `order` is what it does: see `child.ORDERS`. Another `module` may stand in the child's place."""
+    """The child process; `order`: its task, see `driver_process.ORDERS`. `module`: run instead of `driver_process`."""
 
     def __init__(
         self, order: Mapping[str, Any], log: Path | None = None, module: str = "serve_app.cluster.local.driver_process"
@@ -36,8 +36,8 @@ class RemoteDriver:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                # the token goes through the pipe; the mark makes the child one of the instance's processes
-                # a cluster that is not one of this machine's instances has no mark
+                # the token is sent through the pipe; the mark makes the child one of the instance's processes;
+                # only instances of this machine have a mark
                 env=usable_environment(os.environ) | {MARK: order["environment"].get(MARK, "")},
                 start_new_session=True,
             )
@@ -47,7 +47,7 @@ class RemoteDriver:
         self.send(order)
 
     def send(self, command: Mapping[str, Any]) -> None:
-        """Hand in a command; without effect when the child has ended."""
+        """Send a command; no effect if the child has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(command) + "\n")
@@ -56,14 +56,14 @@ class RemoteDriver:
             self._events.put({"event": "end"})
 
     def event(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next event, None when there is none in time. The last one of all is `{"event": "end"}`."""
+        """The next event, None if there is none within `timeout_s`. The last one is `{"event": "end"}`."""
         try:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the child ended by itself in that time."""
+        """Whether the child ended by itself within `timeout_s`."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -81,7 +81,7 @@ class RemoteDriver:
         if not self.wait(END_S):
             self._process.kill()
             self._process.wait()
-        self._reader.join(END_S)  # it reads to the end of the child's output, which is there now
+        self._reader.join(END_S)  # it reads to the end of the child's output, which has come
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -92,10 +92,10 @@ class RemoteDriver:
 
 
 def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict[str, Any] | None:
-    """Let a child carry out one order; returns its status, None for an order without an answer.
+    """Let a child execute one order; returns its status, None for an order without an answer.
 
     Raises:
-        Unavailable: it failed, or did not end in time.
+        Unavailable: the order failed, or did not end in time.
     """
     remote = RemoteDriver(order)
     answer = None

@@ -1,16 +1,16 @@
-"""What is kept on disk about an instance: who it is, its token, its API key.
+"""The files of an instance: its record, its token, its API key.
 
     $SERVE_APP_STATE, or $XDG_STATE_HOME/serve-app, or ~/.local/state/serve-app
     └── <instance>/                0700
         ├── lock                   held (flock) by the process that owns the running instance
-        ├── instance.json          while it runs, or if it was not taken down
-        ├── status.json            the newest look at it, by its owner
-        ├── token                  0600, Ray's, new on each start
-        ├── api_key                0600, generated once and used again
+        ├── instance.json          while it runs, or if it was not stopped
+        ├── status.json            the newest status, written by its owner
+        ├── token                  0600, Ray's, new for each start
+        ├── api_key                0600, generated once and reused
         ├── configured_api_key     0600, while it runs: the key of the configuration, for `status` and `chat`
         └── logs/                  of the last run
 
-Invariant: nobody but the user can read any of it, and a file is either the old or the new one, never half of it.
+Invariant: only the user can read these files, and a file is either the old or the new one, never partly written.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from serve_app.errors import ConfigError, Unavailable
 DEFAULT_INSTANCE = "default"
 STATE_VARIABLE = "SERVE_APP_STATE"
 TOKEN_BYTES = 32  # Ray's own generator makes tokens of 256 bits
-LOCK_WAIT_S = 0.3  # who asks whether the instance is owned holds the lock for microseconds
+LOCK_WAIT_S = 0.3  # a check whether the instance is owned holds the lock for microseconds
 LOCK_POLL_S = 0.02
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")  # it becomes a folder's name and part of a process's environment
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")  # a folder's name, and in the processes' environment
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A running instance, enough to find, use and end it from another process."""
+    """The record of a running instance, enough to find, use and end it from another process."""
 
     name: str
     mark: str
@@ -50,9 +50,7 @@ class Instance:
     address: str = ""  # Ray's GCS, host:port; empty until Ray has started
     url: str = ""
     dashboard_url: str | None = None
-    supervisor_pid: int | None = (
-        None  # the `up` command, which takes everything down on SIGTERM; None: owned by a program
-    )
+    supervisor_pid: int | None = None  # the `up` command, which stops the instance on SIGTERM; None: owned by a program
     supervisor_ticks: int | None = None
     api_key_file: str | None = None
     models: tuple[str, ...] = field(default=())
@@ -80,7 +78,7 @@ def state_root(state_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Put `text` at `path` in one step, readable by the user alone."""
+    """Write `text` to `path` atomically, readable by the user only."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -90,13 +88,13 @@ def write_private(path: Path, text: str) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """A folder for the user alone."""
+    """Make a folder with mode 0700."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
 
 
 def read_text(path: Path) -> str | None:
-    """What the file holds; None where there is none."""
+    """The file's text; None if there is no file."""
     try:
         return path.read_text()
     except FileNotFoundError:
@@ -133,7 +131,7 @@ class InstanceState:
         """Make the folder, mode 0700.
 
         Raises:
-            ConfigError: it cannot be written; names the folder and what to set instead.
+            ConfigError: it cannot be written; the message names the folder and the variable to set.
         """
         try:
             make_private(self.folder)
@@ -178,7 +176,7 @@ class InstanceState:
             return True
 
     def read(self) -> Instance | None:
-        """What is recorded as running; None when nothing is. A file of an unknown shape counts as nothing."""
+        """The record of the running instance; None if there is none, or its file has an unknown shape."""
         return _parsed(INSTANCE, self.folder / "instance.json")
 
     def write(self, instance: Instance) -> None:
@@ -188,7 +186,7 @@ class InstanceState:
         return _parsed(STATUS, self.folder / "status.json")
 
     def status_time_s(self) -> float:
-        """When the status was written, Unix time; 0 when there is none."""
+        """The time when the status was written, Unix time; 0 if there is none."""
         try:
             return (self.folder / "status.json").stat().st_mtime
         except FileNotFoundError:
@@ -198,12 +196,12 @@ class InstanceState:
         write_private(self.folder / "status.json", json.dumps(status))
 
     def clear(self) -> None:
-        """Forget the running instance; the generated key and the logs stay."""
+        """Remove the running instance's record; the generated key and the logs stay."""
         for name in ("instance.json", "status.json", self.token_file.name, self.configured_key_file.name):
             (self.folder / name).unlink(missing_ok=True)
 
     def new_token(self) -> str:
-        """A fresh token for Ray: 64 hexadecimal digits, kept in the token file."""
+        """A new token for Ray: 64 hexadecimal digits, stored in the token file."""
         token = secrets.token_hex(TOKEN_BYTES)
         write_private(self.token_file, token)
         return token
@@ -212,7 +210,7 @@ class InstanceState:
         return read_text(self.token_file)
 
     def keep_logs(self, sources: Iterable[Path]) -> None:
-        """Move a finished run's logs (files and folders) here, in place of those of the run before."""
+        """Move an ended run's logs (files and folders) to the logs folder, replacing those of the previous run."""
         shutil.rmtree(self.logs, ignore_errors=True)
         self.logs.mkdir(mode=0o700)
         for source in sources:
@@ -225,7 +223,7 @@ class InstanceState:
 
 
 def _parsed(shape: TypeAdapter[T], path: Path) -> T | None:
-    """What the file holds; None where there is none, or one of another shape."""
+    """The file's content; None if there is no file, or its shape is unknown."""
     text = read_text(path)
     try:
         return None if text is None else shape.validate_json(text)

@@ -1,6 +1,6 @@
-"""The state of a running application in the words of `serve-app status`, from Serve's own details.
+"""The state of a running application for `serve-app status`, from Serve's details.
 
-Invariant: `state` is "running" only when every deployment is healthy and the endpoint's proxy too.
+Invariant: `state` is "running" only if every deployment and the endpoint's proxy are healthy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.cluster.local.load_status import Told, describe_load
+from serve_app.cluster.local.load_status import ReportedSeries, describe_load
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
 
 STATES = {
@@ -18,35 +18,35 @@ STATES = {
     "UNHEALTHY": "unhealthy",
     "DEPLOY_FAILED": "failed",
     "DELETING": "stopping",
-}  # of Serve's application states; all others mean that it is starting
+}  # of Serve's application states; all others count as starting
 
 
-def _word(value: Any) -> str:
-    """Serve's details hold enumerations or, once they were JSON, their values."""
+def _enum_value(value: Any) -> str:
+    """The value of an enumeration; details decoded from JSON hold the values themselves."""
     return str(value.value) if isinstance(value, enum.Enum) else str(value)
 
 
 def _replicas(deployment: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        # a replica that waits for a place has no node yet
-        {"id": replica["replica_id"], "state": _word(replica["state"]), "node": replica.get("node_id") or ""}
+        # an unplaced replica has no node yet
+        {"id": replica["replica_id"], "state": _enum_value(replica["state"]), "node": replica.get("node_id") or ""}
         for replica in deployment["replicas"]
     ]
 
 
-def _deployment(deployment: Mapping[str, Any], told: Told) -> dict[str, Any]:
+def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict[str, Any]:
     return {
         "deployment": deployment["name"],
-        "state": _word(deployment["status"]).lower(),
+        "state": _enum_value(deployment["status"]).lower(),
         "message": reason(deployment["message"]),
         "replicas": _replicas(deployment),
         "target": deployment["target_num_replicas"],
-        **describe_load(deployment, told),
+        **describe_load(deployment, reported),
     }
 
 
 def reason(message: str) -> str:
-    """A Serve message without its traceback: the last error named in it, or all of it when there is none."""
+    """A Serve message without its traceback: the last error in it, or the whole message if there is none."""
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
     errors = [line for line in lines if line.split(":", 1)[0].isidentifier() or "Error:" in line.split(" ")[0]]
     if len(lines) <= 1 or not errors:
@@ -55,51 +55,54 @@ def reason(message: str) -> str:
 
 
 def declared(details: Mapping[str, Any], name: str = APPLICATION) -> dict[str, Any] | None:
-    """What Serve was told of the application last; None when it was not declared but run, or is unknown."""
+    """The last declaration of the application to Serve; None if it was run without one, or is unknown."""
     return (details["applications"].get(name) or {}).get("deployed_app_config") or None
 
 
 def declared_models(details: Mapping[str, Any], name: str = APPLICATION) -> list[str]:
-    """The names of the models that the application was declared with, as far as they can be made out: what was handed
-    to Serve by other means than ours may be anything."""
+    """The model names of the application's declaration, as far as they can be read: a declaration by other tools may
+    have any form."""
     arguments = (declared(details, name) or {}).get("args")
     models = arguments.get("models") if isinstance(arguments, Mapping) else None
     named = [model.get("name") for model in models or () if isinstance(model, Mapping)]
     return [name for name in named if isinstance(name, str)]
 
 
-def built(details: Mapping[str, Any], name: str = APPLICATION) -> bool | None:
-    """Whether Serve has made deployments from what it was told last; None while it is at it."""
+def is_built(details: Mapping[str, Any], name: str = APPLICATION) -> bool | None:
+    """Whether Serve has built deployments from the last declaration; None while it builds them."""
     application = details["applications"].get(name)
     if application is None:
         return None
     if application["deployments"]:
         return True
-    return False if STATES.get(_word(application["status"])) == "failed" else None
+    return False if STATES.get(_enum_value(application["status"])) == "failed" else None
 
 
 def describe(
-    details: Mapping[str, Any], models: Sequence[str], name: str = APPLICATION, told: Told = MappingProxyType({})
+    details: Mapping[str, Any],
+    models: Sequence[str],
+    name: str = APPLICATION,
+    reported: ReportedSeries = MappingProxyType({}),
 ) -> dict[str, Any]:
     """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`.
 
     Args:
         details: `ServeInstanceDetails` as a dictionary.
-        models: the configured names; a deployment of another name counts as the model its name spells.
-        told: the numbers that replicas have told the controller, see `serve_app.cluster.local.load_status`.
+        models: the configured names; for another deployment the model's name is taken from the deployment's.
+        reported: the metrics that replicas reported to the controller, see `serve_app.cluster.local.load_status`.
     """
     application = details["applications"].get(name)
     if application is None:
         return {"state": "absent", "message": "", "models": [], "routers": []}
     by_deployment = {deployment_of(model): model for model in models}
-    deployments = {one["name"]: _deployment(one, told) for one in application["deployments"].values()}
+    deployments = {one["name"]: _deployment(one, reported) for one in application["deployments"].values()}
     engines = [
         {"name": by_deployment.get(key, key.removeprefix(ENGINE_PREFIX).replace("--", "/")), **one}
         for key, one in deployments.items()
         if key.startswith(ENGINE_PREFIX)
     ]
-    state = STATES.get(_word(application["status"]), "starting")
-    proxies = [_word(proxy["status"]) for proxy in details["proxies"].values()]
+    state = STATES.get(_enum_value(application["status"]), "starting")
+    proxies = [_enum_value(proxy["status"]) for proxy in details["proxies"].values()]
     if state == "running" and (not proxies or any(status != "HEALTHY" for status in proxies)):
         state = "starting"
     failed = [one for one in deployments.values() if one["message"] and one["state"] != "healthy"]

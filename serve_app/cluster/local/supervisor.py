@@ -1,9 +1,9 @@
-"""The process between the owner and Ray: it starts the node and ends everything when the owner is gone.
+"""The process between the owner and Ray: it starts the node and ends all processes when the owner is gone.
 
-    owner (CLI, pytest, a benchmark)  ──pipe──▶  keeper  ──▶  ray start --block  ──▶  raylet, Serve, engines, HAProxy
+    owner (CLI, pytest, a benchmark) ──pipe──▶ supervisor ──▶ ray start --block ──▶ raylet, Serve, engines, HAProxy
 
-Invariant: when the pipe's other end closes, by an orderly stop or by SIGKILL of the owner, no process with the mark but
-the keeper is left, and then the keeper ends.
+Invariant: when the owner's end of the pipe closes, by a stop or by SIGKILL of the owner, the supervisor ends every
+other process with the mark, and then itself.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from pathlib import Path
 from types import FrameType
 
 from serve_app.names import MARK
-from serve_app.system import StandIn, end_marked
+from serve_app.system import FallbackHaproxy, end_marked
 
-NODE_STOP_S = 10.0  # `ray start` ends its processes within 3 s when it is asked to; engines free their memory meanwhile
-LEFTOVER_GRACE_S = 2.0  # for processes that Ray does not know of, such as HAProxy, to end by themselves
+NODE_STOP_S = 10.0  # `ray start` ends its processes within 3 s of SIGTERM; engines free their memory meanwhile
+LEFTOVER_GRACE_S = 2.0  # for processes unknown to Ray, such as HAProxy, to end by themselves
 WATCH_PERIOD_MS = 500  # how soon the end of the node, or of HAProxy, is noticed
 
 
-def _wait_for_end(node: subprocess.Popen[bytes], told_to_stop: threading.Event) -> None:
-    """Returns when the owner has gone (its pipe is closed), we are told to stop, or the node has ended."""
-    stand_in = StandIn(Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent)
+def _wait_for_end(node: subprocess.Popen[bytes], stop_requested: threading.Event) -> None:
+    """Returns when the owner is gone (its pipe is closed), a stop is requested, or the node has ended."""
+    stand_in = FallbackHaproxy(Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent)
     pipe = select.poll()
     pipe.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
-    while not told_to_stop.is_set() and node.poll() is None:
-        stand_in.look()
+    while not stop_requested.is_set() and node.poll() is None:
+        stand_in.check()
         if pipe.poll(WATCH_PERIOD_MS) and not os.read(sys.stdin.fileno(), 1024):
             return
 
 
 def main(command: list[str]) -> int:
-    """Run the command (`ray start ... --block`) until its end or ours. Returns its exit status."""
+    """Run the command (`ray start ... --block`) until it ends or this process must end. Returns its exit status."""
     mark = os.environ[MARK]
     told_to_stop = threading.Event()
 
@@ -45,7 +45,7 @@ def main(command: list[str]) -> int:
         told_to_stop.set()
 
     signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's business, which then closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which then closes the pipe
     node = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         _wait_for_end(node, told_to_stop)

@@ -1,12 +1,12 @@
-"""What `deploy/node.sh` does on a machine of a cluster once the project is installed there.
+"""The commands of `deploy/node.sh` on a machine of a cluster with the project installed.
 
-    start ray start ...   Ray with our environment, kept by a keeper; returns when the node is up
-    stop                  end the node; of a head: first all other nodes of the cluster
-    ray ...               any command of Ray's, with the cluster's address and token; `ray stop` is our stop
-    serve-app ...         the same with ours; `serve-app deploy` is remembered for a head that has to restart
+    start ray start ...   start Ray with the project's environment under a supervisor; returns when the node is up
+    stop                  end the node; on a head: first all other nodes of the cluster
+    ray ...               any Ray command, with the cluster's address and token; `ray stop` is the `stop` above
+    serve-app ...         the same for serve-app; the configuration of `deploy` is stored for a restart of the head
     token                 make the cluster's token if there is none
 
-Invariant: `start` leaves exactly one node of ours on this machine, or none and the reason.
+Invariant: after `start` this machine has exactly one node of this project, or none and an error message.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.cluster.local import TOKEN_BYTES, ask, write_private
-from serve_app.cluster.node.node_record import Folder, Node
+from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.cluster.node.supervisor import LEFTOVER_GRACE_S, STOP_GRACE_S, without_serve
 from serve_app.errors import ConfigError, ServeAppError, Unavailable
 from serve_app.system import ask_to_end, await_start, end_marked, environment
 
 GCS_PORT = 6379  # Ray's default
 NODE_START_S = 120.0  # 3 s on an idle machine; a cold disk and a loaded machine take a minute
-KEEPER_STOP_S = STOP_GRACE_S + 15.0  # above the keeper's own bounds
-RELEASE_S = 20.0  # a driver connects in 3 s; a GCS that is gone must not hold up the end of a head
+SUPERVISOR_STOP_S = STOP_GRACE_S + 15.0  # above the supervisor's own bounds
+RELEASE_S = 20.0  # a driver connects in 3 s; a dead GCS must not delay the end of a head
 USAGE = "usage: node.sh setup [cpu|gpu] | start ray start ... | stop | ray ... | serve-app ... | token"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A `ray start` as it was asked for. `arguments` are complete: the node's own address is among them."""
+class StartOrder:
+    """A requested `ray start`. `arguments` are complete, with the node's own address."""
 
     head: bool
     address: str
@@ -44,7 +44,7 @@ class Order:
 
 
 def option(arguments: Sequence[str], name: str) -> str | None:
-    """The value of `--name value` or `--name=value`; None when it is not given."""
+    """The value of `--name value` or `--name=value`; None if it is not given."""
     for index, word in enumerate(arguments):
         if word == name:
             return arguments[index + 1] if index + 1 < len(arguments) else None
@@ -53,45 +53,45 @@ def option(arguments: Sequence[str], name: str) -> str | None:
     return None
 
 
-def parse(words: Sequence[str], way: Callable[[str], str] = environment.outgoing_address) -> Order:
+def parse(words: Sequence[str], own_address: Callable[[str], str] = environment.outgoing_address) -> StartOrder:
     """`ray start ...` as an order.
 
     Args:
-        way: the own address on the way to a host.
+        own_address: returns this machine's address on the route to a host.
 
     Raises:
-        ConfigError: it is no `ray start`, or asks for what does not go together with a keeper.
+        ConfigError: it is not `ray start`, or has an option that conflicts with the supervisor.
     """
     if list(words[:2]) != ["ray", "start"]:
-        raise ConfigError(f"start: `ray start ...` is wanted, found {' '.join(words[:2])!r}", param="start")
+        raise ConfigError(f"start: `ray start ...` is required, found {' '.join(words[:2])!r}", param="start")
     arguments = list(words[2:])
     head = "--head" in arguments
     if "--block" in arguments:
-        raise ConfigError("start: leave --block out, the keeper is what stays", param="start")
+        raise ConfigError("start: leave --block out, the supervisor stays running", param="start")
     address = option(arguments, "--address")
     if head == (address is not None):
         raise ConfigError("start: give --head or --address=HOST:PORT", param="start")
     ip = option(arguments, "--node-ip-address")
     if ip is None:
-        ip = way(environment.ANYWHERE if address is None else address.rpartition(":")[0])
+        ip = own_address(environment.ANYWHERE if address is None else address.rpartition(":")[0])
         arguments.append(f"--node-ip-address={ip}")
     if option(arguments, "--object-store-memory") is None:
         arguments.append(f"--object-store-memory={environment.OBJECT_STORE_BYTES}")
     if address is None:
         address = f"{ip}:{option(arguments, '--port') or GCS_PORT}"
-    return Order(head, address, ip, tuple(arguments))
+    return StartOrder(head, address, ip, tuple(arguments))
 
 
 def token_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where Ray looks for the cluster's token."""
+    """The path where Ray looks for the cluster's token."""
     return Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def required_token(file: Path) -> Path:
-    """The file, for its owner alone (Ray's own `get-auth-token --generate` makes it readable by all).
+    """The file, with mode 0600 (Ray's own `get-auth-token --generate` makes it readable by all).
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no file.
     """
     if not file.is_file() or not file.read_text().strip():
         raise ConfigError(
@@ -103,7 +103,7 @@ def required_token(file: Path) -> Path:
 
 
 def make_token() -> int:
-    """Make the cluster's token unless there is one; mode 0600."""
+    """Make the cluster's token if there is none; mode 0600."""
     file = token_file()
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -114,7 +114,7 @@ def make_token() -> int:
 
 
 def start(words: Sequence[str]) -> int:
-    """Start Ray on this machine, in place of what was started so before.
+    """Start Ray on this machine, replacing the node of an earlier `start`.
 
     Raises:
         ConfigError: the order is wrong, or there is no token.
@@ -122,7 +122,7 @@ def start(words: Sequence[str]) -> int:
     """
     order = parse(words)
     token = required_token(token_file())
-    folder = Folder()
+    folder = NodeFolder()
     folder.create()
     with folder.locked():
         end(folder)
@@ -135,7 +135,7 @@ def start(words: Sequence[str]) -> int:
         except ServeAppError:
             shutil.rmtree(run_dir)
             raise
-        folder.write(Node(mark, order.head, order.address, str(run_dir), order.arguments))
+        folder.write(NodeRecord(mark, order.head, order.address, str(run_dir), order.arguments))
         with folder.log.open("w") as log:
             keeper = subprocess.Popen(
                 [sys.executable, "-m", "serve_app.cluster.node.supervisor", str(folder.path)],
@@ -143,26 +143,26 @@ def start(words: Sequence[str]) -> int:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environ,
-                cwd=run_dir,  # which has no module in it
+                cwd=run_dir,  # a folder without Python modules
                 start_new_session=True,  # it outlives the launcher's terminal
             )
         try:
-            await_start(keeper, folder.node_that_is_up, folder.log, NODE_START_S)
+            await_start(keeper, folder.running_node, folder.log, NODE_START_S)
         except Unavailable:
             if keeper.poll() is None:
                 end(folder)
             raise
-    print(f"this machine is a node of {order.address}; the log of its keeper is {folder.log}")
+    print(f"this machine is a node of {order.address}; the log of its supervisor is {folder.log}")
     return 0
 
 
-def end(folder: Folder) -> bool:
-    """End the node that is kept here, and what an unkept one left. The caller holds the lock. Returns whether there
-    was one."""
+def end(folder: NodeFolder) -> bool:
+    """End the supervised node, and the processes that an unsupervised one left. The caller holds the lock. Returns
+    whether there was a node."""
     node = folder.node()
     if node is None:
         return False
-    ask_to_end(node.keeper_pid, node.keeper_ticks, KEEPER_STOP_S)
+    ask_to_end(node.keeper_pid, node.keeper_ticks, SUPERVISOR_STOP_S)
     end_marked(node.mark, LEFTOVER_GRACE_S, spare=(os.getpid(),))
     shutil.rmtree(node.run_dir, ignore_errors=True)
     folder.forget(node.mark)
@@ -170,13 +170,13 @@ def end(folder: Folder) -> bool:
 
 
 def stop() -> int:
-    """End the node of this machine; of a head, first the other nodes, which nothing else tells to end."""
-    folder = Folder()
+    """End the node of this machine; on a head, first the other nodes, which nothing else ends."""
+    folder = NodeFolder()
     folder.create()
     with folder.locked():
         node = folder.node()
         if node is None:
-            print("no node of ours runs here")
+            print("no node of serve-app runs here")
             return 0
         if node.head:
             folder.forget_application()
@@ -187,18 +187,18 @@ def stop() -> int:
     return 0
 
 
-def _release_others(node: Node) -> None:
-    """Ask the GCS to end all other nodes. One that does not hear it ends by itself, a minute after the GCS has gone."""
+def _release_others(node: NodeRecord) -> None:
+    """Ask the GCS to end all other nodes. A node that misses it ends by itself, a minute after the GCS's end."""
     order = {"do": "release", "environment": environment.client_environment(node.address, token_file())}
     try:
         released = ask(order, RELEASE_S)
     except ServeAppError as error:
-        print(f"the other nodes could not be told, and end by themselves in a minute: {error.message}")
+        print(f"the other nodes could not be asked to end, and end by themselves in a minute: {error.message}")
     else:
-        print(f"told to end: {', '.join(released['nodes']) if released and released['nodes'] else 'no other node'}")
+        print(f"asked to end: {', '.join(released['nodes']) if released and released['nodes'] else 'no other node'}")
 
 
-def client_environ(folder: Folder) -> dict[str, str]:
+def client_environ(folder: NodeFolder) -> dict[str, str]:
     """This process's environment with the cluster's address and token.
 
     Raises:
@@ -206,23 +206,23 @@ def client_environ(folder: Folder) -> dict[str, str]:
     """
     node = folder.node()
     if node is None:
-        raise Unavailable("no node of ours runs here", code="not_running")
+        raise Unavailable("no node of serve-app runs here", code="not_running")
     inherited = without_serve(environment.usable(os.environ))
     return inherited | environment.client_environment(node.address, token_file())
 
 
 def ray(arguments: Sequence[str]) -> int:
-    """Any command of Ray's. `ray stop` ends our own node, and only where there is none whatever Ray runs here."""
-    here = Folder().node() is not None
+    """Run a Ray command. `ray stop` ends the supervised node; without one, it ends any Ray on this machine."""
+    here = NodeFolder().node() is not None
     if here and arguments[:1] == ["stop"]:
         return stop()
-    environ = client_environ(Folder()) if here else dict(os.environ)
+    environ = client_environ(NodeFolder()) if here else dict(os.environ)
     return _run(["ray.scripts.scripts", *arguments], environ)
 
 
 def serve_app(arguments: Sequence[str]) -> int:
-    """Our command line. What was deployed is remembered, for a head that has to start again."""
-    folder = Folder()
+    """Run a `serve-app` command. A deployed configuration is recorded, for a restart of the head."""
+    folder = NodeFolder()
     status = _run(["serve_app.cli", *arguments], client_environ(folder))
     config = option(arguments, "--config")
     if status == 0 and arguments[:1] == ["deploy"] and config is not None:
@@ -231,12 +231,12 @@ def serve_app(arguments: Sequence[str]) -> int:
 
 
 def _run(module_and_arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    # -P: a folder of the same name where the user stands is not meant
+    # -P: ignore a folder of the same name in the current directory
     return subprocess.run([sys.executable, "-P", "-m", *module_and_arguments], env=environ, check=False).returncode
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one command. Returns the exit status: 1 for something that failed, 2 for a wrong order."""
+    """Run one command. Returns the exit status: 1 for a failure, 2 for wrong arguments."""
     what, rest = (words[0], list(words[1:])) if words else ("", [])
     commands: dict[str, Callable[[], int]] = {
         "start": lambda: start(rest),

@@ -1,12 +1,12 @@
-"""What a machine of a cluster remembers of its own node.
+"""The record that a machine of a cluster keeps of its node.
 
-    <state folder>/machine-<host name>/     0700; by host name, since homes are shared between machines in some places
+    <state folder>/machine-<host name>/     0700; by host name, since machines may share home folders
     ├── lock            held by the command that starts or ends the node
-    ├── machine.json    while the node is kept
-    ├── application     the path of the configuration deployed last; a head that had to restart deploys it again
-    └── keeper.log      of the keeper and of `ray start`
+    ├── machine.json    while the node is supervised
+    ├── application     the path of the last deployed configuration; a restarted head deploys it again
+    └── keeper.log      of the supervisor and of `ray start`
 
-Invariant: nobody but the user can read any of it, and a file is either the old or the new one, never half of it.
+Invariant: only the user can read these files, and a file is either the old or the new one, never partly written.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ State = Literal["starting", "up", "failed", "restarting"]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A node that a keeper keeps. `arguments`: of `ray start`; `address`: of the cluster, host:port."""
+class NodeRecord:
+    """A supervised node. `arguments`: of `ray start`; `address`: of the cluster, host:port."""
 
     mark: str
     head: bool
@@ -41,16 +41,16 @@ class Node:
     restarts: int = 0
 
     @property
-    def kept(self) -> bool:
-        """Whether its keeper lives."""
+    def is_supervised(self) -> bool:
+        """Whether its supervisor lives."""
         return self.keeper_ticks is not None and start_ticks(self.keeper_pid) == self.keeper_ticks
 
 
-NODE = TypeAdapter(Node)
+NODE_RECORD = TypeAdapter(NodeRecord)
 
 
-class Folder:
-    """The folder above."""
+class NodeFolder:
+    """Reads and writes the folder above."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or state_root() / f"machine-{socket.gethostname()}"
@@ -63,29 +63,29 @@ class Folder:
         make_private(self.path)
 
     def locked(self) -> FileLock:
-        """One command at a time starts or ends the node; another one waits."""
+        """Lock the folder: one command at a time starts or ends the node; another one waits."""
         return FileLock(self.path / "lock")
 
-    def node(self) -> Node | None:
-        """The node that is kept, or was not ended in order; None when there is none."""
+    def node(self) -> NodeRecord | None:
+        """The node that is supervised, or did not end in order; None if there is none."""
         text = read_text(self.path / "machine.json")
-        return None if text is None else NODE.validate_json(text)
+        return None if text is None else NODE_RECORD.validate_json(text)
 
-    def node_that_is_up(self) -> Node | None:
+    def running_node(self) -> NodeRecord | None:
         node = self.node()
         return node if node is not None and node.state == "up" else None
 
-    def write(self, node: Node) -> None:
-        write_private(self.path / "machine.json", NODE.dump_json(node, indent=1).decode())
+    def write(self, node: NodeRecord) -> None:
+        write_private(self.path / "machine.json", NODE_RECORD.dump_json(node, indent=1).decode())
 
     def forget(self, mark: str) -> None:
-        """Remove the record of this node, if it is still this node's."""
+        """Remove the record if it still is this node's."""
         node = self.node()
         if node is not None and node.mark == mark:
             (self.path / "machine.json").unlink()
 
     def application(self) -> str | None:
-        """The configuration deployed last."""
+        """The path of the last deployed configuration."""
         return read_text(self.path / "application")
 
     def remember_application(self, path: Path) -> None:

@@ -1,9 +1,10 @@
-"""How much of a replica's batch a sequence takes by its length: many short ones may run at once, few long ones. Pure.
+"""How many slots of a replica's batch a sequence takes by its length, so that fewer long sequences run at once. Pure.
 
-A batch of 64 slots takes 64 short sequences, or 16 long ones where a long one weighs 4, or any mixture in proportion.
+A batch of 64 slots takes 64 short sequences, or 16 long ones if a long one weighs 4, or any mixture in proportion.
 
-Invariant: a request weighs no less than its sequences, so slots granted within a replica's are sequences within its
-batch; and no more than a whole replica where its sequences fit one, so whatever could run before still can.
+Invariant: a request takes at least as many slots as it has sequences, so grants within a replica's slots are sequences
+within its batch; and no more than the largest replica if its sequences fit there, so every request that fits without
+this rule fits with it.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class LengthRule:
 
     @classmethod
     def of_batch(cls, sequences: int, long_sequences: int, long_from: int) -> LengthRule:
-        """By how many of each fill a batch; never more long ones, fewer where the one does not divide the other."""
+        """The rule by which `sequences` short or `long_sequences` long ones fill a batch; the weight is rounded up."""
         return cls(long_from, -(-sequences // max(1, long_sequences)))
 
     def slots(self, sequences: int, tokens_each: float, largest: int) -> int:
-        """What a request takes.
+        """The slots that a request takes.
 
         Args:
-            tokens_each: what each of its sequences is estimated to come to.
+            tokens_each: the estimated tokens of each of its sequences, prompt and output.
             largest: the slots of the largest replica.
         """
         if tokens_each < self.long_from:

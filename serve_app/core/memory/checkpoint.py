@@ -1,8 +1,8 @@
-"""What outlives the quota actor: who holds something, by kind and name, and what has to be stored of that.
+"""Checkpoint: the holders of leases, by kind and name, which outlive the quota actor, and the unstored changes of it.
 
-Changes are taken in the order of the last one of each key: what was given up is forgotten before another one has it.
+Changes are ordered by the last change of each key: a freed holding is forgotten before its next holder is stored.
 
-Invariant: what `take_changes` has given so far, applied in order, is what the roster is.
+Invariant: all results of `take_changes`, applied in order, give the checkpoint.
 """
 
 from __future__ import annotations
@@ -12,88 +12,90 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from serve_app.core.memory.reports import EngineReport
-from serve_app.core.memory.reservations import Berth
-from serve_app.core.memory.sessions import Reserved
+from serve_app.core.memory.reservations import Reservation
+from serve_app.core.memory.sessions import SessionEntry
 
 
-class Entry(enum.StrEnum):
-    """What the roster knows; the first part of an entry's key."""
+class EntryKind(enum.StrEnum):
+    """Kind of a checkpoint entry; the first part of its key."""
 
     ENGINE = "engine"
     ROUTER = "router"
     SESSION = "session"
-    BERTH = "berth"
+    RESERVATION = "berth"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """An engine on the roster: its last word, with what it was granted in `holds`."""
+    """An engine in the checkpoint: its last report, with its grant in `holds`."""
 
-    told: EngineReport
+    report: EngineReport
 
 
 @dataclass(frozen=True, slots=True)
 class RouterEntry:
-    """A router on the roster: the engines on which it may hold something. It grows before the router hears of another
-    one, and forgets those that have left."""
+    """A router in the checkpoint: the engines on which it may have an account. An engine is added before the router is
+    informed of the account; ended engines are removed."""
 
     engines: frozenset[str] = frozenset()
 
 
-Value = EngineEntry | RouterEntry | Reserved | Berth | None  # None: nothing is known of it but its key
-Key = tuple[Entry, str]
-Changes = dict[Key, tuple[bool, Value]]  # what has to be stored (True) or forgotten (False)
+CheckpointValue = (
+    EngineEntry | RouterEntry | SessionEntry | Reservation | None
+)  # None: unreadable, only the key is known
+CheckpointKey = tuple[EntryKind, str]
+CheckpointChanges = dict[CheckpointKey, tuple[bool, CheckpointValue]]  # to store (True) or to delete (False)
 
 
-class Roster:
-    """Entries by key, and what of them is not stored yet."""
+class Checkpoint:
+    """Entries by key, and their unstored changes."""
 
-    def __init__(self, entries: Mapping[Key, Value]) -> None:
+    def __init__(self, entries: Mapping[CheckpointKey, CheckpointValue]) -> None:
         self._entries = dict(entries)
-        self._changes: Changes = {}
-        self._taken: Changes = {}  # on their way to where they are stored
+        self._changes: CheckpointChanges = {}
+        self._being_stored: CheckpointChanges = {}  # taken, not confirmed as stored
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: CheckpointKey) -> bool:
         return key in self._entries
 
-    def __iter__(self) -> Iterator[tuple[Key, Value]]:
+    def __iter__(self) -> Iterator[tuple[CheckpointKey, CheckpointValue]]:
         return iter(list(self._entries.items()))
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: Key) -> Value:
+    def get(self, key: CheckpointKey) -> CheckpointValue:
         return self._entries.get(key)
 
-    def put(self, key: Key, value: Value) -> None:
+    def put(self, key: CheckpointKey, value: CheckpointValue) -> None:
         if key not in self._entries or self._entries[key] != value:
             self._entries[key] = value
             self._change(key, True, value)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: CheckpointKey) -> None:
         if key in self._entries:
             del self._entries[key]
             self._change(key, False, None)
 
-    def unstored(self, name: str = "", kinds: Container[Entry] = tuple(Entry)) -> bool:
-        """Whether an entry of this name, or of these kinds, has changed and is not stored. O(such entries)."""
-        return any(key[1] == name or key[0] in kinds for key in (*self._taken, *self._changes))
+    def unstored(self, name: str = "", kinds: Container[EntryKind] = tuple(EntryKind)) -> bool:
+        """Whether an entry of this name, or of these kinds, has an unstored change. O(changes)."""
+        return any(key[1] == name or key[0] in kinds for key in (*self._being_stored, *self._changes))
 
-    def take_changes(self) -> Changes:
-        """What is to be stored or forgotten next; `stored` or `not_stored` says what became of it."""
-        self._taken, self._changes = self._changes, {}
-        return self._taken
+    def take_changes(self) -> CheckpointChanges:
+        """The changes to store next; report the result with `stored` or `not_stored`."""
+        self._being_stored, self._changes = self._changes, {}
+        return self._being_stored
 
     def stored(self) -> None:
-        """What was taken last is stored."""
-        self._taken = {}
+        """The changes taken last are stored."""
+        self._being_stored = {}
 
-    def not_stored(self, changes: Changes) -> None:
-        """Storing failed: they are to be taken again, but for those that have changed since."""
+    def not_stored(self, changes: CheckpointChanges) -> None:
+        """Storing failed: return these changes again, except those changed since."""
         since = self._changes
         self._changes = {key: change for key, change in changes.items() if key not in since} | since
-        self._taken = {}
+        self._being_stored = {}
 
-    def _change(self, key: Key, keep: bool, value: Value) -> None:
+    def _change(self, key: CheckpointKey, keep: bool, value: CheckpointValue) -> None:
         self._changes.pop(key, None)
         self._changes[key] = (keep, value)

@@ -1,10 +1,10 @@
-"""Making room for an engine that waits: which others drain, one at a time, until it fits.
+"""Defragmentation for a waiting engine: which other engines drain, one at a time, until it fits.
 
-What is planned is where each of them restarts; what is done is that the first of the plan drains and ends, and that its
-place there is kept. Serve starts it again, who waited longer has its memory by then, and the next step is planned from
-what is there after that.
+A plan has the place where each of them restarts. A step drains the first engine of the plan and reserves its place
+there. Serve starts it again, the longest waiting engine has its old memory by then, and the next step is planned from
+the new state.
 
-Invariant: nobody is drained unless a plan says that it lets the first engine in the line fit.
+Invariant: an engine is drained only if a plan shows that the first waiting engine fits afterwards.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass
 
-from serve_app.core.memory.engine_grants import Blocked, Grants
-from serve_app.core.memory.leases import DeviceUse, Hold, Kind, Phase
+from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
+from serve_app.core.memory.leases import DeviceUse, Hold, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.placement import Move, Replica, Spot, Workload, make_room
+from serve_app.core.placement import Move, NodeDevices, PlacedReplica, Workload, plan_moves
 from serve_app.errors import InsufficientMemory, LeaseNotFound
 
-MAX_STEPS = 64  # of one request to make room: past that, what restarts fills what was emptied
+MAX_STEPS = 64  # of one `begin`: beyond that, restarted engines fill the freed memory again
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One engine that drains, where it is and where it is expected to restart, and the bytes that has to load."""
+class DefragStep:
+    """One engine to drain, its devices now and after the expected restart, and the bytes it loads again."""
 
     owner: str
     model: str
@@ -34,54 +34,54 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Who waits, and the steps after which it fits."""
+class DefragPlan:
+    """A waiting engine, and the steps after which it fits."""
 
-    waits: Blocked
-    steps: tuple[Step, ...]
+    waits: BlockedEngine
+    steps: tuple[DefragStep, ...]
 
 
 class Relocation:
-    """Plans, and steps while some are wanted."""
+    """Plans the defragmentation, and carries out its steps while active."""
 
-    def __init__(self, ledger: Ledger, grants: Grants) -> None:
+    def __init__(self, ledger: Ledger, grants: EngineGrants) -> None:
         self._ledger, self._grants = ledger, grants
         self._steps_left = 0
 
     @property
     def active(self) -> bool:
-        """Whether it was told to make room and has not done so, or given up."""
+        """Whether `begin` was called and steps may remain."""
         return self._steps_left > 0
 
     def fragmentation(self) -> tuple[float, dict[str, float]]:
-        """The part of what is free that an engine like those here could not use, one of each model being as likely;
-        of the cluster, and of each node. Models that fit nowhere, however empty, are left out."""
+        """The share of free memory that an engine of a present model could not use, all models equally likely; of the
+        cluster, and of each node. Models that do not fit on any empty device are left out."""
         nodes = self._nodes()
         largest = max((use.device.capacity_bytes for use in self._ledger.devices()), default=0)
         expected = Workload(Counter(one for one in self._grants.expected().values() if one.amount <= largest))
         by_node = {node: expected.fragmentation([free]) for node, free in nodes.items()}
         return expected.fragmentation(list(nodes.values())), by_node
 
-    def plan(self, now: float) -> Plan | None:
-        """How the first engine in the line would fit; None: nobody waits, or nothing helps."""
+    def plan(self, now: float) -> DefragPlan | None:
+        """A plan to fit the first waiting engine that can be helped; None: none waits, or no plan helps."""
         for waits in self._grants.blocked(now):
-            told = self._grants.told(waits.owner)
+            told = self._grants.last_report(waits.owner)
             nodes = {rank.node for rank in told.ranks} if told is not None else set()
             if told is None or len(nodes) != 1:
-                continue  # a pipeline's stages wait where Ray has put them; nothing is moved for those
+                continue  # pipeline stages wait where Ray placed them; no engine moves for those
             (node,) = nodes
-            moves = make_room(self._nodes(), self._movable(), node, len(told.ranks), told.least_bytes)
+            moves = plan_moves(self._nodes(), self._movable(), node, len(told.ranks), told.least_bytes)
             if moves:
-                return Plan(waits, tuple(map(self._step, moves)))
+                return DefragPlan(waits, tuple(map(self._step_of_move, moves)))
         return None
 
     def begin(self) -> None:
-        """Make room for whoever waits, one engine at a time."""
+        """Start to defragment for waiting engines, one step at a time."""
         self._steps_left = MAX_STEPS
 
-    def step(self, now: float) -> Step | None:
-        """The next engine to drain, told so; None: one still does, or there is no more to do."""
-        if not self.active or self._grants.leaving():
+    def step(self, now: float) -> DefragStep | None:
+        """Drain the next engine; None: one still drains, or nothing is left to do."""
+        if not self.active or self._grants.draining():
             return None
         plan = self.plan(now)
         if plan is None:
@@ -90,20 +90,20 @@ class Relocation:
         self._steps_left -= 1
         step = plan.steps[0]
         self._grants.drain(step.owner)
-        self._keep_target(step, now)
+        self._reserve_target(step, now)
         return step
 
-    def _keep_target(self, step: Step, now: float) -> None:
-        """Keep the place where a drained engine is to restart, where the ledger is the one to choose it."""
-        told = self._grants.told(step.owner)
+    def _reserve_target(self, step: DefragStep, now: float) -> None:
+        """Reserve the place where a drained engine restarts, if the ledger chooses it."""
+        told = self._grants.last_report(step.owner)
         if told is None or len(step.target) != 1 or told.ranks[0].device is not None:
             return
         amount = self._ledger.lease(step.owner).holds[0].amount
-        with contextlib.suppress(InsufficientMemory, LeaseNotFound):  # within what it has itself: Ray places
-            self._grants.berths.add(step.model, Hold(step.target[0], amount), now, after=step.owner)
+        with contextlib.suppress(InsufficientMemory, LeaseNotFound):  # within its own memory: Ray places
+            self._grants.reservations.add(step.model, Hold(step.target[0], amount), now, replaces=step.owner)
 
     def _nodes(self) -> dict[str, list[int]]:
-        """Bytes free of each device, by node and in the order of their indices."""
+        """Free bytes of each device, by node, in order of device index."""
         return {node: [use.free_bytes for use in uses] for node, uses in self._uses().items()}
 
     def _uses(self) -> dict[str, list[DeviceUse]]:
@@ -112,22 +112,25 @@ class Relocation:
             found.setdefault(use.device.node, []).append(use)
         return found
 
-    def _movable(self) -> list[Replica]:
-        """Engines of one node that run and were not told to drain."""
+    def _movable(self) -> list[PlacedReplica]:
+        """Running engines on a single node that do not drain."""
         order = {node: [use.device.key for use in uses] for node, uses in self._uses().items()}
-        leaving, found = set(self._grants.leaving()), []
-        for lease in self._ledger.leases(Kind.ENGINE):
+        leaving, found = set(self._grants.draining()), []
+        for lease in self._ledger.leases(LeaseKind.ENGINE):
             nodes = {hold.on.rpartition("/")[0] for hold in lease.holds}
             if len(nodes) == 1 and lease.phase is Phase.COMMITTED and lease.lease_id not in leaving:
                 (node,) = nodes
                 devices = tuple(order[node].index(hold.on) for hold in lease.holds)
-                found.append(Replica(lease.lease_id, Spot(node, devices), max(hold.amount for hold in lease.holds)))
+                found.append(
+                    PlacedReplica(lease.lease_id, NodeDevices(node, devices), max(hold.amount for hold in lease.holds))
+                )
         return found
 
-    def _step(self, move: Move) -> Step:
-        told, replica = self._grants.told(move.replica.replica_id), move.replica
+    def _step_of_move(self, move: Move) -> DefragStep:
+        told, replica = self._grants.last_report(move.replica.replica_id), move.replica
         model, uses = "" if told is None else told.model, self._uses()
         source, target = (
-            tuple(uses[spot.node][device].device.key for device in spot.devices) for spot in (replica.spot, move.target)
+            tuple(uses[spot.node][device].device.key for device in spot.devices)
+            for spot in (replica.location, move.target)
         )
-        return Step(replica.replica_id, model, source, target, replica.bytes_to_move)
+        return DefragStep(replica.replica_id, model, source, target, replica.bytes_to_move)

@@ -1,61 +1,61 @@
-"""What the ledger of GPU memory keeps: devices and the leases on them, as frozen values."""
+"""Values of the ledger of GPU memory: devices and the leases on them."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-DEFAULT_RESERVED_BYTES = (
-    2 * 10**9
-)  # 2 GB a device: the driver's context, NCCL's buffers and CUDA graphs are nobody's lease
+DEFAULT_RESERVED_BYTES = 2 * 10**9  # 2 GB a device: the driver's context, NCCL's buffers and CUDA graphs have no lease
 GROWTH_SHARE = 0.10  # of a KV pool, kept for requests that outgrow their estimate
 
 
-class Kind(enum.StrEnum):
-    """What a lease is for, and so what it lies on and in which unit it counts."""
+class LeaseKind(enum.StrEnum):
+    """What a lease is for; determines its parent and its unit."""
 
     ENGINE = "engine"  # on devices, in bytes: weights and KV pool of one engine, a hold per rank
-    BERTH = "berth"  # on a device, in bytes: kept for an engine that has not started (`core.memory.reservations`)
-    SLOTS = "slots"  # on an engine or a session, of which it takes nothing; itself a pool, of sequences in the batch
+    RESERVATION = "berth"  # on a device, in bytes: for an engine that has not started (`core.memory.reservations`)
+    SLOTS = "slots"  # on an engine or a session, taking nothing of it; a pool of sequences in the batch
     SHARE = "share"  # on an engine or a session, in KV tokens, or on slots: the account of one router
     SESSION = "session"  # on an engine, in KV tokens: what an agent's requests draw from
 
 
 class Phase(enum.StrEnum):
-    """How far a lease is. Only engines are ever anything but COMMITTED."""
+    """Phase of a lease. All leases but engines' are always COMMITTED."""
 
-    RESERVED = "reserved"  # the memory is kept, the engine loads: nothing can lie on it yet
+    RESERVED = "reserved"  # memory is reserved, the engine loads: no leases on it yet
     COMMITTED = "committed"
-    ENDING = "ending"  # its owner is gone or has let go, its memory has not been seen free
+    ENDING = "ending"  # its owner is gone or has left, its memory was not observed free
 
 
 def slots_of(engine: str) -> str:
-    """The name of the pool of slots of an engine, or of a session."""
+    """The name of the slot pool of an engine or a session."""
     return f"{engine}/slots"
 
 
-# What each kind may lie on; None: devices.
-LIES_ON: dict[Kind, frozenset[Kind] | None] = {
-    Kind.ENGINE: None,
-    Kind.BERTH: None,
-    Kind.SLOTS: frozenset({Kind.ENGINE, Kind.SESSION}),
-    Kind.SHARE: frozenset({Kind.ENGINE, Kind.SESSION, Kind.SLOTS}),  # a session is a pool of all routers, too
-    Kind.SESSION: frozenset({Kind.ENGINE}),
+# Parents of each kind; None: devices.
+PARENT_KINDS: dict[LeaseKind, frozenset[LeaseKind] | None] = {
+    LeaseKind.ENGINE: None,
+    LeaseKind.RESERVATION: None,
+    LeaseKind.SLOTS: frozenset({LeaseKind.ENGINE, LeaseKind.SESSION}),
+    LeaseKind.SHARE: frozenset(
+        {LeaseKind.ENGINE, LeaseKind.SESSION, LeaseKind.SLOTS}
+    ),  # a session is a pool of all routers, too
+    LeaseKind.SESSION: frozenset({LeaseKind.ENGINE}),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU, or on a machine without one a stated share of its memory.
+    """A GPU, or a configured share of the memory of a node without GPU.
 
     Args:
-        node: the machine's id.
-        index: which of its devices.
-        total_bytes: of its memory.
-        reserved_bytes: of them, those no lease gets.
+        node: the node's id.
+        index: the device's index on the node.
+        total_bytes: its memory.
+        reserved_bytes: the part not available to leases.
 
     Raises:
-        ValueError: more reserved than there is, or a negative amount.
+        ValueError: more reserved than the total, or a negative amount.
     """
 
     node: str
@@ -73,13 +73,13 @@ class Device:
 
     @property
     def capacity_bytes(self) -> int:
-        """What leases can have of it."""
+        """Bytes available to leases."""
         return self.total_bytes - self.reserved_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What a lease holds of one node of the tree: bytes of a device, or KV tokens of another lease."""
+    """Amount that a lease holds of one node of the tree: bytes of a device, or KV tokens of another lease."""
 
     on: str
     amount: int
@@ -87,14 +87,14 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as it is at this moment.
+    """A snapshot of a lease.
 
-    `capacity` is what leases on it can have together (KV tokens), `held` what they have. `expires_at` is its own end if
-    nobody renews it, beside that of its owner; None: only its owner's.
+    `capacity`: KV tokens available to leases on it; `held`: those in use. `expires_at`: its own expiry unless renewed,
+    besides its owner's; None: only its owner's.
     """
 
     lease_id: str
-    kind: Kind
+    kind: LeaseKind
     owner: str
     phase: Phase
     holds: tuple[Hold, ...]
@@ -104,13 +104,13 @@ class Lease:
 
     @property
     def amount(self) -> int:
-        """Bytes or KV tokens, over all it lies on."""
+        """Bytes or KV tokens, over all holds."""
         return sum(hold.amount for hold in self.holds)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """A device and the bytes of it that are leased."""
+    """A device and its leased bytes."""
 
     device: Device
     held_bytes: int

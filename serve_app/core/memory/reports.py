@@ -1,4 +1,4 @@
-"""What an engine replica reports of its memory, and what the quota actor replies."""
+"""An engine replica's memory report, and the quota actor's reply."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from serve_app.core.memory.leases import Hold
 
-OWNER_TTL_S = 4.0  # a dead owner's leases are back within 5 s: its silence, and a look every half second
-FENCE_S = OWNER_TTL_S - 0.5  # half a second for a router's word on its way to the actor and for clocks that run unlike
-Process = tuple[int, int]  # id, and start in clock ticks since boot: ids are used again
-LOADING_TTL_S = 9.0  # loading holds Python's lock for seconds; 10 s with the look
+OWNER_TTL_S = 4.0  # a dead owner's leases are free within 5 s: this, and a check every half second
+FENCE_S = OWNER_TTL_S - 0.5  # half a second for a router's message in transit and for clock drift
+Process = tuple[int, int]  # id, and start in clock ticks since boot, because ids are reused
+LOADING_TTL_S = 9.0  # loading holds Python's GIL for seconds; 10 s with the check
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Where a rank of an engine is: on this node, on this device of it; None: any device."""
+    """Location of a rank of an engine: the node and its device; None: any device."""
 
     node: str
     device: int | None = None
@@ -22,23 +22,23 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What an engine replica says of itself.
+    """An engine replica's report.
 
     Args:
         owner: the replica's id, and the name of its lease.
-        model: what it serves.
-        ranks: where its ranks are.
-        wanted_bytes: for each rank, weights and KV pool together.
-        least_bytes: for each rank, with which it would start, too.
-        holds: what it has been granted, as it knows; none: it asks.
-        kv_tokens: its KV pool, once it runs; 0: it does not run yet.
-        kv_bytes: of that pool, over all ranks.
-        measured_bytes: of its processes on each device of `holds`; None: could not be measured there.
-        processes: its processes by node, each by id and start (ticks): when they are gone, so is its memory.
-        loading: it was told that it is its turn, and does not run yet; an actor that has just come up has to know.
+        model: the model it serves.
+        ranks: the locations of its ranks.
+        wanted_bytes: per rank, weights and KV pool together.
+        least_bytes: per rank, the minimum with which it starts.
+        holds: its grant, as far as it knows; empty: it requests one.
+        kv_tokens: size of its KV pool, once it runs; 0: it does not run yet.
+        kv_bytes: size of that pool in bytes, over all ranks.
+        measured_bytes: use of its processes on each device of `holds`; None: could not be measured there.
+        processes: its processes by node, by id and start (ticks): its memory is free once they are gone.
+        loading: it was allowed to load, and does not run yet; a restarted actor must know.
         gone: it has ended, and its memory is free.
-        slots: sequences of its batch that are for the line; 0: its line is the routers' own.
-        measures: it sizes itself by what is free on its devices while it loads.
+        slots: sequences of its batch for the shared queue; 0: its routers queue on their own.
+        measures: it sizes itself by the free memory on its devices while it loads.
         failed: why it is about to end; its memory is not free yet.
     """
 
@@ -66,8 +66,8 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """What an engine may have. `holds`: none while it waits, and `why` says for what; `may_load`: it is its turn;
-    `drain`: it is to finish what it runs and end, for others to have its place."""
+    """Reply to an engine. `holds`: its grant; empty while it waits for memory, with the reason in `why`. `may_load`: it
+    may load now. `drain`: it must finish its requests and end, to free its memory."""
 
     holds: tuple[Hold, ...] = ()
     may_load: bool = False

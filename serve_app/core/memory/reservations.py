@@ -1,11 +1,11 @@
-"""Berths: device memory kept for engines that have not started, so that they start where there is room.
+"""Reservations: device memory for engines that have not started, so that they start where memory is free.
 
 Rules
-- A berth is for the next start of its model, or, once Serve has named it, for one replica.
-- It is taken over by an engine of its model that speaks from its node: that engine's lease takes its place at once.
-- Nobody renews it: it ends. One kept until an engine leaves (`after`) is renewed for as long as that one is there.
+- A reservation is for the next start of its model, or, once Serve has named the replica, for that replica.
+- An engine of its model that reports from its node takes it over: the engine's lease replaces it at once.
+- Without renewal it ends. One that waits for an engine to leave (`replaces`) is renewed while that engine exists.
 
-Invariant: a berth is taken over once, or ends; what it held is never given to two.
+Invariant: a reservation is taken over once, or ends; its memory is never given to two engines.
 """
 
 from __future__ import annotations
@@ -15,120 +15,119 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serve_app.core.memory.leases import Hold, Kind
+from serve_app.core.memory.leases import Hold, LeaseKind
 from serve_app.core.memory.ledger import Ledger
 
 if TYPE_CHECKING:
     from serve_app.core.memory.reports import EngineReport
 
-BERTH_TTL_S = 10.0  # the controller renews every second; a new one is there within that time after a crash
-# Serve looks at its replicas every 5 s and starts another for one that has ended; a busy controller takes its time.
+RESERVATION_TTL_S = 10.0  # the controller renews every second; after a crash a new one starts within this time
+# Serve checks its replicas every 5 s and starts another for an ended one; a busy controller takes longer.
 RESTART_TTL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Berth:
-    """Memory kept for a start.
+class Reservation:
+    """Memory reserved for a start.
 
     Args:
         name: of its lease and that lease's owner.
-        model: what will be served there.
+        model: the model to start.
         hold: the device and bytes.
-        replica: whose it is; none: the next start's of its model.
-        after: the engine that has to leave first, which this start is to replace.
+        replica: the replica it is for; empty: the next start of its model.
+        replaces: the engine that must leave first, which this start replaces.
     """
 
     name: str
     model: str
     hold: Hold
     replica: str = ""
-    after: str = ""
+    replaces: str = ""
 
     @property
     def node(self) -> str:
         return self.hold.on.rpartition("/")[0]
 
 
-class Berths:
-    """All berths there are, the oldest first."""
+class Reservations:
+    """All reservations, the oldest first."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._berths: dict[str, Berth] = {}
-        self._changed: dict[str, Berth | None] = {}  # since `take_changes`; None: it has ended
+        self._reservations: dict[str, Reservation] = {}
+        self._changed: dict[str, Reservation | None] = {}  # since `take_changes`; None: it has ended
 
-    def take_changes(self) -> dict[str, Berth | None]:
-        """The berths that have changed since the last time, by name; None: it has ended."""
+    def take_changes(self) -> dict[str, Reservation | None]:
+        """The reservations changed since the last call, by name; None: it has ended."""
         changed, self._changed = self._changed, {}
         return changed
 
-    def all(self) -> list[Berth]:
-        return list(self._berths.values())
+    def all(self) -> list[Reservation]:
+        return list(self._reservations.values())
 
-    def of(self, model: str) -> list[Berth]:
-        return [berth for berth in self._berths.values() if berth.model == model]
+    def of(self, model: str) -> list[Reservation]:
+        return [berth for berth in self._reservations.values() if berth.model == model]
 
-    def add(self, model: str, hold: Hold, now: float, *, replica: str = "", after: str = "") -> Berth:
-        """Keep memory. Raises InsufficientMemory, LeaseNotFound (no such device); nothing has changed then."""
-        number = next(n for n in range(len(self._berths) + 1) if f"berth:{model}:{n}" not in self._berths)
-        berth = Berth(f"berth:{model}:{number}", model, hold, replica, after)
-        self.restore(berth, now, RESTART_TTL_S if after else BERTH_TTL_S)
+    def add(self, model: str, hold: Hold, now: float, *, replica: str = "", replaces: str = "") -> Reservation:
+        """Reserve memory. Raises InsufficientMemory, LeaseNotFound (no such device); nothing has changed then."""
+        number = next(n for n in range(len(self._reservations) + 1) if f"berth:{model}:{n}" not in self._reservations)
+        berth = Reservation(f"berth:{model}:{number}", model, hold, replica, replaces)
+        self.restore(berth, now, RESTART_TTL_S if replaces else RESERVATION_TTL_S)
         return berth
 
-    def restore(self, berth: Berth, now: float, ttl_s: float) -> None:
-        """Keep what was kept before. Raises as `add`."""
-        self._ledger.join(berth.name, ttl_s, now)
+    def restore(self, reservation: Reservation, now: float, ttl_s: float) -> None:
+        """Restore a reservation. Raises as `add`."""
+        self._ledger.join(reservation.name, ttl_s, now)
         try:
-            self._ledger.reserve(berth.name, Kind.BERTH, berth.name, (berth.hold,))
+            self._ledger.reserve(reservation.name, LeaseKind.RESERVATION, reservation.name, (reservation.hold,))
         except Exception:
-            self._ledger.leave(berth.name)
+            self._ledger.leave(reservation.name)
             raise
-        self._put(berth)
+        self._put(reservation)
 
-    def renew(self, berth: Berth, now: float) -> None:
-        """It is wanted still."""
-        self._ledger.join(berth.name, BERTH_TTL_S, now)
+    def renew(self, reservation: Reservation, now: float) -> None:
+        """Extend a reservation by `RESERVATION_TTL_S`."""
+        self._ledger.join(reservation.name, RESERVATION_TTL_S, now)
 
-    def bind(self, berth: Berth, replica: str, now: float) -> Berth:
-        """It is for this replica from now on."""
-        self.renew(berth, now)
-        bound = dataclasses.replace(berth, replica=replica)
+    def bind(self, reservation: Reservation, replica: str, now: float) -> Reservation:
+        """Assign a reservation to a replica."""
+        self.renew(reservation, now)
+        bound = dataclasses.replace(reservation, replica=replica)
         self._put(bound)
         return bound
 
-    def end(self, berth: Berth) -> None:
-        """Its memory is free."""
-        self._ledger.leave(berth.name)
-        self.forget(berth.name)
+    def end(self, reservation: Reservation) -> None:
+        """End a reservation and free its memory."""
+        self._ledger.leave(reservation.name)
+        self.forget(reservation.name)
 
     def forget(self, name: str) -> None:
-        """The ledger has ended it; another lease's name changes nothing."""
-        if self._berths.pop(name, None) is not None:
+        """The ledger has ended a reservation; another lease's name changes nothing."""
+        if self._reservations.pop(name, None) is not None:
             self._changed[name] = None
 
     def keep_restarts(self, engines: set[str], now: float) -> None:
-        """Time has passed, and these engines are there: what is kept until one of them leaves is kept."""
-        for berth in self._berths.values():
-            if berth.after in engines:
+        """Renew the reservations that replace one of these existing engines."""
+        for berth in self._reservations.values():
+            if berth.replaces in engines:
                 self._ledger.join(berth.name, RESTART_TTL_S, now)
 
-    def for_engine(self, told: EngineReport, engines: Container[str]) -> Berth | None:
-        """The berth that an engine which asks for memory takes over. What was kept for it elsewhere ends: it did not
-        start there.
+    def take_for_engine(self, report: EngineReport, engines: Container[str]) -> Reservation | None:
+        """The reservation that an engine takes over. Reservations for it on other nodes end: it did not start there.
 
         Args:
-            engines: those there are: what is kept until one of them leaves is nobody's yet.
+            engines: the existing engines; a reservation that replaces one of them is not available yet.
         """
-        if len(told.ranks) != 1 or told.ranks[0].device is not None:
+        if len(report.ranks) != 1 or report.ranks[0].device is not None:
             return None
-        here = told.ranks[0].node
-        mine = [berth for berth in self.of(told.model) if berth.replica == told.owner]
+        here = report.ranks[0].node
+        mine = [berth for berth in self.of(report.model) if berth.replica == report.owner]
         for berth in mine:
             if berth.node == here:
                 return berth
             self.end(berth)
-        free = (berth for berth in self.of(told.model) if not berth.replica and berth.after not in engines)
+        free = (berth for berth in self.of(report.model) if not berth.replica and berth.replaces not in engines)
         return next((berth for berth in free if berth.node == here), None)
 
-    def _put(self, berth: Berth) -> None:
-        self._berths[berth.name] = self._changed[berth.name] = berth
+    def _put(self, reservation: Reservation) -> None:
+        self._reservations[reservation.name] = self._changed[reservation.name] = reservation

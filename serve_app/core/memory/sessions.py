@@ -1,12 +1,12 @@
-"""Agent sessions: KV tokens of one engine, reserved until somebody lets go of them or falls silent.
+"""Agent sessions: KV tokens of one engine, reserved until the session is closed or expires.
 
 Rules
-- A session is a lease on its engine, and a pool for its requests: its tokens, and one slot of its own beside those of
-  the queue (`core.shared_queue.granting` draws from it). An engine takes as many sessions as it has such slots.
-- Requests renew a session when they come and when they end; one that has a request running is not silent.
-- A session that is closed while a request of it runs is unknown at once, and keeps what that holds until its end.
+- A session is a lease on its engine, and a pool for its requests: its tokens, and one slot besides those of the queue
+  (`core.shared_queue.requests` draws on it). An engine takes as many sessions as it has such slots.
+- Requests renew a session when they arrive and when they end; a session with a running request does not expire.
+- A session closed while its request runs is unknown at once, and keeps what the request holds until that ends.
 
-Invariant: a session that is open has its tokens; they are nobody else's while it waits for a tool.
+Invariant: an open session has its tokens; no other party uses them, also while the agent runs a tool.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
-from serve_app.core.memory.leases import Hold, Kind, slots_of
+from serve_app.core.memory.leases import Hold, LeaseKind, slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import LeaseNotFound
 from serve_app.types import RequestClass
 
-KEEPER = "sessions"  # the owner of all of them: a session outlives the router that opened it
-FOREVER_S = 1e12  # the keeper's time to live; a session has its own
-ANY_NUMBER = 2**31
+SESSIONS_OWNER = "sessions"  # owner of all sessions: a session outlives the router that opened it
+FOREVER_S = 1e12  # time to live of that owner; each session has its own
+UNLIMITED = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class SessionAsk:
-    """A session somebody wants.
+class SessionRequest:
+    """A request to open a session.
 
     Args:
-        session_id: unique among open sessions: `name_of` its tenant and the tenant's own id.
-        model: whose engine.
-        tokens: of the KV cache.
-        ttl_s: silence after which it ends.
-        wait_until: the moment until which it waits for room; None: it does not.
-        given: what was asked for in the caller's own unit, for reports.
-        granted_bytes: of all ranks' KV cache, which those tokens are.
-        per_engine: sessions that one engine takes at most.
-        per_tenant: sessions its tenant may have, open or waiting, this one included.
-        request_class: as which it waits in the queue.
+        session_id: unique among open sessions: `session_name` of its tenant and the tenant's own id.
+        model: the model to reserve KV tokens of.
+        tokens: KV tokens.
+        ttl_s: time without requests and renewals after which it ends.
+        wait_until: time until which it waits for free capacity; None: it does not wait.
+        requested_size: the size in the caller's own unit, for reports.
+        granted_bytes: size of these tokens in bytes, over the KV caches of all ranks.
+        per_engine: maximum number of sessions of one engine.
+        per_tenant: maximum number of sessions of its tenant, open or waiting, this one included.
+        request_class: its class in the queue.
     """
 
     session_id: str
@@ -48,10 +48,10 @@ class SessionAsk:
     tokens: int
     ttl_s: float
     wait_until: float | None = None
-    given: str = ""
+    requested_size: str = ""
     granted_bytes: int = 0
-    per_engine: int = ANY_NUMBER
-    per_tenant: int = ANY_NUMBER
+    per_engine: int = UNLIMITED
+    per_tenant: int = UNLIMITED
     request_class: RequestClass = RequestClass.NORMAL
 
     def __post_init__(self) -> None:
@@ -64,10 +64,10 @@ class SessionAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
-    """A session as the roster has it: what was asked for, its lease and engine. `closed`: requests of it still run."""
+class SessionEntry:
+    """A session in the checkpoint: its request, lease and engine. `closed`: it is closed, a request still runs."""
 
-    ask: SessionAsk
+    request: SessionRequest
     lease: str
     engine: str
     closed: bool = False
@@ -75,33 +75,33 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open session, as its callers see it. `pool`: its engine."""
+    """An open session, as its callers see it."""
 
     session_id: str
     model: str
-    pool: str
+    engine: str
     tokens: int
     ttl_s: float
     expires_at: float
-    given: str
+    requested_size: str
     granted_bytes: int = 0
 
 
-def name_of(tenant: str, session_id: str) -> str:
-    """A session's name here. A tenant's own id has no space, so no two tenants' sessions have the same."""
+def session_name(tenant: str, session_id: str) -> str:
+    """A session's unique name. A tenant's own id has no space, so names of two tenants never collide."""
     return f"{tenant} {session_id}"
 
 
-def own_id(name: str) -> str:
-    """A session's id as its tenant knows it."""
+def tenant_session_id(name: str) -> str:
+    """A session's id as used by its tenant."""
     return name.rpartition(" ")[2]
 
 
-def bucketed(amount: int, sizes: Sequence[int]) -> int:
+def round_up_to_bucket(amount: int, sizes: Sequence[int]) -> int:
     """Round up to the next size; above the largest to its next multiple; no sizes: `amount` itself (whole GPUs).
 
-    Multiples, since a size that is no bucket would leave gaps only its like can fill, and refusing would make a
-    deployment setting decide what can run.
+    Multiples, because other sizes leave gaps that only the same sizes can fill, and a refusal would let a deployment
+    setting decide what can run.
 
     Raises:
         ValueError: a negative amount, or sizes that do not rise from above zero.
@@ -113,8 +113,8 @@ def bucketed(amount: int, sizes: Sequence[int]) -> int:
     return next((size for size in sizes if size >= amount), -(-amount // sizes[-1]) * sizes[-1])
 
 
-def tokens_in(size: int, pool_bytes: int, pool_tokens: int, block_tokens: int) -> int:
-    """KV tokens that fit into so many bytes of a pool, in whole blocks: floor(bytes / bytes of a block) x block size.
+def tokens_in_bytes(size: int, pool_bytes: int, pool_tokens: int, block_tokens: int) -> int:
+    """KV tokens that fit into `size` bytes of a pool, in whole blocks: floor(bytes / bytes of a block) x block size.
 
     Args:
         size: bytes over all ranks; so are `pool_bytes`.
@@ -122,74 +122,76 @@ def tokens_in(size: int, pool_bytes: int, pool_tokens: int, block_tokens: int) -
     return size * pool_tokens // (block_tokens * pool_bytes) * block_tokens
 
 
-def bytes_of(tokens: int, pool_bytes: int, pool_tokens: int, block_tokens: int) -> int:
-    """The least bytes over all ranks that hold these tokens: `tokens_in` of them is at least `tokens`."""
+def bytes_for_tokens(tokens: int, pool_bytes: int, pool_tokens: int, block_tokens: int) -> int:
+    """The least bytes over all ranks that hold these tokens: `tokens_in_bytes` of them is at least `tokens`."""
     return -(-(-(-tokens // block_tokens) * block_tokens * pool_bytes) // pool_tokens)
 
 
-class Sessions:
-    """The sessions that there are. O(1) per method save where it is said.
+class SessionLeases:
+    """The sessions. O(1) per method, unless stated.
 
     Args:
-        epoch: of the quota actor; no lease of an earlier one has a name of this one's.
+        epoch: of the quota actor; part of lease names, so that they differ from those of earlier epochs.
     """
 
     def __init__(self, ledger: Ledger, epoch: int, now: float) -> None:
         self._ledger = ledger
-        self._names = (f"#{epoch}.{number}" for number in itertools.count(1))
-        self._open: dict[str, Reserved] = {}
-        self._leases: dict[str, Reserved] = {}  # of closed ones, too
-        self._closed: set[str] = set()  # leases of those
-        self._reserved: Counter[str] = Counter()  # tokens of open sessions, by engine
-        self._changes: dict[str, Reserved | None] = {}
-        self._news: list[Reserved] = []
-        self.version = 0  # rises whenever an engine has more or less room for sessions
-        ledger.join(KEEPER, FOREVER_S, now)
+        self._lease_suffixes = (f"#{epoch}.{number}" for number in itertools.count(1))
+        self._open: dict[str, SessionEntry] = {}
+        self._leases: dict[str, SessionEntry] = {}  # by lease, closed ones included
+        self._closed: set[str] = set()  # leases of closed sessions with a running request
+        self._reserved_tokens: Counter[str] = Counter()  # tokens of open sessions, by engine
+        self._changes: dict[str, SessionEntry | None] = {}
+        self._opened_and_ended: list[SessionEntry] = []
+        self.version = 0  # rises when an engine's capacity for sessions changes
+        ledger.join(SESSIONS_OWNER, FOREVER_S, now)
 
-    def reserve(self, ask: SessionAsk, engine: str, now: float) -> Session:
+    def reserve(self, request: SessionRequest, engine: str, now: float) -> Session:
         """Open a session on an engine. Raises as `Ledger.reserve`."""
-        one = Reserved(replace(ask, wait_until=None), f"{ask.session_id}{next(self._names)}", engine)
+        one = SessionEntry(
+            replace(request, wait_until=None), f"{request.session_id}{next(self._lease_suffixes)}", engine
+        )
         self.restore(one, now)
         self._changes[one.lease] = one
-        return self.look(ask.session_id, now)
+        return self.view(request.session_id, now)
 
-    def restore(self, one: Reserved, now: float) -> None:
-        """A session from the roster. Raises as `Ledger.reserve`."""
-        hold = Hold(one.engine, one.ask.tokens)
-        expires_at = now + one.ask.ttl_s
-        # `growth`: what was granted for it is there, be it that those who run have grown since
-        self._ledger.reserve(one.lease, Kind.SESSION, KEEPER, [hold], expires_at=expires_at, growth=True)
-        self._ledger.open_slots(one.lease, 1)
-        self._leases[one.lease] = one
+    def restore(self, entry: SessionEntry, now: float) -> None:
+        """Restore a session from the checkpoint. Raises as `Ledger.reserve`."""
+        hold = Hold(entry.engine, entry.request.tokens)
+        expires_at = now + entry.request.ttl_s
+        # `growth`: its tokens were granted before, but running requests may have grown since
+        self._ledger.reserve(entry.lease, LeaseKind.SESSION, SESSIONS_OWNER, [hold], expires_at=expires_at, growth=True)
+        self._ledger.open_slots(entry.lease, 1)
+        self._leases[entry.lease] = entry
         self.version += 1
-        if one.closed:
-            self._closed.add(one.lease)
+        if entry.closed:
+            self._closed.add(entry.lease)
         else:
-            self._open[one.ask.session_id] = one
-            self._reserved[one.engine] += one.ask.tokens
-            self._news.append(one)
+            self._open[entry.request.session_id] = entry
+            self._reserved_tokens[entry.engine] += entry.request.tokens
+            self._opened_and_ended.append(entry)
 
     def renew(self, session_id: str, now: float) -> Session:
-        """Somebody still wants it. Raises LeaseNotFound."""
-        self.touch(self._known(session_id).lease, now)
-        return self.look(session_id, now)
+        """Extend a session by its time to live. Raises LeaseNotFound."""
+        self.touch(self._require_open(session_id).lease, now)
+        return self.view(session_id, now)
 
     def touch(self, lease: str, now: float) -> None:
-        """A request of a session comes or has ended; one that is no session (any more) changes nothing."""
+        """A request of a session arrives or has ended: renew it. An unknown lease changes nothing."""
         one = self._leases.get(lease)
         if one is not None:
-            self._ledger.renew(lease, now + one.ask.ttl_s)
+            self._ledger.renew(lease, now + one.request.ttl_s)
 
-    def keep(self, now: float, unknown: Container[str] = ()) -> None:
-        """Sessions of which a request runs are not silent, nor are those where that is not known. O(sessions)."""
+    def renew_in_use(self, now: float, unreported: Container[str] = ()) -> None:
+        """Renew sessions with a running request, and those on engines where this is unknown. O(sessions)."""
         for lease, one in self._leases.items():
-            if one.engine in unknown or self._in_use(lease):
+            if one.engine in unreported or self._in_use(lease):
                 self.touch(lease, now)
 
     def close(self, session_id: str) -> None:
-        """Nobody wants it any more. Raises LeaseNotFound."""
-        one = self._known(session_id)
-        self._shut(one)
+        """Close a session. Raises LeaseNotFound."""
+        one = self._require_open(session_id)
+        self._mark_closed(one)
         if self._in_use(one.lease):
             self._ledger.resize(one.lease, [max(1, self._ledger.held(one.lease))])
             self._changes[one.lease] = self._leases[one.lease] = replace(one, closed=True)
@@ -198,94 +200,96 @@ class Sessions:
             self._ledger.end(one.lease)
             self.forget(one.lease)
 
-    def take_ended(self, unknown: Container[str] = ()) -> list[str]:
-        """End closed sessions of which nothing runs any more, where that is known; returns their engines. O(closed)."""
-        there = [lease for lease in self._closed if lease in self._ledger]  # else ended by silence, and forgotten soon
+    def end_unused(self, unreported: Container[str] = ()) -> list[str]:
+        """End closed sessions without a running request, where this is known; returns their engines. O(closed)."""
+        there = [lease for lease in self._closed if lease in self._ledger]  # otherwise expired, and forgotten soon
         ended = [self._leases[lease] for lease in there if not self._in_use(lease)]
-        ended = [one for one in ended if one.engine not in unknown]
+        ended = [one for one in ended if one.engine not in unreported]
         for one in ended:
             self._ledger.end(one.lease)
             self.forget(one.lease)
         return [one.engine for one in ended]
 
     def forget(self, lease: str) -> None:
-        """A lease has ended, by silence or with its engine; one that is no session's changes nothing."""
+        """A lease has expired, or ended with its engine; a lease of no session changes nothing."""
         one = self._leases.pop(lease, None)
         if one is not None:
             self._closed.discard(lease)
             self._changes[lease] = None
             self.version += 1
-            if not one.closed and self._open.get(one.ask.session_id) is one:
-                self._shut(one)
+            if not one.closed and self._open.get(one.request.session_id) is one:
+                self._mark_closed(one)
 
     def _in_use(self, lease: str) -> bool:
         return self._ledger.held(lease) > 0 or self._ledger.held(slots_of(lease)) > 0
 
-    def _shut(self, one: Reserved) -> None:
-        del self._open[one.ask.session_id]
-        self._reserved[one.engine] -= one.ask.tokens
+    def _mark_closed(self, entry: SessionEntry) -> None:
+        del self._open[entry.request.session_id]
+        self._reserved_tokens[entry.engine] -= entry.request.tokens
         self.version += 1
-        self._news.append(replace(one, closed=True))
+        self._opened_and_ended.append(replace(entry, closed=True))
 
     # Looking
 
-    def get(self, session_id: str) -> Reserved | None:
-        """An open session; None: there is none of this name."""
+    def get(self, session_id: str) -> SessionEntry | None:
+        """An open session; None: unknown name."""
         return self._open.get(session_id)
 
-    def of(self, lease: str) -> Reserved | None:
+    def open_by_lease(self, lease: str) -> SessionEntry | None:
         """The open session that has this lease."""
         one = self._leases.get(lease)
         return None if one is None or one.closed else one
 
     def engine_of(self, lease: str) -> str | None:
-        """The engine that a session's lease lies on; None: it is no session's."""
+        """The engine of a session's lease; None: not a session's lease."""
         one = self._leases.get(lease)
         return None if one is None else one.engine
 
-    def on(self, engine: str) -> list[str]:
-        """The leases of sessions on an engine, of closed ones, too. O(sessions)."""
+    def leases_on(self, engine: str) -> list[str]:
+        """The leases of sessions on an engine, closed ones included. O(sessions)."""
         return [lease for lease, one in self._leases.items() if one.engine == engine]
 
-    def reserved(self, engine: str) -> int:
-        """KV tokens that open sessions have on an engine."""
-        return self._reserved[engine]
+    def reserved_tokens(self, engine: str) -> int:
+        """KV tokens of open sessions on an engine."""
+        return self._reserved_tokens[engine]
 
-    def having(self, tenant: str) -> int:
+    def count_of_tenant(self, tenant: str) -> int:
         """Open sessions of a tenant. O(sessions)."""
-        return sum(one.ask.tenant == tenant for one in self._open.values())
+        return sum(one.request.tenant == tenant for one in self._open.values())
 
-    def open(self) -> list[Reserved]:
-        """Those open, oldest first."""
+    def open_sessions(self) -> list[SessionEntry]:
+        """The entries of open sessions, oldest first."""
         return list(self._open.values())
 
-    def look(self, session_id: str, now: float) -> Session:
+    def view(self, session_id: str, now: float) -> Session:
         """Raises LeaseNotFound."""
-        one = self._known(session_id)
-        ask, expires_at = one.ask, self._ledger.lease(one.lease).expires_at
+        one = self._require_open(session_id)
+        ask, expires_at = one.request, self._ledger.lease(one.lease).expires_at
         ends_at = now + ask.ttl_s if expires_at is None else expires_at
-        return Session(session_id, ask.model, one.engine, ask.tokens, ask.ttl_s, ends_at, ask.given, ask.granted_bytes)
+        return Session(
+            session_id, ask.model, one.engine, ask.tokens, ask.ttl_s, ends_at, ask.requested_size, ask.granted_bytes
+        )
 
     def all(self, now: float) -> list[Session]:
-        """Those open, oldest first."""
-        return [self.look(name, now) for name in self._open]
+        """The open sessions, oldest first."""
+        return [self.view(name, now) for name in self._open]
 
-    def take_changes(self) -> dict[str, Reserved | None]:
-        """What the roster has to know since this was last asked, by lease; None: it has ended."""
+    def take_changes(self) -> dict[str, SessionEntry | None]:
+        """Checkpoint changes since the last call, by lease; None: the session has ended."""
         changes, self._changes = self._changes, {}
         return changes
 
-    def take_news(self) -> list[Reserved]:
-        """Sessions that were opened and, `closed`, those that have ended since this was last asked."""
-        news, self._news = self._news, []
+    def take_opened_and_ended(self) -> list[SessionEntry]:
+        """Sessions opened and (`closed`) ended since the last call."""
+        news, self._opened_and_ended = self._opened_and_ended, []
         return news
 
-    def _known(self, session_id: str) -> Reserved:
+    def _require_open(self, session_id: str) -> SessionEntry:
         one = self._open.get(session_id)
         if one is None:
             raise LeaseNotFound(
-                f"there is no session {own_id(session_id)!r}: it was never opened, was closed, has been silent for too "
-                "long, or its engine has ended",
+                f"there is no session {tenant_session_id(session_id)!r}: it was never opened, was closed, has "
+                "expired, or its engine has ended",
                 param="session_id",
                 code="session_not_found",
             )

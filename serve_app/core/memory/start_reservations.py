@@ -1,31 +1,31 @@
-"""Where engines start: the ledger picks the node and the device before Ray is asked for either.
+"""Placement of engine starts: the ledger chooses node and device before Ray does.
 
-Serve's controller says which replicas it is about to start, on which nodes Ray has room for them, and how many more
-the scaling policy wants; it is told where each belongs, and for how many more there is memory.
+Serve's controller reports which replicas it is about to start, on which nodes Ray has resources for them, and how many
+more the scaling policy wants. The reply has a node for each replica, and for how many more there is memory.
 
 Rules
-- What a model needs is what its settings say (`memory_gb`), else what its last engine asked for; while neither is known
-  Ray places.
-- Memory that an engine before could use is not kept for a start: who waits goes first.
-- A start for which there is no room goes to wait in the line, on a node whose devices are large enough.
-- A start that replaces a drained engine goes where that was planned; Ray may be short there for as long as its berth is
-  kept.
+- A model needs what its settings say (`memory_gb`), else what its last engine requested; if neither is known, Ray
+  places.
+- Memory that a waiting engine could use is not reserved for a start: waiting engines come first.
+- A start without free memory waits as an engine, on a node whose devices are large enough.
+- A start that replaces a drained engine goes to its planned node; Ray may lack resources there while the reservation
+  lasts.
 
-Invariant: a place that is said to be held is a lease in the ledger.
+Invariant: each placement with `is_reserved` is a lease in the ledger.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serve_app.core.memory.device_choice import best_of_all
-from serve_app.core.memory.engine_grants import Grants
+from serve_app.core.memory.device_choice import best_device
+from serve_app.core.memory.engine_grants import EngineGrants
 from serve_app.core.memory.leases import Hold
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.reservations import Berth
+from serve_app.core.memory.reservations import Reservation
 
-FAILED_S = 600.0  # the next try may take as long before it has failed, too
-NOTE_S = 15.0  # a reason that nobody has renewed is one of yesterday
+FAILURE_TTL_S = 600.0  # the next attempt may take as long to fail
+SHORTAGE_TTL_S = 15.0  # a reason not renewed for this long is outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Start:
 
     Args:
         replica: its id.
-        nodes: where Ray has room for it.
-        placed: Ray has it already; what is kept for it is to be kept.
+        nodes: nodes where Ray has resources for it.
+        placed: Ray has placed it already; its reservation is only renewed.
     """
 
     replica: str
@@ -44,42 +44,42 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class StartsAsk:
-    """What the controller says of a model.
+class StartsRequest:
+    """The controller's request for a model.
 
     Args:
         model: its name.
-        starts: the replicas it starts.
-        more: how many besides them the scaling policy wants.
-        nodes: where Ray has room for one of those.
-        asked_bytes: of the device, by the settings; None: they do not say.
+        starts: the replicas to start.
+        more: number of further replicas that the scaling policy wants.
+        nodes: nodes where Ray has resources for one of those.
+        requested_bytes: of the device, by the settings; None: not set.
     """
 
     model: str
     starts: tuple[Start, ...] = ()
     more: int = 0
     nodes: tuple[str, ...] = ()
-    asked_bytes: int | None = None
+    requested_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a replica belongs: None: wherever Ray puts it. `held`: memory is kept for it there."""
+class StartPlacement:
+    """The node of a replica; None: Ray chooses. `is_reserved`: memory is reserved for it there."""
 
     replica: str
     node: str | None
-    held: bool
+    is_reserved: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StartsReply:
-    """The places of replicas, of those that have one (the others ask again), for how many more there is memory, and
-    what is missing for those beyond. `known`: what the model needs is."""
+    """Placements of replicas (replicas without one ask again), the number of further replicas with reserved memory, and
+    in `why` what is missing for the rest. `need_known`: the model's memory need is known."""
 
-    places: tuple[Place, ...] = ()
-    held: int = 0
+    placements: tuple[StartPlacement, ...] = ()
+    reserved_replicas: int = 0
     why: str = ""
-    known: bool = True
+    need_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,102 +88,104 @@ class _Need:
     least_bytes: int
 
 
-class Starts:
-    """Berths for what the controller is about to start. O(devices + engines that wait) per start."""
+class StartPlanner:
+    """Reservations for the controller's starts. O(devices + waiting engines) per start."""
 
-    def __init__(self, ledger: Ledger, grants: Grants) -> None:
-        self._ledger, self._grants, self._berths = ledger, grants, grants.berths
-        self._notes: dict[str, tuple[str, float]] = {}  # by model: what was missing, and when
-        self._failed: dict[str, tuple[str, float]] = {}  # by model: why its last engine failed to load, and when
+    def __init__(self, ledger: Ledger, grants: EngineGrants) -> None:
+        self._ledger, self._grants, self._reservations = ledger, grants, grants.reservations
+        self._shortages: dict[str, tuple[str, float]] = {}  # by model: what was missing, and when
+        self._failures: dict[str, tuple[str, float]] = {}  # by model: why its last engine failed to load, and when
 
-    def ask(self, ask: StartsAsk, now: float, *, frozen: bool = False) -> StartsReply:
-        """The controller's word.
+    def plan(self, request: StartsRequest, now: float, *, frozen: bool = False) -> StartsReply:
+        """Plan the starts of a model.
 
         Args:
-            frozen: no memory is to be kept that is not kept already (while it is not known what others hold).
+            frozen: make no new reservations (while other engines' holds are unknown).
         """
-        need = self._need(ask)
+        need = self._need(request)
         if need is None:
-            return StartsReply(tuple(Place(start.replica, None, False) for start in ask.starts), known=False)
-        places = [self._place(ask.model, start, need, now, frozen) for start in ask.starts]
-        held = self._further(ask, need, now, frozen)
-        why = self._missing(need, ask.nodes) if held < ask.more else ""
+            return StartsReply(
+                tuple(StartPlacement(start.replica, None, False) for start in request.starts), need_known=False
+            )
+        places = [self._place(request.model, start, need, now, frozen) for start in request.starts]
+        held = self._reserve_further(request, need, now, frozen)
+        why = self._shortage(need, request.nodes) if held < request.more else ""
         if why:
-            self._notes[ask.model] = (why, now)
-        elif ask.more:
-            self._notes.pop(ask.model, None)
+            self._shortages[request.model] = (why, now)
+        elif request.more:
+            self._shortages.pop(request.model, None)
         return StartsReply(tuple(place for place in places if place is not None), held, why)
 
-    def failed(self, model: str, why: str, now: float) -> None:
-        """An engine ends while it loads."""
-        self._failed[model] = (why, now)
+    def record_failure(self, model: str, why: str, now: float) -> None:
+        """An engine failed to load."""
+        self._failures[model] = (why, now)
 
-    def notes(self, now: float) -> dict[str, str]:
-        """Why models have fewer replicas than the scaling policy wants, for those of which there was a word lately."""
-        self._notes = {model: note for model, note in self._notes.items() if now - note[1] <= NOTE_S}
-        self._failed = {model: note for model, note in self._failed.items() if now - note[1] <= FAILED_S}
-        return {model: why for model, (why, _) in (self._notes | self._failed).items()}
+    def shortages(self, now: float) -> dict[str, str]:
+        """Recent reasons why models have fewer replicas than the scaling policy wants, by model."""
+        self._shortages = {model: note for model, note in self._shortages.items() if now - note[1] <= SHORTAGE_TTL_S}
+        self._failures = {model: note for model, note in self._failures.items() if now - note[1] <= FAILURE_TTL_S}
+        return {model: why for model, (why, _) in (self._shortages | self._failures).items()}
 
-    def _need(self, ask: StartsAsk) -> _Need | None:
-        if ask.asked_bytes is not None:
-            return _Need(ask.asked_bytes, ask.asked_bytes)
-        last = self._grants.last_ask(ask.model)
+    def _need(self, request: StartsRequest) -> _Need | None:
+        if request.requested_bytes is not None:
+            return _Need(request.requested_bytes, request.requested_bytes)
+        last = self._grants.last_request(request.model)
         return None if last is None else _Need(*last)
 
-    def _place(self, model: str, start: Start, need: _Need, now: float, frozen: bool) -> Place | None:
-        """Where one replica belongs; None: it is to ask again."""
-        mine = next((berth for berth in self._berths.of(model) if berth.replica == start.replica), None)
+    def _place(self, model: str, start: Start, need: _Need, now: float, frozen: bool) -> StartPlacement | None:
+        """The placement of one replica; None: it must ask again."""
+        mine = next((berth for berth in self._reservations.of(model) if berth.replica == start.replica), None)
         if mine is not None and (start.placed or mine.node in start.nodes):
-            self._berths.renew(mine, now)
-            return Place(start.replica, mine.node, True)
-        if mine is not None and mine.after:
+            self._reservations.renew(mine, now)
+            return StartPlacement(start.replica, mine.node, True)
+        if mine is not None and mine.replaces:
             return None
         if mine is not None:
-            self._berths.end(mine)  # Ray has given the rest of that node to another
-        if start.placed or self._grants.told(start.replica) is not None:
-            return Place(start.replica, None, False)
-        free = [berth for berth in self._berths.of(model) if not berth.replica]
-        planned = [berth for berth in free if berth.after and self._grants.told(berth.after) is None]
-        ready = [berth for berth in [*planned, *free] if berth in planned or not berth.after]
+            self._reservations.end(mine)  # Ray has no resources left on that node
+        if start.placed or self._grants.last_report(start.replica) is not None:
+            return StartPlacement(start.replica, None, False)
+        free = [berth for berth in self._reservations.of(model) if not berth.replica]
+        planned = [berth for berth in free if berth.replaces and self._grants.last_report(berth.replaces) is None]
+        ready = [berth for berth in [*planned, *free] if berth in planned or not berth.replaces]
         for berth in ready:
             if berth.node in start.nodes:
-                return Place(start.replica, self._berths.bind(berth, start.replica, now).node, True)
+                return StartPlacement(start.replica, self._reservations.bind(berth, start.replica, now).node, True)
         if frozen or planned:
             return None
         hold = self._choose(need, start.nodes)
         if hold is not None:
-            berth = self._berths.add(model, hold, now, replica=start.replica)
-            return Place(start.replica, berth.node, True)
-        return Place(start.replica, self._where_to_wait(need, start.nodes), False)
+            berth = self._reservations.add(model, hold, now, replica=start.replica)
+            return StartPlacement(start.replica, berth.node, True)
+        return StartPlacement(start.replica, self._where_to_wait(need, start.nodes), False)
 
-    def _further(self, ask: StartsAsk, need: _Need, now: float, frozen: bool) -> int:
-        """Keep memory for as many more starts as are wanted; returns for how many."""
-        kept: list[Berth] = [
+    def _reserve_further(self, request: StartsRequest, need: _Need, now: float, frozen: bool) -> int:
+        """Reserve memory for further starts; returns for how many."""
+        kept: list[Reservation] = [
             berth
-            for berth in self._berths.of(ask.model)
-            if not berth.replica and not berth.after and berth.node in ask.nodes
-        ][: ask.more]
+            for berth in self._reservations.of(request.model)
+            if not berth.replica and not berth.replaces and berth.node in request.nodes
+        ][: request.more]
         for berth in kept:
-            self._berths.renew(berth, now)
-        while len(kept) < ask.more and not frozen:
-            hold = self._choose(need, ask.nodes)
+            self._reservations.renew(berth, now)
+        while len(kept) < request.more and not frozen:
+            hold = self._choose(need, request.nodes)
             if hold is None:
                 break
-            kept.append(self._berths.add(ask.model, hold, now))
+            kept.append(self._reservations.add(request.model, hold, now))
         return len(kept)
 
     def _choose(self, need: _Need, nodes: tuple[str, ...]) -> Hold | None:
         free = self._grants.free_for_new()
-        return best_of_all(need.wanted_bytes, need.least_bytes, free, nodes, self._grants.policy)
+        return best_device(need.wanted_bytes, need.least_bytes, free, nodes, self._grants.policy)
 
     def _where_to_wait(self, need: _Need, nodes: tuple[str, ...]) -> str | None:
-        """The node with most free on a device that is large enough; None: there is none such."""
+        """The node with most free memory on a device that is large enough; None: there is none."""
         there = (use for use in self._ledger.devices() if use.device.node in nodes)
         fit = (use for use in there if use.device.capacity_bytes >= need.least_bytes)
         best = max(fit, key=lambda use: use.free_bytes, default=None)
         return None if best is None else best.device.node
 
-    def _missing(self, need: _Need, nodes: tuple[str, ...]) -> str:
+    def _shortage(self, need: _Need, nodes: tuple[str, ...]) -> str:
         free = self._grants.free_for_new()
         most = max((size for key, size in free.items() if key.rpartition("/")[0] in nodes), default=0)
         return f"memory: at least {_gb(need.least_bytes)} needed on one device, {_gb(most)} free"

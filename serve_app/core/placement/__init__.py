@@ -1,12 +1,12 @@
 """Which node and device a demand gets, and how a fragmented cluster is repaired.
 
-Decides: a placement for a demand, and the cheapest plan of moves that makes room for one.
+Decides: a placement for a demand, and the cheapest plan of moves that frees enough memory for one.
 In: nodes, demands, replicas. Out: placements and plans.
 Never: changes a ledger; `core.memory` carries plans out.
 """
 
-from serve_app.core.placement.defrag import Move, Replica, Spot, make_room
+from serve_app.core.placement.defrag import Move, NodeDevices, PlacedReplica, plan_moves
 from serve_app.core.placement.fragmentation import Demand, Workload
-from serve_app.core.placement.policy import Policy
+from serve_app.core.placement.policy import PlacementPolicy
 
-__all__ = ["Demand", "Move", "Policy", "Replica", "Spot", "Workload", "make_room"]
+__all__ = ["Demand", "Move", "NodeDevices", "PlacedReplica", "PlacementPolicy", "Workload", "plan_moves"]

@@ -1,14 +1,14 @@
-"""How much of what is free is of no use, as an expectation over demands: for a decision an amount, for the eye a ratio.
+"""How much free memory is unusable (fragment), as an expectation over demands: bytes to decide by, a ratio to display.
 
-Within a device nothing is fragmented: any of its free bytes serve any rank. What is lost is what is free on devices
-that have too little of it, so it depends on who asks: four empty GPUs are whole for a model of one, and each half of
-four half-empty ones is of no use to a model that needs three quarters.
+A single device has no fragmentation: any of its free bytes serve any rank. Free bytes are unusable on devices that have
+too few of them for a rank, so the fragment depends on the demand: four empty GPUs are fully usable for a model of one
+GPU, and the free halves of four half-empty GPUs are unusable for a model that needs three quarters of one.
 
 The expectation is that of FGD ("Beware of Fragmentation", Weng et al., USENIX ATC'23): for a demand m drawn from the
-workload, all of a node's free bytes are fragment when m does not fit there, and of a node where it does, those of the
-devices too small for a rank of m. CPU and host memory are Ray's to look at: it offers only nodes that have them.
+workload, all free bytes of a node are fragment if m does not fit there; if it fits, those of the devices too small for
+a rank of m are. CPU and host memory are left to Ray, which offers only nodes that have enough of them.
 
-Invariant: the fragment of a node is between zero and what is free of it.
+Invariant: the fragment of a node is between zero and its free bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-Free = Sequence[int]  # bytes free of each device of a node
+FreeBytes = Sequence[int]  # free bytes of each device of a node
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What an engine needs: on a node, this many devices with this many bytes free; that for each stage of a pipeline.
+    """What an engine needs: on one node, `ranks` devices with `amount` bytes free; `groups` times (pipeline stages).
 
     Raises:
         ValueError: a figure that is not above zero.
@@ -39,10 +39,11 @@ class Demand:
 
 
 class Workload:
-    """The demands to expect and how likely each is; immutable.
+    """The expected demands and their probabilities; immutable.
 
     Args:
-        weights: of demands, any sum; a pipeline counts as its groups. None above zero: nothing is expected.
+        weights: of demands, with any sum; a pipeline counts once per group. If none is above zero, no demand is
+            expected.
     """
 
     def __init__(self, weights: Mapping[Demand, float]) -> None:
@@ -54,25 +55,29 @@ class Workload:
                 amounts[demand.amount] = amounts.get(demand.amount, 0.0) + weight * demand.groups / total
         single = sorted(by_ranks.pop(1, {}).items())
         self._amounts = [amount for amount, _ in single]
-        self._up_to = [0.0, *accumulate(weight for _, weight in single)]  # weight of the first none, one, two, ...
+        # Sum of the weights of the first 0, 1, 2, ... amounts.
+        self._cumulative_weights = [
+            0.0,
+            *accumulate(weight for _, weight in single),
+        ]
         self._groups = [(ranks, *one) for ranks, amounts in by_ranks.items() for one in amounts.items()]
 
     def __bool__(self) -> bool:
         return bool(self._amounts or self._groups)
 
-    def usable(self, free: Free) -> float:
-        """The expected amount of a node's free devices that is no fragment."""
+    def usable(self, free: FreeBytes) -> float:
+        """The expected free bytes of a node that are no fragment."""
         sum_ = 0.0
         for have in free:
-            sum_ += have * self._up_to[bisect_right(self._amounts, have)]
+            sum_ += have * self._cumulative_weights[bisect_right(self._amounts, have)]
         for ranks, amount, weight in self._groups:
             wide = [have for have in free if have >= amount]
             if len(wide) >= ranks:
                 sum_ += sum(wide) * weight
         return sum_
 
-    def fragmentation(self, nodes: Sequence[Free]) -> float:
-        """The part of what is free of some nodes that the expected demand cannot use; 0 when nothing is free, or
-        nothing expected."""
+    def fragmentation(self, nodes: Sequence[FreeBytes]) -> float:
+        """The part of the nodes' free bytes that the expected demand cannot use; 0 if nothing is free or no demand is
+        expected."""
         free = sum(map(sum, nodes))
         return 1 - sum(map(self.usable, nodes)) / free if free and self else 0.0

@@ -1,13 +1,13 @@
 """Which replica runs a request: slots and KV tokens of every replica, taken and given back.
 
-Invariant: a take never brings a replica above the slots or the KV tokens it has; what was taken is given back once, or
-goes with the replica. A replica may hold more than it has only because it shrank, and then gets nothing until it is
-below.
+Invariant: a take never brings a replica above its slots or its KV tokens; every take is given back once, or removed
+with its replica. Only a replica that has shrunk can have more in use than its size; it takes no request until its use
+is below its size.
 
-A request may be constrained to one replica, or from some (`Where`). What sessions hold on a replica (`reserved`) comes
-free only when they end, so it does not count where the question is whether a request can ever run there. A replica in
-KV debt (running requests have outgrown their estimates by more than was free) takes no requests of the debtors' classes
-and below; `turn` says for which class is asked.
+A request may be constrained to one replica, or excluded from some (`PlacementConstraint`). KV tokens that sessions hold
+on a replica come free only when the sessions end, so they do not count when the question is whether a request can ever
+run there. A replica in KV debt (running requests need more KV tokens than their estimates and more than was free) takes
+no request of the class in debt or below; `set_asking_class` sets the class that asks.
 """
 
 from __future__ import annotations
@@ -18,122 +18,123 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from serve_app.core.queue.events import ReplicaUse, Where
+from serve_app.core.queue.events import PlacementConstraint, ReplicaUse
 from serve_app.types import RequestClass
 
-_Size = tuple[int, float, float]  # slots, KV tokens, and those of them that sessions do not hold
+_Size = tuple[int, float, float]  # slots, KV tokens, KV tokens that sessions do not hold
 _NONE: frozenset[str] = frozenset()
-Entry = tuple[float, int, int, str]  # minus free tokens, minus free slots, last take, replica: the best comes first
+# Minus free tokens, minus free slots, last take, replica id: the best replica comes first.
+IndexEntry = tuple[float, int, int, str]
 
 
 @dataclass(slots=True)
-class _Replica:
+class _ReplicaCapacity:
     slots: int = 0
     kv_tokens: float = math.inf
-    reserved: int = 0  # of these, held by sessions
+    session_kv: int = 0  # of `kv_tokens`, held by sessions
     used: int = 0
     kv_used: int = 0
-    lent: int = 0  # in other hands
-    kv_lent: int = 0
+    used_elsewhere: int = 0  # slots used outside this queue: router credit, sessions
+    kv_used_elsewhere: int = 0
     last_take: int = 0
-    entry: Entry | None = None  # under which it is found; None: nothing is free on it
-    running: dict[str, tuple[int, int]] = field(default_factory=dict)  # slots and tokens
+    index_entry: IndexEntry | None = None  # its entry in the indices; None: nothing is free on it
+    running: dict[str, tuple[int, int]] = field(default_factory=dict)  # slots and tokens by request id
 
     @property
     def free(self) -> int:
-        return max(0, self.slots - self.used - self.lent)
+        return max(0, self.slots - self.used - self.used_elsewhere)
 
     @property
     def kv_free(self) -> float:
-        return max(0.0, self.kv_tokens - self.kv_used - self.kv_lent)
+        return max(0.0, self.kv_tokens - self.kv_used - self.kv_used_elsewhere)
 
     @property
     def size(self) -> _Size:
-        return self.slots, self.kv_tokens, max(0.0, self.kv_tokens - self.reserved)
+        return self.slots, self.kv_tokens, max(0.0, self.kv_tokens - self.session_kv)
 
 
 class Capacity:
-    """Slots and tokens by replica.
+    """Slots and KV tokens by replica.
 
-    O(log replicas) comparisons per method, and O(distinct numbers of free slots) where said. The indices are sorted
-    lists, not heaps: what is closed for a moment stays in them and is stepped over, and moving 10,000 pointers costs
-    less than one heap operation.
+    O(log replicas) comparisons per method, or O(distinct numbers of free slots) where the method says so. The indices
+    are sorted lists, not heaps: a replica that is closed for a moment stays in the list and is skipped, and moving
+    10,000 pointers costs less than one heap operation.
     """
 
     def __init__(self) -> None:
-        self._replicas: dict[str, _Replica] = {}
-        self._home: dict[str, str] = {}  # running request -> replica
-        self._by_free: dict[int, list[Entry]] = {}  # replicas by their number of free slots
-        self._counts: list[int] = []  # the keys of `_by_free`, rising
-        self._by_tokens: list[Entry] = []  # all of them
-        self._sizes: Counter[_Size] = Counter()  # how many replicas of this size there are
-        self._debts: dict[str, RequestClass] = {}  # the highest class that is in KV debt, by replica
-        self._kept: set[str] = set()  # closed by `close`
-        self._closed: set[str] = set()  # these, and those in debt for whose turn it is
-        self._best: Entry | None = None  # of `_by_tokens`, among those that are open
-        self._most_free = 0
-        self._looked = False  # whether these two are known
-        self._takes = 0
-        self.changes = 0  # how often what is free, or a replica's size, has become another
+        self._replicas: dict[str, _ReplicaCapacity] = {}
+        self._replica_of: dict[str, str] = {}  # replica id by id of a running request
+        self._by_free: dict[int, list[IndexEntry]] = {}  # replicas by their number of free slots
+        self._free_counts: list[int] = []  # the keys of `_by_free`, rising
+        self._by_tokens: list[IndexEntry] = []  # all replicas with something free
+        self._sizes: Counter[_Size] = Counter()  # number of replicas by size
+        self._kv_debts: dict[str, RequestClass] = {}  # the highest class in KV debt, by replica
+        self._held_back: set[str] = set()  # closed by `hold_back`
+        self._closed: set[str] = set()  # these, and the replicas in KV debt for the class that asks
+        self._best: IndexEntry | None = None  # the first of `_by_tokens` that is open
+        self._most_free_slots = 0
+        self._best_known = False  # whether `_best` and `_most_free_slots` are up to date
+        self._take_count = 0
+        self.changes = 0  # version: rises when free capacity, KV debt or a replica's size changes
         self.slots = 0  # of all replicas
         self.used = 0
-        self.free = 0  # not slots - used: a shrunken replica's excess is no other's loss
-        self.kv_tokens = 0.0  # of all replicas; infinite where one is not bounded
+        self.free = 0  # not slots - used: the excess of a shrunken replica does not reduce the free slots of others
+        self.kv_tokens = 0.0  # of all replicas; infinite if one is not bounded
         self.kv_used = 0
 
     @property
     def requests(self) -> int:
-        """Requests on the replicas that have slots; those on one that drains are none of the others' business."""
+        """Running requests on replicas that have slots; requests on draining replicas do not count."""
         return sum(len(replica.running) for replica in self._replicas.values() if replica.slots)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._home
+        return request_id in self._replica_of
 
-    def knows(self, replica_id: str) -> bool:
-        """Whether the replica has been given slots, or none, since it came."""
+    def has_replica(self, replica_id: str) -> bool:
+        """Whether `set_replica` was called for this replica, and `drop_replica` not since."""
         return replica_id in self._replicas
 
     @property
-    def most_free(self) -> int:
-        """The most slots one request could take at this moment, closed replicas apart."""
-        if not self._looked:
-            self._look()
-        return self._most_free
+    def most_free_slots(self) -> int:
+        """The most slots that one request could take now on an open replica."""
+        if not self._best_known:
+            self._find_best()
+        return self._most_free_slots
 
     @property
-    def most_tokens(self) -> float:
-        """The most KV tokens one request could take at this moment, closed replicas apart."""
-        if not self._looked:
-            self._look()
+    def most_free_tokens(self) -> float:
+        """The most KV tokens that one request could take now on an open replica."""
+        if not self._best_known:
+            self._find_best()
         return 0.0 if self._best is None else -self._best[0]
 
-    def possible(self, slots: int, tokens: int, where: Where | None = None) -> bool:
-        """Whether some replica is large enough, were nothing on it but its sessions. O(distinct sizes of replicas)."""
+    def could_fit(self, slots: int, tokens: int, where: PlacementConstraint | None = None) -> bool:
+        """Whether some replica would be large enough if only its sessions were on it. O(distinct replica sizes)."""
         if where is None:
-            # A loop, since this is asked for every head: `any` costs thrice as much.
+            # A loop: this is called for every head, and `any` takes three times as long.
             for size, _, kv_tokens in self._sizes:  # noqa: SIM110
                 if size >= slots and kv_tokens >= tokens:
                     return True
             return False
         only, avoid = where
         if only is not None:
-            return only not in avoid and only in self._replicas and self._holds(only, slots, tokens)
+            return only not in avoid and only in self._replicas and self._is_large_enough(only, slots, tokens)
         hidden = Counter(self._replicas[one].size for one in avoid if one in self._replicas)
         return any(
             size[0] >= slots and size[2] >= tokens and replicas > hidden[size] for size, replicas in self._sizes.items()
         )
 
-    def too_large(self, slots: int, tokens: int, only: str | None = None) -> bool:
-        """Whether no replica would be large enough even without sessions; one that has no slots now may be, once it
-        has. O(distinct sizes of replicas)."""
+    def is_too_large(self, slots: int, tokens: int, only: str | None = None) -> bool:
+        """Whether no replica would be large enough even without sessions; False for an `only` replica that has no slots
+        now, since it may get them. O(distinct replica sizes)."""
         if only is not None:
             one = self._replicas.get(only)
             return one is not None and one.slots > 0 and (one.slots < slots or one.kv_tokens < tokens)
         return not any(size >= slots and kv_tokens >= tokens for size, kv_tokens, _ in self._sizes)
 
-    def fits(self, slots: int, tokens: int, where: Where | None = None) -> bool:
+    def fits(self, slots: int, tokens: int, where: PlacementConstraint | None = None) -> bool:
         """Whether some open replica has this much free. O(1) for one slot, else O(distinct numbers of free slots)."""
-        if tokens > self.most_tokens:
+        if tokens > self.most_free_tokens:
             return False
         return (slots == 1 and where is None) or self._find(slots, tokens, where) is not None
 
@@ -142,70 +143,77 @@ class Capacity:
         replica_id: str,
         slots: int,
         kv_tokens: int | None = None,
-        lent: tuple[int, int] = (0, 0),
-        reserved: int = 0,
+        used_elsewhere: tuple[int, int] = (0, 0),
+        session_kv: int = 0,
     ) -> None:
-        """Add a replica or change its size, or how much of it is in other hands (slots and tokens), or how many tokens
-        of these sessions hold. What runs there goes on."""
-        replica = self._replicas.setdefault(replica_id, _Replica())
+        """Add a replica, or change its size, the slots and KV tokens used outside this queue (`used_elsewhere`) and the
+        KV tokens among these that sessions hold (`session_kv`). Running requests stay."""
+        replica = self._replicas.setdefault(replica_id, _ReplicaCapacity())
         before = replica.free
-        self._resize(replica.size, -1)
+        self._count_size(replica.size, -1)
         replica.slots, replica.kv_tokens = slots, math.inf if kv_tokens is None else kv_tokens
-        replica.lent, replica.kv_lent = lent
-        replica.reserved = reserved
-        self._resize(replica.size, 1)
+        replica.used_elsewhere, replica.kv_used_elsewhere = used_elsewhere
+        replica.session_kv = session_kv
+        self._count_size(replica.size, 1)
         self.free += replica.free - before
         self._index(replica_id, replica)
 
-    def drop(self, replica_id: str) -> list[str]:
-        """Forget a replica and what it runs; returns the ids of that."""
+    def drop_replica(self, replica_id: str) -> list[str]:
+        """Remove a replica; returns the ids of the requests that ran on it."""
         replica = self._replicas.pop(replica_id, None)
         if replica is None:
             return []
-        self._debts.pop(replica_id, None)
-        self._resize(replica.size, -1)
+        self._kv_debts.pop(replica_id, None)
+        self._count_size(replica.size, -1)
         self.free -= replica.free
         self.used -= replica.used
         self.kv_used -= replica.kv_used
         replica.slots = 0
         self._index(replica_id, replica)
         for request_id in replica.running:
-            del self._home[request_id]
+            del self._replica_of[request_id]
         return list(replica.running)
 
-    def set_debt(self, replica_id: str, level: RequestClass | None) -> None:
-        """Requests of this class and below start nothing on a replica; None: all may."""
-        if level is None:
-            self._debts.pop(replica_id, None)
+    def set_kv_debt(self, replica_id: str, request_class: RequestClass | None) -> None:
+        """Let no request of this class or below start on a replica; None: no KV debt any more."""
+        if request_class is None:
+            self._kv_debts.pop(replica_id, None)
         elif replica_id in self._replicas:
-            self._debts[replica_id] = level
+            self._kv_debts[replica_id] = request_class
         self.changes += 1
 
-    def turn(self, level: RequestClass) -> None:
-        """What is asked for and taken from now on is for this class: replicas in debt to it or above are closed.
-        O(replicas in debt)."""
-        if self._debts:
-            self._closed = self._kept | {replica_id for replica_id, debt in self._debts.items() if debt >= level}
-            self._looked = False
+    def set_asking_class(self, request_class: RequestClass) -> None:
+        """The next queries and takes are for this class: replicas in KV debt at this class or above are closed.
+        O(replicas in KV debt)."""
+        if self._kv_debts:
+            self._closed = self._held_back | {
+                replica_id for replica_id, debt in self._kv_debts.items() if debt >= request_class
+            }
+            self._best_known = False
 
     def take(
-        self, request_id: str, slots: int, tokens: int, affinity: str | None = None, where: Where | None = None
+        self,
+        request_id: str,
+        slots: int,
+        tokens: int,
+        affinity: str | None = None,
+        where: PlacementConstraint | None = None,
     ) -> str:
-        """Occupy a part of one replica: the affinity's where it fits, else where most tokens are free, then most slots.
+        """Take slots and KV tokens of one replica: `affinity` if it fits there, else most free tokens, then most slots.
 
-        Returns the replica. O(distinct numbers of free slots) for more than one slot.
+        Returns the replica id. O(distinct numbers of free slots) for more than one slot.
 
         Raises:
-            ValueError: no open replica has that much, or the request runs already; nothing has changed then.
+            ValueError: no open replica has that much free, or the request runs already; the state is unchanged.
         """
         replica_id = self._choose(slots, tokens, affinity, where)
-        if replica_id is None or request_id in self._home:
+        if replica_id is None or request_id in self._replica_of:
             raise ValueError(f"{request_id!r} cannot take {slots} slots and {tokens} tokens")
         replica = self._replicas[replica_id]
-        self._takes += 1
-        replica.last_take = self._takes
+        self._take_count += 1
+        replica.last_take = self._take_count
         replica.running[request_id] = (slots, tokens)
-        self._home[request_id] = replica_id
+        self._replica_of[request_id] = replica_id
         replica.used += slots
         replica.kv_used += tokens
         self.used += slots
@@ -215,8 +223,8 @@ class Capacity:
         return replica_id
 
     def give_back(self, request_id: str) -> int:
-        """Free what a request holds; returns the slots it held, 0 if it holds none (any more)."""
-        replica_id = self._home.pop(request_id, None)
+        """Release the slots and KV tokens of a request; returns its slots, 0 for an unknown request."""
+        replica_id = self._replica_of.pop(request_id, None)
         if replica_id is None:
             return 0
         replica = self._replicas[replica_id]
@@ -230,71 +238,71 @@ class Capacity:
         self._index(replica_id, replica)
         return slots
 
-    def close(self, slots: int, tokens: int, where: Where | None = None) -> None:
-        """Keep one replica with something free out of every take until `reopen`: the one nearest to having this much.
+    def hold_back(self, slots: int, tokens: int, where: PlacementConstraint | None = None) -> None:
+        """Close the open replica that is nearest to having this much free, until `release_held_back`.
 
-        That is the one with most free tokens where no open one has enough of them, else the one with most free slots;
-        none that a request of this constraint could not run on. O(log replicas) while that one is large enough to hold
-        it at all, else one pass over all.
+        That is the replica with most free tokens if no open one has enough tokens, else the one with most free slots;
+        only replicas that the constraint allows and that are large enough. O(log replicas) if the first candidate is
+        large enough, else one pass over all replicas.
         """
         only, avoid = where or (None, _NONE)
         if only is not None:
-            entry = self._replicas[only].entry if only in self._replicas else None
+            entry = self._replicas[only].index_entry if only in self._replicas else None
             top = None if entry is None or only in avoid or only in self._closed else entry
         elif avoid:
-            top = self._first(self._by_tokens, avoid)
+            top = self._first_open(self._by_tokens, avoid)
             if top is not None and -top[0] >= tokens:
-                firsts = (self._first(self._by_free[count], avoid) for count in reversed(self._counts))
+                firsts = (self._first_open(self._by_free[count], avoid) for count in reversed(self._free_counts))
                 top = next(first for first in firsts if first is not None)  # `top` itself is among them
         else:
-            if not self._looked:
-                self._look()
+            if not self._best_known:
+                self._find_best()
             top = self._best
             if top is not None and -top[0] >= tokens:
-                top = self._first(self._by_free[self._most_free])
+                top = self._first_open(self._by_free[self._most_free_slots])
         if top is None:
             return
         replica_id = top[-1]
-        if not self._holds(replica_id, slots, tokens):
+        if not self._is_large_enough(replica_id, slots, tokens):
             others = [] if only is not None else self._by_tokens
-            able = [e for e in others if self._open(e, avoid) and self._holds(e[-1], slots, tokens)]
+            able = [e for e in others if self._is_open(e, avoid) and self._is_large_enough(e[-1], slots, tokens)]
             if not able:
                 return
             replica_id = min(able, key=lambda entry: (entry[1], entry))[-1]
-        self._kept.add(replica_id)
+        self._held_back.add(replica_id)
         self._closed.add(replica_id)
-        self._looked = False
+        self._best_known = False
 
-    def reopen(self) -> None:
-        """Let takes reach every replica again."""
+    def release_held_back(self) -> None:
+        """Open all closed replicas again."""
         if self._closed:
-            self._kept.clear()
+            self._held_back.clear()
             self._closed.clear()
-            self._looked = False
+            self._best_known = False
 
-    def use(self) -> Iterator[tuple[str, ReplicaUse]]:
-        """Every replica with its slots and tokens and those in use."""
+    def snapshot(self) -> Iterator[tuple[str, ReplicaUse]]:
+        """Slots and KV tokens of every replica, total and in use."""
         for replica_id, replica in self._replicas.items():
             kv_tokens = None if math.isinf(replica.kv_tokens) else int(replica.kv_tokens)
             yield replica_id, ReplicaUse(replica.slots, replica.used, kv_tokens, replica.kv_used)
 
-    def _holds(self, replica_id: str, slots: int, tokens: int) -> bool:
+    def _is_large_enough(self, replica_id: str, slots: int, tokens: int) -> bool:
         replica = self._replicas[replica_id]
         size, _, kv_tokens = replica.size
         return size >= slots and kv_tokens >= tokens
 
-    def _choose(self, slots: int, tokens: int, affinity: str | None, where: Where | None) -> str | None:
+    def _choose(self, slots: int, tokens: int, affinity: str | None, where: PlacementConstraint | None) -> str | None:
         if affinity is not None and (where is None or where[0] is None):
             found = self._find(slots, tokens, (affinity, _NONE if where is None else where[1]))
             if found is not None:
                 return found
         return self._find(slots, tokens, where)
 
-    def _find(self, slots: int, tokens: int, where: Where | None) -> str | None:
+    def _find(self, slots: int, tokens: int, where: PlacementConstraint | None) -> str | None:
         avoid = _NONE
         if where is None:
-            if not self._looked:
-                self._look()
+            if not self._best_known:
+                self._find_best()
             top = self._best
         else:
             only, avoid = where
@@ -302,28 +310,28 @@ class Capacity:
                 one = self._replicas.get(only)
                 fits = one is not None and one.free >= slots and one.kv_free >= tokens
                 return only if fits and only not in avoid and only not in self._closed else None
-            top = self._first(self._by_tokens, avoid)
+            top = self._first_open(self._by_tokens, avoid)
         if top is not None and -top[1] < slots:
-            counts = self._counts[bisect_left(self._counts, slots) :]
-            firsts = [self._first(self._by_free[count], avoid) for count in counts]
+            counts = self._free_counts[bisect_left(self._free_counts, slots) :]
+            firsts = [self._first_open(self._by_free[count], avoid) for count in counts]
             top = min((first for first in firsts if first is not None), default=None)
         return None if top is None or -top[0] < tokens else top[-1]
 
-    def _look(self) -> None:
-        """Find the best open replicas anew."""
-        self._looked = True
+    def _find_best(self) -> None:
+        """Recompute `_best` and `_most_free_slots` over the open replicas."""
+        self._best_known = True
         if not self._closed:
             self._best = self._by_tokens[0] if self._by_tokens else None
-            self._most_free = self._counts[-1] if self._counts else 0
+            self._most_free_slots = self._free_counts[-1] if self._free_counts else 0
             return
-        self._best, self._most_free = self._first(self._by_tokens), 0
-        for count in reversed(self._counts):
-            if self._first(self._by_free[count]) is not None:
-                self._most_free = count
+        self._best, self._most_free_slots = self._first_open(self._by_tokens), 0
+        for count in reversed(self._free_counts):
+            if self._first_open(self._by_free[count]) is not None:
+                self._most_free_slots = count
                 return
 
-    def _first(self, entries: list[Entry], avoid: frozenset[str] = _NONE) -> Entry | None:
-        """The best of those that are open and not to be avoided."""
+    def _first_open(self, entries: list[IndexEntry], avoid: frozenset[str] = _NONE) -> IndexEntry | None:
+        """The first entry whose replica is open and not in `avoid`."""
         if not self._closed and not avoid:
             return entries[0] if entries else None
         for entry in entries:
@@ -331,11 +339,11 @@ class Capacity:
                 return entry
         return None
 
-    def _open(self, entry: Entry, avoid: frozenset[str]) -> bool:
+    def _is_open(self, entry: IndexEntry, avoid: frozenset[str]) -> bool:
         return entry[-1] not in self._closed and entry[-1] not in avoid
 
-    def _resize(self, size: _Size, by: int) -> None:
-        """Count a replica of this size in or out; one without slots has no size."""
+    def _count_size(self, size: _Size, by: int) -> None:
+        """Add (`by` 1) or remove (-1) a replica of this size in the totals; a replica without slots does not count."""
         slots = size[0]
         if not slots:
             return
@@ -345,26 +353,26 @@ class Capacity:
             del self._sizes[size]
         self.kv_tokens = sum(kv_tokens * replicas for (_, kv_tokens, _), replicas in self._sizes.items())
 
-    def _index(self, replica_id: str, replica: _Replica) -> None:
-        """Find a replica by what is free on it now."""
+    def _index(self, replica_id: str, replica: _ReplicaCapacity) -> None:
+        """Update the entry of a replica in the indices to its present free slots and tokens."""
         self.changes += 1
-        self._looked = False
-        if replica.entry is not None:
-            count = -replica.entry[1]
-            _discard(self._by_tokens, replica.entry)
+        self._best_known = False
+        if replica.index_entry is not None:
+            count = -replica.index_entry[1]
+            _discard(self._by_tokens, replica.index_entry)
             same = self._by_free[count]
-            _discard(same, replica.entry)
+            _discard(same, replica.index_entry)
             if not same:
-                del self._by_free[count], self._counts[bisect_left(self._counts, count)]
+                del self._by_free[count], self._free_counts[bisect_left(self._free_counts, count)]
         free, kv_free = replica.free, replica.kv_free
-        replica.entry = (-kv_free, -free, replica.last_take, replica_id) if free and kv_free > 0 else None
-        if replica.entry is not None:
+        replica.index_entry = (-kv_free, -free, replica.last_take, replica_id) if free and kv_free > 0 else None
+        if replica.index_entry is not None:
             if free not in self._by_free:
                 self._by_free[free] = []
-                insort(self._counts, free)
-            insort(self._by_free[free], replica.entry)
-            insort(self._by_tokens, replica.entry)
+                insort(self._free_counts, free)
+            insort(self._by_free[free], replica.index_entry)
+            insort(self._by_tokens, replica.index_entry)
 
 
-def _discard(entries: list[Entry], entry: Entry) -> None:
+def _discard(entries: list[IndexEntry], entry: IndexEntry) -> None:
     del entries[bisect_left(entries, entry)]

@@ -1,17 +1,17 @@
-"""One class of the line: its tenants in fair order, each with its requests by their age.
+"""The queue of one class: its tenants in fair order, each tenant's requests by age.
 
 Fair order is that of weighted virtual token counters (VTC; Sheng et al., "Fairness in Serving Large Language Models",
-OSDI 2024): each tenant has a counter of the service it got in this class, over its weight, and the lowest counter is
-next. A tenant that comes back from having nobody waiting is raised to the lowest counter of those who wait (or, when
-nobody waits, to that of who waited last): idle time is not saved up. Tenants below their guaranteed share come first.
-Counters start over when nobody of the class waits or runs.
+OSDI 2024): each tenant has a counter of its service in this class, divided by its weight; the tenant with the lowest
+counter is next. When a tenant begins to wait again, its counter is raised to the lowest counter of the waiting tenants
+(if none waits, to that of the tenant that waited last): idle time earns nothing. Tenants below their guaranteed share
+come first. Counters are reset when no request of the class waits or runs.
 
-Of requests of one size (slots, tokens within a factor of two, and the same placement constraint) only the first in fair
-order, its head, can be next: among equals nobody passes. What was looked up, the first of all and heads, is kept until
-it can be another.
+Of the requests of one size class (slots, tokens within a factor of two, placement constraint) only the first in fair
+order, the head, can be next: none passes a request of equal size. The first request and the heads are cached until they
+can change.
 
-Invariant: a request is in every index or in none; a tenant's key in the heaps is never above its true one; while
-`changes` stays the same, so does all that was looked up.
+Invariant: a request is in every index or in none; a tenant's key in the heaps is never above its true key; while
+`changes` stays the same, the cached results stay valid.
 """
 
 from __future__ import annotations
@@ -21,242 +21,246 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from serve_app.core.keyed_heap import KeyedHeap
-from serve_app.core.queue.min_share import MinimumShare
-from serve_app.core.queue.order_statistics import Ranks
-from serve_app.core.queue.tenant_queue import Lane, Possible, Size, Waiting
+from serve_app.core.queue.min_share import MinShareScheduler
+from serve_app.core.queue.order_statistics import OrderStatistics
+from serve_app.core.queue.tenant_queue import FitsPredicate, QueuedRequest, SizeClass, TenantQueue
 
-Head = tuple[tuple[Any, ...], "Waiting", "Lane"]  # first its lane's key with its entry: the order of heads
+# The sort key of a head (fair key of its tenant queue, then its order key), the request, its tenant queue.
+Head = tuple[tuple[Any, ...], "QueuedRequest", "TenantQueue"]
 
 
-class Level:
-    """The lanes of one class. O(log n) per method, save where it is said."""
+class ClassQueue:
+    """The tenant queues of one class. O(log n) per method unless its docstring says otherwise."""
 
     def __init__(self) -> None:
-        self.lanes: dict[str, Lane] = {}  # of all tenants since the class was last idle
-        self.size = 0  # requests that wait
-        self.slots = 0  # that they want
-        self.weight = 0.0  # of the tenants who wait
-        self.running = 0  # requests that were granted at this level
-        self.share = MinimumShare()
-        self.changes = 0  # how often something that was looked up has become another
-        self._order = (KeyedHeap(), KeyedHeap())  # waiting tenants: those owed, the others
-        self._sizes: dict[Size, KeyedHeap] = {}  # waiting tenants that have a request of this size
-        self._first: Waiting | None = None  # of all; None: to be looked up
-        self._heads: dict[Size, Head] = {}  # those that were looked up
-        self._last: Lane | None = None  # the last one to leave
-        self._least: float = 0  # no head costs less as long as `changes` is `_least_of`
-        self._least_of = -1
+        self.tenant_queues: dict[str, TenantQueue] = {}  # of all tenants since the class was last idle
+        self.size = 0  # waiting requests
+        self.slots = 0  # slots that they need
+        self.weight = 0.0  # sum over the waiting tenants
+        self.running = 0  # granted requests of this class that have not ended
+        self.min_share = MinShareScheduler()
+        self.changes = 0  # version: rises when a cached result can have changed
+        self._tenant_heaps = (KeyedHeap(), KeyedHeap())  # waiting tenants: below their share, the others
+        self._tenants_by_size: dict[SizeClass, KeyedHeap] = {}  # waiting tenants with a request of this size
+        self._first: QueuedRequest | None = None  # cached first request; None: not known
+        self._heads: dict[SizeClass, Head] = {}  # cached heads
+        self._last_to_leave: TenantQueue | None = None  # the tenant queue that became empty last
+        self._least_cost: float = 0  # no head costs less while `changes` is `_least_cost_at_change`
+        self._least_cost_at_change = -1
 
-    def add(self, waiting: Waiting, weight: float, owed: bool) -> None:
-        """Put a request into its tenant's lane, by its age; `weight` and `owed` count where the tenant is new here."""
+    def add(self, waiting: QueuedRequest, weight: float, below_share: bool) -> None:
+        """Add a request to its tenant queue; `weight` and `below_share` are used if the tenant is new in this class."""
         tenant, size = waiting.arrival.tenant, waiting.size
-        lane = self.lanes.get(tenant)
-        if lane is None:
-            lane = self.lanes[tenant] = Lane(tenant, weight, owed)
-        if not lane.waiting:
-            lane.counter = max(lane.counter, self._floor())
-            lane.since = waiting.number
-            lane.rank()
-            if self._first is None or lane.key < self.lanes[self._first.arrival.tenant].key:
+        tenant_queue = self.tenant_queues.get(tenant)
+        if tenant_queue is None:
+            tenant_queue = self.tenant_queues[tenant] = TenantQueue(tenant, weight, below_share)
+        if not tenant_queue.requests:
+            tenant_queue.counter = max(tenant_queue.counter, self._lowest_counter())
+            tenant_queue.waiting_since = waiting.arrival_number
+            tenant_queue.update_fair_key()
+            if self._first is None or tenant_queue.fair_key < self.tenant_queues[self._first.arrival.tenant].fair_key:
                 self._forget_first()
-            self.weight += lane.weight
-            self._order[not lane.owed].set(tenant, lane.key)
-        lane.waiting[waiting.entry] = waiting
-        lane.ranks.add(waiting.entry)
-        lane.slots += waiting.slots
-        lane.tokens += waiting.cost
-        if lane.ranks.first is waiting.entry:
-            if len(lane.waiting) == 1:
-                self.share.begin(lane, not self.size)
-            else:  # it is older than those who were there
-                self.share.changed(lane)
+            self.weight += tenant_queue.weight
+            self._tenant_heaps[not tenant_queue.below_share].set(tenant, tenant_queue.fair_key)
+        tenant_queue.requests[waiting.order_key] = waiting
+        tenant_queue.order.add(waiting.order_key)
+        tenant_queue.slots += waiting.slots
+        tenant_queue.tokens += waiting.cost
+        if tenant_queue.order.first is waiting.order_key:
+            if len(tenant_queue.requests) == 1:
+                self.min_share.tenant_begins(tenant_queue, not self.size)
+            else:  # it is older than the tenant's other requests
+                self.min_share.tenant_changed(tenant_queue)
                 if self._first is not None and self._first.arrival.tenant == tenant:
                     self._first = None
             self.changes += 1
-        queue = lane.by_size.get(size)
+        queue = tenant_queue.by_size.get(size)
         if queue is None:
-            queue = lane.by_size[size] = Ranks()
-            heap = self._sizes.get(size)
+            queue = tenant_queue.by_size[size] = OrderStatistics()
+            heap = self._tenants_by_size.get(size)
             if heap is None:
-                heap = self._sizes[size] = KeyedHeap()
-            heap.set(tenant, lane.key)
-        queue.add(waiting.entry)
-        if queue.first is waiting.entry:
+                heap = self._tenants_by_size[size] = KeyedHeap()
+            heap.set(tenant, tenant_queue.fair_key)
+        queue.add(waiting.order_key)
+        if queue.first is waiting.order_key:
             head = self._heads.get(size)
-            if head is None or (*lane.key, waiting.entry) < head[0]:
-                self._forget(size)
+            if head is None or (*tenant_queue.fair_key, waiting.order_key) < head[0]:
+                self._forget_head(size)
         self.size += 1
         self.slots += waiting.slots
 
-    def remove(self, waiting: Waiting) -> None:
-        """Take a request out that is in."""
-        lane, size = self.lanes[waiting.arrival.tenant], waiting.size
-        was_first = lane.ranks.first == waiting.entry
-        del lane.waiting[waiting.entry]
-        lane.ranks.remove(waiting.entry)
-        lane.slots -= waiting.slots
-        lane.tokens -= waiting.cost
+    def remove(self, waiting: QueuedRequest) -> None:
+        """Remove a request that waits in this class."""
+        tenant_queue, size = self.tenant_queues[waiting.arrival.tenant], waiting.size
+        was_first = tenant_queue.order.first == waiting.order_key
+        del tenant_queue.requests[waiting.order_key]
+        tenant_queue.order.remove(waiting.order_key)
+        tenant_queue.slots -= waiting.slots
+        tenant_queue.tokens -= waiting.cost
         if waiting is self._first:
             self._forget_first()
         head = self._heads.get(size)
         if head is None or head[1] is waiting:
-            self._forget(size)
-        queue = lane.by_size[size]
-        queue.remove(waiting.entry)
+            self._forget_head(size)
+        queue = tenant_queue.by_size[size]
+        queue.remove(waiting.order_key)
         if not queue:
-            del lane.by_size[size]
-            heap = self._sizes[size]
-            heap.discard(lane.tenant)
+            del tenant_queue.by_size[size]
+            heap = self._tenants_by_size[size]
+            heap.discard(tenant_queue.tenant)
             if not len(heap):
-                del self._sizes[size]
+                del self._tenants_by_size[size]
         self.size -= 1
         self.slots -= waiting.slots
-        if not lane.waiting:
-            self._order[not lane.owed].discard(lane.tenant)
-            self.weight = self.weight - lane.weight if self.size else 0.0
-            self._last = lane
-            self.share.end(lane, self.lanes)
+        if not tenant_queue.requests:
+            self._tenant_heaps[not tenant_queue.below_share].discard(tenant_queue.tenant)
+            self.weight = self.weight - tenant_queue.weight if self.size else 0.0
+            self._last_to_leave = tenant_queue
+            self.min_share.tenant_ends(tenant_queue, self.tenant_queues)
         elif was_first:
-            self.share.changed(lane)
-        self._tidy()
+            self.min_share.tenant_changed(tenant_queue)
+        self._reset_if_idle()
 
-    def first(self) -> Waiting | None:
-        """The next one in fair order."""
+    def first(self) -> QueuedRequest | None:
+        """The next request in fair order."""
         if self._first is None:
-            lane = self._top(self._order[0]) or self._top(self._order[1])
-            self._first = None if lane is None else lane.first
+            tenant_queue = self._lowest_tenant(self._tenant_heaps[0]) or self._lowest_tenant(self._tenant_heaps[1])
+            self._first = None if tenant_queue is None else tenant_queue.first
         return self._first
 
-    def first_where(self, fits: Possible, most_slots: float, most_tokens: float) -> Waiting | None:
-        """The next head whose slots and tokens fit, none of them above these. O(sizes), O(1) while nothing changes and
-        even the cheapest does not fit."""
-        if self._least_of == self.changes and most_tokens < self._least:
+    def first_that_fits(self, fits: FitsPredicate, most_slots: float, most_tokens: float) -> QueuedRequest | None:
+        """The first head in fair order that fits, with slots and tokens within these limits. O(size classes); O(1)
+        while nothing changes and even the cheapest head does not fit."""
+        if self._least_cost_at_change == self.changes and most_tokens < self._least_cost:
             return None
         found: Head | None = None
         least: float = math.inf
-        for size in self._sizes:
+        for size in self._tenants_by_size:
             slots, bits, where = size
             at_least = 1 << (bits - 1)
             if slots > most_slots or at_least > most_tokens:
                 least = at_least if at_least < least else least  # `min` takes three times as long
                 continue
-            head = self._heads.get(size) or self._look_up(size)
+            head = self._heads.get(size) or self._find_head(size)
             cost = head[1].cost
             least = cost if cost < least else least
             if cost <= most_tokens and (found is None or head[0] < found[0]) and fits(slots, cost, where):
                 found = head
-        self._least, self._least_of = least, self.changes
+        self._least_cost, self._least_cost_at_change = least, self.changes
         return None if found is None else found[1]
 
-    def _look_up(self, size: Size) -> Head:
-        """The head of a size that somebody has."""
-        lane = self._top(self._sizes[size])
-        assert lane is not None  # empty heaps are deleted
-        waiting = lane.waiting[lane.by_size[size].first]
-        head = self._heads[size] = (*lane.key, waiting.entry), waiting, lane
-        lane.leads.add(size)
+    def _find_head(self, size: SizeClass) -> Head:
+        """The head of a size class that is not empty."""
+        tenant_queue = self._lowest_tenant(self._tenants_by_size[size])
+        assert tenant_queue is not None  # empty heaps are deleted
+        waiting = tenant_queue.requests[tenant_queue.by_size[size].first]
+        head = self._heads[size] = (*tenant_queue.fair_key, waiting.order_key), waiting, tenant_queue
+        tenant_queue.leading_sizes.add(size)
         return head
 
-    def _forget(self, size: Size) -> None:
-        """The head of this size can be another from now on."""
+    def _forget_head(self, size: SizeClass) -> None:
+        """Drop the cached head of this size class: it can have changed."""
         head = self._heads.pop(size, None)
         if head is not None:
-            head[2].leads.discard(size)
+            head[2].leading_sizes.discard(size)
         self.changes += 1
 
     def _forget_first(self) -> None:
         self._first = None
         self.changes += 1
 
-    def charge(self, lane: Lane, tokens: float) -> None:
-        """Count weighted tokens of service for a tenant; negative: it was charged too much."""
-        lane.counter += tokens / lane.weight
-        self._rank(lane)
+    def charge(self, tenant_queue: TenantQueue, tokens: float) -> None:
+        """Charge a tenant weighted tokens of service; negative: a refund."""
+        tenant_queue.counter += tokens / tenant_queue.weight
+        self._update_order(tenant_queue)
         if tokens < 0:
-            self._lowered(lane)
+            self._on_key_lowered(tenant_queue)
 
-    def charge_elsewhere(self, tenant: str, weight: float, owed: bool, tokens: float) -> None:
-        """A tenant was served in this class, and not by this line. Nothing counts while nobody of the class is here."""
+    def charge_uncounted(self, tenant: str, weight: float, below_share: bool, tokens: float) -> None:
+        """Charge a tenant for service in this class outside this queue; ignored while the class is idle here."""
         if not self.size and not self.running:
             return
-        lane = self.lanes.get(tenant)
-        if lane is None:
-            lane = self.lanes[tenant] = Lane(tenant, weight, owed, self._floor())
-        self.charge(lane, tokens)
+        tenant_queue = self.tenant_queues.get(tenant)
+        if tenant_queue is None:
+            tenant_queue = self.tenant_queues[tenant] = TenantQueue(tenant, weight, below_share, self._lowest_counter())
+        self.charge(tenant_queue, tokens)
 
-    def begin(self, tenant: str) -> Lane:
-        """A request of this tenant that is in begins to run; `remove` follows."""
+    def begin_run(self, tenant: str) -> TenantQueue:
+        """A waiting request of this tenant begins to run; `remove` follows."""
         self.running += 1
-        return self.lanes[tenant]
+        return self.tenant_queues[tenant]
 
-    def end(self) -> None:
-        """A request that was granted at this level has ended."""
+    def end_run(self) -> None:
+        """A granted request of this class has ended."""
         self.running -= 1
-        self._tidy()
+        self._reset_if_idle()
 
-    def _tidy(self) -> None:
-        """Start over with all counters once nobody of the class waits or runs."""
+    def _reset_if_idle(self) -> None:
+        """Reset all counters if no request of the class waits or runs."""
         if not self.size and not self.running:
-            self.lanes.clear()
-            self._last = None
+            self.tenant_queues.clear()
+            self._last_to_leave = None
 
-    def set_owed(self, tenant: str, owed: bool) -> None:
-        """A tenant has come below its guaranteed share, or has it now."""
-        lane = self.lanes.get(tenant)
-        if lane is None or lane.owed is owed:
+    def set_below_share(self, tenant: str, below_share: bool) -> None:
+        """Set whether a tenant is below its guaranteed share."""
+        tenant_queue = self.tenant_queues.get(tenant)
+        if tenant_queue is None or tenant_queue.below_share is below_share:
             return
-        self._order[not lane.owed].discard(tenant)
-        lane.owed = owed
-        self._rank(lane)
-        if lane.waiting:
-            self._lowered(lane)
+        self._tenant_heaps[not tenant_queue.below_share].discard(tenant)
+        tenant_queue.below_share = below_share
+        self._update_order(tenant_queue)
+        if tenant_queue.requests:
+            self._on_key_lowered(tenant_queue)
 
-    def reweigh(self, weight: Callable[[str], float]) -> None:
-        """Other weights from now on. O(tenants)."""
-        for lane in self.lanes.values():
-            lane.weight = weight(lane.tenant)
-        self.weight = sum(lane.weight for lane in self.active())
-        for lane in self.active():
-            self.share.changed(lane)
+    def set_weights(self, weight: Callable[[str], float]) -> None:
+        """Replace all weights. O(tenants)."""
+        for tenant_queue in self.tenant_queues.values():
+            tenant_queue.weight = weight(tenant_queue.tenant)
+        self.weight = sum(tenant_queue.weight for tenant_queue in self.waiting_tenants())
+        for tenant_queue in self.waiting_tenants():
+            self.min_share.tenant_changed(tenant_queue)
         self.changes += 1
 
-    def active(self) -> Iterator[Lane]:
-        """The tenants who wait. O(of them)."""
-        return (self.lanes[tenant] for heap in self._order for tenant in heap)
+    def waiting_tenants(self) -> Iterator[TenantQueue]:
+        """The queues of the waiting tenants. O(waiting tenants)."""
+        return (self.tenant_queues[tenant] for heap in self._tenant_heaps for tenant in heap)
 
     @property
-    def tenants(self) -> int:
-        """How many tenants wait."""
-        return sum(len(heap) for heap in self._order)
+    def waiting_tenant_count(self) -> int:
+        return sum(len(heap) for heap in self._tenant_heaps)
 
-    def _floor(self) -> float:
-        """What a returning tenant's counter is raised to."""
-        lowest = [lane.counter for heap in self._order if (lane := self._top(heap)) is not None]
+    def _lowest_counter(self) -> float:
+        """The counter to which a tenant that begins to wait is raised."""
+        lowest = [
+            tenant_queue.counter
+            for heap in self._tenant_heaps
+            if (tenant_queue := self._lowest_tenant(heap)) is not None
+        ]
         if lowest:
             return min(lowest)
-        return 0.0 if self._last is None else self._last.counter
+        return 0.0 if self._last_to_leave is None else self._last_to_leave.counter
 
-    def _rank(self, lane: Lane) -> None:
-        """The lane's place in fair order has changed: it may lead no more where it led."""
-        lane.rank()
-        if self._first is not None and self._first.arrival.tenant == lane.tenant:
+    def _update_order(self, tenant_queue: TenantQueue) -> None:
+        """A tenant's fair key has changed: drop the cached results in which the tenant is first."""
+        tenant_queue.update_fair_key()
+        if self._first is not None and self._first.arrival.tenant == tenant_queue.tenant:
             self._forget_first()
-        for size in tuple(lane.leads):
-            self._forget(size)
+        for size in tuple(tenant_queue.leading_sizes):
+            self._forget_head(size)
 
-    def _lowered(self, lane: Lane) -> None:
-        """Heaps find by themselves that a key has risen, not that it has fallen: then the lane may lead now."""
-        if lane.waiting:
-            self._order[not lane.owed].set(lane.tenant, lane.key)
+    def _on_key_lowered(self, tenant_queue: TenantQueue) -> None:
+        """Heaps detect a raised key when they are read, not a lowered one: set it, since the tenant may be first."""
+        if tenant_queue.requests:
+            self._tenant_heaps[not tenant_queue.below_share].set(tenant_queue.tenant, tenant_queue.fair_key)
             self._forget_first()
-            for size in lane.by_size:
-                self._sizes[size].set(lane.tenant, lane.key)
-                self._forget(size)
+            for size in tenant_queue.by_size:
+                self._tenants_by_size[size].set(tenant_queue.tenant, tenant_queue.fair_key)
+                self._forget_head(size)
 
-    def _top(self, heap: KeyedHeap) -> Lane | None:
+    def _lowest_tenant(self, heap: KeyedHeap) -> TenantQueue | None:
         while (top := heap.peek()) is not None:
-            lane = self.lanes[top[1]]
-            if top[0] == lane.key:
-                return lane
-            heap.replace_first(lane.key)
+            tenant_queue = self.tenant_queues[top[1]]
+            if top[0] == tenant_queue.fair_key:
+                return tenant_queue
+            heap.replace_first(tenant_queue.fair_key)
         return None

@@ -1,7 +1,7 @@
-"""What goes into admission and what comes out: frozen values that can cross a process border as they are.
+"""Events and actions of `Admission`: frozen values that can be sent to another process unchanged.
 
-All moments are seconds of the one monotonic clock of whoever hosts the `Admission`; a caller on another machine sends
-spans and the host adds them to its own clock.
+All moments are seconds of the monotonic clock of the process that hosts the `Admission`. A caller on another machine
+sends durations, and the host adds them to its own clock.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ TENANTS_SHOWN = 50  # by name in a snapshot: each is a label of several metrics
 OTHER_TENANTS = "(other)"  # no tenant's name has brackets
 
 
-Where = tuple[
-    str | None, frozenset[str]
-]  # a placement constraint: the one replica that is allowed, and those that are not
+# The only replica that is allowed (None: any), and the replicas that are excluded.
+PlacementConstraint = tuple[str | None, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that asks for a place on a replica.
+    """A request that asks for a grant on a replica.
 
     Args:
         request_id: unique among the requests that wait or run.
-        request_class: the class it may claim (the edge has checked the right to it).
-        tenant: whom it is counted for.
-        slots: sequences of one replica's batch it occupies, at least 1 (n x prompts).
+        request_class: the class it may claim (the ASGI app has checked the right to it).
+        tenant: the tenant whose use it counts as.
+        slots: slots of one replica's batch that it takes, at least 1 (n x prompts).
         cost_tokens: estimated prompt plus output tokens: its KV budget.
-        prompt_tokens: those of the prompt among them.
-        deadline: moment after which a grant is of no use; None: only the longest wait bounds it.
-        affinity: the replica it would rather have; never waited for.
-        accepted: it was granted before and lost its replica; a full line or a forecast does not refuse it any more.
-        only: the one replica it may run on (that of its session); None: any.
-        avoid: replicas it may not run on (its router cannot reach them).
-        session: the KV lease of the open session whose tokens it draws first (`core.shared_queue.granting`); None: of
-        none.
+        prompt_tokens: the prompt's part of `cost_tokens`.
+        deadline: moment after which a grant is of no use; None: only the longest wait bounds the wait.
+        affinity: the preferred replica; the request does not wait for it.
+        accepted: it was granted before and lost its replica; a full queue or a forecast does not refuse it.
+        only_replica: the one replica that it may run on (that of its session); None: any.
+        avoid_replicas: replicas that it may not run on (its router cannot reach them).
+        session: the KV lease of the open session whose tokens it uses first (`core.shared_queue.granting`); None: no
+            session.
 
     Raises:
         ValueError: slots below 1, negative tokens, or a deadline that is not a number.
@@ -55,8 +54,8 @@ class Arrival:
     affinity: str | None = None
     accepted: bool = False
     prompt_tokens: int = 0
-    only: str | None = None
-    avoid: frozenset[str] = frozenset()
+    only_replica: str | None = None
+    avoid_replicas: frozenset[str] = frozenset()
     session: str | None = None
 
     def __post_init__(self) -> None:
@@ -71,30 +70,32 @@ class Arrival:
 
     @property
     def cost(self) -> int:
-        """The tokens it takes from a replica; at least one, since no request is free."""
+        """The KV tokens that it takes from a replica; at least one, since no request is free."""
         return self.cost_tokens or 1
 
     @property
-    def where(self) -> Where | None:
-        """Its placement constraint; None: it may run on any replica."""
-        return None if self.only is None and not self.avoid else (self.only, self.avoid)
+    def placement(self) -> PlacementConstraint | None:
+        """None: it may run on any replica."""
+        return (
+            None if self.only_replica is None and not self.avoid_replicas else (self.only_replica, self.avoid_replicas)
+        )
 
 
-class Reason(enum.StrEnum):
+class RefusalReason(enum.StrEnum):
     """Why a request was refused; a label of the metrics and the `code` of the error."""
 
-    QUEUE_FULL = "queue_full"  # the line, or its class, is full of requests that have as much right to wait
-    SHED = "shed"  # it was in the line, and a higher class or a lighter tenant needed its place
-    DEADLINE = "deadline"  # passed, or the predicted wait exceeds it
-    TIMEOUT = "timeout"  # it waited the longest wait, or by the forecast would have to wait longer
-    NO_REPLICA = "no_replica"  # no replica has had a slot for too long
-    TOO_LARGE = "too_large"  # more slots or KV tokens than any replica has
+    QUEUE_FULL = "queue_full"  # the queue, or its class queue, is full of requests with as much right to wait
+    SHED = "shed"  # it waited, and was evicted for a request of a higher class or a lighter tenant
+    DEADLINE = "deadline"  # its deadline has passed, or ends before the predicted wait
+    TIMEOUT = "timeout"  # it waited the longest wait, or its predicted wait is longer
+    NO_REPLICA = "no_replica"  # no replica has had a slot for `no_replica_wait_s`
+    TOO_LARGE = "too_large"  # it needs more slots or KV tokens than any replica has
     SESSIONS = "sessions"  # it waited the longest wait, and no replica had enough KV tokens beside its sessions
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The request may run on this replica; its slots and tokens are taken until `on_done` or `on_cancel`."""
+    """The request may run on this replica; its slots and KV tokens stay taken until `on_done` or `on_cancel`."""
 
     request_id: str
     replica_id: str
@@ -103,18 +104,18 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The request is out. `retry_after_s`: when a repeat can be expected to run at once; None: never as it is."""
+    """The request is refused. `retry_after_s`: after this a repeat is expected to run at once; None: it never can."""
 
     request_id: str
-    reason: Reason
+    reason: RefusalReason
     retry_after_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """A running request gives its place back and waits again with what it has produced.
+    """A running request releases its grant and waits again, with the output it has produced.
 
-    Nothing decides so yet: a tenant's guaranteed share is taken back from what ends by itself. It is the place for it.
+    Not issued yet: a guaranteed share is filled only from requests that end by themselves.
     """
 
     request_id: str
@@ -126,25 +127,25 @@ Action = Grant | Refuse
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """Where a request stands.
+    """The position of a waiting request.
 
     Args:
-        level: its class.
-        position: 1: it is expected to start next. An estimate: whoever arrives later may still come before it.
+        queue_class: its class.
+        position: 1: it is expected to start next. An estimate: a later arrival may still start before it.
         expected_start_s: seconds from now; None: nothing measured yet.
     """
 
     request_id: str
-    level: RequestClass
+    queue_class: RequestClass
     position: int
     expected_start_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUse:
-    """What a replica has for us, and what is in use; more in use than it has while it shrinks or drains.
+    """Size and use of a replica; use exceeds the size while the replica shrinks or drains.
 
-    `kv_tokens` is None where KV tokens are not bounded here.
+    `kv_tokens` is None if KV tokens are not bounded here.
     """
 
     slots: int
@@ -155,7 +156,7 @@ class ReplicaUse:
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures:
-    """One class. `granted_tokens` only ever grows; `drain_slots_per_s` is what is left to it."""
+    """One class. `granted_tokens` only grows; `drain_slots_per_s` is what higher classes leave to this class."""
 
     waiting: int
     waiting_tokens: int
@@ -165,7 +166,7 @@ class ClassFigures:
 
 @dataclass(frozen=True, slots=True)
 class TenantFigures:
-    """One tenant at this moment. `below_share`: it has less than its guaranteed share, so what comes free is its."""
+    """One tenant now. `below_share`: it uses less than its guaranteed share, so it is served first in its class."""
 
     waiting: int
     waiting_tokens: int
@@ -176,10 +177,10 @@ class TenantFigures:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state in figures. Classes by label, reasons by value; counters only ever grow.
+    """The state in figures. Classes by label, reasons by value; counters only grow.
 
-    `arrived` always equals `granted` + `refused` + `cancelled_waiting` + `waiting`, each summed. `tenants` names those
-    with the most slots and waiting requests, at most `TENANTS_SHOWN`; all others are summed under `OTHER_TENANTS`.
+    `arrived` always equals `granted` + `refused` + `cancelled_waiting` + `waiting`, each summed. `tenants` names the
+    tenants with most slots and waiting requests, at most `TENANTS_SHOWN`; the others are summed as `OTHER_TENANTS`.
     """
 
     waiting: Mapping[str, int]
@@ -199,20 +200,20 @@ class Snapshot:
 
 
 _MESSAGES = {
-    Reason.QUEUE_FULL: "The waiting line of this model is full.",
-    Reason.SHED: "The request gave its place in the full waiting line to one of a higher class or a lighter tenant.",
-    Reason.DEADLINE: "The request cannot start before its deadline.",
-    Reason.TIMEOUT: "No slot is free for the request within the longest wait that is allowed.",
-    Reason.NO_REPLICA: "No replica of this model can serve at the moment; Retry-After says when one is expected.",
-    Reason.SESSIONS: "Sessions hold the KV tokens that the request would need; it waited as long as is allowed.",
-    Reason.TOO_LARGE: "The request asks for more sequences or tokens at once than a replica of this model can hold.",
+    RefusalReason.QUEUE_FULL: "The queue of this model is full.",
+    RefusalReason.SHED: "The queue is full; the request was evicted for one of a higher class or a lighter tenant.",
+    RefusalReason.DEADLINE: "The request cannot start before its deadline.",
+    RefusalReason.TIMEOUT: "No slot is free for the request within the longest wait allowed.",
+    RefusalReason.NO_REPLICA: "No replica of this model can serve now; Retry-After says when one is expected.",
+    RefusalReason.SESSIONS: "Sessions hold the KV tokens that the request needs; it waited the longest wait allowed.",
+    RefusalReason.TOO_LARGE: "The request needs more sequences or tokens at once than a replica of this model has.",
 }
 
 
 def refusal_error(refusal: Refuse) -> ServeAppError:
-    """What the caller of a refused request is told: 503 without a replica, 400 if it can never fit, else 429."""
+    """The error for the client of a refused request: 503 without a replica, 400 if it can never fit, else 429."""
     message = _MESSAGES[refusal.reason]
-    if refusal.reason is Reason.TOO_LARGE:
+    if refusal.reason is RefusalReason.TOO_LARGE:
         return BadRequest(message, param="n", code=refusal.reason.value)
-    kind = Unavailable if refusal.reason is Reason.NO_REPLICA else Overloaded
+    kind = Unavailable if refusal.reason is RefusalReason.NO_REPLICA else Overloaded
     return kind(message, retry_after_s=refusal.retry_after_s, code=refusal.reason.value)

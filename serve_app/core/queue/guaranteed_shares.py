@@ -1,9 +1,9 @@
-"""Whether each tenant has the part of the replicas that is guaranteed to it.
+"""Which tenants use less than their guaranteed share of the replicas.
 
-A tenant is below its share while it runs less than that part of all slots and, where KV tokens are bounded, less than
-that part of all tokens, too: what it uses most of counts. What is not used is anybody's; once the tenant waits, what
-comes free is its own until it has its share, so it has it as soon as that much has come free: within 2 s where answers
-take less. Nothing that runs is stopped for it.
+A tenant is below its share while it uses less than that part of all slots and, if KV tokens are bounded, also less than
+that part of all KV tokens: the resource that it uses most counts. Other tenants may use an idle share. Once the tenant
+waits, it is first in its class for freed slots until it has its share, so it gets it as soon as that much comes free:
+within 2 s if answers take less. No running request is stopped for it.
 
 Invariant: a tenant without running requests takes no memory.
 """
@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from serve_app.core.queue.policy import TenantPolicy
 
 
-class Guarantees:
-    """What tenants run. O(1) per method, `changed` O(tenants with a share)."""
+class GuaranteedShares:
+    """Slots and KV tokens in use by tenant. O(1) per method, `set_shares` O(tenants)."""
 
     def __init__(self, tenants: Mapping[str, TenantPolicy]) -> None:
         self._shares: dict[str, float] = {}
@@ -27,23 +27,23 @@ class Guarantees:
     def set_shares(self, tenants: Mapping[str, TenantPolicy]) -> None:
         self._shares = {name: tenant.share for name, tenant in tenants.items() if tenant.share > 0}
 
-    def use(self, tenant: str, slots: int, tokens: int) -> None:
-        """A tenant runs more, or, negative, less."""
+    def add_use(self, tenant: str, slots: int, tokens: int) -> None:
+        """Add slots and tokens to a tenant's use; negative: release them."""
         had_slots, had_tokens = self._used.get(tenant, (0, 0))
         self._used[tenant] = had_slots + slots, had_tokens + tokens
         if self._used[tenant] == (0, 0):
             del self._used[tenant]
 
-    def has(self, tenant: str) -> bool:
-        """Whether a tenant has a share at all."""
+    def has_share(self, tenant: str) -> bool:
+        """Whether a share is guaranteed to a tenant."""
         return tenant in self._shares
 
-    def used(self, tenant: str) -> tuple[int, int]:
-        """Slots and tokens."""
+    def in_use(self, tenant: str) -> tuple[int, int]:
+        """Slots and tokens that a tenant uses."""
         return self._used.get(tenant, (0, 0))
 
-    def below(self, tenant: str, slots: int, kv_tokens: float) -> bool:
-        """Whether a tenant has less than its share of this many slots and tokens in all."""
+    def is_below_share(self, tenant: str, slots: int, kv_tokens: float) -> bool:
+        """Whether a tenant uses less than its share; `slots` and `kv_tokens` are those of all replicas."""
         share = self._shares.get(tenant)
         if share is None:
             return False
@@ -51,9 +51,9 @@ class Guarantees:
         return used_slots < share * slots and (math.isinf(kv_tokens) or used_tokens < share * kv_tokens)
 
     def tenants(self) -> Iterator[str]:
-        """Those who have a share, and those who run something."""
+        """Tenants with a guaranteed share or with running requests."""
         return iter(self._shares.keys() | self._used.keys())
 
-    def shares(self) -> Iterator[str]:
-        """Those who have a share."""
+    def tenants_with_share(self) -> Iterator[str]:
+        """Tenants with a guaranteed share."""
         return iter(self._shares)

@@ -1,23 +1,23 @@
-"""The guaranteed minimum share: a part of all granted tokens for every class that waits, whatever stands above it.
+"""The minimum share: a guaranteed part of all granted tokens for every waiting class, whatever the load above it.
 
-While a class waits it earns `share` of the tokens of every grant. This credit is divided among the tenants who wait in
-it, by weight: each earns its part from the moment it begins to wait, and pays the tokens of its own grants. Among the
-tenants who have had no more than they have earned (the eligible ones), the one whose next request would be earned first
-is next. It goes before the higher classes once the class's credit covers its request, or once the tenant has earned the
-request by itself. So
+A waiting class earns `min_share` of the tokens of every grant: its deficit, in the word of deficit round robin. It is
+divided by weight among its waiting tenants: each earns from the moment it begins to wait, and pays the tokens of its
+own grants. A tenant that has been granted no more than it has earned is eligible; of the eligible tenants, the one
+whose next request is earned first is next. Its request goes before the higher classes once the deficit of the class, or
+of the tenant alone, covers it. So
 
-- the class is granted at least `share` of all granted tokens while it waits, less about one request;
-- a tenant is granted at least its part of that, less one request, and is never ahead by more than one;
-- a large request saves up its tenant's part, while small ones of other tenants pass.
+- a waiting class is granted at least `min_share` of all granted tokens, less about one request;
+- a tenant is granted at least its part of that, less one request, and is never ahead by more than one request;
+- for a large request its tenant saves up deficit, while small requests of other tenants pass.
 
-What a tenant has saved is lost when nobody of it waits any more, save for what the class's next request needs. While a
-due request finds no replica with room, no more than its cost is kept. What a class is granted in its own turn is paid
-down to zero and is no debt later. Nothing runs by the clock: an idle system owes nobody.
+A tenant's savings are lost when it has no waiting request any more, except what the next request of the class needs.
+While no replica has capacity for a due request, the deficit is capped at its cost. A grant in the class's own turn
+reduces the deficit to zero at most and leaves no debt. Time alone earns nothing: an idle system accumulates no deficit.
 
 Deficits per tenant are those of deficit round robin (Shreedhar and Varghese, 1996); the order of eligible tenants and
 the virtual time are those of WF2Q+ (Bennett and Zhang, 1997).
 
-Invariant: a tenant is in one of the two heaps while it waits, and in none otherwise.
+Invariant: a waiting tenant is in exactly one of the two heaps, any other tenant in none.
 """
 
 from __future__ import annotations
@@ -28,81 +28,88 @@ from typing import TYPE_CHECKING
 from serve_app.core.keyed_heap import KeyedHeap
 
 if TYPE_CHECKING:
-    from serve_app.core.queue.tenant_queue import Lane, Possible, Waiting
+    from serve_app.core.queue.tenant_queue import FitsPredicate, QueuedRequest, TenantQueue
 
 
-class MinimumShare:
-    """What one class has earned, and which of its tenants is next for it. O(log tenants) per method."""
+class MinShareScheduler:
+    """The deficit of one class, and which of its tenants is next to use it. O(log tenants) per method."""
 
     def __init__(self) -> None:
-        self.credit = 0.0  # tokens the class has earned and not been granted
-        self._earned = 0.0  # tokens per unit of weight, since somebody began to wait
-        self._eligible = KeyedHeap()  # tenants, by what will have been earned when their next request is
-        self._ahead = KeyedHeap()  # tenants who had more than they have earned, by what must have been earned
+        self.deficit = 0.0  # tokens that the class has earned and was not granted
+        self._virtual_time = 0.0  # tokens earned per unit of weight since the class began to wait
+        self._eligible = KeyedHeap()  # tenants by the virtual time at which their next request is earned
+        self._ineligible = KeyedHeap()  # tenants granted more than earned, by the virtual time at which that is earned
 
-    def begin(self, lane: Lane, alone: bool) -> None:
-        """A tenant begins to wait; `alone`: nobody else of the class does."""
-        if alone:
-            self.credit = self._earned = 0.0
-        lane.paid_up = self._earned
-        self.changed(lane)
+    def tenant_begins(self, tenant_queue: TenantQueue, is_only_tenant: bool) -> None:
+        """A tenant begins to wait; `is_only_tenant`: no other tenant of the class waits."""
+        if is_only_tenant:
+            self.deficit = self._virtual_time = 0.0
+        tenant_queue.virtual_start = self._virtual_time
+        self.tenant_changed(tenant_queue)
 
-    def changed(self, lane: Lane) -> None:
-        """The next request of a tenant who waits, its weight, or what it has paid is another."""
-        if lane.paid_up <= self._earned:
-            self._ahead.discard(lane.tenant)
-            self._eligible.set(lane.tenant, (lane.paid_up + lane.first.cost / lane.weight,))
+    def tenant_changed(self, tenant_queue: TenantQueue) -> None:
+        """The next request, the weight or the virtual start of a waiting tenant has changed."""
+        if tenant_queue.virtual_start <= self._virtual_time:
+            self._ineligible.discard(tenant_queue.tenant)
+            self._eligible.set(
+                tenant_queue.tenant, (tenant_queue.virtual_start + tenant_queue.first.cost / tenant_queue.weight,)
+            )
         else:
-            self._eligible.discard(lane.tenant)
-            self._ahead.set(lane.tenant, (lane.paid_up,))
+            self._eligible.discard(tenant_queue.tenant)
+            self._ineligible.set(tenant_queue.tenant, (tenant_queue.virtual_start,))
 
-    def end(self, lane: Lane, lanes: Mapping[str, Lane]) -> None:
-        """A tenant does not wait any more. What it has saved is lost, save for what the class's next request needs."""
-        self._eligible.discard(lane.tenant)
-        self._ahead.discard(lane.tenant)
-        top = self._eligible.peek() or self._ahead.peek()
-        needed = 0.0 if top is None else float(lanes[top[1]].first.cost)
-        saved = max(0.0, self._earned - lane.paid_up) * lane.weight
-        self.credit = max(min(self.credit, needed), self.credit - saved)
+    def tenant_ends(self, tenant_queue: TenantQueue, tenant_queues: Mapping[str, TenantQueue]) -> None:
+        """A tenant waits no more. Its savings are lost, except what the next request of the class needs."""
+        self._eligible.discard(tenant_queue.tenant)
+        self._ineligible.discard(tenant_queue.tenant)
+        top = self._eligible.peek() or self._ineligible.peek()
+        needed = 0.0 if top is None else float(tenant_queues[top[1]].first.cost)
+        saved = max(0.0, self._virtual_time - tenant_queue.virtual_start) * tenant_queue.weight
+        self.deficit = max(min(self.deficit, needed), self.deficit - saved)
 
-    def pay(self, lane: Lane, cost: int, due: bool) -> None:
-        """A request of a tenant is granted, because it was due or in its class's turn; its removal follows."""
-        paid_up = lane.paid_up + cost / lane.weight
-        lane.paid_up = paid_up if due else max(lane.paid_up, min(paid_up, self._earned))
-        self.credit = max(0.0, self.credit - cost)
+    def charge(self, tenant_queue: TenantQueue, cost: int, was_due: bool) -> None:
+        """A request is granted, because it was due by the minimum share or in its class's turn; its removal follows."""
+        paid_up = tenant_queue.virtual_start + cost / tenant_queue.weight
+        tenant_queue.virtual_start = (
+            paid_up if was_due else max(tenant_queue.virtual_start, min(paid_up, self._virtual_time))
+        )
+        self.deficit = max(0.0, self.deficit - cost)
 
-    def earn(self, tokens: float, weight: float, lanes: Mapping[str, Lane]) -> None:
-        """The class earns so many tokens; `weight`: of its tenants who wait."""
-        self.credit += tokens
-        self._earned += tokens / weight
-        while (top := self._ahead.peek()) is not None:
-            if top[0][0] > self._earned:
+    def earn(self, tokens: float, weight: float, tenant_queues: Mapping[str, TenantQueue]) -> None:
+        """The class earns `tokens`; `weight`: sum over its waiting tenants."""
+        self.deficit += tokens
+        self._virtual_time += tokens / weight
+        while (top := self._ineligible.peek()) is not None:
+            if top[0][0] > self._virtual_time:
                 if len(self._eligible):
                     return
-                self._earned = top[0][0]  # somebody always is next
-            self.changed(lanes[top[1]])
+                self._virtual_time = top[0][0]  # some waiting tenant is always eligible
+            self.tenant_changed(tenant_queues[top[1]])
 
-    def due(self, lanes: Mapping[str, Lane], possible: Possible) -> Waiting | None:
-        """The request that goes before the higher classes, if any: of the first tenant that has one that could run."""
+    def due_request(self, tenant_queues: Mapping[str, TenantQueue], could_fit: FitsPredicate) -> QueuedRequest | None:
+        """The request that goes before the higher classes, if any: from the first tenant with one that could run."""
         top = self._eligible.peek()
-        aside: list[Lane] = []
-        head: Waiting | None = None
+        aside: list[TenantQueue] = []
+        head: QueuedRequest | None = None
         while top is not None:
-            lane = lanes[top[1]]
-            head = lane.first_possible(possible)
+            tenant_queue = tenant_queues[top[1]]
+            head = tenant_queue.first_that_could_run(could_fit)
             if head is not None:
                 break
-            self._eligible.discard(lane.tenant)  # only a session's end makes room for any of its requests
-            aside.append(lane)
+            self._eligible.discard(tenant_queue.tenant)  # its requests fit only after a session ends
+            aside.append(tenant_queue)
             top = self._eligible.peek()
         for one in aside:
-            self.changed(one)
-        if head is None or (self.credit < head.cost and self._earned < lane.paid_up + head.cost / lane.weight):
+            self.tenant_changed(one)
+        if head is None or (
+            self.deficit < head.cost
+            and self._virtual_time < tenant_queue.virtual_start + head.cost / tenant_queue.weight
+        ):
             return None
         return head
 
-    def blocked(self, lane: Lane, cost: int) -> None:
-        """A due request found no replica with room."""
-        self.credit = min(self.credit, cost)
-        lane.paid_up = max(lane.paid_up, self._earned - cost / lane.weight)
-        self.changed(lane)
+    def on_blocked(self, tenant_queue: TenantQueue, cost: int) -> None:
+        """No replica has the capacity for a due request."""
+        self.deficit = min(self.deficit, cost)
+        tenant_queue.virtual_start = max(tenant_queue.virtual_start, self._virtual_time - cost / tenant_queue.weight)
+        self.tenant_changed(tenant_queue)

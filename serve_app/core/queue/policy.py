@@ -1,4 +1,4 @@
-"""The bounds of a waiting line and the rights of its tenants: frozen values, checked when they are made."""
+"""The bounds of a queue and the rights of its tenants: frozen values, checked when they are made."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from serve_app.types import RequestClass
 
-DEFAULT_NO_REPLICA_WAIT_S = 30.0  # a replica that crashed is back in less if its model is small; else say so
-TRICKLE_SHARE = 0.05  # of granted tokens: keeps a batch alive under overload, and a person hardly notices it
-MAX_HEADROOM_SHARE = 0.5  # beyond, the classes that pay for it would be the exception
-DEFAULT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
+DEFAULT_NO_REPLICA_WAIT_S = 30.0  # a crashed replica of a small model is back sooner; for others refuse
+DEFAULT_MIN_SHARE = 0.05  # of granted tokens: a batch job goes on under overload, and higher classes hardly notice
+MAX_GUARD_SLOTS_SHARE = 0.5  # above it the lower classes would be left the smaller part of the slots
+DEFAULT_WEIGHT = 1.0  # tenants are equal unless configured
 
 
 @dataclass(frozen=True, slots=True)
 class ClassBound:
-    """How much of one class may wait, by the class that was claimed; None: only the whole line is bounded."""
+    """How much of one class may wait; None: only the bounds of the whole queue apply."""
 
     max_queued: int | None = None
     max_queued_tokens: int | None = None
@@ -23,11 +23,11 @@ class ClassBound:
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """What one tenant may have.
+    """The rights of one tenant.
 
     Args:
         weight: its part of a class under overload, relative to the other tenants' weights.
-        share: the part of all slots and KV tokens that is its own as soon as it asks; others may use it meanwhile.
+        share: the guaranteed part of all slots and KV tokens; other tenants may use it while it is idle.
     """
 
     weight: float = DEFAULT_WEIGHT
@@ -35,18 +35,19 @@ class TenantPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """The bounds of a line.
+class QueuePolicy:
+    """The bounds of a queue.
 
     Args:
-        max_queued: requests that may wait; 0: whoever cannot run at once is refused.
+        max_queued: requests that may wait; 0: a request that cannot run at once is refused.
         max_wait_s: the longest wait, in seconds.
-        no_replica_wait_s: how long a request waits while no replica has a slot at all.
+        no_replica_wait_s: the longest wait while no replica has a slot, in seconds.
         max_queued_tokens: estimated tokens that may wait; None: any.
-        classes: bounds of single classes, on top.
-        tenants: weights and guaranteed shares; who is not named has weight 1 and no share.
-        trickle_share: the guaranteed minimum share: of granted tokens, for each class that waits.
-        headroom_share: of all slots, at most, kept free for the classes from `high` up while these come; 0: none.
+        classes: bounds of single classes, in addition.
+        tenants: weights and guaranteed shares; a tenant that is not named has weight 1 and no share.
+        min_share: the minimum share: the part of granted tokens that is guaranteed to each waiting class.
+        guard_slots_share: the largest part of all slots kept free for the classes from `high` up while these arrive;
+            0: none.
 
     Raises:
         ValueError: a bound out of range, or shares above 1 in sum.
@@ -58,8 +59,8 @@ class Policy:
     max_queued_tokens: int | None = None
     classes: Mapping[RequestClass, ClassBound] = field(default_factory=dict)
     tenants: Mapping[str, TenantPolicy] = field(default_factory=dict)
-    trickle_share: float = TRICKLE_SHARE
-    headroom_share: float = 0.0
+    min_share: float = DEFAULT_MIN_SHARE
+    guard_slots_share: float = 0.0
 
     def __post_init__(self) -> None:
         bounds: list[tuple[int | None, int | None]] = [(self.max_queued, self.max_queued_tokens)]
@@ -71,10 +72,10 @@ class Policy:
                 raise ValueError(f"max_queued_tokens is {tokens}")
         if not all(wait_s > 0 for wait_s in (self.max_wait_s, self.no_replica_wait_s)):
             raise ValueError("every wait must be above zero")
-        if not 0.0 <= self.trickle_share * (len(RequestClass) - 1) < 1.0:
-            raise ValueError(f"trickle_share is {self.trickle_share}: nothing would be left for the highest class")
-        if not 0.0 <= self.headroom_share <= MAX_HEADROOM_SHARE:
-            raise ValueError(f"headroom_share is {self.headroom_share}, at most {MAX_HEADROOM_SHARE} can be kept")
+        if not 0.0 <= self.min_share * (len(RequestClass) - 1) < 1.0:
+            raise ValueError(f"min_share is {self.min_share}: nothing would be left for the highest class")
+        if not 0.0 <= self.guard_slots_share <= MAX_GUARD_SLOTS_SHARE:
+            raise ValueError(f"guard_slots_share is {self.guard_slots_share} and at most {MAX_GUARD_SLOTS_SHARE}")
         for name, tenant in self.tenants.items():
             if not tenant.weight > 0:
                 raise ValueError(f"tenant {name!r}: weight is {tenant.weight}")
@@ -84,8 +85,8 @@ class Policy:
             raise ValueError("the tenants' shares are more than 1 in sum")
 
     @property
-    def turns_away(self) -> bool:
-        """Whether some requests may not wait at all, not even for a place that another router has to give back."""
+    def has_zero_bound(self) -> bool:
+        """Whether some requests may not wait at all, not even for credit that another router has to return."""
         return 0 in (
             self.max_queued,
             self.max_queued_tokens,

@@ -1,13 +1,13 @@
-"""How long a wait is going to be, from what stands before it and how fast that drains.
+"""How long a request will wait: the backlog before it divided by the rate at which that drains.
 
-Before a request stand all of the classes above, its own tenant's earlier ones, and of every other tenant in its class
-as much as fair order lets pass meanwhile: for each slot of its own tenant the slots that the others' weights give them,
-and no more than they want. So a light tenant's forecast does not grow with a heavy one's queue. By the minimum share of
-its class the classes above do not stand before it; the shorter of the two waits counts. Guaranteed shares of tenants
-and whoever arrives later are left out: it is a forecast, and all figures are None until something is measured.
+The backlog of a request: all requests of higher classes, the earlier ones of its own tenant, and of each other tenant
+in its class those that fair order serves meanwhile: for each slot of its own tenant the slots that the others' weights
+give them, at most those that they wait for. So a light tenant's forecast does not grow with a heavy tenant's queue. By
+the minimum share of its class the higher classes do not count; the shorter of both waits is the forecast. Guaranteed
+shares of tenants and later arrivals are ignored. All figures are None until something is measured.
 
-Where KV tokens are what is short, not all slots can be busy: as many are counted as the tokens allow at the present
-mean of tokens per slot.
+If KV tokens are scarcer than slots, not all slots can be busy: as many are counted as the KV tokens allow at the
+present mean of tokens per slot.
 """
 
 from __future__ import annotations
@@ -19,130 +19,157 @@ from typing import NamedTuple
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.drain_rate import DrainRate
 from serve_app.core.queue.events import QueueStatus
-from serve_app.core.queue.queue import Line
-from serve_app.core.queue.tenant_queue import Waiting
+from serve_app.core.queue.queue import RequestQueue
+from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.types import RequestClass
 
 
 class Backlog(NamedTuple):
-    """What stands before a newcomer of a class, in slots, and how fast that drains.
+    """The backlog before an arrival of a class, in slots, and the rate at which it drains.
 
     Args:
-        above: that the classes above want.
-        slots: that its own class wants.
-        weight: of the tenants who wait in its class.
-        free: that could be granted to its class now.
-        slots_per_s: that come free for its class while all are busy; None: not measured.
-        least_per_s: of the slots that come free, those that the minimum share of its class gives it.
+        slots_above: slots that requests of higher classes wait for.
+        slots: slots that requests of its own class wait for.
+        waiting_weight: sum of the weights of the waiting tenants in its class.
+        free_slots: slots that could be granted to its class now.
+        slots_per_s: slots that come free for its class while all are busy; None: not measured.
+        min_share_slots_per_s: slots per second that the minimum share gives its class.
     """
 
-    above: int
+    slots_above: int
     slots: int
-    weight: float
-    free: float
+    waiting_weight: float
+    free_slots: float
     slots_per_s: float | None
-    least_per_s: float = 0.0
+    min_share_slots_per_s: float = 0.0
 
-    def newcomer_s(self, slots: int, own: int, weight: float) -> float | None:
-        """The wait in seconds of a request of so many slots whose tenant, of this weight, has `own` slots waiting."""
-        others = self.weight - weight if own else self.weight
-        return self.tenant_s(own + slots, weight, self.slots - own, others)
+    def arrival_wait_s(self, slots: int, tenant_slots: int, weight: float) -> float | None:
+        """Seconds for a new request of `slots` whose tenant, of this weight, waits for `tenant_slots` already."""
+        others = self.waiting_weight - weight if tenant_slots else self.waiting_weight
+        return self.tenant_wait_s(tenant_slots + slots, weight, self.slots - tenant_slots, others)
 
-    def tenant_s(self, own: int, weight: float, others: int, others_weight: float) -> float | None:
-        """The wait until a tenant has had so many slots, beside others of the class who want theirs."""
-        return self.wait_s(own + _passing(others, own * others_weight / weight))
+    def tenant_wait_s(self, tenant_slots: int, weight: float, other_slots: int, other_weight: float) -> float | None:
+        """Seconds until a tenant is granted `tenant_slots` while the class's other tenants wait for `other_slots`."""
+        return self.wait_s(tenant_slots + _served_before(other_slots, tenant_slots * other_weight / weight))
 
-    def last_s(self, slots: int) -> float | None:
-        """The same behind everybody of the class."""
+    def wait_behind_class_s(self, slots: int) -> float | None:
+        """Seconds for a request of `slots` behind all requests of the class."""
         return self.wait_s(self.slots + slots)
 
     def wait_s(self, work: float) -> float | None:
-        """Seconds until so many slots have come free for its class."""
+        """Seconds until `work` slots have come free for the class."""
         if self.slots_per_s is None:
             return None
-        wait_s = max(0.0, self.above + work - self.free) / self.slots_per_s
-        return min(wait_s, work / self.least_per_s) if self.least_per_s and self.above else wait_s
+        wait_s = max(0.0, self.slots_above + work - self.free_slots) / self.slots_per_s
+        return (
+            min(wait_s, work / self.min_share_slots_per_s)
+            if self.min_share_slots_per_s and self.slots_above
+            else wait_s
+        )
 
 
-class Forecast:
+class WaitForecast:
     """Waits in seconds. O(log n) per method.
 
     Args:
-        share: the minimum share of a class.
-        kept: the free slots that a class may not take.
+        min_share: gives the minimum share of a class.
+        guard_slots: gives the free slots that a class may not take.
     """
 
     def __init__(
         self,
-        line: Line,
+        queue: RequestQueue,
         capacity: Capacity,
-        drain: DrainRate,
-        share: Callable[[], float],
-        kept: Callable[[RequestClass], int] = lambda _: 0,
+        drain_rate: DrainRate,
+        min_share: Callable[[], float],
+        guard_slots: Callable[[RequestClass], int] = lambda _: 0,
     ) -> None:
-        self._line, self._capacity, self._drain, self._share, self._kept = line, capacity, drain, share, kept
+        self._queue, self._capacity, self._drain_rate, self._min_share, self._guard_slots = (
+            queue,
+            capacity,
+            drain_rate,
+            min_share,
+            guard_slots,
+        )
 
-    def newcomer_s(self, level: RequestClass, slots: int, tenant: str | None, weight: float) -> float | None:
-        """The wait of a request that comes now; without a tenant, behind everybody of its class."""
-        stage, backlog = self._line.stages[level], self.backlog(level)
-        nobody = not (backlog.above or backlog.slots)
-        if nobody and slots <= self._capacity.most_free and self._capacity.free > self._kept(level):
+    def arrival_wait_s(
+        self, request_class: RequestClass, slots: int, tenant: str | None, weight: float
+    ) -> float | None:
+        """The wait of a request that arrives now; without a tenant: behind all requests of its class."""
+        class_queue, backlog = self._queue.class_queues[request_class], self.backlog(request_class)
+        nobody = not (backlog.slots_above or backlog.slots)
+        if (
+            nobody
+            and slots <= self._capacity.most_free_slots
+            and self._capacity.free > self._guard_slots(request_class)
+        ):
             return 0.0
         if tenant is None:
-            return backlog.last_s(slots)
-        lane = stage.lanes.get(tenant)
-        return backlog.newcomer_s(slots, 0 if lane is None else lane.slots, weight)
+            return backlog.wait_behind_class_s(slots)
+        tenant_queue = class_queue.tenant_queues.get(tenant)
+        return backlog.arrival_wait_s(slots, 0 if tenant_queue is None else tenant_queue.slots, weight)
 
-    def backlog(self, level: RequestClass) -> Backlog:
-        """What stands before a newcomer of a class."""
-        stage, capacity, drain = self._line.stages[level], self._capacity, self._drain
-        slots, kept = self._usable(), self._kept(level)
+    def backlog(self, request_class: RequestClass) -> Backlog:
+        """The backlog before an arrival of a class."""
+        class_queue, capacity, drain = self._queue.class_queues[request_class], self._capacity, self._drain_rate
+        slots, kept = self._usable_slots(), self._guard_slots(request_class)
         free: float = max(0, capacity.free - kept)
         if slots < capacity.slots:
             free = min(free, max(0.0, slots - capacity.used))
-        rate = drain.left_slots_per_s(level, max(1.0, slots - kept) if kept else slots)
-        least = self._share() * (drain.slots_per_s(slots) or 0.0)
-        return Backlog(self._above(level), stage.slots, stage.weight, free, rate, least)
+        rate = drain.slots_per_s_left_to(request_class, max(1.0, slots - kept) if kept else slots)
+        least = self._min_share() * (drain.slots_per_s(slots) or 0.0)
+        return Backlog(self._slots_above(request_class), class_queue.slots, class_queue.weight, free, rate, least)
 
-    def is_next(self, waiting: Waiting) -> bool:
-        """Whether nobody else waits at its level or above, so that it takes whatever comes free."""
-        return self._line.stages[waiting.level].size == 1 and not self._above(waiting.level)
+    def is_only_candidate(self, waiting: QueuedRequest) -> bool:
+        """Whether no other request waits in its class or above, so that it gets the next free slot."""
+        return self._queue.class_queues[waiting.queue_class].size == 1 and not self._slots_above(waiting.queue_class)
 
-    def last_of_tenant_s(self, waiting: Waiting) -> float | None:
-        """The wait of a request that has just come, and so is the last of its tenant."""
-        level = self._line.stages[waiting.level]
-        lane = level.lanes[waiting.arrival.tenant]
-        backlog = self.backlog(waiting.level)
-        return backlog.tenant_s(lane.slots, lane.weight, level.slots - lane.slots, level.weight - lane.weight)
+    def newest_wait_s(self, waiting: QueuedRequest) -> float | None:
+        """The wait of a request that has just arrived, and so is the last of its tenant."""
+        level = self._queue.class_queues[waiting.queue_class]
+        tenant_queue = level.tenant_queues[waiting.arrival.tenant]
+        backlog = self.backlog(waiting.queue_class)
+        return backlog.tenant_wait_s(
+            tenant_queue.slots,
+            tenant_queue.weight,
+            level.slots - tenant_queue.slots,
+            level.weight - tenant_queue.weight,
+        )
 
-    def status(self, waiting: Waiting) -> QueueStatus:
-        """Where a request stands among those who wait."""
-        level = self._line.stages[waiting.level]
-        lane = level.lanes[waiting.arrival.tenant]
-        own = lane.ranks.rank(waiting.entry) + 1
-        others = level.size - len(lane.waiting)
-        ahead = own - 1 + int(_passing(others, own * (level.weight - lane.weight) / lane.weight))
-        start_s = self.backlog(waiting.level).wait_s(ahead * level.slots / level.size + waiting.slots)
-        return QueueStatus(waiting.request_id, waiting.level, self._count_above(waiting.level) + ahead + 1, start_s)
+    def status(self, waiting: QueuedRequest) -> QueueStatus:
+        """Position and expected start of a waiting request."""
+        level = self._queue.class_queues[waiting.queue_class]
+        tenant_queue = level.tenant_queues[waiting.arrival.tenant]
+        own = tenant_queue.order.rank(waiting.order_key) + 1
+        others = level.size - len(tenant_queue.requests)
+        ahead = own - 1 + int(_served_before(others, own * (level.weight - tenant_queue.weight) / tenant_queue.weight))
+        start_s = self.backlog(waiting.queue_class).wait_s(ahead * level.slots / level.size + waiting.slots)
+        return QueueStatus(
+            waiting.request_id, waiting.queue_class, self._requests_above(waiting.queue_class) + ahead + 1, start_s
+        )
 
-    def slots_per_s(self, level: RequestClass | None = None) -> float | None:
-        """Slots that come free while all are busy; of a level, what the classes above leave to it."""
-        slots = self._usable()
-        return self._drain.slots_per_s(slots) if level is None else self._drain.left_slots_per_s(level, slots)
+    def slots_per_s(self, request_class: RequestClass | None = None) -> float | None:
+        """Slots per second that come free while all are busy; with a class, those that higher classes leave to it."""
+        slots = self._usable_slots()
+        return (
+            self._drain_rate.slots_per_s(slots)
+            if request_class is None
+            else self._drain_rate.slots_per_s_left_to(request_class, slots)
+        )
 
-    def _usable(self) -> float:
+    def _usable_slots(self) -> float:
         capacity = self._capacity
         if not capacity.kv_used or math.isinf(capacity.kv_tokens):
             return capacity.slots
         return min(capacity.slots, capacity.kv_tokens * capacity.used / capacity.kv_used)
 
-    def _above(self, level: RequestClass) -> int:
-        return sum(stage.slots for stage in self._line.stages[level + 1 :])
+    def _slots_above(self, request_class: RequestClass) -> int:
+        return sum(class_queue.slots for class_queue in self._queue.class_queues[request_class + 1 :])
 
-    def _count_above(self, level: RequestClass) -> int:
-        return sum(stage.size for stage in self._line.stages[level + 1 :])
+    def _requests_above(self, request_class: RequestClass) -> int:
+        return sum(class_queue.size for class_queue in self._queue.class_queues[request_class + 1 :])
 
 
-def _passing(others: int, fair: float) -> float:
-    """How much of what other tenants want goes before."""
+def _served_before(others: int, fair: float) -> float:
+    """How much of the other tenants' demand is served before, at fair order."""
     return max(0.0, min(others, fair))

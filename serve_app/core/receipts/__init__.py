@@ -1,12 +1,12 @@
-"""What became of a request, and what its service level makes of that.
+"""The record of what happened to a request, and whether it met its service level.
 
 Decides: which receipts are kept, whether a service level was met, and how a receipt is explained.
 In: times and counts of a request. Out: receipts, verdicts, explanations.
-Never: keeps content of requests.
+Never: keeps text of prompts or answers.
 """
 
 from serve_app.core.receipts.explanation import explain
 from serve_app.core.receipts.receipts import Receipt, Receipts
-from serve_app.core.receipts.slo import Pace, Served, ServiceLevel, Verdict, judge
+from serve_app.core.receipts.slo import ServedRequest, ServiceLevel, SloVerdict, TokenPace, judge
 
-__all__ = ["Pace", "Receipt", "Receipts", "Served", "ServiceLevel", "Verdict", "explain", "judge"]
+__all__ = ["Receipt", "Receipts", "ServedRequest", "ServiceLevel", "SloVerdict", "TokenPace", "explain", "judge"]

@@ -1,65 +1,65 @@
-"""A receipt in words, for a person who asks why their request waited, was refused or went where it went. Pure."""
+"""A receipt as text: why a request waited, was refused, or ran on its replica. Pure."""
 
 from __future__ import annotations
 
-from serve_app.core.estimate import Source
-from serve_app.core.queue import Reason
+from serve_app.core.estimate import EstimateSource
+from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts.receipts import Receipt
-from serve_app.core.receipts.slo import Verdict
+from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.routing import Route
 from serve_app.types import Outcome
 
-AT_ONCE_S = 0.005  # a wait that nobody could tell from none
+AT_ONCE_S = 0.005  # a shorter wait is not noticed
 
-_ENDS = {
+_OUTCOMES = {
     Outcome.OK: "answered",
-    Outcome.BAD_REQUEST: "refused as wrong by us or by the engine",
+    Outcome.BAD_REQUEST: "refused as a bad request by the router or the engine",
     Outcome.UNAUTHORIZED: "refused: no valid key",
     Outcome.REFUSED: "refused",
     Outcome.CANCELLED_QUEUED: "the client left while it waited",
     Outcome.CANCELLED_RUNNING: "the client left while it ran",
     Outcome.ENGINE_FAILED: "the engine failed",
-    Outcome.INTERNAL_ERROR: "failed by a fault of ours",
+    Outcome.INTERNAL_ERROR: "failed by an internal error",
 }
 _REFUSALS = {
-    Reason.QUEUE_FULL: "the line, or its class in it, was full of requests with as much right to wait",
-    Reason.SHED: "a higher class or a lighter tenant needed its place in the full line",
-    Reason.DEADLINE: "it could not start before its deadline",
-    Reason.TIMEOUT: "it could not start within the longest wait that is allowed",
-    Reason.NO_REPLICA: "no replica could serve",
-    Reason.TOO_LARGE: "it asked for more sequences or tokens than any replica holds",
-    Reason.SESSIONS: "sessions held the KV tokens that it needed for as long as it might wait",
+    RefusalReason.QUEUE_FULL: "the queue, or its class in it, was full of requests with as much right to wait",
+    RefusalReason.SHED: "a higher class or a lighter tenant needed its place in the full queue",
+    RefusalReason.DEADLINE: "it could not start before its deadline",
+    RefusalReason.TIMEOUT: "it could not start within the longest wait allowed",
+    RefusalReason.NO_REPLICA: "no replica could serve",
+    RefusalReason.TOO_LARGE: "it needed more sequences or tokens than any replica has",
+    RefusalReason.SESSIONS: "sessions held the KV tokens that it needed during the longest wait allowed",
 }
-_REPLAYED = "Answered with what the first request of its Idempotency-Key was answered; nothing ran."
+_REPLAYED = "Answered with the stored answer of the first request of its Idempotency-Key; nothing ran."
 _ROUTES = {
     Route.HOME: "the home of its session or prefix",
-    Route.NEXT: "next on the ring, its home being closed or having its share",
+    Route.NEXT: "next on the ring, since its home was closed or at its load bound",
     Route.TWO_CHOICES: "the less busy of two, since it had no session or prefix",
-    Route.LEAST_BUSY: "the least busy, the others having their share",
+    Route.LEAST_BUSY: "the least busy, since the others were at their load bound",
 }
 _SOURCES = {
-    Source.TENANT: "learned from this tenant",
-    Source.MODEL: "learned from all of the model",
-    Source.PRIOR: "before anything was learned",
+    EstimateSource.TENANT: "learned from this tenant",
+    EstimateSource.MODEL: "learned from all of the model",
+    EstimateSource.PRIOR: "before anything was learned",
 }
 
 
 _VERDICTS = {
-    Verdict.MET: "kept",
-    Verdict.TTFT: "missed, the first token came too late",
-    Verdict.ITL: "missed, the tokens came too slowly",
-    Verdict.LATE: "missed, the whole answer came later than such a stream would have ended",
-    Verdict.REFUSED: "missed by the refusal",
-    Verdict.FAILED: "missed by the failure",
-    Verdict.LEFT: "kept until the client left",
+    SloVerdict.MET: "kept",
+    SloVerdict.TTFT: "missed, the first token came too late",
+    SloVerdict.ITL: "missed, the tokens came too slowly",
+    SloVerdict.LATE: "missed, the whole answer came later than such a stream would have ended",
+    SloVerdict.REFUSED: "missed by the refusal",
+    SloVerdict.FAILED: "missed by the failure",
+    SloVerdict.CLIENT_LEFT: "kept until the client left",
 }
 
 
 def explain(receipt: Receipt) -> list[str]:
-    """A few lines, each a sentence, in the order in which things happened."""
+    """A few lines, each a sentence, in the order of the events."""
     lines = [
         f"{receipt.request_id}: {receipt.request_class.label} request of {receipt.tenant} to {receipt.model}, "
-        f"{_ENDS[receipt.outcome]} after {_span(receipt.total_s)}.",
+        f"{_OUTCOMES[receipt.outcome]} after {_duration(receipt.total_s)}.",
         _REPLAYED if receipt.outcome is Outcome.OK and not receipt.granted else _waiting(receipt),
     ]
     if receipt.refused is not None:
@@ -67,7 +67,7 @@ def explain(receipt: Receipt) -> list[str]:
     if receipt.replica_id is not None:
         lines.append(_placement(receipt))
     if receipt.slo is not None:
-        lines.append(_level(receipt))
+        lines.append(_service_level(receipt))
     if receipt.granted or receipt.estimated_prompt or receipt.estimated_output:
         lines.append(_tokens(receipt))
     return lines
@@ -82,12 +82,12 @@ def _waiting(receipt: Receipt) -> str:
     if receipt.granted and receipt.wait_s < AT_ONCE_S:
         text = "Started at once"
     else:
-        text = f"Waited {_span(receipt.wait_s)}"
+        text = f"Waited {_duration(receipt.wait_s)}"
         if ahead:
             one = len(ahead) == 1 and ahead[0].startswith("1 ")
             text += f": {' and '.join(ahead)} {'was' if one else 'were'} ahead"
     if receipt.deadline_s is not None:
-        text += f"; its deadline was {_span(receipt.deadline_s)}"
+        text += f"; its deadline was {_duration(receipt.deadline_s)}"
     return text + "."
 
 
@@ -95,7 +95,7 @@ def _refusal(receipt: Receipt) -> str:
     assert receipt.refused is not None
     text = f"Refused ({receipt.refused.value}): {_REFUSALS[receipt.refused]}"
     if receipt.retry_after_s is not None:
-        text += f"; the client was told to come back in {_span(receipt.retry_after_s)}"
+        text += f"; the client was told to retry after {_duration(receipt.retry_after_s)}"
     return text + "."
 
 
@@ -109,21 +109,21 @@ def _placement(receipt: Receipt) -> str:
     if receipt.losses:
         text += f", after {receipt.losses} {'replica was' if receipt.losses == 1 else 'replicas were'} lost under it"
     if receipt.first_token_s is not None:
-        text += f"; first token after {_span(receipt.first_token_s)}"
+        text += f"; first token after {_duration(receipt.first_token_s)}"
     if receipt.itl_s is not None:
-        text += f", then {_span(receipt.itl_s)} a token"
+        text += f", then {_duration(receipt.itl_s)} a token"
         if receipt.longest_gap_s is not None:
-            text += f" with a pause of {_span(receipt.longest_gap_s)} at most"
+            text += f" with a pause of {_duration(receipt.longest_gap_s)} at most"
     return text + "."
 
 
-def _level(receipt: Receipt) -> str:
+def _service_level(receipt: Receipt) -> str:
     assert receipt.slo is not None
     promised = []
     if receipt.ttft_slo_s is not None:
-        promised.append(f"first token within {_span(receipt.ttft_slo_s)}")
+        promised.append(f"first token within {_duration(receipt.ttft_slo_s)}")
     if receipt.itl_slo_s is not None:
-        promised.append(f"{_span(receipt.itl_slo_s)} between tokens")
+        promised.append(f"{_duration(receipt.itl_slo_s)} between tokens")
     return f"Promised {' and '.join(promised)}: {_VERDICTS[receipt.slo]}."
 
 
@@ -139,5 +139,5 @@ def _tokens(receipt: Receipt) -> str:
     return text + "."
 
 
-def _span(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"

@@ -1,7 +1,7 @@
-"""What became of a request, kept for whoever asks later: `serve-app explain ID`, `GET /admin/requests/ID`.
+"""Receipts: what happened to each request, kept for later questions: `serve-app explain ID`, `GET /admin/requests/ID`.
 
-Invariant: no more receipts than the bound are kept, each of bounded size; the oldest go first. No text of a request or
-an answer is in one.
+Invariant: at most `limit` receipts are kept, each of bounded size; the oldest is dropped first. A receipt contains no
+text of a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections import OrderedDict
 from dataclasses import dataclass, fields
 from typing import Any
 
-from serve_app.core.estimate import Source
-from serve_app.core.queue import Reason
-from serve_app.core.receipts.slo import Verdict
+from serve_app.core.estimate import EstimateSource
+from serve_app.core.queue import RefusalReason
+from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.routing import Route
 from serve_app.types import Outcome, RequestClass
 
-MAX_RECEIPTS = 10_000  # 9 MB; at 5 requests a second half an hour, and who asks asks soon
-MAX_TEXT_CHARS = 256  # of an id or a name; ours are shorter
-OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-")  # what vLLM sets before our id in the object's
+MAX_RECEIPTS = 10_000  # 9 MB; half an hour at 5 requests per second: questions come soon
+MAX_TEXT_CHARS = 256  # of an id or a name; those that this system makes are shorter
+OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-")  # which vLLM puts before our id in the object's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +26,24 @@ class Receipt:
     """One request, from arrival to end.
 
     Args:
-        arrived: moment on the host's monotonic clock; all spans below count from it, in seconds.
-        wait_s: until it was granted, or until it ended without.
-        granted: whether it ever got a place.
-        ahead: requests that stood before it in the line when it came, by class.
-        client_id: what the client calls it (`X-Request-Id`), or what HAProxy did; need not be unique.
+        arrived: moment on the host's monotonic clock; all durations below count from it, in seconds.
+        wait_s: until it was last handed to a replica, or until the end if it never was; reading the body and earlier
+            attempts count.
+        granted: whether it was ever granted.
+        ahead: requests of its class and above, of all tenants, that waited when it arrived, by class.
+        client_id: the id that the client (`X-Request-Id`) or HAProxy gave it; need not be unique.
         first_token_s: until the first token; None: there was none.
         total_s: until the end.
-        replica_id: where it ran last, if anywhere; `route` is why there.
-        losses: replicas that were lost under it.
-        sequences: how many it ran at once, in so many `slots` of the replica's batch: more where they are long.
-        estimated_prompt: tokens, as `estimated_output` for all answers; `source` is what the latter was learned from.
-        prompt_tokens: as the engine counted them; None: it did not get so far.
+        replica_id: the replica it ran on last, if any; `route`: the rule that chose it.
+        losses: replicas that were lost while it ran on them.
+        sequences: sequences run at once; `slots`: slots of the replica's batch that they took, more if they are long.
+        estimated_prompt: tokens; `estimated_output`: tokens of all answers; `source`: the latter was learned from it.
+        prompt_tokens: counted by the engine; None: it did not run.
         kv_token_s: tokens of KV cache held, times seconds.
-        refused: the reason, where it was refused; `retry_after_s` is what the client was told.
-        deadline_s: the client's.
-        itl_s: between tokens, the mean; None: it cannot be told. `longest_gap_s` is between two frames with tokens.
-        slo: how it was served, where its class has a level, which is `ttft_slo_s` and `itl_slo_s`.
+        refused: the reason of a refusal; `retry_after_s`: as sent to the client.
+        deadline_s: as the client set it.
+        itl_s: mean time between tokens; None: unknown. `longest_gap_s`: between two frames with tokens.
+        slo: the verdict on its service level (`ttft_slo_s`, `itl_slo_s`); None: its class has none.
     """
 
     request_id: str
@@ -63,17 +64,17 @@ class Receipt:
     slots: int = 0
     estimated_prompt: int = 0
     estimated_output: int = 0
-    source: Source = Source.PRIOR
+    source: EstimateSource = EstimateSource.PRIOR
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     kv_token_s: float = 0.0
     client_id: str | None = None
-    refused: Reason | None = None
+    refused: RefusalReason | None = None
     retry_after_s: float | None = None
     deadline_s: float | None = None
     itl_s: float | None = None
     longest_gap_s: float | None = None
-    slo: Verdict | None = None
+    slo: SloVerdict | None = None
     ttft_slo_s: float | None = None
     itl_slo_s: float | None = None
 
@@ -84,8 +85,8 @@ class Receipt:
                 object.__setattr__(self, name, text[:MAX_TEXT_CHARS])
         object.__setattr__(self, "ahead", self.ahead[: len(RequestClass)])
 
-    def plain(self) -> dict[str, Any]:
-        """The fields, ready for JSON: classes by label."""
+    def to_json_fields(self) -> dict[str, Any]:
+        """The fields as JSON values: classes by label."""
         found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         found["request_class"] = self.request_class.label
         found["ahead"] = {who.label: count for who, count in self.ahead}
@@ -93,30 +94,30 @@ class Receipt:
 
 
 class Receipts:
-    """The latest receipts by request id, or by the client's. Every method is O(1)."""
+    """The latest receipts by request id or client id. Every method is O(1)."""
 
-    def __init__(self, most: int = MAX_RECEIPTS) -> None:
-        """ValueError: `most` is below 1."""
-        if most < 1:
-            raise ValueError(f"most is {most}")
-        self._most = most
+    def __init__(self, limit: int = MAX_RECEIPTS) -> None:
+        """ValueError: `limit` is below 1."""
+        if limit < 1:
+            raise ValueError(f"limit is {limit}")
+        self._limit = limit
         self._kept: OrderedDict[str, Receipt] = OrderedDict()
-        self._by_client: dict[str, str] = {}  # the last request that a client called so
+        self._by_client: dict[str, str] = {}  # the latest request id by client id
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def add(self, receipt: Receipt) -> None:
-        """Keep a receipt; of two with one id the later one stays."""
+        """Keep a receipt; it replaces one with the same id."""
         self._forget(self._kept.pop(receipt.request_id, None))
         self._kept[receipt.request_id] = receipt
         if receipt.client_id:
             self._by_client[receipt.client_id] = receipt.request_id
-        if len(self._kept) > self._most:
+        if len(self._kept) > self._limit:
             self._forget(self._kept.popitem(last=False)[1])
 
     def find(self, request_id: str) -> Receipt | None:
-        """By our id, the OpenAI object's, or the client's. None: there was none, or it is no longer kept."""
+        """Find by our id, the OpenAI object's id, or the client's. None: there was none, or it is no longer kept."""
         wanted = request_id[:MAX_TEXT_CHARS]
         bare = next((wanted.removeprefix(one) for one in OBJECT_PREFIXES if wanted.startswith(one)), wanted)
         for name in (wanted, bare, self._by_client.get(wanted, "")):

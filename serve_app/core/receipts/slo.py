@@ -1,16 +1,16 @@
-"""Service levels: whether a request was served as its class promises, told from when its tokens came. Pure.
+"""Service levels: whether a request met the TTFT and ITL that its class promises, by the times of its tokens. Pure.
 
 Rules
-- TTFT is from the request's arrival at the router to the arrival there of the first frame with a token of its answer.
-- ITL is the mean: from the first token's arrival to the last one's, over the tokens after the first, of each answer.
-  A frame carries several tokens where its reader was behind, so a gap between frames is not one token's: the longest is
-  told and not judged.
-- Neither has the client's network or its reading in it.
-- Of an answer that comes whole no single token is seen. It is in time if it is there when a stream that just keeps both
-  levels would have ended; without either of them there is no such moment, and whatever is answered is in time.
-- A client that leaves has missed what was beyond a level by then, and of a whole answer nothing that could be told.
+- TTFT: from the request's arrival at the router to the arrival there of the first frame with a token of its answer.
+- ITL is a mean: from the first token's arrival to the last one's, divided by the tokens after the first, per answer.
+  A frame carries several tokens if its reader was behind, so a gap between frames is not an ITL: the longest gap is
+  reported and not judged.
+- Neither includes the client's network or the client's reading.
+- An answer that is not streamed shows no single token. It is in time if it arrives before a stream that just meets both
+  levels would have ended; if either level is missing there is no such moment, and every answer is in time.
+- When a client leaves, a level that is exceeded by then is missed; for an answer that is not streamed, none is.
 
-Invariant: a request that was offered has exactly one verdict; what is wrong by itself (a 4xx) was not offered.
+Invariant: a request that was offered has exactly one verdict; a bad request (a 4xx) was not offered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from serve_app.types import Outcome
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
-    """What a class promises, in seconds; None: nothing. ValueError: a bound that is not above 0."""
+    """What a class promises, in seconds; None: no promise. ValueError: a bound that is not above 0."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -35,20 +35,20 @@ class ServiceLevel:
                 raise ValueError(f"a service level is {bound_s} s")
 
 
-class Verdict(enum.StrEnum):
-    """How a request was served; a label of the metrics. All but MET and LEFT are misses."""
+class SloVerdict(enum.StrEnum):
+    """Whether a request met its service level; a label of the metrics. All but MET and CLIENT_LEFT are misses."""
 
     MET = "met"
-    TTFT = "ttft"  # the first token came late, or was late when its client left
-    ITL = "itl"  # the first came in time, the others too slowly
-    LATE = "late"  # a whole answer came after a stream that keeps its levels would have ended
+    TTFT = "ttft"  # the first token came late, or was late already when the client left
+    ITL = "itl"  # the first token came in time, the others too slowly
+    LATE = "late"  # an answer that is not streamed came after a stream that meets both levels would have ended
     REFUSED = "refused"
-    FAILED = "failed"  # the engine's failure, or ours
-    LEFT = "left"  # its client went while all was well
+    FAILED = "failed"  # a failure of the engine or of this system
+    CLIENT_LEFT = "left"  # the client left, and no level was missed by then
 
 
-class Pace:
-    """When the tokens of one request came, in seconds of one monotonic clock."""
+class TokenPace:
+    """The times at which the tokens of one request arrived, in seconds of one monotonic clock."""
 
     __slots__ = ("first_at", "last_at", "longest_gap_s")
 
@@ -57,8 +57,8 @@ class Pace:
         self.last_at = 0.0
         self.longest_gap_s = 0.0
 
-    def came(self, now: float) -> None:
-        """A frame with tokens has come."""
+    def on_tokens(self, now: float) -> None:
+        """A frame with tokens has arrived."""
         if self.first_at is None:
             self.first_at = now
         elif now - self.last_at > self.longest_gap_s:
@@ -67,15 +67,15 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What is held against a level.
+class ServedRequest:
+    """The figures of a request that are compared with its service level.
 
     Args:
-        total_s: from its arrival to its end.
-        ttft_s: None: no token came.
-        span_s: from its first token to its last one.
-        tokens: of each answer, the mean.
-        streamed: whether they came as they were made.
+        total_s: from arrival to end.
+        ttft_s: None: no token arrived.
+        span_s: from the first token to the last one.
+        tokens: mean number per answer.
+        is_streamed: whether tokens were sent as they were produced.
     """
 
     outcome: Outcome
@@ -83,40 +83,40 @@ class Served:
     ttft_s: float | None = None
     span_s: float = 0.0
     tokens: float = 0.0
-    streamed: bool = True
+    is_streamed: bool = True
 
     @property
     def itl_s(self) -> float | None:
-        """The mean; None: it cannot be told."""
-        return self.span_s / (self.tokens - 1) if self.streamed and self.tokens > 1 else None
+        """Mean ITL; None: not streamed, or fewer than two tokens."""
+        return self.span_s / (self.tokens - 1) if self.is_streamed and self.tokens > 1 else None
 
 
 _NOT_OFFERED = (Outcome.BAD_REQUEST, Outcome.UNAUTHORIZED)
 _FAILED = (Outcome.ENGINE_FAILED, Outcome.INTERNAL_ERROR)
 
 
-def judge(level: ServiceLevel, served: Served) -> Verdict | None:
-    """How a request that generates was served; None: it was not offered, as what was wrong by itself."""
+def judge(service_level: ServiceLevel, served: ServedRequest) -> SloVerdict | None:
+    """The verdict on a request that generates tokens; None: it was a bad request, so it was not offered."""
     if served.outcome in _NOT_OFFERED:
         return None
     if served.outcome is Outcome.REFUSED:
-        return Verdict.REFUSED
+        return SloVerdict.REFUSED
     if served.outcome in _FAILED:
-        return Verdict.FAILED
-    kept = Verdict.MET if served.outcome is Outcome.OK else Verdict.LEFT
-    if not served.streamed:
-        late = kept is Verdict.MET and served.total_s > _whole_by_s(level, served.tokens)
-        return Verdict.LATE if late else kept
+        return SloVerdict.FAILED
+    kept = SloVerdict.MET if served.outcome is Outcome.OK else SloVerdict.CLIENT_LEFT
+    if not served.is_streamed:
+        late = kept is SloVerdict.MET and served.total_s > _unary_limit_s(service_level, served.tokens)
+        return SloVerdict.LATE if late else kept
     first_s = served.total_s if served.ttft_s is None else served.ttft_s
-    if level.ttft_s is not None and first_s > level.ttft_s:
-        return Verdict.TTFT
-    if level.itl_s is not None and (served.itl_s or 0.0) > level.itl_s:
-        return Verdict.ITL
+    if service_level.ttft_s is not None and first_s > service_level.ttft_s:
+        return SloVerdict.TTFT
+    if service_level.itl_s is not None and (served.itl_s or 0.0) > service_level.itl_s:
+        return SloVerdict.ITL
     return kept
 
 
-def _whole_by_s(level: ServiceLevel, tokens: float) -> float:
-    """When a stream of so many tokens that just keeps both levels has ended."""
-    if level.ttft_s is None or level.itl_s is None:
+def _unary_limit_s(service_level: ServiceLevel, tokens: float) -> float:
+    """When a stream of so many tokens that just meets both levels would have ended."""
+    if service_level.ttft_s is None or service_level.itl_s is None:
         return math.inf
-    return level.ttft_s + level.itl_s * max(0.0, tokens - 1)
+    return service_level.ttft_s + service_level.itl_s * max(0.0, tokens - 1)

@@ -2,26 +2,34 @@
 
 Decides: the replica for a key (consistent hashing with bounded loads), and which replicas are ejected as outliers.
 In: keys, loads, failures and successes. Out: routes, ejections, probes.
-Never: sends anything.
+Never: sends a request or a message.
 """
 
-from serve_app.core.routing.bounded_ring import BOUND, FREE_SHARE, Route, Routing
-from serve_app.core.routing.outliers import Action, Eject, FailureKind, Outliers, Probe, State, Verdict
-from serve_app.core.routing.target import Aim, Key, Why
+from serve_app.core.routing.bounded_ring import FREE_SHARE, LOAD_BOUND, BoundedRing, Route
+from serve_app.core.routing.outliers import (
+    Eject,
+    FailureKind,
+    OutlierAction,
+    OutlierDetector,
+    OutlierState,
+    OutlierVerdict,
+    Probe,
+)
+from serve_app.core.routing.target import AffinityKey, RoutingTarget, TargetReason
 
 __all__ = [
-    "BOUND",
     "FREE_SHARE",
-    "Action",
-    "Aim",
+    "LOAD_BOUND",
+    "AffinityKey",
+    "BoundedRing",
     "Eject",
     "FailureKind",
-    "Key",
-    "Outliers",
+    "OutlierAction",
+    "OutlierDetector",
+    "OutlierState",
+    "OutlierVerdict",
     "Probe",
     "Route",
-    "Routing",
-    "State",
-    "Verdict",
-    "Why",
+    "RoutingTarget",
+    "TargetReason",
 ]

@@ -1,6 +1,6 @@
-"""A consistent-hash ring: which replicas a key prefers, in order, the same for every router that knows the same names.
+"""A consistent-hash ring: the preference order of replicas for a key, equal in all routers that know the same names.
 
-Invariant: a key's order of preference among the replicas that stay does not change when others come or go.
+Invariant: a key's preference order among the remaining replicas does not change when others are added or removed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Iterator
 
-POINTS = 128  # of a replica: shares of the keys then differ by 9% (one in the root of this) from each other
+POINTS_PER_REPLICA = 128  # the replicas' shares of the keys then differ by 9% (1 / sqrt(128))
 _POINT_BYTES = 8
-_DIGEST_BYTES = 64  # the most blake2b gives: eight points a call
-_PER_DIGEST = _DIGEST_BYTES // _POINT_BYTES
+_DIGEST_BYTES = 64  # the longest digest of blake2b: eight points per call
+_POINTS_PER_DIGEST = _DIGEST_BYTES // _POINT_BYTES
 
 
-class Ring:
-    """Names at their points. Joining and leaving touch all points once; finding a key's place is O(log points)."""
+class HashRing:
+    """Names and their points. `add` and `remove` pass over all points once; finding a key's point is O(log points)."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, str]] = []
@@ -29,20 +29,20 @@ class Ring:
         return name in self._names
 
     def add(self, name: str) -> None:
-        """Put a name on the ring; one that is on it changes nothing."""
+        """Add a name; a present name changes nothing."""
         if name not in self._names:
             self._names.add(name)
             self._points += [(point, name) for point in _points_of(name)]
             self._points.sort()  # two sorted runs: one pass
 
     def remove(self, name: str) -> None:
-        """Take a name off the ring; one that is not on it changes nothing."""
+        """Remove a name; an absent name changes nothing."""
         if name in self._names:
             self._names.remove(name)
             self._points = [entry for entry in self._points if entry[1] != name]
 
     def walk(self, key: str) -> Iterator[str]:
-        """The names at the points from the key's on, once around: the key's home first, names repeated."""
+        """The names at all points, once around from the key's point: the key's home first, with repeated names."""
         points = self._points
         start = bisect_left(points, (_hash(key), ""))
         for index in range(start, start + len(points)):
@@ -56,7 +56,7 @@ def _hash(key: str) -> int:
 
 def _points_of(name: str) -> list[int]:
     found = []
-    for number in range(POINTS // _PER_DIGEST):
+    for number in range(POINTS_PER_REPLICA // _POINTS_PER_DIGEST):
         data = f"{number}\0{name}".encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES, person=b"point").digest()
         cuts = range(0, _DIGEST_BYTES, _POINT_BYTES)

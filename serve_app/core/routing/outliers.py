@@ -1,18 +1,20 @@
-"""Which replicas get no requests for a while because those they got have failed.
+"""Outlier detection: which replicas get no requests for a while because requests on them have failed.
 
 Rules
-- A replica is ejected when the connection to it is lost, when `CONSECUTIVE` requests in a row have failed on it, or
-  when of `MIN_RESULTS` and more of late `FAILED_SHARE` have. What a client does (a request that is wrong, a disconnect)
-  says nothing of the replica.
-- An ejection lasts `FIRST_S`, the next one twice as long, up to `LONGEST_S`; every `FORGIVE_S` without another forgets
-  one. Then the replica gets one request, the probe (a circuit breaker's half-open state): if it succeeds the replica is
-  back, if it fails the replica is ejected again, if it says nothing there is another.
-- Results of requests that were sent before the replica's state last changed are of the past and count for nothing.
-- `MAX_OUT_SHARE` of the replicas may be out (ejected or on probation), or one: where more fail, it is hardly they who
-  are at fault, and to refuse everybody would be worse. Where a departure leaves too few, who is due first is back.
-- Where no other replica is in, an ejection is a pause of `FIRST_S`: longer would be an outage of our own making.
+- A replica is ejected when the connection to it is lost, when `MAX_CONSECUTIVE_FAILURES` requests in a row have failed
+  on it, or when, of at least `MIN_RESULTS` recent results, `MAX_FAILURE_RATE` are failures. Errors and disconnects of a
+  client do not count.
+- The first ejection lasts `FIRST_EJECTION_S`, each next one twice as long, up to `MAX_EJECTION_S`; each
+  `FORGET_EJECTIONS_S` without an ejection reduces the count by one. Then the replica gets one request, the probe (the
+  half-open state of a circuit breaker): success readmits the replica, failure ejects it again, any other end leads to
+  another probe.
+- Results of requests that were sent before the replica's last change of state do not count.
+- At most `MAX_EJECTED_SHARE` of the replicas, and at least one, may be ejected or on probation: if more fail, the cause
+  is hardly the replicas, and to refuse all requests would be worse. If the removal of a replica lowers that limit, the
+  replica whose ejection ends first is readmitted.
+- While no other replica is healthy, an ejection lasts `FIRST_EJECTION_S`: a longer one would be an outage.
 
-Invariant: no more are out than may be, after every event.
+Invariant: after every event, at most `max_ejected` replicas are ejected or on probation.
 
 Events in, actions out; `now` is in seconds of one monotonic clock. `on_result` is O(1), all others O(replicas) at most.
 """
@@ -23,23 +25,23 @@ import enum
 import math
 from dataclasses import dataclass
 
-CONSECUTIVE = 3  # an accident happens twice in a row
-FAILED_SHARE = 0.5  # above it a request is better off anywhere else
-MIN_RESULTS = 10.0  # fewer are no rate
-WINDOW_S = 30.0  # results fade by e in it: some requests of every replica that has work
-FIRST_S = 1.0  # as long as Serve takes to notice a death
-LONGEST_S = 60.0  # a replica that is well again is back within a minute
-FORGIVE_S = 60.0  # as long as the longest, so that one which fails whenever it is back never starts over
-MAX_OUT_SHARE = 0.5  # of few, expensive replicas; Envoy's 10% is meant for fleets
+MAX_CONSECUTIVE_FAILURES = 3  # two failures in a row can be chance
+MAX_FAILURE_RATE = 0.5  # above it any other replica is better
+MIN_RESULTS = 10.0  # fewer results give no reliable rate
+WINDOW_S = 30.0  # results fade by 1/e in it; a replica with load has several results in it
+FIRST_EJECTION_S = 1.0  # Serve takes as long to notice a dead replica
+MAX_EJECTION_S = 60.0  # a recovered replica is used again within a minute
+FORGET_EJECTIONS_S = 60.0  # the longest ejection: a replica that fails at every return keeps its count
+MAX_EJECTED_SHARE = 0.5  # for few, expensive replicas; Envoy's 10% is meant for many
 
 
-class Verdict(enum.Enum):
-    """What the end of a request says of its replica."""
+class OutlierVerdict(enum.Enum):
+    """The result of a request with regard to its replica."""
 
-    OK = "ok"  # it produced something
-    FAILED = "failed"  # it answered with an error of its own, or not in time
-    LOST = "lost"  # the connection to it broke: one is enough
-    CLIENT = "client"  # refused as wrong, or the client went away: nothing
+    OK = "ok"  # the replica produced output
+    FAILED = "failed"  # the replica answered with an error of its own, or not in time
+    LOST = "lost"  # the connection to the replica broke: one such result ejects
+    CLIENT = "client"  # a bad request, or the client left: does not count
 
 
 class FailureKind(enum.StrEnum):
@@ -53,175 +55,182 @@ class FailureKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Eject:
-    """Send nothing to the replica until another action says so."""
+    """Send no request to the replica until a `Probe` or `Readmit`."""
 
     replica_id: str
-    for_s: float
-    why: FailureKind
+    duration_s: float
+    reason: FailureKind
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Send one request to the replica, and no second one."""
+    """Send exactly one request to the replica."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Readmit:
-    """Treat the replica as any other."""
+    """The replica is healthy again: send requests as to any other."""
 
     replica_id: str
 
 
-Action = Eject | Probe | Readmit
+OutlierAction = Eject | Probe | Readmit
 
 
-class State(enum.Enum):
-    """Of a replica."""
-
-    IN = "in"
+class OutlierState(enum.Enum):
+    HEALTHY = "in"
     EJECTED = "ejected"
     PROBATION = "probation"
 
 
 @dataclass(slots=True)
-class _Replica:
-    since: float  # when the state began
-    state: State = State.IN
-    due: float = math.inf  # end of the ejection
+class _ObservedReplica:
+    state_since: float
+    state: OutlierState = OutlierState.HEALTHY
+    ejection_ends_at: float = math.inf  # infinite while not ejected
     ejections: int = 0
-    in_a_row: int = 0
-    failed: float = 0.0
+    consecutive_failures: int = 0
+    failures: float = 0.0
     results: float = 0.0
     counted_at: float = 0.0
 
-    def begin(self, state: State, now: float) -> None:
-        self.state, self.since, self.due = state, now, math.inf
-        self.in_a_row, self.failed, self.results, self.counted_at = 0, 0.0, 0.0, now
+    def enter_state(self, state: OutlierState, now: float) -> None:
+        self.state, self.state_since, self.ejection_ends_at = state, now, math.inf
+        self.consecutive_failures, self.failures, self.results, self.counted_at = 0, 0.0, 0.0, now
 
-    def count(self, failed: bool, now: float) -> None:
+    def count_result(self, failed: bool, now: float) -> None:
         keep = math.exp(-max(0.0, now - self.counted_at) / WINDOW_S)
         self.counted_at = max(self.counted_at, now)
-        self.failed = self.failed * keep + failed
+        self.failures = self.failures * keep + failed
         self.results = self.results * keep + 1.0
-        self.in_a_row = self.in_a_row + 1 if failed else 0
+        self.consecutive_failures = self.consecutive_failures + 1 if failed else 0
 
 
-class Outliers:
-    """The replicas of one model."""
+class OutlierDetector:
+    """The health of the replicas of one model, as one router observes it."""
 
-    def __init__(self, max_out_share: float = MAX_OUT_SHARE) -> None:
+    def __init__(self, max_ejected_share: float = MAX_EJECTED_SHARE) -> None:
         """ValueError: the share is not within 0 and 1."""
-        if not 0.0 <= max_out_share <= 1.0:
-            raise ValueError(f"max_out_share is {max_out_share}")
-        self._max_out_share = max_out_share
-        self._replicas: dict[str, _Replica] = {}
-        self._out = 0
+        if not 0.0 <= max_ejected_share <= 1.0:
+            raise ValueError(f"max_ejected_share is {max_ejected_share}")
+        self._max_ejected_share = max_ejected_share
+        self._replicas: dict[str, _ObservedReplica] = {}
+        self._ejected_count = 0
 
     @property
-    def out(self) -> int:
+    def ejected_count(self) -> int:
         """Replicas that are ejected or on probation."""
-        return self._out
+        return self._ejected_count
 
     @property
-    def may_be_out(self) -> int:
-        """How many may be: their share, one at least where there is any."""
+    def max_ejected(self) -> int:
+        """The most replicas that may be ejected or on probation: at least one if there is a replica."""
         count = len(self._replicas)
-        return min(count, max(1, math.floor(self._max_out_share * count)))
+        return min(count, max(1, math.floor(self._max_ejected_share * count)))
 
-    def state(self, replica_id: str) -> State | None:
+    def state(self, replica_id: str) -> OutlierState | None:
         """None: an unknown replica."""
         replica = self._replicas.get(replica_id)
         return None if replica is None else replica.state
 
     def on_replica(self, replica_id: str, now: float) -> None:
-        """A replica has come; a known one changes nothing."""
+        """Add a replica; a known one changes nothing."""
         if replica_id not in self._replicas:
-            self._replicas[replica_id] = _Replica(now, counted_at=now)
+            self._replicas[replica_id] = _ObservedReplica(now, counted_at=now)
 
-    def on_gone(self, replica_id: str, now: float) -> list[Action]:
-        """A replica has left for good; an unknown one changes nothing."""
+    def on_replica_gone(self, replica_id: str, now: float) -> list[OutlierAction]:
+        """Remove a replica; an unknown one changes nothing. Returns `Readmit` for replicas above the new limit."""
         gone = self._replicas.pop(replica_id, None)
         if gone is None:
             return []
-        self._out -= gone.state is not State.IN
-        actions: list[Action] = []
-        while self._out > self.may_be_out:
+        self._ejected_count -= gone.state is not OutlierState.HEALTHY
+        actions: list[OutlierAction] = []
+        while self._ejected_count > self.max_ejected:
             actions.append(self._readmit(self._first_due(), now))
         return actions
 
-    def on_result(self, replica_id: str, verdict: Verdict, sent: float, now: float) -> list[Action]:
-        """A request has ended, or has produced its first token. Each request that was sent has one result.
+    def on_result(self, replica_id: str, verdict: OutlierVerdict, sent_at: float, now: float) -> list[OutlierAction]:
+        """A request has ended or has produced its first token. Each sent request has exactly one result.
 
-        Where a failure brings no `Eject`, as many are out as may be: wait before the same replica is tried again.
+        If a failure that calls for an ejection returns no `Eject`, `max_ejected` is reached: the caller waits before
+        it tries the replica again.
 
         Args:
-            sent: the moment it was sent to the replica.
+            sent_at: the moment at which the request was sent to the replica.
         """
         replica = self._replicas.get(replica_id)
-        if replica is None or replica.state is State.EJECTED or sent < replica.since:
+        if replica is None or replica.state is OutlierState.EJECTED or sent_at < replica.state_since:
             return []
-        if replica.state is State.PROBATION:
+        if replica.state is OutlierState.PROBATION:
             return self._on_probe(replica_id, replica, verdict, now)
-        if verdict is Verdict.CLIENT:
+        if verdict is OutlierVerdict.CLIENT:
             return []
-        replica.count(verdict is not Verdict.OK, now)
-        why = self._judge(replica, verdict)
-        if why is None or self._out >= self.may_be_out:
+        replica.count_result(verdict is not OutlierVerdict.OK, now)
+        why = self._ejection_reason(replica, verdict)
+        if why is None or self._ejected_count >= self.max_ejected:
             return []
-        self._out += 1
+        self._ejected_count += 1
         return [self._eject(replica_id, replica, why, now)]
 
-    def on_tick(self, now: float) -> list[Action]:
-        """Put on probation whose ejection is over."""
-        actions: list[Action] = []
+    def on_tick(self, now: float) -> list[OutlierAction]:
+        """Put the replicas on probation whose ejection is over."""
+        actions: list[OutlierAction] = []
         for replica_id, replica in self._replicas.items():
-            if replica.due <= now:
-                replica.begin(State.PROBATION, now)
+            if replica.ejection_ends_at <= now:
+                replica.enter_state(OutlierState.PROBATION, now)
                 actions.append(Probe(replica_id))
         return actions
 
     def next_due(self) -> float | None:
-        """When the next ejection is over."""
-        due = min((replica.due for replica in self._replicas.values()), default=math.inf)
+        """When the next ejection ends; None: no replica is ejected."""
+        due = min((replica.ejection_ends_at for replica in self._replicas.values()), default=math.inf)
         return None if due == math.inf else due
 
-    def _judge(self, replica: _Replica, verdict: Verdict) -> FailureKind | None:
-        if verdict is Verdict.OK:
-            return None  # a success is never the reason, even where it makes up the number
-        if verdict is Verdict.LOST:
+    def _ejection_reason(self, replica: _ObservedReplica, verdict: OutlierVerdict) -> FailureKind | None:
+        if verdict is OutlierVerdict.OK:
+            return None  # a success never ejects, even if it completes `MIN_RESULTS`
+        if verdict is OutlierVerdict.LOST:
             return FailureKind.LOST
-        if replica.in_a_row >= CONSECUTIVE:
+        if replica.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             return FailureKind.CONSECUTIVE
-        if replica.results >= MIN_RESULTS and replica.failed >= FAILED_SHARE * replica.results:
+        if replica.results >= MIN_RESULTS and replica.failures >= MAX_FAILURE_RATE * replica.results:
             return FailureKind.RATE
         return None
 
-    def _on_probe(self, replica_id: str, replica: _Replica, verdict: Verdict, now: float) -> list[Action]:
-        if verdict is Verdict.OK:
+    def _on_probe(
+        self, replica_id: str, replica: _ObservedReplica, verdict: OutlierVerdict, now: float
+    ) -> list[OutlierAction]:
+        if verdict is OutlierVerdict.OK:
             return [self._readmit(replica_id, now)]
-        if verdict is Verdict.CLIENT:
+        if verdict is OutlierVerdict.CLIENT:
             return [Probe(replica_id)]
         return [self._eject(replica_id, replica, FailureKind.PROBE, now)]
 
-    def _eject(self, replica_id: str, replica: _Replica, why: FailureKind, now: float) -> Eject:
-        if why is not FailureKind.PROBE:
-            forgiven = int((now - replica.since) / FORGIVE_S)
+    def _eject(self, replica_id: str, replica: _ObservedReplica, reason: FailureKind, now: float) -> Eject:
+        if reason is not FailureKind.PROBE:
+            forgiven = int((now - replica.state_since) / FORGET_EJECTIONS_S)
             replica.ejections = max(0, replica.ejections - forgiven)
-        alone = self._out >= len(self._replicas)
-        for_s = FIRST_S if alone else min(LONGEST_S, FIRST_S * 2.0 ** min(replica.ejections, 30))
+        alone = self._ejected_count >= len(self._replicas)
+        for_s = FIRST_EJECTION_S if alone else min(MAX_EJECTION_S, FIRST_EJECTION_S * 2.0 ** min(replica.ejections, 30))
         replica.ejections += 1
-        replica.begin(State.EJECTED, now)
-        replica.due = now + for_s
-        return Eject(replica_id, for_s, why)
+        replica.enter_state(OutlierState.EJECTED, now)
+        replica.ejection_ends_at = now + for_s
+        return Eject(replica_id, for_s, reason)
 
     def _readmit(self, replica_id: str, now: float) -> Readmit:
-        self._out -= 1
-        self._replicas[replica_id].begin(State.IN, now)
+        self._ejected_count -= 1
+        self._replicas[replica_id].enter_state(OutlierState.HEALTHY, now)
         return Readmit(replica_id)
 
     def _first_due(self) -> str:
-        """Of those who are out: on probation before ejected, then whose ejection ends first."""
-        out = (name for name, replica in self._replicas.items() if replica.state is not State.IN)
-        return min(out, key=lambda name: (self._replicas[name].state is State.EJECTED, self._replicas[name].due))
+        """The replica to readmit first: one on probation, else the one whose ejection ends first."""
+        out = (name for name, replica in self._replicas.items() if replica.state is not OutlierState.HEALTHY)
+        return min(
+            out,
+            key=lambda name: (
+                self._replicas[name].state is OutlierState.EJECTED,
+                self._replicas[name].ejection_ends_at,
+            ),
+        )

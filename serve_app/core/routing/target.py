@@ -1,4 +1,4 @@
-"""Which replica a request would rather have, and why: what goes into that choice and what comes out."""
+"""The preferred replica of a request, the reason for it, and the affinity key that it is chosen by."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from serve_app.core.routing.bounded_ring import Route
 
 
-class Why(enum.StrEnum):
-    """Why a request runs where it runs; a label of the metrics."""
+class TargetReason(enum.StrEnum):
+    """Why a request runs on its replica; a label of the metrics."""
 
     SESSION = "session"
     PREFIX = "prefix"
-    PROBE = "probe"  # the replica had failed, and this request shows whether it is well again
-    MOST_FREE = "most_free"  # the line's own choice: no key, or no room where it would rather have been
+    PROBE = "probe"  # the replica was ejected, and this request tests whether it works again
+    MOST_FREE = "most_free"  # the queue's own choice: no key, or no free capacity on the preferred replica
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """Requests of one key belong together. `text` has the tenant: caches are salted, none finds another's prefix."""
+class AffinityKey:
+    """Requests with one key prefer one replica. `text` includes the tenant: caches are salted per tenant."""
 
     text: str
-    why: Why
+    reason: TargetReason
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
-    """The replica a request would rather have. `route`: how it was found; None: it was not looked for."""
+class RoutingTarget:
+    """The preferred replica of a request. `route`: the rule that chose it; None: no rule was applied."""
 
     replica_id: str
-    why: Why
+    reason: TargetReason
     route: Route | None = None

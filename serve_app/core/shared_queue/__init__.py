@@ -1,30 +1,38 @@
-"""One queue of a model for all routers: the messages of routers and quota actor, and both ends.
+"""One queue per model for all routers: the messages between routers and the quota actor, and both ends.
 
 Decides: which router's request is granted at the actor, and which request a router grants on its own credit.
 In: events of the router, messages of the other end. Out: messages, grants, refusals.
-Never: counts a slot twice: what a router lost comes back by reconciliation, not by guessing.
+Never: counts a slot twice: lost state is restored by reconciliation, not by guessing.
 """
 
-from serve_app.core.shared_queue.actor_queue import Lines
-from serve_app.core.shared_queue.actor_sessions import DEAF_S
-from serve_app.core.shared_queue.delivery import BATCH, Exchange, Reply
-from serve_app.core.shared_queue.messages import Arrive, Done, Event, Hello, Reach, Rules, SessionOpened
-from serve_app.core.shared_queue.router_queue import RemoteLine
-from serve_app.core.shared_queue.session_admission import TOO_LARGE
+from serve_app.core.shared_queue.actor_queue import ActorQueue
+from serve_app.core.shared_queue.actor_sessions import UNRESPONSIVE_S
+from serve_app.core.shared_queue.delivery import BATCH, ActorReply, RouterMessage
+from serve_app.core.shared_queue.messages import (
+    Arrive,
+    Done,
+    EngineReachability,
+    Hello,
+    ModelPolicy,
+    RouterEvent,
+    SessionOpened,
+)
+from serve_app.core.shared_queue.router_queue import RouterQueue
+from serve_app.core.shared_queue.session_admission import SESSION_TOO_LARGE
 
 __all__ = [
     "BATCH",
-    "DEAF_S",
-    "TOO_LARGE",
+    "SESSION_TOO_LARGE",
+    "UNRESPONSIVE_S",
+    "ActorQueue",
+    "ActorReply",
     "Arrive",
     "Done",
-    "Event",
-    "Exchange",
+    "EngineReachability",
     "Hello",
-    "Lines",
-    "Reach",
-    "RemoteLine",
-    "Reply",
-    "Rules",
+    "ModelPolicy",
+    "RouterEvent",
+    "RouterMessage",
+    "RouterQueue",
     "SessionOpened",
 ]

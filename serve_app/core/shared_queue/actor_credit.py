@@ -1,113 +1,116 @@
-"""What each router may use of each engine, slots and KV tokens together, as the ledger has it.
+"""Routers' accounts in the ledger: the slots and KV tokens that each router may use of each engine.
 
-An account is one number for each of the two, of which the actor knows only the sum: what the router's requests hold and
-its credit. It grows before the router is told, and falls when the router says so.
+The actor knows only the sum of an account: what the router's requests hold plus its credit. An account grows before the
+router is informed, and shrinks when the router reports it.
 
-Invariant: an account is in the ledger whole; it ends with its router or its engine, and leaves nothing behind.
+Invariant: the ledger has each account in full; it ends with its router or its engine, and nothing of it remains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from serve_app.core.memory import Hold, Kind, Ledger, slots_of
+from serve_app.core.memory import Hold, LeaseKind, Ledger, slots_of
 from serve_app.core.shared_queue.messages import Amount
 
-CREDIT_PARTS = 2  # of an engine: one is divided among the routers as credit, the rest is for who asks
+CREDIT_PARTS = 2  # of an engine: one is divided among the routers as credit, the rest is for the queue
 
 
-class Accounts:
-    """Accounts by router and engine. O(log n) each, `leave` and `drop` per account that ends."""
+class ActorCredit:
+    """Accounts by router and engine. O(log n) each; `remove_router` and `remove_engine` per account that ends."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._held: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
-        self._told: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine, what its requests hold of that
-        self.opened: set[tuple[str, str]] = set()  # routers and engines whose account was nothing before
-        self.freed: set[str] = set()  # engines and sessions of which slots have come back
-        self.overdrawn = 0  # counter: tokens that routers went by and the ledger had given to others
+        self._accounts: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
+        self._in_use: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine: what requests hold of that
+        self.opened: set[tuple[str, str]] = set()  # pairs of router and engine with a new account
+        self.freed: set[str] = set()  # engines and sessions with returned slots
+        self.overdrawn = 0  # counter: tokens of reported accounts that the ledger had granted to others
 
-    def held(self, router: str, engine: str) -> tuple[int, int]:
-        """Slots and KV tokens of an account; none of an unknown one."""
-        return self._held.get(router, {}).get(engine, (0, 0))
+    def account(self, router: str, engine: str) -> tuple[int, int]:
+        """Slots and KV tokens of an account; zero if unknown."""
+        return self._accounts.get(router, {}).get(engine, (0, 0))
 
-    def of(self, router: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    def accounts_of(self, router: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """The accounts of a router, by engine."""
-        return iter(list(self._held.get(router, {}).items()))
+        return iter(list(self._accounts.get(router, {}).items()))
 
     def routers(self, engine: str) -> list[str]:
-        """Routers with an account of an engine. O(routers)."""
-        return [router for router, accounts in self._held.items() if engine in accounts]
+        """Routers with an account on an engine. O(routers)."""
+        return [router for router, accounts in self._accounts.items() if engine in accounts]
 
-    def told(self, router: str, holds: Iterable[Amount]) -> None:
-        """A router says what its requests hold; what it leaves out, they do not."""
-        self._told[router] = {engine: (slots, tokens) for engine, slots, tokens in holds}
+    def report_in_use(self, router: str, in_use: Iterable[Amount]) -> None:
+        """A router reports what its requests hold; missing engines count as zero."""
+        self._in_use[router] = {engine: (slots, tokens) for engine, slots, tokens in in_use}
 
     def recount(self, routers: Iterable[str]) -> None:
-        """After an error: the accounts are what the ledger has. O(routers x engines)."""
-        engines = [one.lease_id for kind in (Kind.ENGINE, Kind.SESSION) for one in self._ledger.leases(kind)]
-        for router in {*self._held, *routers}:
+        """After an error: set the accounts from the ledger. O(routers x engines)."""
+        engines = [one.lease_id for kind in (LeaseKind.ENGINE, LeaseKind.SESSION) for one in self._ledger.leases(kind)]
+        for router in {*self._accounts, *routers}:
             for engine in engines:
-                slots, tokens = (self._leased(pool, router) for pool in (slots_of(engine), engine))
-                self._set(router, engine, slots, tokens)
+                slots, tokens = (self._leased_amount(pool, router) for pool in (slots_of(engine), engine))
+                self._set_account(router, engine, slots, tokens)
 
-    def used(self, engine: str) -> tuple[int, int]:
-        """Slots and tokens that requests hold, by the last word of each router. O(routers)."""
-        found = [one[engine] for one in self._told.values() if engine in one]
+    def in_use(self, engine: str) -> tuple[int, int]:
+        """Slots and tokens that requests hold, by the last report of each router. O(routers)."""
+        found = [one[engine] for one in self._in_use.values() if engine in one]
         return sum(slots for slots, _ in found), sum(tokens for _, tokens in found)
 
-    def idle(self, engine: str) -> int:
-        """KV tokens of an engine that routers have and nobody uses, by their last word. O(routers)."""
-        had = sum(accounts[engine][1] for accounts in self._held.values() if engine in accounts)
-        return max(0, had - self.used(engine)[1])
+    def unused_tokens(self, engine: str) -> int:
+        """KV tokens of an engine in accounts but not in use, by the routers' last reports. O(routers)."""
+        had = sum(accounts[engine][1] for accounts in self._accounts.values() if engine in accounts)
+        return max(0, had - self.in_use(engine)[1])
 
     def free(self, engine: str) -> tuple[int, int]:
-        """Slots and tokens that nobody has; none of an engine that does not run."""
+        """Free slots and tokens; zero for an engine that does not run."""
         if slots_of(engine) not in self._ledger:
             return 0, 0
         return self._ledger.free(slots_of(engine)), self._ledger.free(engine)
 
-    def spare(self, engine: str, routers: int) -> tuple[int, int]:
-        """The credit of each of so many routers on an engine while nobody waits."""
+    def target_credit(self, engine: str, routers: int) -> tuple[int, int]:
+        """The credit per router on an engine while no request waits."""
         parts = CREDIT_PARTS * max(1, routers)
         return max(1, self._ledger.limit(slots_of(engine)) // parts), max(1, self._ledger.limit(engine) // parts)
 
-    def lend(self, router: str, engine: str, spare: tuple[int, int], had: tuple[int, int]) -> tuple[int, int]:
-        """Bring a router's credit, of which it has this, up to `spare`, by half of what is free at most; returns what
-        that was."""
-        slots, tokens = (max(0, min(s - h, -(-f // 2))) for s, h, f in zip(spare, had, self.free(engine), strict=True))
+    def grant_credit(
+        self, router: str, engine: str, target: tuple[int, int], credit: tuple[int, int]
+    ) -> tuple[int, int]:
+        """Raise a router's credit from `credit` to `target`, by half of what is free at most; returns the increase."""
+        slots, tokens = (
+            max(0, min(s - h, -(-f // 2))) for s, h, f in zip(target, credit, self.free(engine), strict=True)
+        )
         self.charge(router, engine, slots, tokens)
         return slots, tokens
 
     def charge(self, router: str, engine: str, slots: int, tokens: int, *, growth: bool = False) -> None:
-        """Let an account grow, in both or not at all. `growth`: what is kept for that may be used.
+        """Increase an account, slots and tokens or neither. `growth`: the growth reserve may be used.
 
         Raises:
-            InsufficientMemory: there is less free.
+            InsufficientMemory: less is free.
             LeaseNotFound, LeaseConflict: the engine does not run, or the router has not joined.
         """
-        had_slots, had_tokens = self.held(router, engine)
-        self._put(slots_of(engine), router, had_slots, had_slots + slots, growth=False)
+        had_slots, had_tokens = self.account(router, engine)
+        self._resize_lease(slots_of(engine), router, had_slots, had_slots + slots, growth=False)
         try:
-            self._put(engine, router, had_tokens, had_tokens + tokens, growth=growth)
+            self._resize_lease(engine, router, had_tokens, had_tokens + tokens, growth=growth)
         except BaseException:
-            self._put(slots_of(engine), router, had_slots + slots, had_slots, growth=False)
+            self._resize_lease(slots_of(engine), router, had_slots + slots, had_slots, growth=False)
             raise
-        self._set(router, engine, had_slots + slots, had_tokens + tokens)
+        self._set_account(router, engine, had_slots + slots, had_tokens + tokens)
 
     def give_back(self, router: str, engine: str, slots: int, tokens: int) -> None:
-        """Let an account fall; no further than to nothing, since its engine may have ended and taken it along."""
-        had_slots, had_tokens = self.held(router, engine)
+        """Decrease an account, to zero at least: its engine may have ended, and the account with it."""
+        had_slots, had_tokens = self.account(router, engine)
         less_slots, less_tokens = min(slots, had_slots), min(tokens, had_tokens)
-        self._put(slots_of(engine), router, had_slots, had_slots - less_slots, growth=False)
-        self._put(engine, router, had_tokens, had_tokens - less_tokens, growth=False)
-        self._set(router, engine, had_slots - less_slots, had_tokens - less_tokens)
+        self._resize_lease(slots_of(engine), router, had_slots, had_slots - less_slots, growth=False)
+        self._resize_lease(engine, router, had_tokens, had_tokens - less_tokens, growth=False)
+        self._set_account(router, engine, had_slots - less_slots, had_tokens - less_tokens)
         if less_slots:
             self.freed.add(engine)
 
     def book(self, router: str, engine: str, slots: int, tokens: int) -> tuple[int, int]:
-        """A router says what its account is; returns what could be had of that."""
-        self.give_back(router, engine, *self.held(router, engine))
+        """Set an account to what the router reports, as far as that is free; returns the booked amounts."""
+        self.give_back(router, engine, *self.account(router, engine))
         if slots_of(engine) not in self._ledger:
             self.overdrawn += tokens
             return 0, 0
@@ -117,55 +120,55 @@ class Accounts:
         self.charge(router, engine, some_slots, some_tokens, growth=True)
         return some_slots, some_tokens
 
-    def leave(self, router: str) -> list[str]:
-        """A router is gone; returns the engines it had an account with."""
-        engines = list(self._held.get(router, ()))
+    def remove_router(self, router: str) -> list[str]:
+        """Remove a router; returns the engines on which it had an account."""
+        engines = list(self._accounts.get(router, ()))
         for engine in engines:
-            if slots_of(engine) in self._ledger:  # else they have ended by themselves
-                self._forget(slots_of(engine), router)
-                self._forget(engine, router)
-        self._held.pop(router, None)
-        self._told.pop(router, None)
+            if slots_of(engine) in self._ledger:  # otherwise its leases have ended with the engine
+                self._end_lease(slots_of(engine), router)
+                self._end_lease(engine, router)
+        self._accounts.pop(router, None)
+        self._in_use.pop(router, None)
         return engines
 
-    def drop(self, engine: str) -> dict[str, tuple[int, int]]:
-        """An engine is gone, and what lay on it; returns what each router had there."""
-        had = {router: accounts.pop(engine) for router, accounts in self._held.items() if engine in accounts}
+    def remove_engine(self, engine: str) -> dict[str, tuple[int, int]]:
+        """Remove an engine whose leases have ended; returns each router's account there."""
+        had = {router: accounts.pop(engine) for router, accounts in self._accounts.items() if engine in accounts}
         for router in had:
-            if not self._held[router]:
-                del self._held[router]
+            if not self._accounts[router]:
+                del self._accounts[router]
         return had
 
-    def _set(self, router: str, engine: str, slots: int, tokens: int) -> None:
+    def _set_account(self, router: str, engine: str, slots: int, tokens: int) -> None:
         if slots or tokens:
-            accounts = self._held.setdefault(router, {})
+            accounts = self._accounts.setdefault(router, {})
             if engine not in accounts:
                 self.opened.add((router, engine))
             accounts[engine] = (slots, tokens)
-        elif engine in self._held.get(router, {}):
-            del self._held[router][engine]
-            if not self._held[router]:
-                del self._held[router]
+        elif engine in self._accounts.get(router, {}):
+            del self._accounts[router][engine]
+            if not self._accounts[router]:
+                del self._accounts[router]
 
-    def _put(self, pool: str, router: str, before: int, after: int, *, growth: bool) -> None:
-        lease = _lease(pool, router)
-        if before == after or (after < before and lease not in self._ledger):  # its router was silent for too long
+    def _resize_lease(self, pool: str, router: str, before: int, after: int, *, growth: bool) -> None:
+        lease = _lease_id(pool, router)
+        if before == after or (after < before and lease not in self._ledger):  # expired with its router
             return
         if not after:
             self._ledger.end(lease)
         elif before:
             self._ledger.resize(lease, [after], growth=growth)
         else:
-            self._ledger.reserve(lease, Kind.SHARE, router, [Hold(pool, after)], growth=growth)
+            self._ledger.reserve(lease, LeaseKind.SHARE, router, [Hold(pool, after)], growth=growth)
 
-    def _leased(self, pool: str, router: str) -> int:
-        lease = _lease(pool, router)
+    def _leased_amount(self, pool: str, router: str) -> int:
+        lease = _lease_id(pool, router)
         return self._ledger.lease(lease).amount if lease in self._ledger else 0
 
-    def _forget(self, pool: str, router: str) -> None:
-        if _lease(pool, router) in self._ledger:
-            self._ledger.end(_lease(pool, router))
+    def _end_lease(self, pool: str, router: str) -> None:
+        if _lease_id(pool, router) in self._ledger:
+            self._ledger.end(_lease_id(pool, router))
 
 
-def _lease(pool: str, router: str) -> str:
+def _lease_id(pool: str, router: str) -> str:
     return f"{pool}@{router}"

@@ -1,7 +1,7 @@
-"""The quota actor's end of `core.shared_queue.delivery`: a session for each router, and what it has yet to hear.
+"""The quota actor's end of `core.shared_queue.delivery`: a session per router, with its unacknowledged actions.
 
-Invariant: an action said to an incarnation is heard by that one alone, and by no later one of the same router.
-Invariant: an incarnation that is over is over: a late copy of its first message does not begin it again.
+Invariant: an action sent to an incarnation is received by that one only, by no later one of the same router.
+Invariant: an ended incarnation stays ended: a late copy of its first message does not begin it again.
 """
 
 from __future__ import annotations
@@ -10,165 +10,190 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from serve_app.core.shared_queue.delivery import Exchange, Figures, Queued, Receiving, Reply, Sending, Word
-from serve_app.core.shared_queue.messages import Action, Amount, Event
+from serve_app.core.shared_queue.delivery import (
+    ActorReply,
+    ActorState,
+    ClassQueueFigures,
+    QueueFigures,
+    ReceiveBuffer,
+    RouterMessage,
+    SendBuffer,
+)
+from serve_app.core.shared_queue.messages import ActorAction, Amount, RouterEvent
 
-OVER = 1024  # routers of which it is kept: more than a cluster starts while a message is on its way
-DEAF_S = 1.0  # a router acknowledges within a round trip, since it watches; this is a machine that is very busy
+MAX_ENDED_SESSIONS = 1024  # routers remembered: more than a cluster starts while a message is in transit
+UNRESPONSIVE_S = 1.0  # a watching router acknowledges within a round trip; this allows for a very busy machine
 
 
 @dataclass(slots=True)
-class Peer:
+class ActorSession:
     """A router's session."""
 
     name: str
     incarnation: int
-    sending: Sending[Action] = field(default_factory=Sending)
-    receiving: Receiving[Event] = field(default_factory=Receiving)
-    word_told: int = -1  # versions
-    figures_told: int = -1
-    taken: int = 0  # the last action acknowledged when this was last looked at
-    waits_since: float | None = None  # since when nothing of what it is to hear was acknowledged; None: nothing waits
+    sending: SendBuffer[ActorAction] = field(default_factory=SendBuffer)
+    receiving: ReceiveBuffer[RouterEvent] = field(default_factory=ReceiveBuffer)
+    sent_state_version: int = -1  # versions
+    sent_figures_version: int = -1
+    acked_at_check: int = 0  # the last acknowledged action at the last check
+    unacked_since: float | None = None  # since when no action was acknowledged; None: none is pending
 
 
-class Peers:
-    """Routers that speak to this actor, and the word that all of them hear. O(1) per message and item."""
+class ActorSessions:
+    """The sessions of all routers, and the state sent to all of them. O(1) per message and item."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
-        self._peers: dict[str, Peer] = {}
-        self._over: dict[str, int] = {}  # routers that have no incarnation now: their last, who left last behind
+        self._sessions: dict[str, ActorSession] = {}
+        self._ended_incarnations: dict[
+            str, int
+        ] = {}  # routers without a session: their last incarnation, ended last at the end
         self._woken: set[str] = set()
-        self.word = Word(0, frozenset(), frozenset())
-        self._figures: dict[str, Figures] = {}  # by model, those looked at last behind the others
+        self.state = ActorState(0, frozenset(), frozenset())
+        self._figures: dict[str, QueueFigures] = {}  # by model, updated last at the end
         self._figures_version = 0
 
     def __contains__(self, router: str) -> bool:
-        return router in self._peers
+        return router in self._sessions
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self._sessions)
 
-    def stale(self, told: Exchange) -> bool:
-        """Whether a message is of no session here, and begins none."""
-        peer = self._peers.get(told.router)
-        if told.epoch != self._epoch:
+    def is_stale(self, message: RouterMessage) -> bool:
+        """Whether a message belongs to no session and begins none."""
+        session = self._sessions.get(message.router)
+        if message.epoch != self._epoch:
             return True
-        if peer is None or told.incarnation > peer.incarnation:
-            over = told.incarnation <= self._over.get(told.router, -1)
-            return over or told.seq != 1 or told.taken != 0 or not told.events
-        return told.incarnation < peer.incarnation or told.taken > peer.receiving.last
+        if session is None or message.incarnation > session.incarnation:
+            over = message.incarnation <= self._ended_incarnations.get(message.router, -1)
+            return over or message.seq != 1 or message.last_acked_event != 0 or not message.events
+        return message.incarnation < session.incarnation or message.last_acked_event > session.receiving.last_taken
 
-    def stale_reply(self, told: Exchange) -> Reply:
-        """The router has to begin anew."""
-        return Reply(self._epoch, told.incarnation, 0, 1, (), None, stale=True)
+    def stale_reply(self, message: RouterMessage) -> ActorReply:
+        """The reply that makes a router begin a new incarnation."""
+        return ActorReply(self._epoch, message.incarnation, 0, 1, (), None, is_stale=True)
 
-    def get(self, router: str) -> Peer | None:
-        return self._peers.get(router)
+    def get(self, router: str) -> ActorSession | None:
+        return self._sessions.get(router)
 
-    def begin(self, told: Exchange) -> Peer:
-        """A new incarnation of a router; what the last one had yet to hear is void."""
-        peer = self._peers[told.router] = Peer(told.router, told.incarnation)
-        self._over.pop(told.router, None)
-        return peer
+    def begin(self, message: RouterMessage) -> ActorSession:
+        """Begin a session for a new incarnation of a router; pending actions of the last one are dropped."""
+        session = self._sessions[message.router] = ActorSession(message.router, message.incarnation)
+        self._ended_incarnations.pop(message.router, None)
+        return session
 
-    def leave(self, router: str) -> None:
-        """A router is gone, or has to begin anew: it is told so when it speaks."""
-        peer = self._peers.pop(router, None)
-        if peer is not None:
-            self._over[router] = peer.incarnation
-            if len(self._over) > OVER:
-                del self._over[next(iter(self._over))]
+    def end(self, router: str) -> None:
+        """End a router's session: its next message is answered as stale."""
+        session = self._sessions.pop(router, None)
+        if session is not None:
+            self._ended_incarnations[router] = session.incarnation
+            if len(self._ended_incarnations) > MAX_ENDED_SESSIONS:
+                del self._ended_incarnations[next(iter(self._ended_incarnations))]
         self._woken.discard(router)
 
-    def names(self) -> list[str]:
-        """Every router that speaks to this actor."""
-        return list(self._peers)
+    def routers(self) -> list[str]:
+        """All routers with a session."""
+        return list(self._sessions)
 
-    def leave_all(self) -> None:
-        """Nothing is known of any router any more; who watches is told to begin anew."""
-        watching = list(self._peers)
+    def end_all(self) -> None:
+        """End all sessions; watching routers are woken to begin a new incarnation."""
+        watching = list(self._sessions)
         for router in watching:
-            self.leave(router)
+            self.end(router)
         self._woken.update(watching)
 
-    def say(self, router: str, action: Action) -> None:
-        """A router is to hear this."""
-        peer = self._peers.get(router)
-        if peer is not None:
-            peer.sending.put(action)
+    def send(self, router: str, action: ActorAction) -> None:
+        """Send an action to a router, if it has a session."""
+        session = self._sessions.get(router)
+        if session is not None:
+            session.sending.put(action)
             self._woken.add(router)
 
-    def say_all(self, action: Action) -> None:
-        """All routers are to hear this."""
-        for router in self._peers:
-            self.say(router, action)
+    def send_all(self, action: ActorAction) -> None:
+        """Send an action to all routers."""
+        for router in self._sessions:
+            self.send(router, action)
 
-    def heard(self) -> Callable[[], bool]:
-        """Tells whether all that has been said until now was taken by every router that is still the same."""
-        marks = [(peer, peer.sending.last) for peer in self._peers.values()]
-        return lambda: all(self._peers.get(peer.name) is not peer or peer.sending.taken >= last for peer, last in marks)
+    def acknowledgement_check(self) -> Callable[[], bool]:
+        """Returns a check whether all actions sent until now are acknowledged, ended sessions excepted."""
+        marks = [(session, session.sending.last) for session in self._sessions.values()]
+        return lambda: all(
+            self._sessions.get(session.name) is not session or session.sending.last_acked >= last
+            for session, last in marks
+        )
 
-    def take(self, peer: Peer, told: Exchange) -> Sequence[Event]:
-        """The events of a message that count now."""
-        peer.sending.acked(told.ack)
-        if told.again:
-            peer.sending.again()
-            peer.word_told = peer.figures_told = -1
-        return peer.receiving.accept(told.seq, told.events)
+    def receive(self, session: ActorSession, message: RouterMessage) -> Sequence[RouterEvent]:
+        """Take a message; returns the events to process now."""
+        session.sending.on_ack(message.last_taken_action)
+        if message.resend:
+            session.sending.resend_unacked()
+            session.sent_state_version = session.sent_figures_version = -1
+        return session.receiving.accept(message.seq, message.events)
 
-    def reply(self, peer: Peer, booked: tuple[Amount, ...] | None = None) -> Reply:
-        """What a router is to hear now."""
-        seq, actions = peer.sending.batch()
-        new = itertools.takewhile(lambda one: one.version > peer.figures_told, reversed(self._figures.values()))
+    def reply(self, session: ActorSession, ledger_accounts: tuple[Amount, ...] | None = None) -> ActorReply:
+        """The next reply for a router."""
+        seq, actions = session.sending.next_batch()
+        new = itertools.takewhile(
+            lambda one: one.version > session.sent_figures_version, reversed(self._figures.values())
+        )
         figures = tuple(new)
-        peer.word_told, peer.figures_told = self.word.version, self._figures_version
-        more = peer.sending.unsent > 0
-        last = peer.receiving.last
-        return Reply(self._epoch, peer.incarnation, last, seq, actions, self.word, figures, more=more, booked=booked)
+        session.sent_state_version, session.sent_figures_version = self.state.version, self._figures_version
+        more = session.sending.unsent > 0
+        last = session.receiving.last_taken
+        return ActorReply(
+            self._epoch,
+            session.incarnation,
+            last,
+            seq,
+            actions,
+            self.state,
+            figures,
+            has_more=more,
+            ledger_accounts=ledger_accounts,
+        )
 
-    def has_news(self, peer: Peer) -> bool:
-        """Whether a router should hear something without having asked."""
-        return peer.sending.unsent > 0 or peer.word_told < self.word.version
+    def has_news(self, session: ActorSession) -> bool:
+        """Whether there is something new to send to a watching router."""
+        return session.sending.unsent > 0 or session.sent_state_version < self.state.version
 
-    def deaf(self, now: float) -> list[str]:
-        """Routers that have acknowledged nothing for `DEAF_S` of what they are to hear. O(routers)."""
+    def unresponsive(self, now: float) -> list[str]:
+        """Routers with pending actions that have acknowledged none for `UNRESPONSIVE_S`. O(routers)."""
         found = []
-        for peer in self._peers.values():
-            if not len(peer.sending):
-                peer.waits_since = None
-            elif peer.waits_since is None or peer.taken != peer.sending.taken:
-                peer.waits_since, peer.taken = now, peer.sending.taken
-            elif now - peer.waits_since >= DEAF_S:
-                found.append(peer.name)
+        for session in self._sessions.values():
+            if not len(session.sending):
+                session.unacked_since = None
+            elif session.unacked_since is None or session.acked_at_check != session.sending.last_acked:
+                session.unacked_since, session.acked_at_check = now, session.sending.last_acked
+            elif now - session.unacked_since >= UNRESPONSIVE_S:
+                found.append(session.name)
         return found
 
-    def excuse(self) -> None:
-        """We stood still, and what they have said meanwhile has yet to be read."""
-        for peer in self._peers.values():
-            peer.waits_since = None
+    def extend(self) -> None:
+        """Restart the unresponsive timers: this process stood still, and unread messages are waiting."""
+        for session in self._sessions.values():
+            session.unacked_since = None
 
-    def figures(self, model: str, classes: tuple[Queued, ...]) -> None:
-        """How the line of a model is now; told to whoever speaks next."""
+    def set_figures(self, model: str, classes: tuple[ClassQueueFigures, ...]) -> None:
+        """Set the figures of a model's queue; each router receives them with its next reply."""
         self._figures_version += 1
         self._figures.pop(model, None)
-        self._figures[model] = Figures(self._figures_version, model, classes)
+        self._figures[model] = QueueFigures(self._figures_version, model, classes)
 
-    def blocked(self, models: tuple[tuple[str, int], ...]) -> None:
-        """What routers hear of engines that wait for memory; told to all of them at once, if it is new."""
-        if models != self.word.blocked:
-            self.word = self.word._replace(version=self.word.version + 1, blocked=models)
-            self._woken.update(self._peers)
+    def set_blocked(self, models: tuple[tuple[str, int], ...]) -> None:
+        """Set the number of engines that wait for memory, by model; a change is sent to all routers at once."""
+        if models != self.state.blocked:
+            self.state = self.state._replace(version=self.state.version + 1, blocked=models)
+            self._woken.update(self._sessions)
 
-    def change(self, contended: frozenset[str], recovering: frozenset[str]) -> None:
-        """What all routers go by; told to all of them at once, if it is new."""
-        if (contended, recovering) != (self.word.contended, self.word.recovering):
-            self.word = Word(self.word.version + 1, contended, recovering, self.word.blocked)
+    def set_contended(self, contended: frozenset[str], recovering: frozenset[str]) -> None:
+        """Set the contended and recovering models; a change is sent to all routers at once."""
+        if (contended, recovering) != (self.state.contended, self.state.recovering):
+            self.state = ActorState(self.state.version + 1, contended, recovering, self.state.blocked)
             for model in [name for name in self._figures if name not in contended]:
                 del self._figures[model]
-            self._woken.update(self._peers)
+            self._woken.update(self._sessions)
 
     def take_woken(self) -> list[str]:
-        """Routers for which there is something new since this was last asked."""
+        """Routers with something new since the last call."""
         woken, self._woken = sorted(self._woken), set()
         return woken

@@ -1,19 +1,19 @@
 """Batches between a router and the quota actor that take effect once and in order, whatever the network does.
 
-    router: exchange(router, incarnation, epoch, seq, ack, events) -> reply(epoch, incarnation, ack, seq, actions, word)
+    exchange(router, incarnation, epoch, seq, ack, events) -> reply(epoch, incarnation, ack, seq, actions, state)
 
 Rules
-- Events and actions are numbered from 1 in each incarnation. Each side keeps what the other has not acknowledged and
-  says it again once it is told that something was lost; what has been taken is skipped, what comes early is kept.
-- A router says that something was lost when a call of its has failed, and when an answer comes before an earlier one:
-  that one may have gone to a question which the router has given up, and nobody else would notice.
-- An incarnation begins with its first event; a batch of one that is not known, or that knows more than the receiver,
-  is answered `stale`: the router begins another. So does a new epoch of the actor.
-- The `Word` is no part of the stream: it says what is, with a version, and the newest counts.
+- Events and actions are numbered from 1 in each incarnation. Each side keeps unacknowledged items and sends them again
+  after a reported loss; items already taken are skipped, early items are kept.
+- A router reports a loss after a failed call, and when a reply arrives before an earlier one: the earlier reply may
+  have gone to a call that the router has given up, which only the router can notice.
+- An incarnation begins with its first event. A batch of an unknown incarnation, or with a higher acknowledgement than
+  the receiver has sent, is answered as stale: the router begins a new incarnation. So it does in a new actor epoch.
+- `ActorState` is not part of the stream: it has a version, and the newest one counts.
 
-Invariant: what `Receiving.accept` returns over time is what was put into the other `Sending`, each once, in order.
+Invariant: `ReceiveBuffer.accept` returns over time every item put into the other side's `SendBuffer`, once, in order.
 
-Sequence numbers per session, answers kept until they are acknowledged: as NFSv4.1's sessions and TCP do it.
+Sequence numbers per session, replies kept until acknowledged: as in NFSv4.1 sessions and TCP.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.core.queue import Backlog
-from serve_app.core.shared_queue.messages import Action, Amount, Event
+from serve_app.core.shared_queue.messages import ActorAction, Amount, RouterEvent
 
-BATCH = 256  # items of a message: about 1 ms of the actor's time, so that nobody's word waits for another's for long
-LANES = 32  # tenants of a class in the figures; these are told with every answer to an arrival
-WINDOW = 4096  # items that may be on their way: bounds what the receiver keeps of what came early
+BATCH = 256  # items per message: about 1 ms of the actor's time, so that no router waits long for another
+MAX_TENANTS_REPORTED = 32  # tenants of a class in the figures, which are sent with every answer to an arrival
+WINDOW = 4096  # items in transit: bounds the early items that the receiver keeps
 
 T = TypeVar("T")
 
 
-class Queued(NamedTuple):
-    """One class of a line in which somebody waits.
+class ClassQueueFigures(NamedTuple):
+    """One class of a queue with waiting requests.
 
     Args:
-        waiting: requests that claimed it.
-        full: whether an arrival would be refused for want of room.
-        backlog: what stands before an arrival.
-        lanes: the slots that each tenant waits for; None: more than `LANES` tenants wait.
+        waiting: requests that claimed this class.
+        is_full: whether an arrival would be refused because the queue is full.
+        backlog: the work ahead of an arrival.
+        tenant_slots: slots that each tenant waits for; None: more than `MAX_TENANTS_REPORTED` tenants wait.
     """
 
     waiting: int
-    full: bool
+    is_full: bool
     backlog: Backlog
-    lanes: Mapping[str, int] | None
+    tenant_slots: Mapping[str, int] | None
 
 
-class Figures(NamedTuple):
-    """The line of a model in which somebody waits.
+class QueueFigures(NamedTuple):
+    """A model's queue with waiting requests.
 
     Args:
-        version: rises with each look at any line, in an epoch.
-        model: whose.
+        version: rises with each update of any queue's figures, in an epoch.
+        model: the model's name.
         classes: from the lowest.
     """
 
     version: int
     model: str
-    classes: tuple[Queued, ...]
+    classes: tuple[ClassQueueFigures, ...]
 
 
-class Word(NamedTuple):
-    """What is, by the actor's word; in every reply, so that none of them is older than what it tells.
+class ActorState(NamedTuple):
+    """The actor's state for all routers; part of every reply, so that no reply's actions are newer than its state.
 
     Args:
         version: rises with every change, in an epoch.
-        contended: models in whose line somebody waits, and engines on which somebody is owed tokens: no credit there.
-        recovering: models of which the line grants nothing yet: what routers hold on their engines is not known.
-        blocked: how many engines of each model wait for memory, for those of which any does.
+        contended: models with waiting requests, and engines with KV debt: no credit there.
+        recovering: models whose queue grants nothing yet: the routers' holdings on their engines are unknown.
+        blocked: number of engines that wait for memory, by model, for models with any.
     """
 
     version: int
@@ -79,67 +79,67 @@ class Word(NamedTuple):
     blocked: tuple[tuple[str, int], ...] = ()
 
 
-class Exchange(NamedTuple):
+class RouterMessage(NamedTuple):
     """A router's message.
 
     Args:
         router: its name.
-        incarnation: rises with every new beginning.
+        incarnation: rises with every new session of the router.
         epoch: the actor's, as far as the router knows.
         seq: the number of the first event.
         events: in order.
-        taken: the last event the router knows to be taken.
-        ack: the last action it has taken.
-        again: answers may have been lost; actions that are not acknowledged are to be said again.
+        last_acked_event: the last event acknowledged by the actor.
+        last_taken_action: the last action the router has taken.
+        resend: replies may have been lost; send unacknowledged actions again.
     """
 
     router: str
     incarnation: int
     epoch: int
     seq: int
-    events: tuple[Event, ...]
-    taken: int
-    ack: int
-    again: bool = False
+    events: tuple[RouterEvent, ...]
+    last_acked_event: int
+    last_taken_action: int
+    resend: bool = False
 
 
-class Reply(NamedTuple):
+class ActorReply(NamedTuple):
     """The actor's message.
 
     Args:
         epoch: the actor's.
         incarnation: the router's, as in the message this answers.
-        ack: the last event taken.
+        last_taken_event: the last event taken.
         seq: the number of the first action.
         actions: in order.
-        word: None only of a stale reply.
-        figures: of contended models, where they are others than were told before.
-        stale: the router is to begin another incarnation, in this epoch.
-        more: there are actions that did not fit.
-        booked: the router's accounts in the ledger, in the answer to a message with `Held`.
+        state: None only in a stale reply.
+        figures: of contended models, those newer than the ones sent before.
+        is_stale: the router must begin another incarnation, in this epoch.
+        has_more: some actions did not fit.
+        ledger_accounts: the router's accounts in the ledger, in the answer to an `AccountReport`.
     """
 
     epoch: int
     incarnation: int
-    ack: int
+    last_taken_event: int
     seq: int
-    actions: tuple[Action, ...]
-    word: Word | None
-    figures: tuple[Figures, ...] = ()
-    stale: bool = False
-    more: bool = False
-    booked: tuple[Amount, ...] | None = None
+    actions: tuple[ActorAction, ...]
+    state: ActorState | None
+    figures: tuple[QueueFigures, ...] = ()
+    is_stale: bool = False
+    has_more: bool = False
+    ledger_accounts: tuple[Amount, ...] | None = None
 
 
-class Sending(Generic[T]):
-    """Items that are numbered and kept until they are acknowledged. All O(1) per item."""
+class SendBuffer(Generic[T]):
+    """Numbered items, kept until they are acknowledged. O(1) per item."""
 
-    __slots__ = ("_items", "_sent", "taken")
+    __slots__ = ("_items", "_sent", "last_acked")
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
         self._sent = 0
-        self.taken = 0  # the last number that the other side has acknowledged
+        self.last_acked = 0  # the last number acknowledged by the other side
 
     def __len__(self) -> int:
         return len(self._items)
@@ -147,61 +147,61 @@ class Sending(Generic[T]):
     @property
     def last(self) -> int:
         """The number of the last item put in."""
-        return self.taken + len(self._items)
+        return self.last_acked + len(self._items)
 
     @property
     def unsent(self) -> int:
-        """Items that no batch has had since they were put in or `again` was called."""
+        """Items in no batch since `put` or `resend_unacked`."""
         return self.last - self._sent
 
     def put(self, item: T) -> None:
         self._items.append(item)
 
-    def acked(self, number: int) -> None:
-        """The other side has taken all up to this number; an older word, or one of what was never sent, changes
+    def on_ack(self, number: int) -> None:
+        """The other side has taken all items up to this number; an older number, or one never sent, changes
         nothing."""
         if number > self.last:
             return
-        while self.taken < number:
+        while self.last_acked < number:
             self._items.popleft()
-            self.taken += 1
-        self._sent = max(self._sent, self.taken)
+            self.last_acked += 1
+        self._sent = max(self._sent, self.last_acked)
 
-    def again(self) -> None:
-        """What is not acknowledged may be lost, and goes into the next batches once more."""
-        self._sent = self.taken
+    def resend_unacked(self) -> None:
+        """Unacknowledged items may be lost: send them again in the next batches."""
+        self._sent = self.last_acked
 
-    def after(self, number: int) -> tuple[T, ...]:
-        """The items after this one; none may have been acknowledged. O(items)."""
-        return tuple(itertools.islice(self._items, max(0, number - self.taken), None))
+    def items_after(self, number: int) -> tuple[T, ...]:
+        """The unacknowledged items after this number. O(items)."""
+        return tuple(itertools.islice(self._items, max(0, number - self.last_acked), None))
 
-    def batch(self) -> tuple[int, tuple[T, ...]]:
-        """The next items and the number of the first; none when there are none, or too many on their way."""
-        first, last = self._sent + 1, min(self._sent + BATCH, self.last, self.taken + WINDOW)
+    def next_batch(self) -> tuple[int, tuple[T, ...]]:
+        """The number of the first next item, and the items; empty if there are none, or `WINDOW` are in transit."""
+        first, last = self._sent + 1, min(self._sent + BATCH, self.last, self.last_acked + WINDOW)
         self._sent = max(self._sent, last)
-        start = first - 1 - self.taken
-        return first, tuple(itertools.islice(self._items, start, last - self.taken))
+        start = first - 1 - self.last_acked
+        return first, tuple(itertools.islice(self._items, start, last - self.last_acked))
 
 
-class Receiving(Generic[T]):
-    """The other end of a `Sending`."""
+class ReceiveBuffer(Generic[T]):
+    """The receiving end of a `SendBuffer`."""
 
-    __slots__ = ("_early", "last")
+    __slots__ = ("_early", "last_taken")
 
     def __init__(self) -> None:
         self._early: dict[int, T] = {}
-        self.last = 0  # the last number taken
+        self.last_taken = 0  # the last number taken
 
     def accept(self, seq: int, items: Sequence[T]) -> Sequence[T]:
-        """What can be taken now; what came before is skipped, what comes too early is kept for later."""
-        if seq == self.last + 1 and not self._early:
-            self.last += len(items)
+        """The items that can be taken now; duplicates are skipped, early items are kept."""
+        if seq == self.last_taken + 1 and not self._early:
+            self.last_taken += len(items)
             return items
         for number, item in enumerate(items, seq):
-            if self.last < number <= self.last + WINDOW:
+            if self.last_taken < number <= self.last_taken + WINDOW:
                 self._early[number] = item
         taken: list[T] = []
-        while (found := self._early.pop(self.last + 1, None)) is not None:
-            self.last += 1
+        while (found := self._early.pop(self.last_taken + 1, None)) is not None:
+            self.last_taken += 1
             taken.append(found)
         return taken

@@ -1,11 +1,12 @@
-"""What the queues of all models may grant, and to whom: `Admission` bound to what the ledger has free.
+"""Grants of the queues of all models: binds `Admission` to the free capacity in the ledger.
 
 Rules
-- What nobody has of an engine is the queue's: its free slots and KV tokens in the ledger.
-- An engine is in a queue while some router of the model says that it can reach it.
-- While nobody waits, half of an engine is divided among the routers as credit; the rest is for who asks.
-- An engine that was taken for gone and is there is used again once whoever had something there has said what; so is one
-  that is closed, where that is not known since the actor's own death.
+- A queue may grant the slots and KV tokens of its engines that are free in the ledger.
+- An engine is in a queue while some router of the model reports that it can reach it.
+- While no request waits, half of an engine is divided among the routers as credit; the rest is for requests at the
+  actor.
+- An engine that was declared gone and returns is used again once every router with an account there has reported what
+  runs there. The same holds for a closed engine (holdings unknown since the actor's crash).
 
 Invariant: what a queue may grant on an engine is free there in the ledger.
 """
@@ -15,67 +16,74 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from serve_app.core.memory import Ledger, Sessions, slots_of
-from serve_app.core.queue import Admission, Policy
-from serve_app.core.shared_queue.actor_credit import Accounts
-from serve_app.core.shared_queue.kv_debt import Grower, Growth
-from serve_app.core.shared_queue.messages import Action as Said
-from serve_app.core.shared_queue.messages import Credit, Enough, Grow, Grown, Lent, Reclaim
-from serve_app.core.shared_queue.model_state import Engine, Line
-from serve_app.core.shared_queue.requests import Requests
+from serve_app.core.memory import Ledger, SessionLeases, slots_of
+from serve_app.core.queue import Admission, QueuePolicy
+from serve_app.core.shared_queue.actor_credit import ActorCredit
+from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
+from serve_app.core.shared_queue.messages import (
+    ActorAction,
+    CancelKvTokenRequest,
+    CreditChange,
+    CreditGrant,
+    KvTokenGrant,
+    KvTokenRequest,
+    Reclaim,
+)
+from serve_app.core.shared_queue.model_state import EngineState, ModelState
+from serve_app.core.shared_queue.requests import ActorRequests
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from serve_app.types import RequestClass
 
 
-class Places:
-    """The queues, by model, and the engines in them. O(log n) per event, save where it is said.
+class Granting:
+    """The queues, by model, and the engines in them. O(log n) per event, unless stated.
 
     Args:
-        ledger: with the engines and their slots.
-        sessions: those that are open.
-        say: tells a router something.
-        accounts: what routers have of it.
+        ledger: has the engines and their slots.
+        sessions: the open sessions.
+        send: sends an action to a router.
+        accounts: the routers' accounts in the ledger.
     """
 
     def __init__(
-        self, ledger: Ledger, sessions: Sessions, say: Callable[[str, Said], None], accounts: Accounts
+        self, ledger: Ledger, sessions: SessionLeases, send: Callable[[str, ActorAction], None], accounts: ActorCredit
     ) -> None:
-        self._ledger, self._sessions, self._say, self.accounts = ledger, sessions, say, accounts
-        self.growth = Growth()
-        self.requests = Requests(accounts, sessions, self.growth, say, self.sync)
-        self.lines = self.requests.lines
-        self._model_of: dict[str, str] = {}  # engines, by their routers' word
+        self._ledger, self._sessions, self._send, self.accounts = ledger, sessions, send, accounts
+        self.kv_debt = KvDebt()
+        self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, self.sync)
+        self.models = self.requests.models
+        self._model_of: dict[str, str] = {}  # by engine, as routers report
 
-    def lend(self, router: str, engine: str, had: tuple[int, int], calm: bool, now: float) -> None:
-        """A router has this credit on an engine and asks for more; `calm`: nobody waits for the engine or its model."""
+    def grant_credit(self, router: str, engine: str, credit: tuple[int, int], is_calm: bool, now: float) -> None:
+        """Answer a router's request for more credit; `is_calm`: neither the engine nor its model is contended."""
         model = self._model_of.get(engine)
         if (
             model is None
             or slots_of(engine) not in self._ledger
-            or router not in self.lines[model].engines[engine].reached
+            or router not in self.models[model].engines[engine].reachable_from
         ):
-            self._say(router, Lent(engine, 0, 0, 0, 0))
+            self._send(router, CreditGrant(engine, 0, 0, 0, 0))
             return
-        line = self.lines[model]
-        spare, more = self.accounts.spare(engine, len(line.routers)), (0, 0)
-        calm = (
-            calm
-            and engine not in self.requests.closed
-            and not self.growth.owes(engine)
-            and not line.admission.contended
+        model_state = self.models[model]
+        spare, more = self.accounts.target_credit(engine, len(model_state.routers)), (0, 0)
+        is_calm = (
+            is_calm
+            and engine not in self.requests.closed_engines
+            and not self.kv_debt.has_debt(engine)
+            and not model_state.admission.is_contended
         )
-        if calm and line.open(engine):
-            more = self.accounts.lend(router, engine, spare, had)
+        if is_calm and model_state.is_open(engine):
+            more = self.accounts.grant_credit(router, engine, spare, credit)
             self.sync(engine, now)
-        self._say(router, Lent(engine, *more, *spare))
+        self._send(router, CreditGrant(engine, *more, *spare))
 
-    def grow(self, router: str, event: Grow, now: float) -> None:
-        """A running request outgrows its estimate: it is given what its session has, and what is kept for that, or owed
-        it."""
+    def request_kv_tokens(self, router: str, event: KvTokenRequest, now: float) -> None:
+        """A running request exceeds its estimate: grant tokens of its session, record the rest as KV debt and pay it
+        from free capacity."""
         request, tokens = self.requests.get(event.ticket), event.tokens
         if event.ticket and (request is None or request.engine != event.engine):
             return
-        if event.back:
+        if event.reclaimed:
             self.accounts.give_back(router, event.engine, 0, event.tokens)
             if request is not None:
                 request.tokens = max(0, request.tokens - event.tokens)
@@ -84,233 +92,245 @@ class Places:
             if more:
                 self.accounts.charge(router, drawn.lease, 0, more)
                 request.drawn = drawn._replace(tokens=drawn.tokens + more)
-                self._say(router, Grown(event.request_id, event.ticket, drawn.lease, more))
+                self._send(router, KvTokenGrant(event.request_id, event.ticket, drawn.lease, more))
                 tokens -= more
         if tokens:
-            who = Grower(router, event.request_id, event.ticket, event.request_class)
-            self.growth.owe(event.engine, who, tokens)
+            who = OwedRequest(router, event.request_id, event.ticket, event.request_class)
+            self.kv_debt.add(event.engine, who, tokens)
         self.sync(event.engine, now)
 
-    def enough(self, router: str, event: Enough, now: float) -> None:
-        """A request without a ticket has ended."""
-        self.growth.ended_elsewhere(event.engine, router, event.request_id)
+    def cancel_kv_token_request(self, router: str, event: CancelKvTokenRequest, now: float) -> None:
+        """A request without a ticket has ended: cancel its KV debt."""
+        self.kv_debt.end_unticketed(event.engine, router, event.request_id)
         self.sync(event.engine, now)
 
-    def _give(self, engine: str, who: Grower, tokens: int) -> bool:
+    def _pay_debt(self, engine: str, owed: OwedRequest, tokens: int) -> bool:
         try:
-            self.accounts.charge(who.router, engine, 0, tokens, growth=True)
+            self.accounts.charge(owed.router, engine, 0, tokens, growth=True)
         except (InsufficientMemory, LeaseNotFound, LeaseConflict):
             return False
-        request = self.requests.get(who.ticket)
+        request = self.requests.get(owed.ticket)
         if request is not None:
             request.tokens += tokens
-        self._say(who.router, Grown(who.request_id, who.ticket, engine, tokens))
+        self._send(owed.router, KvTokenGrant(owed.request_id, owed.ticket, engine, tokens))
         return True
 
     # Routers
 
-    def forget(self, routers: Sequence[str], now: float) -> None:
-        """Incarnations are over: who waits for them is gone, and what runs is in their accounts alone."""
-        for engine in self.growth.forget(routers):
+    def forget_routers(self, routers: Sequence[str], now: float) -> None:
+        """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
+        for engine in self.kv_debt.forget_routers(routers):
             self.sync(engine, now)
-        self.requests.forget(routers, now)
+        self.requests.forget_routers(routers, now)
 
-    def leave(self, router: str, now: float) -> None:
-        """A router that was forgotten is gone with its account. O(engines)."""
-        for engine in self.accounts.leave(router):
+    def remove_router(self, router: str, now: float) -> None:
+        """Remove a forgotten router and its accounts. O(engines)."""
+        for engine in self.accounts.remove_router(router):
             self.sync(engine, now)
-        for model in list(self.lines):
-            line = self.lines[model]
-            line.routers.discard(router)
-            for engine in list(line.engines):
-                self._unreach(router, line.engines[engine])
+        for model in list(self.models):
+            model_state = self.models[model]
+            model_state.routers.discard(router)
+            for engine in list(model_state.engines):
+                self._remove_reachability(router, model_state.engines[engine])
                 self.sync(engine, now)
-            line.avoids.clear()
-            self.tidy(model)
+            model_state.unreachable_cache.clear()
+            self.remove_unused(model)
 
-    def rules(self, router: str, model: str, policy: Policy | None, now: float) -> None:
-        """A router serves a model with these bounds; None: not any more."""
+    def set_policy(self, router: str, model: str, policy: QueuePolicy | None, now: float) -> None:
+        """A router serves a model with these bounds; None: it no longer does."""
         if policy is None:
-            if model in self.lines:
-                self.lines[model].routers.discard(router)
-                self.lines[model].avoids.clear()
-                for engine in list(self.lines[model].engines):
-                    self.sync(engine, now)  # it may have been the only one that reaches it
-                self.tidy(model)
+            if model in self.models:
+                self.models[model].routers.discard(router)
+                self.models[model].unreachable_cache.clear()
+                for engine in list(self.models[model].engines):
+                    self.sync(engine, now)  # this router may have been the only one to reach it
+                self.remove_unused(model)
             return
-        line = self.lines.get(model)
-        if line is None:
-            line = self.lines[model] = Line(Admission(policy))
-        line.routers.add(router)
-        self.requests.act(model, line.admission.on_policy(policy, now))
-        line.avoids.clear()
-        for engine in list(line.engines):
+        model_state = self.models.get(model)
+        if model_state is None:
+            model_state = self.models[model] = ModelState(Admission(policy))
+        model_state.routers.add(router)
+        self.requests.apply_actions(model, model_state.admission.on_policy(policy, now))
+        model_state.unreachable_cache.clear()
+        for engine in list(model_state.engines):
             self.sync(engine, now)
 
-    def reach(self, router: str, model: str, engine: str, usable: bool, now: float) -> None:
-        """Whether a router can hand requests to an engine. O(requests of the router) where it can again."""
-        line = self.requests.line(model)
+    def set_reachability(self, router: str, model: str, engine: str, usable: bool, now: float) -> None:
+        """Set whether a router can send requests to an engine. O(requests of the router) if it newly can."""
+        model_state = self.requests.model_state(model)
         self._model_of[engine] = model
-        line.engines.setdefault(engine, Engine()).reached[router] = usable
-        line.avoids.clear()
+        model_state.engines.setdefault(engine, EngineState()).reachable_from[router] = usable
+        model_state.unreachable_cache.clear()
         self.sync(engine, now)
         if usable:
-            self.requests.come_in_again(router, model, now)
+            self.requests.requeue_router(router, model, now)
 
-    def left(self, router: str, engine: str, now: float) -> None:
-        """A router is done with an engine, and with all that it had there. O(requests of the router)."""
-        self.requests.left(router, engine, now)
-        self.growth.left(engine, router)
-        self.requests.undraw([router], self._sessions.on(engine), now)
-        for pool in (engine, *self._sessions.on(engine)):
-            self.accounts.give_back(router, pool, *self.accounts.held(router, pool))
+    def drop_router_on_engine(self, router: str, engine: str, now: float) -> None:
+        """A router drops an engine: end its requests and its account there. O(requests of the router)."""
+        self.requests.end_router_on_engine(router, engine, now)
+        self.kv_debt.end_router_on_engine(engine, router)
+        self.requests.detach_from_sessions([router], self._sessions.leases_on(engine), now)
+        for pool in (engine, *self._sessions.leases_on(engine)):
+            self.accounts.give_back(router, pool, *self.accounts.account(router, pool))
         model = self._model_of.get(engine)
         if model is not None:
-            self._unreach(router, self.lines[model].engines[engine])
-            self.lines[model].avoids.clear()
+            self._remove_reachability(router, self.models[model].engines[engine])
+            self.models[model].unreachable_cache.clear()
             self.sync(engine, now)
-            self.tidy(model)
+            self.remove_unused(model)
 
-    def square(self, router: str, now: float) -> None:
-        """A router has said what runs there, on all engines of which that was wanted and that are there. O(engines)."""
-        for line in self.lines.values():
-            for engine, one in list(line.engines.items()):
-                if router in one.owed and slots_of(engine) in self._ledger:
-                    one.owed.discard(router)
-                    line.avoids.clear()
+    def reconcile(self, router: str, now: float) -> None:
+        """A router has reported what runs on its engines: open those that waited for its report. O(engines)."""
+        for model_state in self.models.values():
+            for engine, one in list(model_state.engines.items()):
+                if router in one.unreconciled and slots_of(engine) in self._ledger:
+                    one.unreconciled.discard(router)
+                    model_state.unreachable_cache.clear()
                     self.sync(engine, now)
 
     # Engines
 
     def drop_engine(self, engine: str, now: float) -> None:
-        """An engine is gone, and what lay on it; routers that had something there have no credit now."""
-        had = self.accounts.drop(engine)
-        self.growth.drop(engine)
+        """An engine is gone with its sessions: end all accounts there and inform their routers."""
+        had = self.accounts.remove_engine(engine)
+        self.kv_debt.drop_engine(engine)
         for router, (slots, tokens) in had.items():
-            self._say(router, Credit(engine, -slots, -tokens))
-        leases = self._sessions.on(engine)
+            self._send(router, CreditChange(engine, -slots, -tokens))
+        leases = self._sessions.leases_on(engine)
         for lease in leases:
-            had |= dict.fromkeys(self.accounts.drop(lease), (0, 0))
+            had |= dict.fromkeys(self.accounts.remove_engine(lease), (0, 0))
             self._sessions.forget(lease)
         self.requests.drop_engine(engine, had)
         model = self._model_of.get(engine)
         if model is None:
-            self.requests.undraw(had, leases, now)
+            self.requests.detach_from_sessions(had, leases, now)
             return
-        one = self.lines[model].engines[engine]
-        one.slots, one.tokens, one.told = 0, 0, None
-        one.owed |= had.keys()
-        one.reached = {router: usable for router, usable in one.reached.items() if usable or router in had}
-        self.lines[model].avoids.clear()
-        self.requests.act(model, self.lines[model].admission.on_replica_gone(engine, now))
-        self.requests.undraw(had, leases, now)
-        self.tidy(model)
+        one = self.models[model].engines[engine]
+        one.granted_slots, one.granted_tokens, one.reported_capacity = 0, 0, None
+        one.unreconciled |= had.keys()
+        one.reachable_from = {
+            router: usable for router, usable in one.reachable_from.items() if usable or router in had
+        }
+        self.models[model].unreachable_cache.clear()
+        self.requests.apply_actions(model, self.models[model].admission.on_replica_gone(engine, now))
+        self.requests.detach_from_sessions(had, leases, now)
+        self.remove_unused(model)
 
-    def owing(self, engine: str) -> set[str]:
-        """Routers that have to say anew what runs on an engine that was taken for gone, and is there."""
+    def unreconciled_routers(self, engine: str) -> set[str]:
+        """Routers that must report again what runs on an engine that was declared gone and has returned."""
         model = self._model_of.get(engine)
         there = model is not None and slots_of(engine) in self._ledger
-        return set(self.lines[model].engines[engine].owed) if model is not None and there else set()
+        return set(self.models[model].engines[engine].unreconciled) if model is not None and there else set()
 
     def sync(self, engine: str, now: float) -> None:
-        """What is free of an engine may have changed: those who run and are owed some come first."""
+        """Update the free capacity of an engine: pay KV debt first, then inform the queue."""
         model = self._model_of.get(engine)
-        if self.growth.owes(engine) and engine not in self.requests.closed:
-            waits = None if model is None else self.lines[model].waits
+        if self.kv_debt.has_debt(engine) and engine not in self.requests.closed_engines:
+            waits = None if model is None else self.models[model].highest_waiting_class
             least = min(RequestClass) if waits is None else waits
-            self.growth.settle(engine, lambda who, tokens: self._give(engine, who, tokens), least)
+            self.kv_debt.pay(engine, lambda who, tokens: self._pay_debt(engine, who, tokens), least)
         if model is None:
             return
-        line = self.lines[model]
-        one = line.engines[engine]
-        debt = max(self.growth.levels(engine), default=None)
-        if debt != one.debt:
-            one.debt = debt
-            self.requests.act(model, line.admission.on_kv_debt(engine, debt, now))
-        told = self._told(engine, one, line.routers)
-        if told == one.told:
+        model_state = self.models[model]
+        one = model_state.engines[engine]
+        debt = max(self.kv_debt.classes(engine), default=None)
+        if debt != one.debt_class:
+            one.debt_class = debt
+            self.requests.apply_actions(model, model_state.admission.on_kv_debt(engine, debt, now))
+        told = self._capacity_of(engine, one, model_state.routers)
+        if told == one.reported_capacity:
             return
-        one.told = told
+        one.reported_capacity = told
         slots, tokens, lent_slots, lent_tokens, reserved = told
-        self.requests.act(
-            model, line.admission.on_replica(engine, slots, now, tokens, (lent_slots, lent_tokens), reserved)
+        self.requests.apply_actions(
+            model, model_state.admission.on_replica(engine, slots, now, tokens, (lent_slots, lent_tokens), reserved)
         )
 
     def reclaim(self, now: float) -> None:
-        """Have growth of lower classes given back where somebody waits, and pay what is owed where nobody does any
-        more. O(engines on which somebody is owed something)."""
-        for engine in self.growth.engines:
+        """Reclaim KV tokens beyond the estimates of lower classes while a higher class waits; pay KV debt once no
+        such request waits. O(engines with KV debt)."""
+        for engine in self.kv_debt.engines:
             model = self._model_of.get(engine)
-            one = None if model is None else self.lines[model].engines[engine]
+            one = None if model is None else self.models[model].engines[engine]
             if model is None or one is None:
                 continue
-            waits = self.lines[model].waits
-            if one.reclaimed is not None and (waits is None or waits < one.reclaimed):
-                one.reclaimed = None
+            waits = self.models[model].highest_waiting_class
+            if one.reclaimed_for is not None and (waits is None or waits < one.reclaimed_for):
+                one.reclaimed_for = None
                 self.sync(engine, now)
-                waits = self.lines[model].waits
-            if waits is None or one.reclaimed is not None or min(self.growth.levels(engine), default=waits) >= waits:
+                waits = self.models[model].highest_waiting_class
+            if (
+                waits is None
+                or one.reclaimed_for is not None
+                or min(self.kv_debt.classes(engine), default=waits) >= waits
+            ):
                 continue
-            one.reclaimed = waits
+            one.reclaimed_for = waits
             for router in self.accounts.routers(engine):
-                self._say(router, Reclaim(engine, waits))
+                self._send(router, Reclaim(engine, waits))
 
-    def close(self, engines: frozenset[str], now: float) -> None:
-        """It is not known what routers hold on these engines, and on no others."""
-        changed, self.requests.closed = self.requests.closed ^ engines, engines
+    def set_closed_engines(self, engines: frozenset[str], now: float) -> None:
+        """Close exactly these engines: the routers' holdings there are unknown."""
+        changed, self.requests.closed_engines = self.requests.closed_engines ^ engines, engines
         for engine in sorted(changed):
             self.sync(engine, now)
 
-    def recovering(self) -> frozenset[str]:
-        """Models whose lines can grant nothing, since of what they have all is closed. O(engines)."""
+    def recovering_models(self) -> frozenset[str]:
+        """Models whose reachable engines are all closed, so that their queues can grant nothing. O(engines)."""
         found = set()
-        for model, line in self.lines.items():
+        for model, model_state in self.models.items():
             there = {
                 name
-                for name, one in line.engines.items()
-                if one.open_to(line.routers) and slots_of(name) in self._ledger
+                for name, one in model_state.engines.items()
+                if one.is_open_to(model_state.routers) and slots_of(name) in self._ledger
             }
-            if self.requests.closed & line.engines.keys() and there <= self.requests.closed:
+            if self.requests.closed_engines & model_state.engines.keys() and there <= self.requests.closed_engines:
                 found.add(model)
         return frozenset(found)
 
-    def tidy(self, model: str) -> None:
-        """Forget engines that nobody reaches, and a line without routers."""
-        line = self.lines[model]
-        for engine in [name for name, one in line.engines.items() if not one.reached and not one.slots]:
-            del line.engines[engine], self._model_of[engine]
-            self.requests.act(model, line.admission.on_replica_gone(engine, -math.inf))
-        left = not line.routers and not line.engines
-        if left and not self.requests.serves(model):
-            del self.lines[model]
-            self.requests.touched.discard(model)
+    def remove_unused(self, model: str) -> None:
+        """Forget engines that no router reaches, and a queue without routers, engines and requests."""
+        model_state = self.models[model]
+        for engine in [
+            name for name, one in model_state.engines.items() if not one.reachable_from and not one.granted_slots
+        ]:
+            del model_state.engines[engine], self._model_of[engine]
+            self.requests.apply_actions(model, model_state.admission.on_replica_gone(engine, -math.inf))
+        left = not model_state.routers and not model_state.engines
+        if left and not self.requests.has_requests(model):
+            del self.models[model]
+            self.requests.touched_models.discard(model)
 
     def on_tick(self, now: float) -> None:
-        """Time has passed."""
-        for model, line in list(self.lines.items()):
-            due = line.admission.next_due()
+        """Run what is due in the queues."""
+        for model, model_state in list(self.models.items()):
+            due = model_state.admission.next_due()
             if due is not None and due <= now:
-                self.requests.act(model, line.admission.on_tick(now))
-            self.requests.touched.add(model)
+                self.requests.apply_actions(model, model_state.admission.on_tick(now))
+            self.requests.touched_models.add(model)
 
-    def engines(self, model: str) -> list[str]:
-        """The engines in a model's line."""
-        return list(self.lines[model].engines) if model in self.lines else []
+    def engines_of(self, model: str) -> list[str]:
+        """The engines of a model's queue."""
+        return list(self.models[model].engines) if model in self.models else []
 
     def model_of(self, engine: str) -> str:
-        """The model that an engine serves, by its routers' word; empty: nobody has said."""
+        """The model that an engine serves, as routers report; empty: unknown."""
         return self._model_of.get(engine, "")
 
     # Inside
 
-    def _told(self, engine: str, one: Engine, routers: set[str]) -> tuple[int, int, int, int, int]:
-        if not one.open_to(routers) or engine in self.requests.closed or slots_of(engine) not in self._ledger:
+    def _capacity_of(self, engine: str, one: EngineState, routers: set[str]) -> tuple[int, int, int, int, int]:
+        if (
+            not one.is_open_to(routers)
+            or engine in self.requests.closed_engines
+            or slots_of(engine) not in self._ledger
+        ):
             return 0, 0, 0, 0, 0
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)
-        lent = max(0, slots - free_slots - one.slots), max(0, tokens - free_tokens - one.tokens)
-        return slots, tokens, *lent, self._sessions.reserved(engine)
+        lent = max(0, slots - free_slots - one.granted_slots), max(0, tokens - free_tokens - one.granted_tokens)
+        return slots, tokens, *lent, self._sessions.reserved_tokens(engine)
 
-    def _unreach(self, router: str, engine: Engine) -> None:
-        engine.owed.discard(router)
-        engine.reached.pop(router, None)
+    def _remove_reachability(self, router: str, engine: EngineState) -> None:
+        engine.unreconciled.discard(router)
+        engine.reachable_from.pop(router, None)

@@ -1,10 +1,10 @@
-"""What a router holds: its running requests' parts of its accounts, in whose name, and the credit it asks for.
+"""A router's running requests: the amounts each holds of the router's accounts, and the credit to request or return.
 
-A request that the router granted by itself has no ticket: what it held becomes credit when it ends, its use is told
-in sums. One that the actor granted has one: what it held goes back with its end. A request that outlives the actor, or
-the incarnation in which it was granted, counts as the first kind; what it has drawn of a session goes back as well.
+A request granted on credit has no ticket: what it held becomes credit when it ends, and its use is reported in sums. A
+request granted by the actor has a ticket: what it held is returned to the actor at its end. A request that outlives the
+actor, or the incarnation in which it was granted, loses its ticket; its draw on a session is then returned separately.
 
-Invariant: what is held of an engine, or of a session, is the sum of its requests.
+Invariant: the amount held of an engine, or of a session, is the sum over its requests.
 """
 
 from __future__ import annotations
@@ -15,59 +15,61 @@ from dataclasses import dataclass
 
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue.messages import (
-    Action,
+    ActorAction,
     Amount,
     Booked,
-    Credit,
+    CancelKvTokenRequest,
+    CreditChange,
+    CreditGrant,
     Done,
-    Drawn,
-    Enough,
-    Event,
+    EngineDropped,
+    EngineReachability,
     GiveBack,
-    Grow,
-    Grown,
     Hello,
-    Left,
-    Lent,
-    Reach,
+    KvTokenGrant,
+    KvTokenRequest,
     Reclaim,
+    RouterEvent,
+    SessionDraw,
     SessionEnded,
     SessionOpened,
 )
-from serve_app.core.shared_queue.pending import Waiting
-from serve_app.core.shared_queue.router_credit import Accounts
-from serve_app.core.shared_queue.router_session import Link
+from serve_app.core.shared_queue.pending import PendingRequest
+from serve_app.core.shared_queue.router_credit import RouterCredit
+from serve_app.core.shared_queue.router_session import RouterSession
 from serve_app.types import RequestClass
 
 
 @dataclass(slots=True)
-class Running:
-    """A request that runs. `slots` and `tokens`: what it holds of its engine, and `drawn` of its session. `ticket`: the
-    actor's name for it; empty: it has none, or none any more."""
+class RunningRequest:
+    """A running request. `slots` and `tokens`: held of its engine; `drawn`: of its session. `ticket`: its id at the
+    actor; empty: granted on credit, or the incarnation has ended."""
 
     model: str
     engine: str
     arrival: Arrival
     slots: int
     tokens: int
-    estimate: int  # tokens with which it began
+    estimated_tokens: int  # KV tokens at its start
     ticket: str
-    drawn: Drawn | None = None
-    produced: int = 0  # output tokens so far
-    reported: int = 0  # of these, told in sums
-    owed: int = 0  # KV tokens that were asked for and have not come
+    drawn: SessionDraw | None = None
+    output_tokens: int = 0  # output tokens so far
+    reported_tokens: int = 0  # of these, reported in sums
+    owed_tokens: int = 0  # KV tokens requested and not granted yet
 
 
-class Holding:
-    """Requests that run, by id. O(1) each but `drop`."""
+class InFlight:
+    """Running requests by id. O(1) per method, unless stated."""
 
-    def __init__(self, accounts: Accounts, link: Link) -> None:
-        self._accounts, self._link = accounts, link
-        self._running: dict[str, Running] = {}
+    def __init__(self, accounts: RouterCredit, session: RouterSession) -> None:
+        self._accounts, self._router_session = accounts, session
+        self._running: dict[str, RunningRequest] = {}
         self._counts: Counter[str] = Counter()  # by model
-        self.touched: set[str] = set()  # engines whose credit has changed
-        self.closing: dict[str, tuple[str, bool, bool] | None] = {}  # engines let go of, and what they became since
-        self.sessions: dict[str, SessionOpened] = {}  # those that are open, by name
+        self.touched_engines: set[str] = set()  # engines whose credit has changed
+        self.dropped_engines: dict[
+            str, tuple[str, bool, bool] | None
+        ] = {}  # dropped engines, not acknowledged yet, and their reachability since
+        self.sessions: dict[str, SessionOpened] = {}  # open sessions, by name
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._running
@@ -76,46 +78,46 @@ class Holding:
         return len(self._running)
 
     def count(self, model: str) -> int:
-        """How many run of a model."""
+        """The number of running requests of a model."""
         return self._counts[model]
 
-    def reach(self, model: str, engine: str, usable: bool, once: bool) -> None:
-        """See `RemoteLine.reach`."""
-        if engine in self.closing:
-            self.closing[engine] = (model, usable, once)
-        elif self._accounts.reach(model, engine, usable, once=once):
-            self._link.put(Reach(model, engine, usable))
-            self.touched.add(engine)
+    def set_reachability(self, model: str, engine: str, usable: bool, single_request: bool) -> None:
+        """See `RouterQueue.set_reachability`."""
+        if engine in self.dropped_engines:
+            self.dropped_engines[engine] = (model, usable, single_request)
+        elif self._accounts.set_reachability(model, engine, usable, single_request=single_request):
+            self._router_session.put(EngineReachability(model, engine, usable))
+            self.touched_engines.add(engine)
 
-    def drop(self, engine: str) -> None:
-        """An engine is gone, and what ran there is forgotten. O(requests)."""
-        if engine in self.closing:
-            self.closing[engine] = None
+    def drop_engine(self, engine: str) -> None:
+        """An engine is gone: forget its requests. O(requests)."""
+        if engine in self.dropped_engines:
+            self.dropped_engines[engine] = None
         if engine not in self._accounts:
             return
         for request_id in [one for one, run in self._running.items() if run.engine == engine]:
             self._forget(request_id)
-        self.touched.discard(engine)
-        self._accounts.drop(engine)
-        self.closing[engine] = None
-        self._link.put(Left(engine))
+        self.touched_engines.discard(engine)
+        self._accounts.drop_engine(engine)
+        self.dropped_engines[engine] = None
+        self._router_session.put(EngineDropped(engine))
 
-    def take(self, said: Action, now: float) -> None:
-        """What the actor says of accounts, of what runs and of sessions."""
-        match said:
-            case Credit(engine, slots, tokens) if engine in self._accounts:
-                self._accounts.add(engine, slots, tokens)
-                self.touched.add(engine)
-            case Lent(engine, slots, tokens, spare_slots, spare_tokens) if engine in self._accounts:
-                self._accounts.add(engine, slots, tokens)
-                self._accounts.answered(engine, spare_slots, spare_tokens, now)
-                self.touched.add(engine)
+    def on_action(self, action: ActorAction, now: float) -> None:
+        """Apply an action of the actor on accounts, running requests or sessions."""
+        match action:
+            case CreditChange(engine, slots, tokens) if engine in self._accounts:
+                self._accounts.add_credit(engine, slots, tokens)
+                self.touched_engines.add(engine)
+            case CreditGrant(engine, slots, tokens, spare_slots, spare_tokens) if engine in self._accounts:
+                self._accounts.add_credit(engine, slots, tokens)
+                self._accounts.on_credit_grant(engine, spare_slots, spare_tokens, now)
+                self.touched_engines.add(engine)
             case Reclaim(engine, request_class):
                 self._reclaim(engine, request_class)
-            case Grown():
-                self._grown(said)
+            case KvTokenGrant():
+                self._on_kv_token_grant(action)
             case SessionOpened(name):
-                self.sessions[name] = said
+                self.sessions[name] = action
             case SessionEnded(name, lease):
                 if name in self.sessions and self.sessions[name].lease == lease:
                     del self.sessions[name]
@@ -124,45 +126,45 @@ class Holding:
                 self.sessions.update((one.name, one) for one in sessions)
                 for pool, slots, tokens in short:
                     if pool in self._accounts:
-                        self._accounts.add(pool, -slots, -tokens)
+                        self._accounts.add_credit(pool, -slots, -tokens)
                     else:
-                        self._undraw(pool, slots, tokens)
+                        self._reduce_draws(pool, slots, tokens)
 
-    def balance(self, now: float, *, every: bool = False) -> None:
-        """Give back credit and ask for it, on engines where it has changed."""
-        contended = self._link.contended
-        for engine in self._accounts.names() if every else sorted(self.touched):
-            if self._accounts.model(engine) in self._link.recovering:
+    def balance_credit(self, now: float, *, every: bool = False) -> None:
+        """Return surplus credit and request missing credit, on engines with changes."""
+        contended = self._router_session.contended
+        for engine in self._accounts.names() if every else sorted(self.touched_engines):
+            if self._accounts.model_of(engine) in self._router_session.recovering:
                 continue
-            back = self._accounts.surplus(engine, contended)
-            wanted = self._accounts.ask(engine, contended, now) if back is None else None
+            back = self._accounts.take_surplus(engine, contended)
+            wanted = self._accounts.request_credit(engine, contended, now) if back is None else None
             for event in (back, wanted):
                 if event is not None:
-                    self._link.put(event)
-        self.touched.clear()
+                    self._router_session.put(event)
+        self.touched_engines.clear()
 
-    def begin_here(self, waiting: Waiting) -> str | None:
-        """Run a request on credit, of its session's engine or its affinity's if that has room; returns the engine, None
-        where none has. O(sessions) for a request of one."""
+    def begin_on_credit(self, waiting: PendingRequest) -> str | None:
+        """Begin a request on credit, preferably of its session's or its affinity's engine; returns the engine, or None
+        if no engine has enough credit. O(sessions) for a request of a session."""
         arrival = waiting.arrival
         affinity = arrival.affinity
         if arrival.session is not None:
             affinity = next((one.engine for one in self.sessions.values() if one.lease == arrival.session), affinity)
         engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, affinity)
         if engine is not None:
-            self._accounts.take(engine, arrival.slots, arrival.cost)
-            self.touched.add(engine)
-            self._begin(Running(waiting.model, engine, arrival, arrival.slots, arrival.cost, arrival.cost, ""))
+            self._accounts.grant(engine, arrival.slots, arrival.cost)
+            self.touched_engines.add(engine)
+            self._begin(RunningRequest(waiting.model, engine, arrival, arrival.slots, arrival.cost, arrival.cost, ""))
         return engine
 
-    def begin_there(self, waiting: Waiting, engine: str) -> None:
-        """The actor has granted a request; the account grows with what it holds."""
+    def begin_granted(self, waiting: PendingRequest, engine: str) -> None:
+        """Begin a request that the actor has granted; the account grows by what it holds."""
         arrival, drawn = waiting.arrival, waiting.drawn
-        slots, tokens = (arrival.slots, arrival.cost) if drawn is None else drawn.rest(arrival)
-        self._accounts.hold(engine, slots, tokens)
-        self._begin(Running(waiting.model, engine, arrival, slots, tokens, tokens, waiting.ticket, drawn))
+        slots, tokens = (arrival.slots, arrival.cost) if drawn is None else drawn.remainder(arrival)
+        self._accounts.add_held(engine, slots, tokens)
+        self._begin(RunningRequest(waiting.model, engine, arrival, slots, tokens, tokens, waiting.ticket, drawn))
 
-    def end(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> Running | None:
+    def end(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> RunningRequest | None:
         """A request has ended after so many tokens (None: not known, its estimate counts); None: it did not run."""
         run = self._running.get(request_id)
         if run is None:
@@ -173,84 +175,86 @@ class Holding:
         if output_tokens is None:
             output_tokens = max(0, run.arrival.cost_tokens - run.arrival.prompt_tokens)
         if run.ticket:
-            self._accounts.hold(run.engine, -run.slots, -run.tokens)
-            self._link.done(Done(run.ticket, prompt_tokens, output_tokens))
+            self._accounts.add_held(run.engine, -run.slots, -run.tokens)
+            self._router_session.end_request(Done(run.ticket, prompt_tokens, output_tokens))
         else:
             if run.drawn is not None:
-                self._link.put(GiveBack(run.drawn.lease, run.drawn.slots, run.drawn.tokens))
-            self._accounts.put_back(run.engine, run.slots, run.tokens)
-            self.touched.add(run.engine)
-            self._link.used(run.model, run.arrival, 1, prompt_tokens, max(0, output_tokens - run.reported))
-            if run.owed:
-                self._link.put(Enough(request_id, run.engine))
+                self._router_session.put(GiveBack(run.drawn.lease, run.drawn.slots, run.drawn.tokens))
+            self._accounts.release(run.engine, run.slots, run.tokens)
+            self.touched_engines.add(run.engine)
+            self._router_session.add_usage(
+                run.model, run.arrival, 1, prompt_tokens, max(0, output_tokens - run.reported_tokens)
+            )
+            if run.owed_tokens:
+                self._router_session.put(CancelKvTokenRequest(request_id, run.engine))
         return run
 
-    def produced(self, request_id: str) -> int:
-        """Output tokens of a request so far; none of one that does not run."""
+    def output_tokens(self, request_id: str) -> int:
+        """Output tokens of a request so far; 0 if it does not run."""
         run = self._running.get(request_id)
-        return 0 if run is None else run.produced
+        return 0 if run is None else run.output_tokens
 
     def progress(self, request_id: str, output_tokens: int) -> None:
-        """A request has put out so many tokens more."""
+        """A request has generated this many more tokens."""
         run = self._running.get(request_id)
         if run is None:
             return
-        run.produced += output_tokens
+        run.output_tokens += output_tokens
         if run.ticket:
-            self._link.progress(run.ticket, output_tokens)
+            self._router_session.add_progress(run.ticket, output_tokens)
         else:
-            run.reported += output_tokens
-            self._link.used(run.model, run.arrival, 0, 0, output_tokens)
+            run.reported_tokens += output_tokens
+            self._router_session.add_usage(run.model, run.arrival, 0, 0, output_tokens)
 
     def grow(self, request_id: str, tokens: int) -> bool:
-        """A request needs more KV tokens; False: they are asked for, and it has not got them yet."""
+        """A request needs more KV tokens; False: they are requested from the actor, not granted yet."""
         run = self._running.get(request_id)
         if run is None:
             return False
         if not run.ticket and self._accounts.credit(run.engine)[1] >= tokens:
-            self._accounts.take(run.engine, 0, tokens)
+            self._accounts.grant(run.engine, 0, tokens)
             run.tokens += tokens
-            self.touched.add(run.engine)
+            self.touched_engines.add(run.engine)
             return True
-        run.owed += tokens
-        self._link.put(Grow(request_id, run.ticket, run.engine, tokens, run.arrival.request_class))
+        run.owed_tokens += tokens
+        self._router_session.put(KvTokenRequest(request_id, run.ticket, run.engine, tokens, run.arrival.request_class))
         return False
 
-    def _owed(self) -> list[Grow]:
-        """What was asked for and has not come, as it is to be said to an actor that does not know. O(requests)."""
+    def _kv_token_requests(self) -> list[KvTokenRequest]:
+        """The open KV token requests, for a new incarnation. O(requests)."""
         running = self._running.items()
         return [
-            Grow(request_id, "", run.engine, run.owed, run.arrival.request_class)
+            KvTokenRequest(request_id, "", run.engine, run.owed_tokens, run.arrival.request_class)
             for request_id, run in running
-            if run.owed
+            if run.owed_tokens
         ]
 
     def _reclaim(self, engine: str, above: RequestClass) -> None:
-        """Give back what requests below a class have beyond their estimates; they are owed it. O(requests)."""
+        """Return KV tokens beyond the estimates of requests below a class; they become KV debt. O(requests)."""
         for request_id, run in self._running.items():
-            more, level = run.tokens - run.estimate, run.arrival.request_class
+            more, level = run.tokens - run.estimated_tokens, run.arrival.request_class
             if run.engine == engine and level < above and more > 0:
-                self._accounts.hold(engine, 0, -more)
+                self._accounts.add_held(engine, 0, -more)
                 run.tokens -= more
-                run.owed += more
-                self._link.put(Grow(request_id, run.ticket, engine, more, level, back=True))
+                run.owed_tokens += more
+                self._router_session.put(KvTokenRequest(request_id, run.ticket, engine, more, level, reclaimed=True))
 
-    def _grown(self, said: Grown) -> None:
-        """The actor has given a request more."""
-        run = self._running.get(said.request_id)
-        if run is not None and run.drawn is not None and (run.drawn.lease, run.ticket) == (said.engine, said.ticket):
-            run.drawn = run.drawn._replace(tokens=run.drawn.tokens + said.tokens)
-            run.owed -= said.tokens
-        elif run is not None and (run.engine, run.ticket) == (said.engine, said.ticket):
-            self._accounts.hold(said.engine, 0, said.tokens)
-            run.tokens += said.tokens
-            run.owed -= said.tokens
-        elif not said.ticket and said.engine in self._accounts:  # else its end, said later, has given that back, too
-            self._accounts.add(said.engine, 0, said.tokens)
-            self.touched.add(said.engine)
+    def _on_kv_token_grant(self, grant: KvTokenGrant) -> None:
+        """The actor has granted a request more KV tokens."""
+        run = self._running.get(grant.request_id)
+        if run is not None and run.drawn is not None and (run.drawn.lease, run.ticket) == (grant.engine, grant.ticket):
+            run.drawn = run.drawn._replace(tokens=run.drawn.tokens + grant.tokens)
+            run.owed_tokens -= grant.tokens
+        elif run is not None and (run.engine, run.ticket) == (grant.engine, grant.ticket):
+            self._accounts.add_held(grant.engine, 0, grant.tokens)
+            run.tokens += grant.tokens
+            run.owed_tokens -= grant.tokens
+        elif not grant.ticket and grant.engine in self._accounts:  # otherwise the later `Done` has returned these too
+            self._accounts.add_credit(grant.engine, 0, grant.tokens)
+            self.touched_engines.add(grant.engine)
 
-    def _undraw(self, lease: str, slots: int, tokens: int) -> None:
-        """So much of what requests have drawn of a session is not ours any more: it may have ended. O(requests)."""
+    def _reduce_draws(self, lease: str, slots: int, tokens: int) -> None:
+        """Reduce the draws on a session by what the actor could not book: it may have ended. O(requests)."""
         for run in self._running.values():
             drawn = run.drawn
             if drawn is not None and drawn.lease == lease:
@@ -258,20 +262,20 @@ class Holding:
                 slots, tokens = slots - less_slots, tokens - less_tokens
                 run.drawn = drawn._replace(slots=drawn.slots - less_slots, tokens=drawn.tokens - less_tokens)
 
-    def drawn(self, waiting: Iterable[Drawn] = ()) -> tuple[Amount, ...]:
-        """What requests that run have of sessions, and these of those who wait, by lease. O(requests)."""
+    def session_draws(self, waiting: Iterable[SessionDraw] = ()) -> tuple[Amount, ...]:
+        """Draws on sessions by running requests, plus those of waiting ones, by lease. O(requests)."""
         found: dict[str, tuple[int, int]] = {}
         for one in (*(run.drawn for run in self._running.values() if run.drawn is not None), *waiting):
             slots, tokens = found.get(one.lease, (0, 0))
             found[one.lease] = slots + one.slots, tokens + one.tokens
         return tuple(Amount(lease, *amounts) for lease, amounts in found.items())
 
-    def places(self) -> dict[str, Running]:
-        """Every request that runs, by its id."""
+    def by_id(self) -> dict[str, RunningRequest]:
+        """All running requests, by id."""
         return dict(self._running)
 
     def recount(self) -> list[str]:
-        """Have each engine's account hold what its requests do; returns engines where that was another amount.
+        """Set each engine's held amount to the sum of its requests; returns engines where it differed.
         O(requests + engines)."""
         held = {engine: [0, 0] for engine in self._accounts.names()}
         for run in self._running.values():
@@ -280,24 +284,29 @@ class Holding:
         wrong = [engine for engine, sums in held.items() if tuple(sums) != self._accounts.held(engine)]
         for engine in wrong:
             slots, tokens = self._accounts.held(engine)
-            self._accounts.hold(engine, held[engine][0] - slots, held[engine][1] - tokens)
+            self._accounts.add_held(engine, held[engine][0] - slots, held[engine][1] - tokens)
         return wrong
 
-    def restate(self, rules: Iterable[Event], *, good: bool) -> list[Event]:
-        """What begins an incarnation: the actor does not know of these requests any more. `good`: the credit is ours
-        still. O(requests + engines)."""
-        self.closing.clear()
+    def begin_incarnation(self, policies: Iterable[RouterEvent], *, credit_valid: bool) -> list[RouterEvent]:
+        """First events of an incarnation; running requests lose their tickets. `credit_valid`: the credit is still
+        this router's. O(requests + engines)."""
+        self.dropped_engines.clear()
         for run in self._running.values():
             run.ticket = ""
-        reached = (Reach(model, engine, usable) for engine, model, usable in self._accounts.engines())
-        return [Hello(self._accounts.restate(good=good) + self.drawn()), *rules, *reached, *self._owed()]
+        reached = (EngineReachability(model, engine, usable) for engine, model, usable in self._accounts.engines())
+        return [
+            Hello(self._accounts.begin_incarnation(credit_valid=credit_valid) + self.session_draws()),
+            *policies,
+            *reached,
+            *self._kv_token_requests(),
+        ]
 
-    def _begin(self, run: Running) -> None:
+    def _begin(self, run: RunningRequest) -> None:
         self._running[run.arrival.request_id] = run
         self._counts[run.model] += 1
-        if self._accounts.was_last(run.engine) and self._accounts.reach(run.model, run.engine, False):
-            self._link.put(Reach(run.model, run.engine, False))  # it closes behind the only one that it takes
-            self.touched.add(run.engine)
+        if self._accounts.takes_no_more(run.engine) and self._accounts.set_reachability(run.model, run.engine, False):
+            self._router_session.put(EngineReachability(run.model, run.engine, False))  # an engine for a single request
+            self.touched_engines.add(run.engine)
 
     def _forget(self, request_id: str) -> None:
         model = self._running.pop(request_id).model

@@ -1,10 +1,10 @@
-"""What running requests have outgrown their estimates by and could not be given: they are owed it, the first first.
+"""KV debt: KV tokens that running requests need beyond their estimates and are not granted yet; repaid in FIFO order.
 
-The engine uses those tokens whether they were given or not; whoever began meanwhile would take another's blocks. So
-nobody of their class or a lower one begins on an engine while somebody is owed tokens there, and what comes free is
-theirs; but not before a higher class that waits: what it takes of blocks in use ends in vLLM's recompute preemption.
+The engine uses those tokens whether they are granted or not, so a request that begins meanwhile would take blocks in
+use. Therefore no request of the same or a lower class begins on an engine with KV debt, and freed tokens pay the debt
+first. A waiting request of a higher class comes before that; if it takes blocks in use, vLLM preempts by recompute.
 
-Invariant: a request is owed nothing once it has ended, its router has begun anew, or its engine is gone.
+Invariant: a request has no KV debt once it has ended, its router has begun a new incarnation, or its engine is gone.
 """
 
 from __future__ import annotations
@@ -15,87 +15,87 @@ from typing import NamedTuple
 from serve_app.types import RequestClass
 
 
-class Grower(NamedTuple):
-    """A request that runs. `ticket`: empty if its router granted it by itself; else its `request_id` is that one's."""
+class OwedRequest(NamedTuple):
+    """A running request with KV debt. `ticket`: empty if granted on credit; `request_id` is the router's id."""
 
     router: str
     request_id: str
     ticket: str
-    level: RequestClass
+    request_class: RequestClass
 
 
-class Growth:
-    """KV tokens owed, by engine and request. O(1) per event, save where it is said."""
+class KvDebt:
+    """KV tokens owed, by engine and request. O(1) per event, unless stated."""
 
     def __init__(self) -> None:
-        self._owed: dict[str, dict[Grower, int]] = {}
-        self._engine_of: dict[str, str] = {}  # of tickets
-        self._grower_of: dict[str, Grower] = {}
+        self._debts: dict[str, dict[OwedRequest, int]] = {}
+        self._engine_of_ticket: dict[str, str] = {}
+        self._request_of_ticket: dict[str, OwedRequest] = {}
 
     @property
     def engines(self) -> frozenset[str]:
-        """Engines on which somebody is owed tokens."""
-        return frozenset(self._owed)
+        """Engines with KV debt."""
+        return frozenset(self._debts)
 
-    def owes(self, engine: str) -> bool:
-        """Whether somebody is owed tokens of this engine."""
-        return engine in self._owed
+    def has_debt(self, engine: str) -> bool:
+        """Whether an engine has KV debt."""
+        return engine in self._debts
 
-    def owe(self, engine: str, who: Grower, tokens: int) -> None:
-        """A request is owed so many more."""
-        owed = self._owed.setdefault(engine, {})
-        owed[who] = owed.get(who, 0) + tokens
-        if who.ticket:
-            self._engine_of[who.ticket], self._grower_of[who.ticket] = engine, who
+    def add(self, engine: str, request: OwedRequest, tokens: int) -> None:
+        """Add KV debt of a request."""
+        owed = self._debts.setdefault(engine, {})
+        owed[request] = owed.get(request, 0) + tokens
+        if request.ticket:
+            self._engine_of_ticket[request.ticket], self._request_of_ticket[request.ticket] = engine, request
 
-    def levels(self, engine: str) -> set[RequestClass]:
-        """The classes of those who are owed something there. O(owed there)."""
-        return {who.level for who in self._owed.get(engine, ())}
+    def classes(self, engine: str) -> set[RequestClass]:
+        """The classes of the requests with KV debt on an engine. O(debts there)."""
+        return {who.request_class for who in self._debts.get(engine, ())}
 
-    def settle(self, engine: str, give: Callable[[Grower, int], bool], least: RequestClass) -> None:
-        """Give what is owed to this class and those above, in order, until `give` says that there is no more."""
-        for who, tokens in list(self._owed.get(engine, {}).items()):
-            if who.level < least:
+    def pay(self, engine: str, charge: Callable[[OwedRequest, int], bool], min_class: RequestClass) -> None:
+        """Pay the debts of this class and higher ones, in FIFO order, until `charge` returns False."""
+        for who, tokens in list(self._debts.get(engine, {}).items()):
+            if who.request_class < min_class:
                 continue
-            if not give(who, tokens):
+            if not charge(who, tokens):
                 return
             self._forget(engine, who)
 
-    def ended(self, ticket: str) -> None:
-        """A request has ended; one that is owed nothing changes nothing."""
-        if ticket in self._engine_of:
-            self._forget(self._engine_of[ticket], self._grower_of[ticket])
+    def end_ticket(self, ticket: str) -> None:
+        """A request with a ticket has ended; without debt nothing changes."""
+        if ticket in self._engine_of_ticket:
+            self._forget(self._engine_of_ticket[ticket], self._request_of_ticket[ticket])
 
-    def ended_elsewhere(self, engine: str, router: str, request_id: str) -> None:
-        """So has one that its router granted by itself."""
+    def end_unticketed(self, engine: str, router: str, request_id: str) -> None:
+        """A request granted on credit has ended."""
         for level in RequestClass:
-            self._forget(engine, Grower(router, request_id, "", level))
+            self._forget(engine, OwedRequest(router, request_id, "", level))
 
-    def forget(self, routers: Iterable[str]) -> list[str]:
-        """Routers begin anew or are gone; returns the engines where something was owed to them. O(owed)."""
+    def forget_routers(self, routers: Iterable[str]) -> list[str]:
+        """Routers begin a new incarnation or are gone; returns the engines where they had debts. O(debts)."""
         names, found = set(routers), []
-        for engine, owed in list(self._owed.items()):
+        for engine, owed in list(self._debts.items()):
             gone = [who for who in owed if who.router in names]
             for who in gone:
                 self._forget(engine, who)
             found += [engine] if gone else []
         return found
 
-    def left(self, engine: str, router: str) -> None:
-        """A router is done with an engine. O(owed there)."""
-        for who in [who for who in self._owed.get(engine, ()) if who.router == router]:
+    def end_router_on_engine(self, engine: str, router: str) -> None:
+        """A router has dropped an engine. O(debts there)."""
+        for who in [who for who in self._debts.get(engine, ()) if who.router == router]:
             self._forget(engine, who)
 
-    def drop(self, engine: str) -> None:
-        """An engine is gone. O(owed there)."""
-        for who in list(self._owed.get(engine, ())):
+    def drop_engine(self, engine: str) -> None:
+        """An engine is gone. O(debts there)."""
+        for who in list(self._debts.get(engine, ())):
             self._forget(engine, who)
 
-    def _forget(self, engine: str, who: Grower) -> None:
-        owed = self._owed.get(engine, {})
-        if owed.pop(who, None) is None:
+    def _forget(self, engine: str, request: OwedRequest) -> None:
+        owed = self._debts.get(engine, {})
+        if owed.pop(request, None) is None:
             return
-        self._engine_of.pop(who.ticket, None)
-        self._grower_of.pop(who.ticket, None)
+        self._engine_of_ticket.pop(request.ticket, None)
+        self._request_of_ticket.pop(request.ticket, None)
         if not owed:
-            del self._owed[engine]
+            del self._debts[engine]

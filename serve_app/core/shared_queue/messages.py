@@ -1,22 +1,21 @@
-"""What a router and the quota actor say to each other about requests: values that cross the border as they are.
+"""Messages between a router and the quota actor about requests: events to the actor, actions to the router.
 
-Spans only, no moments: each side has a clock of its own. Tuples: there are tens of thousands of them a second.
+Durations only, no timestamps: each side has its own clock. Tuples, because there are tens of thousands a second.
 
-An account is what a router may use of one engine, slots and KV tokens: what its requests hold there and what it has
-besides, its credit. The ledger holds the account's sum; every change of it is one event or one action of the ordered
-stream (`core.shared_queue.delivery`), so both ends count the same however the messages travel. A session is a pool of
-its own beside its engine (`core.memory.sessions`), by the name of its lease: there a router holds what requests draw,
-and has no credit.
+An account is what a router may use of one engine, in slots and KV tokens: the amount its requests hold plus its credit.
+The ledger has the sum; every change is one event or one action of the ordered stream (`core.shared_queue.delivery`), so
+both ends count the same whatever the network does. A session is a separate pool on its engine (`core.memory.sessions`),
+named by its lease: there a router holds what its requests draw, and has no credit.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from serve_app.core.queue import Arrival, Grant, Policy, Preempt, QueueStatus, Refuse
+from serve_app.core.queue import Arrival, Grant, Preempt, QueuePolicy, QueueStatus, Refuse
 from serve_app.types import RequestClass
 
-UNTOLD = Policy(max_queued=1000, max_wait_s=60.0)  # of a model of which nobody has said its `Rules`
+DEFAULT_POLICY = QueuePolicy(max_queued=1000, max_wait_s=60.0)  # of a model without a `ModelPolicy`
 
 
 class Amount(NamedTuple):
@@ -31,40 +30,40 @@ class Amount(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The first event of every incarnation: what the router's accounts are. The actor books what it can of it."""
+    """First event of every incarnation: the router's accounts. The actor books as much as is free."""
 
-    holds: tuple[Amount, ...]
+    accounts: tuple[Amount, ...]
 
 
-class Rules(NamedTuple):
-    """The router serves this model, with these bounds of its line; None: not any more."""
+class ModelPolicy(NamedTuple):
+    """The router serves this model, with these bounds of its queue; None: it no longer does."""
 
     model: str
-    policy: Policy | None
+    policy: QueuePolicy | None
 
 
-class Reach(NamedTuple):
-    """Whether the router can hand requests to this engine now."""
+class EngineReachability(NamedTuple):
+    """Whether the router can send requests to this engine now."""
 
     model: str
     engine: str
     usable: bool
 
 
-class Left(NamedTuple):
-    """The router is done with an engine; its account there is nothing, and what ran there is forgotten. Answered by
-    `Closed`, before which it does not begin with that engine again."""
+class EngineDropped(NamedTuple):
+    """The router drops an engine: its account there is zero, its requests there are forgotten. Answered by
+    `EngineDropAcknowledged`; the router does not use that engine again before that."""
 
     engine: str
 
 
 class Arrive(NamedTuple):
-    """A request asks for a place.
+    """A request enters the queue.
 
     Args:
-        model: whose line.
+        model: the model of the queue.
         arrival: its `request_id` is the ticket, never used twice; its `deadline` is the seconds left.
-        waited_s: how long it has waited so far; ageing and the longest wait count from there.
+        waited_s: time waited so far; ageing and the maximum wait include it.
     """
 
     model: str
@@ -73,28 +72,28 @@ class Arrive(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """The caller of this ticket is gone, or has been served otherwise; what it was granted comes back with this."""
+    """The caller of this ticket is gone, or was served on credit; this event returns what the ticket was granted."""
 
     ticket: str
 
 
-class Progress(NamedTuple):
-    """A request runs and has put out this many tokens since the last word of it."""
+class TokenProgress(NamedTuple):
+    """A running request has generated this many tokens since its last report."""
 
     ticket: str
     output_tokens: int
 
 
 class Done(NamedTuple):
-    """A granted request has ended; all that its account held for it comes back with this."""
+    """A granted request has ended; this event returns all that the account held for it."""
 
     ticket: str
     prompt_tokens: int
     output_tokens: int
 
 
-class Usage(NamedTuple):
-    """What the router has granted by itself since its last word, for the fairness counters of the line."""
+class CreditUsage(NamedTuple):
+    """Requests and tokens granted on credit since the last report, for the queue's fairness counters."""
 
     model: str
     request_class: RequestClass
@@ -105,67 +104,68 @@ class Usage(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """Credit of this account, or what a request without a ticket had drawn of a session, is the actor's again."""
+    """Returns credit of this account, or what a request without a ticket had drawn on a session."""
 
     engine: str
     slots: int
     tokens: int
 
 
-class Ask(NamedTuple):
-    """The router has this credit left on the engine, and would have more."""
+class CreditRequest(NamedTuple):
+    """The router has this credit left on the engine and requests more."""
 
     engine: str
     slots: int
     tokens: int
 
 
-class Grow(NamedTuple):
-    """A running request of this class outgrows its estimate by so much more. `ticket`: empty if its router granted it.
-    `back`: the request had them, and they have been taken off the account, by `Reclaim`.
+class KvTokenRequest(NamedTuple):
+    """A running request of this class needs more tokens than estimated. `ticket`: empty if granted on credit.
+    `reclaimed`: the request had these tokens; `Reclaim` took them off the account.
 
-    Answered by `Grown` once it is to be had; the end of the request (`Done`, `Cancel`, `Enough`) takes it back."""
+    Answered by `KvTokenGrant` once they are free; the end of the request cancels it (`Done`, `Cancel`,
+    `CancelKvTokenRequest`)."""
 
     request_id: str
     ticket: str
     engine: str
     tokens: int
     request_class: RequestClass
-    back: bool = False
+    reclaimed: bool = False
 
 
-class Held(NamedTuple):
-    """What the router goes by, said at every beat: the actor compares it with what it has booked.
+class AccountReport(NamedTuple):
+    """The router's accounts, sent at every heartbeat; the actor compares them with the ledger.
 
     Args:
-        holds: what its requests hold, by engine.
-        accounts: that and its credit together.
-        heard: the last action that the router had taken when it said so.
+        in_use: what its requests hold, by engine.
+        accounts: in use plus credit.
+        last_action: the last action the router had taken at the time.
     """
 
-    holds: tuple[Amount, ...]
+    in_use: tuple[Amount, ...]
     accounts: tuple[Amount, ...]
-    heard: int
+    last_action: int
 
 
-class Enough(NamedTuple):
-    """A request that the router granted by itself has ended, and is owed nothing of what it asked for in `Grow`."""
+class CancelKvTokenRequest(NamedTuple):
+    """A request granted on credit has ended: cancels its `KvTokenRequest`."""
 
     request_id: str
     engine: str
 
 
-class Look(NamedTuple):
-    """Where does this ticket stand? Answered by `Stands` while it waits."""
+class StatusRequest(NamedTuple):
+    """Requests the queue position of this ticket. Answered by `StatusReply` while it waits."""
 
     ticket: str
 
 
-# Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are the line's own, by ticket
+# Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are those of `core.queue`, by ticket
 
 
 class SessionOpened(NamedTuple):
-    """A session is open: its name (`core.memory.sessions.name_of`), its lease, its model and its engine."""
+    """A session is open. `name`: see `core.memory.sessions.session_name`."""
 
     name: str
     lease: str
@@ -174,62 +174,62 @@ class SessionOpened(NamedTuple):
 
 
 class SessionEnded(NamedTuple):
-    """It is not any more; a later one of the same name has another lease."""
+    """A session has ended; a later one of the same name has another lease."""
 
     name: str
     lease: str
 
 
 class Booked(NamedTuple):
-    """The answer to `Hello`: what is missing in the ledger of what the router said it has, and the open sessions."""
+    """Answer to `Hello`: the part of the reported accounts that could not be booked, and the open sessions."""
 
-    short: tuple[Amount, ...]
+    shortfall: tuple[Amount, ...]
     sessions: tuple[SessionOpened, ...]
 
 
-class Drawn(NamedTuple):
-    """A request that was handed in has this of its session. With the slot it runs at once, beside the line; without, it
-    waits in the line for what is missing."""
+class SessionDraw(NamedTuple):
+    """A submitted request has this of its session. With the slot it runs at once, outside the queue; without, it waits
+    in the queue for the rest."""
 
     ticket: str
     lease: str
     slots: int
     tokens: int
 
-    def rest(self, arrival: Arrival) -> tuple[int, int]:
-        """Slots and tokens that the request needs of its engine beside that."""
+    def remainder(self, arrival: Arrival) -> tuple[int, int]:
+        """Slots and tokens that the request needs of its engine besides."""
         missing = arrival.cost - self.tokens
         return (0, missing) if self.slots else (arrival.slots, max(1, missing))
 
 
-class Closed(NamedTuple):
-    """The answer to `Left`."""
+class EngineDropAcknowledged(NamedTuple):
+    """Answer to `EngineDropped`."""
 
     engine: str
 
 
-class Credit(NamedTuple):
-    """The account has grown by this much, or has fallen."""
-
-    engine: str
-    slots: int
-    tokens: int
-
-
-class Lent(NamedTuple):
-    """The answer to `Ask`: the account has grown by this much, which may be nothing; `spare_*`: the credit each router
-    is to have there while nobody waits."""
+class CreditChange(NamedTuple):
+    """Change of the router's account, positive or negative."""
 
     engine: str
     slots: int
     tokens: int
-    spare_slots: int
-    spare_tokens: int
 
 
-class Grown(NamedTuple):
-    """The request has so many tokens more, of its engine or its session. If it has ended, they are credit; under a
-    ticket they came back with it."""
+class CreditGrant(NamedTuple):
+    """Answer to `CreditRequest`: increase of the account, zero possible; `target_*`: the credit of each router there
+    while no request waits."""
+
+    engine: str
+    slots: int
+    tokens: int
+    target_slots: int
+    target_tokens: int
+
+
+class KvTokenGrant(NamedTuple):
+    """The request has this many more tokens, of its engine or its session. If it has ended, they become credit, or with
+    a ticket were returned at its end."""
 
     request_id: str
     ticket: str
@@ -238,48 +238,48 @@ class Grown(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """Somebody of this class waits: what requests of lower ones have on the engine beyond their estimates is given back
-    (`Grow`, `back`), and owed to them again."""
+    """A request of this class waits: tokens beyond the estimates of lower classes on the engine are returned
+    (`KvTokenRequest.reclaimed`) and become KV debt again."""
 
     engine: str
     request_class: RequestClass
 
 
-class Stands(NamedTuple):
-    """The answer to `Look`; `status` has the ticket for its id."""
+class StatusReply(NamedTuple):
+    """Answer to `StatusRequest`; the id in `status` is the ticket."""
 
     status: QueueStatus
 
 
-Event = (
+RouterEvent = (
     Hello
-    | Rules
-    | Reach
-    | Left
+    | ModelPolicy
+    | EngineReachability
+    | EngineDropped
     | Arrive
     | Cancel
-    | Progress
+    | TokenProgress
     | Done
-    | Usage
+    | CreditUsage
     | GiveBack
-    | Ask
-    | Grow
-    | Enough
-    | Held
-    | Look
+    | CreditRequest
+    | KvTokenRequest
+    | CancelKvTokenRequest
+    | AccountReport
+    | StatusRequest
 )
-Action = (
+ActorAction = (
     Grant
     | Refuse
     | Preempt
     | Booked
-    | Closed
-    | Credit
-    | Lent
-    | Grown
+    | EngineDropAcknowledged
+    | CreditChange
+    | CreditGrant
+    | KvTokenGrant
     | Reclaim
-    | Stands
+    | StatusReply
     | SessionOpened
     | SessionEnded
-    | Drawn
+    | SessionDraw
 )

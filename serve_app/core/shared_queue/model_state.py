@@ -1,79 +1,85 @@
-"""What the lines of `core.shared_queue.granting` consist of: engines, requests, and a model's line of both."""
+"""State of the queues of `core.shared_queue.granting`: engines, requests, and a model's queue with its engines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from serve_app.core.queue import Admission, Arrival
-from serve_app.core.shared_queue.messages import Drawn
+from serve_app.core.shared_queue.messages import SessionDraw
 from serve_app.types import RequestClass
 
 
 @dataclass(slots=True)
-class Engine:
-    """An engine, as far as a line is concerned with it."""
+class EngineState:
+    """An engine in a model's queue."""
 
-    reached: dict[str, bool] = field(default_factory=dict)  # by router
-    owed: set[str] = field(default_factory=set)  # routers that have to say anew what runs there
-    slots: int = 0  # held by this line's grants
-    tokens: int = 0
-    debt: RequestClass | None = None  # the highest class of those who are owed tokens, as the line was told
-    reclaimed: RequestClass | None = None  # the class for which growth of lower ones was asked back
-    told: tuple[int, int, int, int, int] | None = None  # slots and tokens it has, those in other hands, and of sessions
+    reachable_from: dict[str, bool] = field(default_factory=dict)  # by router
+    unreconciled: set[str] = field(default_factory=set)  # routers that must report again what runs there
+    granted_slots: int = 0  # held by this queue's grants
+    granted_tokens: int = 0
+    debt_class: RequestClass | None = None  # highest class with KV debt, as reported to the queue
+    reclaimed_for: RequestClass | None = None  # class for which tokens of lower ones were reclaimed
+    reported_capacity: tuple[int, int, int, int, int] | None = (
+        None  # slots and tokens; those outside the queue; tokens of sessions
+    )
 
-    def open_to(self, routers: set[str]) -> bool:
-        """Whether somebody who is granted a place here can go there."""
-        return not self.owed and any(self.reached.get(router) for router in routers)
+    def is_open_to(self, routers: set[str]) -> bool:
+        """Whether a granted request can be sent to this engine."""
+        return not self.unreconciled and any(self.reachable_from.get(router) for router in routers)
 
 
 @dataclass(slots=True)
-class Line:
-    """The line of one model, and what it grants from."""
+class ModelState:
+    """The queue of one model, and the engines it grants from."""
 
     admission: Admission
     routers: set[str] = field(default_factory=set)
-    engines: dict[str, Engine] = field(default_factory=dict)
-    avoids: dict[str, frozenset[str]] = field(default_factory=dict)  # by router, until the reach of one changes
+    engines: dict[str, EngineState] = field(default_factory=dict)
+    unreachable_cache: dict[str, frozenset[str]] = field(
+        default_factory=dict
+    )  # by router, until a reachability changes
 
-    def avoid(self, router: str) -> frozenset[str]:
-        """Engines that others reach and this router does not. O(engines) after a change, else O(1)."""
-        found = self.avoids.get(router)
+    def unreachable_from(self, router: str) -> frozenset[str]:
+        """Engines that other routers reach and this one does not. O(engines) after a change, else O(1)."""
+        found = self.unreachable_cache.get(router)
         if found is None:
-            there = (name for name, one in self.engines.items() if not one.reached.get(router) and self.open(name))
-            found = self.avoids[router] = frozenset(there)
+            there = (
+                name for name, one in self.engines.items() if not one.reachable_from.get(router) and self.is_open(name)
+            )
+            found = self.unreachable_cache[router] = frozenset(there)
         return found
 
     @property
-    def waits(self) -> RequestClass | None:
-        """The highest class of which somebody waits; None: nobody does."""
+    def highest_waiting_class(self) -> RequestClass | None:
+        """The highest class with waiting requests; None: no request waits."""
         ahead = self.admission.ahead(min(RequestClass))
         return ahead[0][0] if ahead else None
 
-    def open(self, engine: str) -> bool:
-        """Whether somebody who is granted a place on this engine can go there."""
-        return self.engines[engine].open_to(self.routers)
+    def is_open(self, engine: str) -> bool:
+        """Whether a granted request can be sent to this engine."""
+        return self.engines[engine].is_open_to(self.routers)
 
 
 @dataclass(slots=True)
-class Request:
-    """A request in a line or in a place.
+class ActorRequest:
+    """A waiting or running request.
 
-    `slots` and `tokens`: what it holds of its engine, in its router's account; `drawn`: and of its session.
+    `slots` and `tokens`: held of its engine, in its router's account; `drawn`: held of its session.
     """
 
     router: str
     model: str
-    arrival: Arrival  # its deadline in this clock; avoids what its router did not reach when it last came in
+    arrival: Arrival  # its deadline in this clock; avoids engines its router could not reach when queued
     arrived_s: float
     engine: str = ""  # empty: it waits
     slots: int = 0
     tokens: int = 0
-    drawn: Drawn | None = None
-    whole: Arrival | None = None  # as it came, where it waits for less
-    short_of: str = ""  # the session whose slot was another request's when it came; empty: none, or it runs
-    produced: int = 0  # tokens of output, as far as they were told
+    drawn: SessionDraw | None = None
+    original_arrival: Arrival | None = None  # as submitted, if it waits for less
+    awaited_session: str = ""  # the session whose slot was in use at its arrival; empty: none, or it runs
+    reported_tokens: int = 0  # output tokens reported so far
 
     @property
-    def beside(self) -> bool:
-        """Whether it runs in its session's own slot, of which the line does not know."""
+    def runs_in_session_slot(self) -> bool:
+        """Whether it runs in its session's own slot, outside the queue."""
         return self.drawn is not None and self.drawn.slots > 0

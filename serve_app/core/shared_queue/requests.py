@@ -1,15 +1,15 @@
 """The requests of all queues, by ticket: each waits in its model's queue or runs in its router's account.
 
 Rules
-- A grant is charged to its router's account before the router hears of it, and comes back when the request ends.
-- A request avoids the engines that its own router does not reach; it comes in again, as old as it is, when that has
-  changed: at once where there are more, else when it would be granted one of those.
-- A request of a session draws on that when it comes: its tokens, and its one slot where these and what is free are
-  enough. Then it begins, and its use is charged to its tenant like any other's. Else it waits in the queue for the
-  rest, on the session's engine alone, or until the session's slot has come back and its tokens are enough. If the
-  session goes with its engine, it is a request like any other.
+- A grant is charged to its router's account before it is sent to the router, and returned when the request ends.
+- A request avoids the engines that its router cannot reach. When these change it is queued again with its original
+  arrival time: at once if the router reaches more engines, else when it would be granted an unreachable one.
+- A request of a session draws on the session at arrival: its tokens, and its one slot if these tokens and the free ones
+  are enough. Then it begins, and its use is charged to its tenant as usual. Otherwise it waits in the queue for the
+  rest, on the session's engine only, or until the session's slot is returned and the session's tokens are enough. If
+  the session ends with its engine, the request continues without a session.
 
-Invariant: a ticket is known from its arrival to its end, and nothing of it after that.
+Invariant: a ticket is known from its arrival to its end; no state of it remains afterwards.
 """
 
 from __future__ import annotations
@@ -18,277 +18,292 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from serve_app.core.memory import KEEPER, Sessions
+from serve_app.core.memory import SESSIONS_OWNER, SessionLeases
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Refuse
-from serve_app.core.shared_queue.actor_credit import Accounts
-from serve_app.core.shared_queue.kv_debt import Growth
-from serve_app.core.shared_queue.messages import UNTOLD, Drawn, Stands, Usage
-from serve_app.core.shared_queue.messages import Action as Said
-from serve_app.core.shared_queue.model_state import Line, Request
+from serve_app.core.shared_queue.actor_credit import ActorCredit
+from serve_app.core.shared_queue.kv_debt import KvDebt
+from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw, StatusReply
+from serve_app.core.shared_queue.model_state import ActorRequest, ModelState
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 
-class Requests:
-    """Requests that wait or run. O(log n) per event, save where it is said.
+class ActorRequests:
+    """Requests that wait or run. O(log n) per event, unless stated.
 
     Args:
-        accounts: what routers have of the ledger.
-        growth: what running requests are owed.
-        say: tells a router something.
-        sync: what is free of an engine may have changed.
+        accounts: the routers' accounts in the ledger.
+        kv_debt: KV tokens owed to running requests.
+        send: sends an action to a router.
+        sync: updates the free capacity of an engine.
     """
 
     def __init__(
         self,
-        accounts: Accounts,
-        sessions: Sessions,
-        growth: Growth,
-        say: Callable[[str, Said], None],
+        accounts: ActorCredit,
+        sessions: SessionLeases,
+        kv_debt: KvDebt,
+        send: Callable[[str, ActorAction], None],
         sync: Callable[[str, float], None],
     ) -> None:
-        self.accounts, self._sessions, self._growth, self._say, self._sync = accounts, sessions, growth, say, sync
-        self.lines: dict[str, Line] = {}
-        self.closed: frozenset[str] = frozenset()  # engines where it is not known what routers hold
-        self.touched: set[str] = set()  # models in which something was decided
-        self._requests: dict[str, Request] = {}
-        self._tickets: dict[str, dict[str, None]] = {}  # by router, in the order they came
-        self._again: list[str] = []  # tickets whose grant found nothing
-        self._short: dict[str, dict[str, None]] = {}  # tickets that wait and are short of a session's slot, by session
+        self.accounts, self._sessions, self._kv_debt, self._send, self._sync = accounts, sessions, kv_debt, send, sync
+        self.models: dict[str, ModelState] = {}
+        self.closed_engines: frozenset[str] = frozenset()  # engines on which the routers' holdings are unknown
+        self.touched_models: set[str] = set()  # models with a decision since the last event
+        self._requests: dict[str, ActorRequest] = {}
+        self._tickets: dict[str, dict[str, None]] = {}  # by router, in order of arrival
+        self._grants_to_retry: list[str] = []  # tickets whose grant could not be charged or reached
+        self._waiting_for_session: dict[
+            str, dict[str, None]
+        ] = {}  # waiting tickets that need a session's slot, by session
 
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
-        """A request asks for a place; its deadline is of this clock."""
-        line = self.line(model)
-        request = self._requests[arrival.request_id] = Request(router, model, arrival, arrived_s)
+        """Queue a request, or begin it in its session; its deadline is in this clock."""
+        model_state = self.model_state(model)
+        request = self._requests[arrival.request_id] = ActorRequest(router, model, arrival, arrived_s)
         self._tickets.setdefault(router, {})[arrival.request_id] = None
-        request.arrival = replace(arrival, avoid=self._avoid(request))
+        request.arrival = replace(arrival, avoid_replicas=self._engines_to_avoid(request))
         if arrival.session is not None:
-            self._draw(request, now)
-        if not request.beside:
-            self.act(model, line.admission.on_arrive(request.arrival, now, now - arrived_s))
+            self._draw_on_session(request, now)
+        if not request.runs_in_session_slot:
+            self.apply_actions(model, model_state.admission.on_arrive(request.arrival, now, now - arrived_s))
 
     def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
-        """A request has ended; what it held is its engine's again. An unknown ticket changes nothing."""
+        """A request has ended; return its slots and tokens. An unknown ticket changes nothing."""
         request = self._end(ticket, now)
         if request is not None:
-            self._charge_use(request, max(0, output_tokens - request.produced))
-            admission = self.lines[request.model].admission
-            self.act(request.model, admission.on_done(ticket, now, prompt_tokens, output_tokens))
+            self._charge_use(request, max(0, output_tokens - request.reported_tokens))
+            admission = self.models[request.model].admission
+            self.apply_actions(request.model, admission.on_done(ticket, now, prompt_tokens, output_tokens))
 
-    def take_over(self, ticket: str) -> None:
-        """What a granted request holds goes to whoever has called, before the line hears of its end."""
+    def release_holdings(self, ticket: str) -> None:
+        """Free a granted request's slots and tokens for the caller, before the queue processes its end."""
         request = self._requests[ticket]
         self.accounts.give_back(request.router, request.engine, request.slots, request.tokens)
         request.slots = request.tokens = 0
 
     def cancel(self, ticket: str, now: float) -> None:
-        """A request is of no use any more, waiting or running. An unknown ticket changes nothing."""
+        """Cancel a waiting or running request. An unknown ticket changes nothing."""
         request = self._end(ticket, now)
         if request is not None:
-            self.act(request.model, self.lines[request.model].admission.on_cancel(ticket, now), ended=ticket)
+            self.apply_actions(
+                request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
+            )
 
     def progress(self, ticket: str, output_tokens: int, now: float) -> None:
-        """A request has put out so many tokens more."""
+        """A request has generated this many more tokens."""
         request = self._requests.get(ticket)
         if request is not None:
             self._charge_use(request, output_tokens)
-            self.act(request.model, self.lines[request.model].admission.on_progress(ticket, output_tokens, now))
+            self.apply_actions(
+                request.model, self.models[request.model].admission.on_progress(ticket, output_tokens, now)
+            )
 
-    def look(self, router: str, ticket: str, now: float) -> None:
-        """Where does a ticket stand? Of one that does not wait nothing is said."""
+    def report_status(self, router: str, ticket: str, now: float) -> None:
+        """Send the queue position of a ticket, if it waits."""
         request = self._requests.get(ticket)
-        status = None if request is None else self.lines[request.model].admission.status(ticket, now)
+        status = None if request is None else self.models[request.model].admission.status(ticket, now)
         if status is not None:
-            self._say(router, Stands(status))
+            self._send(router, StatusReply(status))
 
-    def used(self, usage: Usage) -> None:
-        """A router has served somebody by itself."""
-        admission = self.line(usage.model).admission
-        admission.on_usage(usage.request_class, usage.tenant, usage.prompt_tokens, usage.output_tokens)
+    def add_usage(self, usage: CreditUsage) -> None:
+        """Count requests that a router granted on its own credit."""
+        admission = self.model_state(usage.model).admission
+        admission.on_uncounted_usage(usage.request_class, usage.tenant, usage.prompt_tokens, usage.output_tokens)
 
-    def once_more(self, now: float) -> None:
-        """What was granted where there was nothing any more, or where its router cannot go, waits again, as old as it
-        is."""
-        again, self._again = self._again, []
+    def retry_grants(self, now: float) -> None:
+        """Queue requests again, with their arrival time, whose grant could not be charged or whose router cannot reach
+        the engine."""
+        again, self._grants_to_retry = self._grants_to_retry, []
         while again:
             for ticket in again:
                 request = self._requests.get(ticket)
-                if request is None or request.engine:  # it has come in again meanwhile, and was granted
+                if request is None or request.engine:  # queued again and granted since
                     continue
-                if not self._astray(ticket):
-                    for engine in list(self.lines[request.model].engines):
+                if not self._is_avoid_outdated(ticket):
+                    for engine in list(self.models[request.model].engines):
                         self._sync(engine, now)
-                self._come_in_again(ticket, now)
-            before, self._again = self._again, []
-            again = [one for one in before if self._astray(one)]  # each of them once
-            self._again = [one for one in before if not self._astray(one)]
+                self._requeue(ticket, now)
+            before, self._grants_to_retry = self._grants_to_retry, []
+            again = [one for one in before if self._is_avoid_outdated(one)]  # each at most once
+            self._grants_to_retry = [one for one in before if not self._is_avoid_outdated(one)]
 
-    def waiting(self, model: str) -> bool:
-        """Whether somebody waits for a model."""
-        return model in self.lines and self.lines[model].admission.waiting > 0
+    def has_waiting(self, model: str) -> bool:
+        """Whether requests wait for a model."""
+        return model in self.models and self.models[model].admission.waiting > 0
 
-    def line(self, model: str) -> Line:
-        """The line of a model; a new one if there is none."""
-        line = self.lines.get(model)
-        if line is None:
-            line = self.lines[model] = Line(Admission(UNTOLD))
-        return line
+    def model_state(self, model: str) -> ModelState:
+        """The queue of a model; created if there is none."""
+        model_state = self.models.get(model)
+        if model_state is None:
+            model_state = self.models[model] = ModelState(Admission(DEFAULT_POLICY))
+        return model_state
 
-    def draw_anew(self, now: float) -> None:
-        """A session's slot that has come back is that of the first who waits and whom its tokens are enough for."""
+    def grant_freed_sessions(self, now: float) -> None:
+        """Grant a session's returned slot to the first waiting request that fits into the session's tokens."""
         freed, self.accounts.freed = self.accounts.freed, set()
-        for lease in sorted(freed & self._short.keys()):
-            one, (slots, tokens) = self._sessions.of(lease), self.accounts.free(lease)
-            if one is None or not slots or one.engine in self.closed:
+        for lease in sorted(freed & self._waiting_for_session.keys()):
+            one, (slots, tokens) = self._sessions.open_by_lease(lease), self.accounts.free(lease)
+            if one is None or not slots or one.engine in self.closed_engines:
                 continue
-            for ticket in self._short.get(lease, ()):
+            for ticket in self._waiting_for_session.get(lease, ()):
                 request = self._requests[ticket]
                 drawn = request.drawn
-                whole = replace(request.whole or request.arrival, avoid=request.arrival.avoid)
+                whole = replace(
+                    request.original_arrival or request.arrival, avoid_replicas=request.arrival.avoid_replicas
+                )
                 enough = tokens + (0 if drawn is None else drawn.tokens) >= whole.cost
-                if enough and one.engine not in whole.avoid:
-                    self._out_of_line(ticket, now)
+                if enough and one.engine not in whole.avoid_replicas:
+                    self._take_from_queue(ticket, now)
                     if drawn is not None:
                         self.accounts.give_back(request.router, lease, 0, drawn.tokens)
-                    request.arrival, request.whole, request.drawn = whole, None, None
-                    self._draw(request, now)
-                    self._has_place(request)
+                    request.arrival, request.original_arrival, request.drawn = whole, None, None
+                    self._draw_on_session(request, now)
+                    self._end_session_wait(request)
                     break  # a session has one slot
 
-    def get(self, ticket: str) -> Request | None:
-        """The request of a ticket."""
+    def get(self, ticket: str) -> ActorRequest | None:
+        """The request of a ticket; None: unknown."""
         return self._requests.get(ticket)
 
-    def serves(self, model: str) -> bool:
-        """Whether somebody waits for a model or runs there. O(requests)."""
+    def has_requests(self, model: str) -> bool:
+        """Whether a model has waiting or running requests. O(requests)."""
         return any(request.model == model for request in self._requests.values())
 
-    def forget(self, routers: Sequence[str], now: float) -> None:
-        """Incarnations are over: who waits for them is gone, and what runs is in their accounts alone."""
+    def forget_routers(self, routers: Sequence[str], now: float) -> None:
+        """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
         tickets = [ticket for router in routers for ticket in self._tickets.pop(router, ()) if ticket in self._requests]
         for ticket in [one for one in tickets if not self._requests[one].engine]:
-            tickets.remove(ticket)  # of all of them first: none is granted what another one's end frees
-            self.cancel(ticket, now)  # one may have been granted all the same, by the end of the one before
+            tickets.remove(ticket)  # waiting ones first: none is granted what another one's end frees
+            self.cancel(ticket, now)  # it may have been granted by the cancellation before
         for ticket in tickets:
             request = self._requests.pop(ticket, None)
-            if request is None:  # refused by what came due meanwhile
+            if request is None:  # refused meanwhile
                 continue
             self._release(request, now)
-            self.act(request.model, self.lines[request.model].admission.on_cancel(ticket, now), ended=ticket)
+            self.apply_actions(
+                request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
+            )
 
-    def come_in_again(self, router: str, model: str, now: float) -> None:
-        """A router reaches other engines of a model: who waits for it comes in again, the oldest first."""
-        tickets = [one for one in self._tickets.get(router, ()) if self._astray(one, model)]
+    def requeue_router(self, router: str, model: str, now: float) -> None:
+        """A router reaches other engines of a model: queue its waiting requests again, the oldest first."""
+        tickets = [one for one in self._tickets.get(router, ()) if self._is_avoid_outdated(one, model)]
         for ticket in sorted(tickets, key=lambda one: self._requests[one].arrived_s):
             if ticket in self._requests and not self._requests[ticket].engine:
-                self._come_in_again(ticket, now)
+                self._requeue(ticket, now)
 
-    def left(self, router: str, engine: str, now: float) -> None:
-        """A router is done with an engine: what it ran there has ended. O(requests of the router)."""
+    def end_router_on_engine(self, router: str, engine: str, now: float) -> None:
+        """A router has dropped an engine: end its requests there. O(requests of the router)."""
         for ticket in [one for one in self._tickets.get(router, ()) if self._requests[one].engine == engine]:
             self.cancel(ticket, now)
 
     def drop_engine(self, engine: str, routers: Iterable[str]) -> None:
-        """An engine is gone: what these routers ran there is forgotten."""
+        """An engine is gone: forget the requests of these routers there."""
         for router in routers:
             tickets = self._tickets.get(router, {})
             for ticket in [one for one in tickets if self._requests[one].engine == engine]:
                 tickets.pop(ticket, None)
                 del self._requests[ticket]
 
-    def _astray(self, ticket: str, model: str = "") -> bool:
-        """Whether a ticket waits, for this model, and avoids other engines than its router does not reach."""
+    def _is_avoid_outdated(self, ticket: str, model: str = "") -> bool:
+        """Whether a ticket waits (for this model) and the engines it avoids are not those its router cannot reach."""
         request = self._requests.get(ticket)
         if request is None or request.engine or model not in ("", request.model):
             return False
-        return request.arrival.avoid != self._avoid(request)
+        return request.arrival.avoid_replicas != self._engines_to_avoid(request)
 
-    def _avoid(self, request: Request) -> frozenset[str]:
-        """Engines that a request may not have; who opens sessions has said that himself."""
-        if request.router == KEEPER:
-            return request.arrival.avoid
-        return self.lines[request.model].avoid(request.router)
+    def _engines_to_avoid(self, request: ActorRequest) -> frozenset[str]:
+        """Engines that a request may not be granted; the session admission sets its own."""
+        if request.router == SESSIONS_OWNER:
+            return request.arrival.avoid_replicas
+        return self.models[request.model].unreachable_from(request.router)
 
-    def _come_in_again(self, ticket: str, now: float) -> None:
-        """Who has waited already is put in the line anew, as old as it is."""
-        request = self._out_of_line(ticket, now)
-        request.arrival = replace(request.arrival, accepted=True, avoid=self._avoid(request))
-        admission = self.lines[request.model].admission
-        self.act(request.model, admission.on_arrive(request.arrival, now, now - request.arrived_s))
+    def _requeue(self, ticket: str, now: float) -> None:
+        """Queue a waiting request again with its original arrival time."""
+        request = self._take_from_queue(ticket, now)
+        request.arrival = replace(request.arrival, accepted=True, avoid_replicas=self._engines_to_avoid(request))
+        admission = self.models[request.model].admission
+        self.apply_actions(request.model, admission.on_arrive(request.arrival, now, now - request.arrived_s))
 
-    def _out_of_line(self, ticket: str, now: float) -> Request:
-        """Take a request out of its model's queue, without an end."""
-        request = self._requests.pop(ticket)  # while it leaves, nothing is decided for it
-        self.act(request.model, self.lines[request.model].admission.on_cancel(ticket, now), ended=ticket)
+    def _take_from_queue(self, ticket: str, now: float) -> ActorRequest:
+        """Remove a request from its model's queue without ending it."""
+        request = self._requests.pop(ticket)  # decisions during its removal do not apply to it
+        self.apply_actions(
+            request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
+        )
         self._requests[ticket] = request
         return request
 
-    def _draw(self, request: Request, now: float) -> None:
-        """A request of a session has come: it begins in that, or is to wait in the line for what is missing."""
+    def _draw_on_session(self, request: ActorRequest, now: float) -> None:
+        """Begin an arriving request in its session, or have it wait in the queue for the missing tokens."""
         arrival, router = request.arrival, request.router
-        one = self._sessions.of(arrival.session or "")
-        if one is None or one.ask.model != request.model or one.engine in arrival.avoid | self.closed:
+        one = self._sessions.open_by_lease(arrival.session or "")
+        if (
+            one is None
+            or one.request.model != request.model
+            or one.engine in arrival.avoid_replicas | self.closed_engines
+        ):
             return
         self._sessions.touch(one.lease, now)
         slots, tokens = self.accounts.free(one.lease)
         if not slots:
-            request.short_of = one.lease
-            self._short.setdefault(one.lease, {})[arrival.request_id] = None
+            request.awaited_session = one.lease
+            self._waiting_for_session.setdefault(one.lease, {})[arrival.request_id] = None
         if not tokens:
             return
-        drawn = Drawn(arrival.request_id, one.lease, min(1, slots), min(tokens, arrival.cost))
+        drawn = SessionDraw(arrival.request_id, one.lease, min(1, slots), min(tokens, arrival.cost))
         missing = arrival.cost - drawn.tokens
-        if missing and (self.waiting(request.model) or self.accounts.free(one.engine)[1] < missing):
-            drawn = drawn._replace(slots=0)  # who waits for such tokens comes first
+        if missing and (self.has_waiting(request.model) or self.accounts.free(one.engine)[1] < missing):
+            drawn = drawn._replace(slots=0)  # waiting requests get free tokens first
         self.accounts.charge(router, one.lease, drawn.slots, drawn.tokens)
         request.drawn = drawn
-        self._say(router, drawn)
+        self._send(router, drawn)
         if not drawn.slots:
-            request.whole = arrival
-            request.arrival = replace(arrival, cost_tokens=drawn.rest(arrival)[1], only=one.engine)
+            request.original_arrival = arrival
+            request.arrival = replace(arrival, cost_tokens=drawn.remainder(arrival)[1], only_replica=one.engine)
             return
-        request.engine, (request.slots, request.tokens) = one.engine, drawn.rest(arrival)
+        request.engine, (request.slots, request.tokens) = one.engine, drawn.remainder(arrival)
         self.accounts.charge(router, one.engine, request.slots, request.tokens)
         self._sync(one.engine, now)
-        self.used(Usage(request.model, arrival.request_class, arrival.tenant, 1, arrival.prompt_tokens, 0))
-        self._say(router, Grant(arrival.request_id, one.engine, now - request.arrived_s))
+        self.add_usage(CreditUsage(request.model, arrival.request_class, arrival.tenant, 1, arrival.prompt_tokens, 0))
+        self._send(router, Grant(arrival.request_id, one.engine, now - request.arrived_s))
 
-    def _has_place(self, request: Request) -> None:
-        """A request runs, or has ended: it is short of nothing."""
-        if request.short_of:
-            waiting = self._short[request.short_of]
+    def _end_session_wait(self, request: ActorRequest) -> None:
+        """A request runs or has ended: it no longer waits for a session's slot."""
+        if request.awaited_session:
+            waiting = self._waiting_for_session[request.awaited_session]
             del waiting[request.arrival.request_id]
             if not waiting:
-                del self._short[request.short_of]
-            request.short_of = ""
+                del self._waiting_for_session[request.awaited_session]
+            request.awaited_session = ""
 
-    def undraw(self, routers: Iterable[str], leases: Sequence[str], now: float) -> None:
-        """Requests that wait for these sessions' engine wait for any from now on."""
+    def detach_from_sessions(self, routers: Iterable[str], leases: Sequence[str], now: float) -> None:
+        """Let requests that wait for the engine of these sessions wait for any engine."""
         tickets = [ticket for router in routers for ticket in self._tickets.get(router, ())]
         for ticket in tickets:
             request = self._requests.get(ticket)
             if request is None or (drawn := request.drawn) is None or drawn.lease not in leases:
                 continue
-            if request.engine or request.whole is None:
+            if request.engine or request.original_arrival is None:
                 continue
             self.accounts.give_back(request.router, drawn.lease, drawn.slots, drawn.tokens)
-            request.arrival, request.drawn = replace(request.whole, session=None), None
-            self._say(request.router, drawn._replace(tokens=0))
-            self._come_in_again(ticket, now)
+            request.arrival, request.drawn = replace(request.original_arrival, session=None), None
+            self._send(request.router, drawn._replace(tokens=0))
+            self._requeue(ticket, now)
 
-    def _charge_use(self, request: Request, output_tokens: int) -> None:
-        """What a request has put out beside the line is charged to its tenant all the same."""
-        request.produced += output_tokens
-        if request.beside and output_tokens:
+    def _charge_use(self, request: ActorRequest, output_tokens: int) -> None:
+        """Charge a request's output in a session's slot to its tenant."""
+        request.reported_tokens += output_tokens
+        if request.runs_in_session_slot and output_tokens:
             arrival = request.arrival
-            self.used(Usage(request.model, arrival.request_class, arrival.tenant, 0, 0, output_tokens))
+            self.add_usage(CreditUsage(request.model, arrival.request_class, arrival.tenant, 0, 0, output_tokens))
 
-    def _end(self, ticket: str, now: float) -> Request | None:
+    def _end(self, ticket: str, now: float) -> ActorRequest | None:
         request = self._requests.pop(ticket, None)
         if request is None:
             return None
         self._tickets.get(request.router, {}).pop(ticket, None)
-        self._growth.ended(ticket)
-        self._has_place(request)
+        self._kv_debt.end_ticket(ticket)
+        self._end_session_wait(request)
         if request.drawn is not None:
             self.accounts.give_back(request.router, request.drawn.lease, request.drawn.slots, request.drawn.tokens)
             self._sessions.touch(request.drawn.lease, now)
@@ -297,44 +312,43 @@ class Requests:
             self._release(request, now)
         return request
 
-    def act(self, model: str, actions: Iterable[Action], ended: str = "") -> None:
-        """Do what a line has decided; of `ended`, which is of no use any more, what came due in the same moment is
-        nobody's business."""
-        self.touched.add(model)
+    def apply_actions(self, model: str, actions: Iterable[Action], ended_ticket: str = "") -> None:
+        """Carry out a queue's decisions, except those for `ended_ticket`, which has ended."""
+        self.touched_models.add(model)
         for action in actions:
-            if action.request_id == ended:
+            if action.request_id == ended_ticket:
                 continue
             request = self._requests[action.request_id]
             if isinstance(action, Refuse):
                 if request.drawn is not None:
-                    self._say(request.router, request.drawn._replace(slots=0, tokens=0))
+                    self._send(request.router, request.drawn._replace(slots=0, tokens=0))
                 self._end(action.request_id, -math.inf)
             else:
-                reached = self.lines[model].engines[action.replica_id].reached
-                if request.router != KEEPER and not reached.get(request.router):
-                    self._again.append(action.request_id)
+                reached = self.models[model].engines[action.replica_id].reachable_from
+                if request.router != SESSIONS_OWNER and not reached.get(request.router):
+                    self._grants_to_retry.append(action.request_id)
                     continue
                 try:
                     self._charge(request, action.replica_id)
                 except (InsufficientMemory, LeaseNotFound, LeaseConflict):
-                    self._again.append(action.request_id)  # in the middle of several ends at once
+                    self._grants_to_retry.append(action.request_id)  # while several requests end at once
                     continue
-            self._say(request.router, action)
+            self._send(request.router, action)
 
-    def _charge(self, request: Request, engine: str) -> None:
+    def _charge(self, request: ActorRequest, engine: str) -> None:
         arrival = request.arrival
         self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
         request.engine, request.slots, request.tokens = engine, arrival.slots, arrival.cost
-        self._has_place(request)
-        one = self.lines[request.model].engines[engine]
-        one.slots += arrival.slots
-        one.tokens += arrival.cost
+        self._end_session_wait(request)
+        one = self.models[request.model].engines[engine]
+        one.granted_slots += arrival.slots
+        one.granted_tokens += arrival.cost
 
-    def _release(self, request: Request, now: float) -> None:
-        """A request is none of the line's any more; `Admission` is told next."""
-        one = self.lines[request.model].engines.get(request.engine)
+    def _release(self, request: ActorRequest, now: float) -> None:
+        """Remove a request's grant from its engine's sums; the caller informs `Admission` next."""
+        one = self.models[request.model].engines.get(request.engine)
         if one is not None:
-            if not request.beside:
-                one.slots = max(0, one.slots - request.arrival.slots)
-                one.tokens = max(0, one.tokens - request.arrival.cost)
+            if not request.runs_in_session_slot:
+                one.granted_slots = max(0, one.granted_slots - request.arrival.slots)
+                one.granted_tokens = max(0, one.granted_tokens - request.arrival.cost)
             self._sync(request.engine, now)

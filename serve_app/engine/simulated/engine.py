@@ -1,7 +1,7 @@
 """The simulated engine: `SimulatedScheduler` in real time behind `EngineBackend`.
 
-Invariant: one task drives all steps, and a request costs no timer and no task of its own; closing a request's iterator
-frees its slots and KV before control returns.
+Invariant: one task drives all steps, and a request has no timer or task of its own; closing a request's iterator frees
+its slots and KV tokens before the close returns.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from typing import Any
 
 from serve_app.engine.simulated import requests
 from serve_app.engine.simulated.requests import Generation
-from serve_app.engine.simulated.scheduler import Sequence, SimulatedScheduler, State
+from serve_app.engine.simulated.scheduler import Sequence, SequenceState, SimulatedScheduler
 from serve_app.engine.simulated.text import WordTokenizer, Writer, embedding, embedding_document
 from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import ENDED, EngineInfo, EngineLoad, Piece, Submit, Usage
+from serve_app.transport import FINISH_STOP, EngineInfo, EngineLoad, Piece, Submit, TokenUsage
 from serve_app.types import Operation
 
-DEFAULT_MAX_MODEL_LEN = 8192  # tokens; what the built-in model `tiny` has
+DEFAULT_MAX_MODEL_LEN = 8192  # tokens; as the built-in model `tiny`
 KV_BYTES_PER_TOKEN = 131_072  # an 8B model's: 32 layers x 8 KV heads x 128 x 2 (K and V) x 2 bytes
 
 
-class _Request:
-    """A request's sequences, and what its consumer waits on."""
+class _SimulatedRequest:
+    """A request's sequences, and the future on which its consumer waits."""
 
-    __slots__ = ("_error", "_news", "_waiter", "sequences")
+    __slots__ = ("_error", "_has_progress", "_waiter", "sequences")
 
     def __init__(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
-        self._news = False
+        self._has_progress = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def moved(self) -> None:
-        """Return once a sequence has moved since the last return; raises what `fail` was given."""
-        if not self._news:
+    async def wait_for_progress(self) -> None:
+        """Return once a sequence has progressed since the last return; raises the error passed to `fail`."""
+        if not self._has_progress:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        self._news = False
+        self._has_progress = False
         if self._error is not None:
             raise self._error
 
     def wake(self) -> None:
-        self._news = True
+        self._has_progress = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -85,14 +85,14 @@ class SimulatedEngine:
             decode_step_s=settings.simulated.decode_step_s,
         )
         self._tokenizer = WordTokenizer()
-        self._requests: dict[Sequence, _Request] = {}
+        self._requests: dict[Sequence, _SimulatedRequest] = {}
         self._work = asyncio.Event()
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._loop_task: asyncio.Task[None] | None = None
 
     async def start(self) -> EngineInfo:
-        """Begin to run steps.
+        """Start the step loop.
 
         Raises:
             ConfigError: one sequence of `max_model_len` would not fit into the KV cache.
@@ -118,20 +118,20 @@ class SimulatedEngine:
         """Run one request; see `EngineBackend.run`.
 
         Raises:
-            EngineFailed: the engine is not running, or stopped under the request.
+            EngineFailed: the engine is not running, or stopped during the request.
         """
         self._require_running()
         try:
             pieces = self._pieces(submit)
         except BadRequest as error:
-            yield Piece(_encode(error.body()), error.status, "json", usage=Usage())
+            yield Piece(_encode(error.body()), error.status, "json", usage=TokenUsage())
             return
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
     def load(self) -> EngineLoad:
-        """The figures after the last step."""
+        """The load after the last step."""
         scheduler = self._scheduler
         running, waiting = scheduler.counts
         return EngineLoad(
@@ -159,7 +159,7 @@ class SimulatedEngine:
             raise EngineFailed(f"the simulated engine is frozen: a step is {overdue_s:.1f} s overdue")
 
     def kill(self) -> None:
-        """There is no process but this one."""
+        """Do nothing: the engine has no other process."""
 
     async def shutdown(self) -> None:
         """End the step loop; requests still running raise EngineFailed."""
@@ -168,11 +168,11 @@ class SimulatedEngine:
             await asyncio.wait([self._loop_task])
 
     def freeze(self) -> None:
-        """For tests: run no further step until `thaw`, as a hung engine would."""
+        """For tests: run no further step until `thaw`, like a hung engine."""
         self._thawed.clear()
 
     def thaw(self) -> None:
-        """For tests: go on after `freeze`."""
+        """For tests: continue after `freeze`."""
         self._thawed.set()
 
     def _require_running(self) -> None:
@@ -197,7 +197,7 @@ class SimulatedEngine:
             request.fail(EngineFailed(f"the simulated engine stopped: {cause or 'it was shut down'}"))
 
     def _pieces(self, submit: Submit) -> AsyncGenerator[Piece, None]:
-        """The pieces of a request whose body is in order; raises BadRequest if it is not."""
+        """The pieces of a request; raises BadRequest if its body is invalid."""
         operation, body = submit.operation, submit.body
         if operation is Operation.TOKENIZE:
             return self._answer(self._tokenized(requests.parse_tokenize(body)))
@@ -221,7 +221,7 @@ class SimulatedEngine:
         open_choices = len(sent)
         with self._admitted(submit, generation.sizes) as request:
             while open_choices:
-                await request.moved()
+                await request.wait_for_progress()
                 for choice, sequence in zip(generation.choices, request.sequences, strict=True):
                     start, stop = sent[choice.index], sequence.produced
                     if start == stop:
@@ -249,10 +249,10 @@ class SimulatedEngine:
         vectors = [embedding(self._settings.simulated.seed, text) for text, _ in asked.inputs]
         tokens = sum(tokens for _, tokens in asked.inputs)
         document = embedding_document(self._settings.name, vectors, tokens, packed=asked.packed)
-        yield Piece(document, 200, "json", usage=Usage(tokens, 0, 0, "stop"))
+        yield Piece(document, 200, "json", usage=TokenUsage(tokens, 0, 0, "stop"))
 
     async def _answer(self, value: dict[str, Any]) -> AsyncGenerator[Piece, None]:
-        yield Piece(_encode(value), 200, "json", usage=Usage())
+        yield Piece(_encode(value), 200, "json", usage=TokenUsage())
 
     def _tokenized(self, text: str) -> dict[str, Any]:
         tokens = self._tokenizer.encode(text)
@@ -261,13 +261,13 @@ class SimulatedEngine:
     async def _finish(self, submit: Submit, sizes: Iterable[tuple[int, int]]) -> None:
         with self._admitted(submit, sizes) as request:
             for sequence in request.sequences:
-                while sequence.state is not State.DONE:
-                    await request.moved()
+                while sequence.state is not SequenceState.DONE:
+                    await request.wait_for_progress()
 
     @contextlib.contextmanager
-    def _admitted(self, submit: Submit, sizes: Iterable[tuple[int, int]]) -> Iterator[_Request]:
-        """Sequences of the given (prompt, output) tokens in the scheduler, for as long as the context lasts."""
-        request = _Request([Sequence(prompt, output, submit.priority) for prompt, output in sizes])
+    def _admitted(self, submit: Submit, sizes: Iterable[tuple[int, int]]) -> Iterator[_SimulatedRequest]:
+        """Sequences of the given (prompt, output) tokens in the scheduler, during the context."""
+        request = _SimulatedRequest([Sequence(prompt, output, submit.priority) for prompt, output in sizes])
         try:
             for sequence in request.sequences:
                 self._requests[sequence] = request
@@ -280,11 +280,11 @@ class SimulatedEngine:
                 self._requests.pop(sequence, None)
 
 
-def _usage(generation: Generation) -> Usage:
+def _usage(generation: Generation) -> TokenUsage:
     told = generation.usage
     reasons = (choice.finish_reason for choice in generation.choices)
-    reason = next((one for one in reasons if one != ENDED), ENDED)
-    return Usage(told["prompt_tokens"], told["completion_tokens"], 0, reason)
+    reason = next((one for one in reasons if one != FINISH_STOP), FINISH_STOP)
+    return TokenUsage(told["prompt_tokens"], told["completion_tokens"], 0, reason)
 
 
 def _encode(value: object) -> bytes:

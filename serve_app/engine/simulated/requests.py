@@ -1,7 +1,7 @@
 """OpenAI request bodies as the simulated engine reads them. Pure.
 
-What shapes the answer's length and format is checked and honoured; sampling parameters, tools, logprobs and response
-formats are accepted and without effect, since the text is fixed by seed and prompt.
+Fields that determine the answer's length and format are checked and applied; sampling parameters, tools, logprobs and
+response formats are accepted without effect, since seed and prompt determine the text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.engine.simulated.text import Choice, count_tokens, first_stop, text_key
+from serve_app.engine.simulated.text import SimulatedChoice, count_tokens, first_stop, text_key
 from serve_app.errors import BadRequest
 from serve_app.types import Operation
 
@@ -22,7 +22,7 @@ MAX_CHOICES = 128  # OpenAI's bound on n; the router's own is lower
 class Generation:
     """A checked chat or completion request. `prompt_tokens` counts each prompt once, as vLLM does."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[SimulatedChoice, ...]
     prompt_tokens: int
     stream: bool
     include_usage: bool
@@ -47,7 +47,7 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
     """Read a chat or completion body.
 
     Raises:
-        BadRequest: a field is missing or wrong, or a prompt leaves no room for output; `param` names the field.
+        BadRequest: a field is missing or wrong, or a prompt leaves no tokens for output; `param` names the field.
     """
     chat = operation is Operation.CHAT
     prompts = [_chat_prompt(body)] if chat else _prompts(body, "prompt")
@@ -58,7 +58,7 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
     include_usage = _include_usage(body, stream)
     stops = _stops(body)
     wanted = (_integer(body, "max_completion_tokens") if chat else None) or _integer(body, "max_tokens")
-    choices: list[Choice] = []
+    choices: list[SimulatedChoice] = []
     for text, tokens in prompts:
         _check_length(tokens, max_model_len - 1, "messages" if chat else "prompt")
         room = max_model_len - tokens
@@ -67,7 +67,7 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
             key = text_key(seed, number, text)
             stop = first_stop(key, max_tokens, stops) if stops else None
             length, cut = stop if stop else (max_tokens, None)
-            choices.append(Choice(len(choices), key, tokens, length, cut))
+            choices.append(SimulatedChoice(len(choices), key, tokens, length, cut))
     return Generation(tuple(choices), sum(tokens for _, tokens in prompts), stream, include_usage)
 
 
@@ -93,7 +93,7 @@ def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> Embedding:
 
 
 def parse_tokenize(body: dict[str, Any]) -> str:
-    """The text a /tokenize body asks about: its `prompt`, or its `messages` as a prompt."""
+    """The text of a /tokenize body: its `prompt`, or its `messages` as a prompt."""
     if "messages" in body:
         return _chat_prompt(body)[0]
     if not isinstance(body.get("prompt"), str):

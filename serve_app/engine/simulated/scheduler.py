@@ -1,9 +1,9 @@
-"""Which sequences of the simulated engine run in a step, and when that step ends. Pure: the time is an argument.
+"""Which sequences of the simulated engine run in a step, and when the step ends. Pure: the time is an argument.
 
-Continuous batching as vLLM does it: one token per running sequence and step, prefill in chunks beside it, KV taken as a
-sequence grows, and recompute preemption of the last in rank when there is none left. Rank is (priority, arrival).
+Continuous batching as in vLLM: one token per running sequence and step, chunked prefill in the same step, KV allocated
+as a sequence grows, and recompute preemption of the highest rank when KV runs out. Rank is (priority, arrival).
 
-Invariant: at most `slots` sequences run and they hold at most `kv_tokens` of KV; the waiting sequence of lowest rank is
+Invariant: at most `slots` sequences run, with at most `kv_tokens` of KV; the waiting sequence of lowest rank is
 admitted first, so no later arrival overtakes within a priority; a cancelled sequence holds nothing from that moment.
 """
 
@@ -17,8 +17,8 @@ PREFILL_CHUNK_TOKENS = 2048  # per step; 0.1 s at the default rate, so that a lo
 CATCH_UP_S = 0.05  # a caller late by less keeps the mean rate of steps; after a longer pause there is no burst
 
 
-class State(enum.Enum):
-    """Where a sequence is."""
+class SequenceState(enum.Enum):
+    """The state of a sequence."""
 
     NEW = "new"
     WAITING = "waiting"
@@ -31,10 +31,10 @@ class Sequence:
     """One sequence of a request; the scheduler owns every field but the first three. Counts are in tokens."""
 
     prompt_tokens: int
-    max_tokens: int  # output after which it ends; 0 is prefill alone
+    max_tokens: int  # of output; 0: prefill only
     priority: int = 0  # lower runs sooner, as in vLLM
     order: int = -1  # arrival number
-    state: State = State.NEW
+    state: SequenceState = SequenceState.NEW
     produced: int = 0
     computed: int = 0  # of prompt and output, since its last admission
     kv: int = 0
@@ -60,9 +60,9 @@ class SimulatedScheduler:
         slots: sequences one step runs.
         kv_tokens: KV cache size.
         prefill_tokens_per_s: rate at which a step computes prompt tokens.
-        decode_step_s: duration of a step beside its prefill.
-        sequence_step_s: by which each running sequence lengthens it: its KV cache is read, too.
-        prefill_chunk_tokens: prompt tokens one step computes at most, beside one for each running sequence.
+        decode_step_s: duration of a step without its prefill.
+        sequence_step_s: added to a step by each running sequence, for reading its KV cache.
+        prefill_chunk_tokens: the most prompt tokens of one step, besides one for each running sequence.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SimulatedScheduler:
         self._waiting: list[Sequence] = []
         self._arrivals = 0
         self._in_step = False
-        self.due: float | None = None  # when `advance` is wanted next; None: idle
+        self.due: float | None = None  # when to call `advance` next; None: idle
         self.kv_used = 0
         self.steps = 0
         self.generated_tokens = 0
@@ -106,36 +106,36 @@ class SimulatedScheduler:
         return len(self._running), len(self._waiting)
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """Let a new sequence wait for a slot.
+        """Add a new sequence, which waits for a slot.
 
         Raises:
-            ValueError: it is not new, it has no prompt, or it would not fit into an empty KV cache.
+            ValueError: it is not new, has no prompt, or would not fit into an empty KV cache.
         """
-        if sequence.state is not State.NEW:
+        if sequence.state is not SequenceState.NEW:
             raise ValueError(f"the sequence is {sequence.state.value} already")
         if sequence.prompt_tokens < 1 or sequence.max_tokens < 0:
             raise ValueError(f"{sequence.prompt_tokens} prompt and {sequence.max_tokens} output tokens")
         if sequence.prompt_tokens + sequence.max_tokens > self.kv_tokens:
             raise ValueError(f"{sequence.prompt_tokens + sequence.max_tokens} tokens, the cache has {self.kv_tokens}")
-        sequence.order, sequence.state = self._arrivals, State.WAITING
+        sequence.order, sequence.state = self._arrivals, SequenceState.WAITING
         self._arrivals += 1
         insort(self._waiting, sequence, key=_rank)
         if self.due is None:
             self.due = now
 
     def cancel(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is; one that has ended changes nothing."""
-        if sequence.state is State.WAITING:
+        """Remove a waiting or running sequence; one that has ended changes nothing."""
+        if sequence.state is SequenceState.WAITING:
             del self._waiting[bisect_left(self._waiting, sequence.rank, key=_rank)]
-        elif sequence.state is State.RUNNING:
+        elif sequence.state is SequenceState.RUNNING:
             self._leave(sequence)
-        sequence.state = State.DONE
+        sequence.state = SequenceState.DONE
 
     def advance(self, now: float) -> list[Sequence]:
-        """End the step in flight if its time has come, and begin the next.
+        """End the step in flight if it is due, and begin the next one.
 
         Returns:
-            The sequences that produced a token or ended; empty if it is not `due` yet.
+            The sequences that produced a token or ended; empty if the step is not due yet.
         """
         if self.due is None or now < self.due:
             return []
@@ -156,10 +156,10 @@ class SimulatedScheduler:
         while index < len(self._running):
             sequence = self._running[index]
             grows = sequence.total - sequence.kv
-            while self.kv_used + grows > self.kv_tokens and sequence.state is State.RUNNING:
+            while self.kv_used + grows > self.kv_tokens and sequence.state is SequenceState.RUNNING:
                 self._preempt(self._running[-1])
-            if sequence.state is not State.RUNNING:
-                break  # it was the last in rank itself
+            if sequence.state is not SequenceState.RUNNING:
+                break  # it preempted itself, as the last in rank
             sequence.kv += grows
             self.kv_used += grows
             prefill += self._plan(sequence, prefill)
@@ -171,18 +171,18 @@ class SimulatedScheduler:
         while self._waiting and len(self._running) < self.slots:
             sequence = self._waiting[0]
             if self.kv_used + sequence.total > self.kv_tokens:
-                break  # nobody behind it is let past
+                break  # later sequences must not overtake it
             del self._waiting[0]
             if not sequence.produced:
                 self.prompt_tokens += sequence.prompt_tokens
-            sequence.state, sequence.kv = State.RUNNING, sequence.total
+            sequence.state, sequence.kv = SequenceState.RUNNING, sequence.total
             self.kv_used += sequence.kv
             insort(self._running, sequence, key=_rank)
             prefill += self._plan(sequence, prefill)
         return prefill
 
     def _plan(self, sequence: Sequence, prefill: int) -> int:
-        """Fix the sequence's tokens in this step: one is free, the others count as prefill and are returned."""
+        """Set the sequence's tokens in this step; returns those that count as prefill, all but one."""
         extra = min(sequence.total - sequence.computed - 1, self._prefill_chunk_tokens - prefill)
         sequence.chunk = 1 + extra
         return extra
@@ -200,13 +200,13 @@ class SimulatedScheduler:
         for sequence in moved:
             if sequence.produced == sequence.max_tokens:
                 self._leave(sequence)
-                sequence.state = State.DONE
+                sequence.state = SequenceState.DONE
         return moved
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
         self._leave(sequence)
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         insort(self._waiting, sequence, key=_rank)
 
     def _leave(self, sequence: Sequence) -> None:

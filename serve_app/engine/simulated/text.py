@@ -1,7 +1,7 @@
-"""What the simulated engine says: text as a pure function, a tokenizer of words, and OpenAI-shaped bytes.
+"""The output of the simulated engine: text as a pure function, a word tokenizer, and OpenAI's response formats.
 
-Invariant: output token i of a choice depends on (seed, choice, prompt text, i) alone, and the bytes of a response on
-its tokens alone; so batching, coalescing and a continuation elsewhere cannot change either.
+Invariant: output token i of a choice depends on (seed, choice, prompt text, i) only, and the bytes of a response on its
+tokens only; so batching, coalescing and a continuation on another replica cannot change either.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from serve_app.types import Operation
 
 _MASK = 2**64 - 1
 _SYLLABLES = [consonant + vowel for consonant in "bdklmnrs" for vowel in "aeio"]
-WORDS = tuple(f" {first}{second}" for first in _SYLLABLES for second in _SYLLABLES)  # 1024, each also its own JSON
+WORDS = tuple(f" {first}{second}" for first in _SYLLABLES for second in _SYLLABLES)  # 1024, none needs a JSON escape
 TOKEN_CHARS = 5  # of every output token, so that offsets need no table
 _WORD_SHIFT = 54  # leaves the 10 best mixed bits of 64: one of 1024 words
-MAX_KNOWN_WORDS = 65_536  # of prompts, kept so that they can be detokenized: some 8 MB
+MAX_KNOWN_WORDS = 65_536  # of prompts, kept for detokenizing: about 8 MB
 EMBEDDING_SIZE = 64  # enough for distinct texts to be near orthogonal
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
@@ -41,7 +41,7 @@ _WORD_BYTES = tuple(word.encode() for word in WORDS)
 
 
 def text_key(seed: int, choice: int, prompt: str) -> int:
-    """What the text of one choice follows from."""
+    """The key that determines the text of one choice."""
     told = f"{seed} {choice} {prompt}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
 
@@ -58,13 +58,13 @@ def words_at(key: int, start: int, stop: int) -> list[int]:
 
 
 def text_of(key: int, start: int, stop: int, cut: int | None = None) -> str:
-    """Text of output tokens `start` to `stop`, of which nothing at or after character `cut` of the output counts."""
+    """Text of output tokens `start` to `stop`, without characters at or after `cut` of the whole output."""
     text = "".join([WORDS[k] for k in words_at(key, start, stop)])
     return text if cut is None else text[: max(0, cut - start * TOKEN_CHARS)]
 
 
 def first_stop(key: int, max_tokens: int, stops: Sequence[str]) -> tuple[int, int] | None:
-    """Where the stop string that is complete first ends the output: (tokens produced, characters before it)."""
+    """The end of the output at the stop string that completes first: (tokens produced, characters before it)."""
     text = text_of(key, 0, max_tokens)
     found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
     if not found:
@@ -79,7 +79,7 @@ def count_tokens(text: str) -> int:
 
 
 class WordTokenizer:
-    """One word, with the white space before it, is one token; white space after the last word belongs to that word."""
+    """A token is one word with the white space before it; white space after the last word belongs to that word."""
 
     def __init__(self) -> None:
         self._words = dict(zip(WORD_IDS, WORDS, strict=True))
@@ -95,7 +95,7 @@ class WordTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; U+FFFD for an id that is neither of the output words nor of a text encoded here before."""
+        """The text; U+FFFD for an id of neither an output word nor a text encoded here before."""
         return "".join([self._words.get(number, UNKNOWN) for number in ids])
 
 
@@ -108,8 +108,8 @@ def embedding(seed: int, text: str) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One choice of a request; `max_tokens` are produced, of their text what is before character `cut` is sent."""
+class SimulatedChoice:
+    """One choice of a request; `max_tokens` are produced, and their text before character `cut` is sent."""
 
     index: int
     key: int
@@ -125,23 +125,23 @@ class Choice:
 class Writer:
     """The bytes of one response to a chat or completion request.
 
-    Every output token is an SSE event of its own, however many are written at once.
+    Every output token is one SSE event, however many are written at once.
     """
 
     def __init__(self, operation: Operation, request_id: str, model: str, created: int, *, stream: bool) -> None:
         self._chat = operation is Operation.CHAT
         kind = ("chat.completion" if self._chat else "text_completion") + (".chunk" if stream and self._chat else "")
         self._fields = {"id": request_id, "object": kind, "created": created, "model": model}
-        self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after a token's text
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes before and after a token's text
 
     def event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return b"data: " + _json(self._fields | {"choices": choices} | more) + b"\n\n"
 
-    def opening(self, choice: Choice) -> bytes:
-        """What comes before a choice's first token: the role, in a chat."""
+    def opening(self, choice: SimulatedChoice) -> bytes:
+        """The event before a choice's first token: the role, in a chat."""
         return self.event([self._delta(choice, {"role": "assistant", "content": ""})]) if self._chat else b""
 
-    def tokens(self, choice: Choice, start: int, stop: int) -> tuple[bytes, list[int]]:
+    def tokens(self, choice: SimulatedChoice, start: int, stop: int) -> tuple[bytes, list[int]]:
         """The events of a choice's tokens `start` to `stop`, and the token group behind them."""
         indices = words_at(choice.key, start, stop)
         texts = [_WORD_BYTES[k] for k in indices]
@@ -152,23 +152,23 @@ class Writer:
         if not texts:
             return b"", group
         if choice.index not in self._around:
-            # The output words need no escapes, so no JSON is made per token.
+            # The output words need no escapes, so no JSON is encoded per token.
             head, _, tail = self.event([self._delta(choice, {"content": "\0"})]).rpartition(b"\\u0000")
             self._around[choice.index] = head, tail
         head, tail = self._around[choice.index]
         return head + (tail + head).join(texts) + tail, group
 
-    def closing(self, choice: Choice) -> bytes:
+    def closing(self, choice: SimulatedChoice) -> bytes:
         """The event that ends a choice."""
         return self.event([self._delta(choice, {}, choice.finish_reason)])
 
     def end(self, usage: dict[str, int] | None) -> bytes:
-        """What ends the stream; `usage` where the client asked for it."""
+        """The end of the stream, with `usage` if the client requested it."""
         told = b"" if usage is None else self.event([], usage=usage)
         return told + b"data: [DONE]\n\n"
 
-    def document(self, choices: Sequence[Choice], usage: dict[str, int]) -> bytes:
-        """The whole response, not streamed."""
+    def document(self, choices: Sequence[SimulatedChoice], usage: dict[str, int]) -> bytes:
+        """The whole response of a request that is not streamed."""
         told = []
         for choice in choices:
             text = text_of(choice.key, 0, choice.max_tokens, choice.cut)
@@ -176,7 +176,9 @@ class Writer:
             told.append({"index": choice.index} | body | {"logprobs": None, "finish_reason": choice.finish_reason})
         return _json(self._fields | {"choices": told, "usage": usage})
 
-    def _delta(self, choice: Choice, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
+    def _delta(
+        self, choice: SimulatedChoice, delta: dict[str, str], finish_reason: str | None = None
+    ) -> dict[str, Any]:
         body: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
         return {"index": choice.index} | body | {"logprobs": None, "finish_reason": finish_reason}
 

@@ -1,10 +1,10 @@
 """vLLM behind our engine protocol.
 
-`AsyncLLM` runs the model; vLLM's own OpenAI serving objects turn its output into OpenAI's wire format. What is ours:
-the token ids behind each piece of output are recorded on their way through, aborts are certain, and health sees a
-frozen engine too.
+`AsyncLLM` runs the model; vLLM's own OpenAI serving objects convert its output to OpenAI's format. This package adds:
+the token ids of each piece of output are recorded, aborts always reach EngineCore, and health checks detect a frozen
+engine, too.
 
-Invariant: when `VllmEngine.run` ends, in whatever way, EngineCore holds nothing of that request.
+Invariant: when `VllmEngine.run` ends, in any way, EngineCore has no state of that request.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from serve_app.core.grammar_bounds import too_complex
 from serve_app.engine import environment
 from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
 from serve_app.engine.grammar_compiler import Compiler
-from serve_app.engine.grammar_queue import Grammars
+from serve_app.engine.grammar_queue import GrammarQueue
 from serve_app.engine.stall_detector import StallDetector
-from serve_app.engine.token_recorder import Recorder
+from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.vllm_adapter import serving
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
@@ -40,11 +40,11 @@ from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo, EngineLoad, Piece, Submit
 
 PROBE_TIMEOUT_S = 2.0  # a round trip to an idle EngineCore takes 1 ms; a busy one answers between two steps
-KILLED_S = 1.0  # only the kernel is left to wait for
-# For EngineCore's own exit: its interpreter takes seconds to fall apart and saves nothing, the kernel frees its memory
-# as well, and the resource tracker what it leaves in /dev/shm. With several ranks it has others to tell.
+KILLED_S = 1.0  # only the kernel remains to wait for
+# For EngineCore's own exit: its interpreter takes seconds to finalize and saves nothing; the kernel frees its memory,
+# and the resource tracker its files in /dev/shm. With several ranks it must also end its workers.
 SHUTDOWN_TIMEOUT_S, RANKS_SHUTDOWN_TIMEOUT_S = 0.5, 5.0
-TRACKER = "multiprocessing.resource_tracker"  # in its command line
+RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # part of its command line
 
 FATAL = (EngineDeadError,)  # not EngineGenerateError: that request failed, the engine goes on
 
@@ -55,7 +55,7 @@ class VllmEngine:
     def __init__(self, settings: ModelSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._live = LiveStats()
+        self._stats = LiveStats()
         self._llm: RecordedLLM | None = None
         self._state = State()
         self._stall = StallDetector(settings.health_stall_s)
@@ -66,7 +66,7 @@ class VllmEngine:
         arguments = AsyncEngineArgs(**engine_arguments(self._settings, environment.platform()))
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         if config.structured_outputs_config.backend == "auto":
-            # EngineCore has one backend for all: under "auto" that of its first request, others' grammars come after it
+            # EngineCore has one backend for all requests; under "auto", the first request would choose it.
             config.structured_outputs_config.backend = BACKEND
         llm = RecordedLLM(
             vllm_config=config,
@@ -74,15 +74,15 @@ class VllmEngine:
             log_requests=False,
             log_stats=False,
             usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[lambda *_: self._live],
+            stat_loggers=[lambda *_: self._stats],
         )
         self._llm = llm
         if llm.vllm_config.structured_outputs_config.backend == BACKEND and self._settings.task == "generate":
             compiler = Compiler(
                 tokenizer_description(llm.vllm_config, llm.get_tokenizer()), self._settings.grammar_cpu_s
             )
-            llm.grammars = Grammars(lambda grammar: asyncio.to_thread(compiler.compile, grammar))
-        serving.spare_the_event_loop()
+            llm.grammars = GrammarQueue(lambda grammar: asyncio.to_thread(compiler.compile, grammar))
+        serving.reduce_per_token_cost()
         tasks = await llm.get_supported_tasks()
         await init_app_state(llm, self._state, serving.frontend_arguments(arguments, self._settings), tasks)
         cache = llm.vllm_config.cache_config
@@ -91,7 +91,7 @@ class VllmEngine:
             model=self._settings.name,
             tasks=sorted(tasks),
             max_model_len=llm.model_config.max_model_len,
-            slots=max(1, config.scheduler_config.max_num_seqs - self._settings.session_places),
+            slots=max(1, config.scheduler_config.max_num_seqs - self._settings.effective_session_slots),
             kv_cache_tokens=getattr(cache, "kv_cache_size_tokens", None) or blocks * cache.block_size,
             kv_cache_bytes=blocks * block_bytes(llm.vllm_config),
             kv_block_tokens=cache.block_size,
@@ -101,7 +101,7 @@ class VllmEngine:
         """See `EngineBackend.run`."""
         if not self.alive:
             raise EngineUnreachable("the engine is dead")
-        recorder = Recorder(_choices(submit), FATAL, submit.cache_salt or "")
+        recorder = TokenRecorder(_choices(submit), FATAL, submit.cache_salt or "")
         recorder_of_request.set(recorder)
         try:
             answer = await serving.answer(self._running(), self._state, submit)
@@ -121,7 +121,7 @@ class VllmEngine:
             return
         if isinstance(answer, BaseModel):
             body = answer.model_dump_json(by_alias=True).encode()
-            yield Piece(body=body, status=200, media="json", groups=recorder.take(), usage=recorder.usage())
+            yield Piece(body=body, status=200, media="json", groups=recorder.take_groups(), usage=recorder.usage())
             return
         if isinstance(answer, bytes):
             yield Piece(body=answer, status=200, media="json", usage=recorder.usage())
@@ -134,15 +134,15 @@ class VllmEngine:
                 if status and (refusal := _refused(recorder, submit)) is not None:
                     yield refusal
                     return
-                yield Piece(body=text.encode(), status=status, media=media, groups=recorder.take())
+                yield Piece(body=text.encode(), status=status, media=media, groups=recorder.take_groups())
                 status, media = 0, ""
         finally:
             await answer.aclose()
-        yield Piece(body=b"", groups=recorder.take(), usage=recorder.usage())
+        yield Piece(body=b"", groups=recorder.take_groups(), usage=recorder.usage())
 
     def load(self) -> EngineLoad:
         """See `EngineBackend.load`."""
-        return self._live.load
+        return self._stats.load
 
     @property
     def alive(self) -> bool:
@@ -158,12 +158,12 @@ class VllmEngine:
         done, _ = await asyncio.wait({self._probe}, timeout=PROBE_TIMEOUT_S)
         if done:
             self._probe.result()
-        stalled_s = self._stall.observe(bool(done), (self._live.load.steps, self._cpu_time_s()), self._clock())
+        stalled_s = self._stall.observe(bool(done), (self._stats.load.steps, self._cpu_time_s()), self._clock())
         if stalled_s is not None:
             raise EngineFailed(f"the engine is frozen: no answer, no step and no CPU time for {stalled_s:.0f} s")
 
     def _cpu_time_s(self) -> float:
-        """CPU time of EngineCore and its workers: a long prefill answers no probe, but it computes."""
+        """CPU time of EngineCore and its workers: during a long prefill EngineCore answers no probe, but computes."""
         total = 0.0
         for child in psutil.Process().children(recursive=True):
             try:
@@ -185,11 +185,11 @@ class VllmEngine:
             return
         llm, self._llm = self._llm, None
         if llm.output_handler is not None:
-            llm.output_handler.cancel()  # else it reports the intended end of EngineCore as a crash
+            llm.output_handler.cancel()  # else it logs the intended end of EngineCore as a crash
         children = psutil.Process().children(recursive=True)
         timeout_s = SHUTDOWN_TIMEOUT_S if self._settings.ranks == 1 else RANKS_SHUTDOWN_TIMEOUT_S
         await asyncio.to_thread(llm.shutdown, timeout_s)
-        await asyncio.to_thread(_end, [child for child in children if not _tracks(child)])
+        await asyncio.to_thread(_end, [child for child in children if not _is_resource_tracker(child)])
 
     def _running(self) -> RecordedLLM:
         if self._llm is None:
@@ -197,16 +197,16 @@ class VllmEngine:
         return self._llm
 
 
-def _tracks(process: psutil.Process) -> bool:
-    """Whether it is Python's resource tracker: it ends when we do, and unlinks what the killed have left behind."""
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    """Whether it is Python's resource tracker, which ends with us and unlinks the files of killed processes."""
     try:
-        return any(TRACKER in part for part in process.cmdline())
+        return any(RESOURCE_TRACKER in part for part in process.cmdline())
     except psutil.NoSuchProcess:
         return False
 
 
 def _end(processes: list[psutil.Process]) -> None:
-    """End what is left of them; returns once they are gone."""
+    """Kill the processes that still run; returns once they are gone."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -217,13 +217,13 @@ def _executor_class(config: VllmConfig, settings: ModelSettings) -> type[Executo
     if config.parallel_config.distributed_executor_backend != "ray":
         chosen: type[Executor] = Executor.get_class(config)
         return chosen
-    from serve_app.engine.vllm_adapter.staged_executor import on_ray
+    from serve_app.engine.vllm_adapter.staged_executor import ray_executor_class
 
-    return on_ray(config, staged=one_bundle_per_stage(settings, environment.platform()))
+    return ray_executor_class(config, staged=one_bundle_per_stage(settings, environment.platform()))
 
 
-def _refused(recorder: Recorder, submit: Submit) -> Piece | None:
-    """What the client is told of its grammar instead of vLLM's words; None: it was not refused for that."""
+def _refused(recorder: TokenRecorder, submit: Submit) -> Piece | None:
+    """Our refusal of the request's grammar, in place of vLLM's error; None: the grammar was not refused."""
     if recorder.refused is None and recorder.finish_reason == "error" and serving.grammar_field(submit):
         recorder.refused = too_complex("its masks take more CPU than the tokens of the answer may")
     return None if recorder.refused is None else serving.refused(recorder.refused, submit)

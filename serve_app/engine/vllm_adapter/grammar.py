@@ -1,4 +1,4 @@
-"""What vLLM's structured outputs ask xgrammar to compile."""
+"""The grammars that vLLM's structured outputs compile with xgrammar."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from xgrammar import StructuralTag
 
 from serve_app.engine.grammar_queue import Grammar
 
-BACKEND: Final = "xgrammar"  # the only one that knows the structural tags of strict tools (docs/decisions.md)
+BACKEND: Final = "xgrammar"  # the only one with the structural tags of strict tools (docs/decisions.md)
 
 
 def grammar_of(constraint: StructuredOutputsParams) -> Grammar | None:
-    """What is compiled for it; None: nothing that depends on the request. Raises ValueError: it is none."""
+    """The grammar compiled for a constraint; None: nothing request-specific. Raises ValueError: not a grammar."""
     if constraint.choice is not None:
         return Grammar("ebnf", choice_as_grammar(constraint.choice))
     if constraint.all_constraints_none():
@@ -39,7 +39,7 @@ def grammar_of(constraint: StructuredOutputsParams) -> Grammar | None:
 
 
 def tokenizer_description(config: VllmConfig, tokenizer: Any) -> str:
-    """xgrammar's, as vLLM's backend has it."""
+    """xgrammar's description of the tokenizer, as vLLM's backend makes it."""
     backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size())
     description: str = backend.compiler.compile_regex("a").tokenizer_info.serialize_json()
     return description

@@ -1,7 +1,7 @@
-"""How many bytes vLLM's KV cache has, of which it tells blocks and tokens alone.
+"""The size of vLLM's KV cache in bytes; vLLM reports blocks and tokens only.
 
-A block holds keys and values (one latent for both with MLA) of its tokens, in every attention layer, on every rank.
-Of a model whose layers differ (sliding windows, state spaces) it is what they would have if they were alike.
+A block holds keys and values (one latent for both with MLA) of its tokens, in every attention layer, on every rank. For
+a model whose layers differ (sliding windows, state spaces), the result assumes that all layers are alike.
 """
 
 from __future__ import annotations

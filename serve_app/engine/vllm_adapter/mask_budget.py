@@ -1,8 +1,8 @@
-"""Bounds what a grammar costs an engine while its answer is made.
+"""Bounds the CPU time of a grammar's masks while its answer is generated.
 
-The masks of a step are filled by EngineCore's only scheduling thread, so all sequences wait for what one's mask takes;
-an ambiguous grammar's takes longer with every token (1.2 s after 150 tokens, seen). vLLM ends a sequence whose grammar
-rejects its token: that is how one is ended here whose masks have used more CPU than its tokens earned.
+EngineCore's only scheduling thread fills the masks of a step, so all sequences wait for the slowest mask; the masks of
+an ambiguous grammar take longer with every token (1.2 s after 150 tokens, observed). vLLM ends a sequence whose grammar
+rejects its token; this module lets a grammar reject it once its masks have used more CPU than its tokens earned.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 logger = logging.getLogger("ray.serve")
 
-FIRST_S = 0.25  # the first masks of a large grammar are its dearest
+FIRST_S = 0.25  # the first masks of a large grammar are the most expensive
 TOKEN_S = 0.004  # ordinary schemas take 0.1 ms a token, with 128,000 tokens to choose from up to 2.3 ms
 
 
 def install() -> None:
-    """Bound the grammars of this process, which is EngineCore or a worker of it."""
+    """Bound the grammars of this process, EngineCore or one of its workers."""
     from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-    bound(XgrammarGrammar)
+    bound_grammar(XgrammarGrammar)
 
 
-def bound(grammar: Any) -> None:
-    """Have the grammars of this class (vLLM's `XgrammarGrammar`) reject the next token once they are over budget."""
+def bound_grammar(grammar: Any) -> None:
+    """Make grammars of this class (vLLM's `XgrammarGrammar`) reject the next token once they are over budget."""
     fill_bitmask, accept_tokens = grammar.fill_bitmask, grammar.accept_tokens
 
     def fill(self: Any, bitmask: Any, index: int) -> None:

@@ -1,5 +1,5 @@
-"""vLLM's engine client with what is ours in it: token ids are recorded on their way out, aborts are certain, and the
-figures of each step are kept."""
+"""vLLM's engine client with our additions: it records output token ids, aborts always reach EngineCore, and the load
+after each step is kept."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from serve_app.engine.grammar_queue import Grammars
-from serve_app.engine.token_recorder import Recorder
+from serve_app.engine.grammar_queue import GrammarQueue
+from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.vllm_adapter.grammar import grammar_of
 from serve_app.errors import ServeAppError
 from serve_app.transport import EngineLoad
 
-recorder_of_request: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
+recorder_of_request: contextvars.ContextVar[TokenRecorder | None] = contextvars.ContextVar("recorder", default=None)
 
 
 class RecordedLLM(AsyncLLM):
-    """AsyncLLM whose outputs pass the recorder of the request that asked for them, and grammars `grammars` before."""
+    """AsyncLLM that passes outputs through the recorder of their request, and grammars first through `grammars`."""
 
-    grammars: Grammars | None = None
+    grammars: GrammarQueue | None = None
 
     def __del__(self) -> None:
-        """Nothing: `VllmEngine.shutdown` has ended it, and at the interpreter's exit vLLM's own finaliser fails."""
+        """Do nothing: `VllmEngine.shutdown` has ended it, and vLLM's own finalizer fails at interpreter exit."""
 
     def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
         outputs = super().generate(*args, **kwargs)
@@ -47,7 +47,7 @@ class RecordedLLM(AsyncLLM):
         return await super().add_request(request_id, prompt, params, *args, **kwargs)
 
     async def check_grammar(self, constraint: StructuredOutputsParams | None) -> None:
-        """Return when the engine may compile it. Raises VLLMValidationError: it may not, and the recorder has why."""
+        """Return when the engine may compile it. Raises VLLMValidationError: refused; the recorder has the reason."""
         recorder = recorder_of_request.get()
         if self.grammars is None or constraint is None or recorder is None:
             return
@@ -62,7 +62,7 @@ class RecordedLLM(AsyncLLM):
             raise VLLMValidationError(f"the grammar or schema cannot be built: {error}") from error
 
     async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        # Open upstream: a cancel while the request is handed over leaves its state behind for ever.
+        # Open bug upstream: a cancel during the hand-over of a request leaks its state.
         try:
             await super()._add_request(request, *args, **kwargs)
         except BaseException:
@@ -71,7 +71,7 @@ class RecordedLLM(AsyncLLM):
 
 
 class LiveStats(StatLoggerBase):
-    """Keeps the newest figures of each engine step; vLLM calls `record` in our event loop, no RPC."""
+    """Keeps the load after the last engine step; vLLM calls `record` in our event loop, without RPC."""
 
     def __init__(self) -> None:
         self.load = EngineLoad()
@@ -96,4 +96,4 @@ class LiveStats(StatLoggerBase):
         self.load = msgspec.structs.replace(load, **found)
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say: the replica logs its own start."""
+        """Log nothing: the replica logs its own start."""

@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI serving objects: what they are built from, what they are asked, and their errors in our format."""
+"""vLLM's own OpenAI serving objects: their arguments, the calls of them, and their errors in our format."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from serve_app.engine.trusted_models import trusted
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
 from serve_app.errors import ServeAppError
 from serve_app.settings import ModelSettings
-from serve_app.transport import Piece, Submit, Usage
+from serve_app.transport import Piece, Submit, TokenUsage
 from serve_app.types import Operation
 
 logger = logging.getLogger("ray.serve")
 
-# Fields that become a grammar; vLLM lets errors of the grammar's builder through as they are.
+# Fields that become a grammar; vLLM passes errors of the grammar's builder through unchanged.
 GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text")
 
 _TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
 
 
-def spare_the_event_loop() -> None:
-    """Two costs per token of vLLM's front end that buy nothing here: every look at a setting asks the environment anew
-    (EngineCore caches them, the front end does not), and the chunks it makes itself are validated as a client's."""
+def reduce_per_token_cost() -> None:
+    """Remove two needless costs per token of vLLM's front end: each access to a setting reads the environment again
+    (EngineCore caches them, the front end does not), and the chunks it makes itself are validated like client input."""
     vllm.envs.enable_envs_cache()
     for module, names in (
         (chat_serving, ("ChatCompletionStreamResponse", "ChatCompletionResponseStreamChoice", "DeltaMessage")),
@@ -55,7 +55,7 @@ def spare_the_event_loop() -> None:
 
 
 def frontend_arguments(arguments: AsyncEngineArgs, settings: ModelSettings) -> Namespace:
-    """The namespace vLLM's `init_app_state` reads, as its own command line would have made it."""
+    """The namespace that vLLM's `init_app_state` reads, as vLLM's command line would make it."""
     values = {field.name: getattr(FrontendArgs(), field.name) for field in fields(FrontendArgs)}
     values |= vars(arguments)
     values["chat_template"] = settings.chat_template
@@ -66,7 +66,7 @@ def frontend_arguments(arguments: AsyncEngineArgs, settings: ModelSettings) -> N
 
 
 async def answer(llm: RecordedLLM, state: State, submit: Submit) -> BaseModel | bytes | AsyncGenerator[str, None]:
-    """What vLLM's serving object says: a body, vLLM's error, or a stream of SSE events. Raises vLLM's errors."""
+    """The answer of vLLM's serving object: a body, vLLM's error, or a stream of SSE events. Raises vLLM's errors."""
     body = dict(submit.body)
     raw = _raw_request(submit.request_id)
     if submit.operation.generates:
@@ -76,24 +76,23 @@ async def answer(llm: RecordedLLM, state: State, submit: Submit) -> BaseModel | 
     answered: BaseModel | bytes | AsyncGenerator[str, None]
     match submit.operation:
         case Operation.CHAT:
-            serving = _wanted(state, "openai_serving_chat", "chat completions")
+            serving = _serving_object(state, "openai_serving_chat", "chat completions")
             chat = ChatCompletionRequest.model_validate(body)
-            await llm.check_grammar(
-                chat.extract_structured_outputs()
-            )  # with tools it is tried out before `add_request`
+            # here, since with tools the grammar is tried before `add_request`
+            await llm.check_grammar(chat.extract_structured_outputs())
             answered = await serving.create_chat_completion(chat, raw)
         case Operation.COMPLETION:
-            serving = _wanted(state, "openai_serving_completion", "completions")
+            serving = _serving_object(state, "openai_serving_completion", "completions")
             answered = await serving.create_completion(CompletionRequest.model_validate(body), raw)
         case Operation.RESPONSES:
-            serving = _wanted(state, "openai_serving_responses", "responses")
+            serving = _serving_object(state, "openai_serving_responses", "responses")
             body |= {"request_id": f"resp_{submit.request_id}", "store": False}
             asked = ResponsesRequest.model_validate(body)
             await llm.check_grammar(asked.extract_structured_outputs())  # its stream begins before `add_request`
             responses = await serving.create_responses(asked, raw)
             answered = responses if isinstance(responses, BaseModel) else _responses_events(responses)
         case Operation.EMBEDDING:
-            serving = _wanted(state, "serving_embedding", "embeddings")
+            serving = _serving_object(state, "serving_embedding", "embeddings")
             response = await serving(TypeAdapter(EmbeddingRequest).validate_python(body), raw)
             answered = bytes(response.body)
         case Operation.TOKENIZE:
@@ -103,7 +102,7 @@ async def answer(llm: RecordedLLM, state: State, submit: Submit) -> BaseModel | 
     return answered
 
 
-def _wanted(state: State, name: str, what: str) -> Any:
+def _serving_object(state: State, name: str, what: str) -> Any:
     serving = getattr(state, name, None)
     if serving is None:
         raise ValueError(f"this model does not support {what}")
@@ -111,12 +110,12 @@ def _wanted(state: State, name: str, what: str) -> Any:
 
 
 def _raw_request(request_id: str) -> Request:
-    """What the serving objects read of an HTTP request: the id. No header of the client comes through."""
+    """The part of an HTTP request that the serving objects read: the id. Headers of the client are not passed on."""
     return Request({"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", request_id.encode())]})
 
 
 async def _responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
-    """Responses API events as SSE; these name their type in an `event:` line."""
+    """Responses API events as SSE, with their type in an `event:` line."""
     try:
         async for event in events:
             yield f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
@@ -127,23 +126,24 @@ async def _responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator
 def refusal(error: ErrorResponse) -> Piece:
     said, status = error.error, error.error.code
     return Piece(
-        body=error_body(said.message, status, said.type, said.param), status=status, media="json", usage=Usage()
+        body=error_body(said.message, status, said.type, said.param), status=status, media="json", usage=TokenUsage()
     )
 
 
 def grammar_field(submit: Submit) -> str | None:
-    """The field of a request that becomes a grammar; None: it has none."""
+    """The field of a request that becomes a grammar; None: there is none."""
     return next((name for name in GRAMMAR_FIELDS if submit.body.get(name)), None)
 
 
 def refused(error: ServeAppError, submit: Submit) -> Piece:
-    """What we refused on its way through vLLM, by the name of its field."""
+    """The response to a request whose grammar we refused inside vLLM; `param` names the field."""
     error.param = error.param or grammar_field(submit)
-    return Piece(body=msgspec.json.encode(error.body()), status=error.status, media="json", usage=Usage())
+    return Piece(body=msgspec.json.encode(error.body()), status=error.status, media="json", usage=TokenUsage())
 
 
 def error_response(error: Exception, submit: Submit) -> ErrorResponse:
-    """An error before the first output: vLLM's own as they are, others the client's where its grammar is at fault."""
+    """The response to an error before the first output: vLLM's own errors unchanged; other errors of a request with a
+    grammar become client errors."""
     response = create_error_response(error)
     if response.error.code < 500 or isinstance(error, EngineGenerateError):
         return response
@@ -155,7 +155,7 @@ def error_response(error: Exception, submit: Submit) -> ErrorResponse:
 
 
 def validation_error(error: ValidationError) -> ErrorResponse:
-    """The first thing wrong, in OpenAI's format, with the field in `param`."""
+    """The first validation error in OpenAI's format, with the field in `param`."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     message = f"{field}: {first['msg']}" if field else first["msg"]

@@ -1,8 +1,8 @@
 """vLLM's ranks started by Ray, in a replica's placement group (private in vLLM 0.32.0: `v1.executor.ray_executor_v2`).
 
-vLLM takes bundles of at most one GPU, and Ray may split those of one stage over nodes. A bundle that holds a whole
-stage cannot be split; each rank has to be started in the bundle of its stage then. vLLM sorts bundles by node, its own
-first, and gives them ranks in that order: here every bundle counts once for each of its ranks.
+vLLM accepts bundles of at most one GPU, and Ray may split the bundles of one stage over nodes. A bundle that holds a
+whole stage cannot be split, but then each rank must start in the bundle of its stage. vLLM sorts bundles by node, its
+own first, and assigns ranks in that order: here every bundle counts once for each of its ranks.
 
 Invariant: ranks `k * T` to `k * T + T - 1`, a tensor-parallel group of size T, are in one bundle.
 """
@@ -21,11 +21,11 @@ from vllm.v1.executor import Executor, ray_executor_v2
 from vllm.v1.executor.ray_utils import get_bundles_sorted_by_node
 
 
-def on_ray(config: VllmConfig, *, staged: bool) -> type[Executor]:
+def ray_executor_class(config: VllmConfig, *, staged: bool) -> type[Executor]:
     """The executor for a configuration whose backend is "ray"; `staged`: a bundle of its group holds a whole stage.
 
-    The configuration is told this replica's placement group and the environment its cluster: EngineCore, a process of
-    its own, sees neither by itself.
+    Sets this replica's placement group in the configuration and its cluster in the environment: EngineCore is a
+    separate process and finds neither by itself.
     """
     config.parallel_config.placement_group = get_current_placement_group()
     # vLLM sets it unless VLLM_WORKER_MULTIPROC_METHOD is set; without it EngineCore joins the machine's newest Ray
@@ -33,13 +33,13 @@ def on_ray(config: VllmConfig, *, staged: bool) -> type[Executor]:
     if not staged:
         chosen: type[Executor] = Executor.get_class(config)
         return chosen
-    os.environ.pop("VLLM_RAY_BUNDLE_INDICES", None)  # an operator's order of bundles of one rank
+    os.environ.pop("VLLM_RAY_BUNDLE_INDICES", None)  # it orders bundles of one rank only
     return StagedRayExecutor
 
 
 @contextlib.contextmanager
-def _in_place_of(**functions: Any) -> Iterator[None]:
-    """Other functions under these names in vLLM's module, for as long as the block runs."""
+def _patched(**functions: Any) -> Iterator[None]:
+    """Replace functions of vLLM's module by name during the block."""
     before = {name: getattr(ray_executor_v2, name) for name in functions}
     vars(ray_executor_v2).update(functions)
     try:
@@ -49,7 +49,7 @@ def _in_place_of(**functions: Any) -> Iterator[None]:
 
 
 def _connect(parallel_config: ParallelConfig, *_: Any, **__: Any) -> None:
-    """Without vLLM's check for one GPU a bundle; the replica has checked its bundles
+    """Connect without vLLM's check for one GPU per bundle; the replica has checked its bundles
     (`serve_app.engine.rank_layout`)."""
     if not ray.is_initialized():
         ray.init(runtime_env=parallel_config.ray_runtime_env)
@@ -64,5 +64,5 @@ class StagedRayExecutor(ray_executor_v2.RayExecutorV2):
         def bundle_of_each_rank(group: Any) -> list[tuple[int, str, str]]:
             return [bundle for bundle in get_bundles_sorted_by_node(group) for _ in range(ranks)]
 
-        with _in_place_of(initialize_ray_cluster=_connect, get_bundles_sorted_by_node=bundle_of_each_rank):
+        with _patched(initialize_ray_cluster=_connect, get_bundles_sorted_by_node=bundle_of_each_rank):
             super()._init_executor()

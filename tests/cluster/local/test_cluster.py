@@ -73,7 +73,7 @@ def test_two_clusters_live_beside_each_other(fake: Any, tmp_path: Path) -> None:
 
 def test_processes_deaf_to_sigterm_are_killed(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake("stubborn")
-    monkeypatch.setattr("serve_app.cluster.local.cluster.KEEPER_STOP_S", 0.3)  # not to wait out the real bounds
+    monkeypatch.setattr("serve_app.cluster.local.cluster.SUPERVISOR_STOP_S", 0.3)  # not to wait out the real bounds
     cluster = LocalCluster.start("one", state_dir=tmp_path)
     cluster.stop()
     assert marked(cluster.mark) == []

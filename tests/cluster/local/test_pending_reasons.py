@@ -64,12 +64,12 @@ def details(replicas: Sequence[tuple[str, str | None]], status: str = "UPDATING"
 def test_what_is_needed_is_told_with_what_there_is(
     model: dict[str, Any], nodes: list[dict[str, Any]], told: str
 ) -> None:
-    assert pending_reasons.wanted(group(**model), nodes) == told
+    assert pending_reasons.wait_reason(group(**model), nodes) == told
 
 
 def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
     one = details([("r1", None), ("r2", "node")])
-    assert pending_reasons.anyone(one, APPLICATION)
+    assert pending_reasons.has_unplaced(one, APPLICATION)
     found = pending_reasons.reasons(one, APPLICATION, [group("r1"), group("r2"), group("other")], [node(1)])
     assert found == {"engine-m": "1 replica waits for 1 GPU and 1 CPU on one node, which are not free"}
     two = details([("r1", None), ("r2", None)])
@@ -78,9 +78,9 @@ def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
 
 
 def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
-    assert not pending_reasons.anyone(details([("r1", "node")]), APPLICATION)
-    assert not pending_reasons.anyone(details([("r1", None)], status="DEPLOY_FAILED"), APPLICATION)
-    assert not pending_reasons.anyone(details([]), "another application")
+    assert not pending_reasons.has_unplaced(details([("r1", "node")]), APPLICATION)
+    assert not pending_reasons.has_unplaced(details([("r1", None)], status="DEPLOY_FAILED"), APPLICATION)
+    assert not pending_reasons.has_unplaced(details([]), "another application")
 
 
 def test_a_replica_without_bundles_leaves_serves_own_message() -> None:

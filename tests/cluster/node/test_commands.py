@@ -14,8 +14,8 @@ from serve_app.names import MARK
 from serve_app.system import environment
 
 
-def parse(*words: str) -> commands.Order:
-    return commands.parse(words, way=lambda host: f"to-{host}")
+def parse(*words: str) -> commands.StartOrder:
+    return commands.parse(words, own_address=lambda host: f"to-{host}")
 
 
 def test_a_head_is_found_by_the_address_it_goes_out_with() -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from serve_app.cluster.node import commands
-from serve_app.cluster.node.node_record import Folder, Node
+from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.system import environment, haproxy, marked, start_ticks
 from tests.fakes import ray_start
@@ -34,10 +34,10 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.starts = folder / "starts"
-        self.folder = Folder()
+        self.folder = NodeFolder()
 
     @property
-    def node(self) -> Node:
+    def node(self) -> NodeRecord:
         node = self.folder.node()
         assert node is not None
         return node
@@ -82,7 +82,7 @@ def test_a_started_node_is_kept_and_its_end_leaves_nothing(machine: Machine) -> 
     commands.start(WORKER)
     node = machine.node
     assert node.state == "up"
-    assert node.kept
+    assert node.is_supervised
     assert {program for pid in marked(node.mark) for program in ("raylet", "agent") if program in arguments(pid)} == {
         "raylet",
         "agent",
@@ -109,7 +109,7 @@ def test_a_second_start_takes_the_place_of_the_first(machine: Machine) -> None:
     commands.start(WORKER)
     assert machine.node.mark != first.mark
     assert marked(first.mark) == []
-    assert not first.kept
+    assert not first.is_supervised
 
 
 def test_a_worker_that_crashed_is_cleaned_up_and_left_to_the_autoscaler(
@@ -119,7 +119,7 @@ def test_a_worker_that_crashed_is_cleaned_up_and_left_to_the_autoscaler(
     commands.start(WORKER)
     node = machine.node
     os.kill(machine.pid("raylet"), signal.SIGABRT)  # what a raylet does that finds itself declared dead
-    machine.wait("its end", lambda: not node.kept)
+    machine.wait("its end", lambda: not node.is_supervised)
     assert marked(node.mark) == []
     assert machine.folder.node() is None
     assert len(machine.starts.read_text().splitlines()) == 1
@@ -153,7 +153,7 @@ def test_a_head_that_was_stopped_by_ray_stop_stays_down(machine: Machine) -> Non
     commands.start(HEAD)
     node = machine.node
     os.kill(machine.pid("raylet"), signal.SIGTERM)
-    machine.wait("its end", lambda: not node.kept)
+    machine.wait("its end", lambda: not node.is_supervised)
     assert marked(node.mark) == []
     assert len(machine.starts.read_text().splitlines()) == 1
 

@@ -13,10 +13,10 @@ from serve_app.core.estimate.estimate import (
     MIN_SEEN,
     PRIOR_OUTPUT_TOKENS,
     Estimate,
+    EstimateSource,
     Estimator,
-    Source,
-    Use,
-    size_of,
+    ObservedUse,
+    size_class,
 )
 
 TOLERANCE = 0.1  # a bucket
@@ -30,11 +30,11 @@ def use(
     output: int = 100,
     answers: int = 1,
     cut: bool = False,
-) -> Use:
-    return Use(tenant, model, int(prompt * per_token), prompt, output, answers, cut)
+) -> ObservedUse:
+    return ObservedUse(tenant, model, int(prompt * per_token), prompt, output, answers, cut)
 
 
-def taught(*uses: Use, times: int = MIN_SEEN) -> Estimator:
+def taught(*uses: ObservedUse, times: int = MIN_SEEN) -> Estimator:
     learner = Estimator()
     for _ in range(times):
         for one in uses:
@@ -55,23 +55,23 @@ uses = st.builds(
 
 
 def test_with_nothing_learned_it_is_what_is_true_of_most() -> None:
-    assert Estimator().estimate("t", "m", 1001) == Estimate(251, PRIOR_OUTPUT_TOKENS, Source.PRIOR)
+    assert Estimator().estimate("t", "m", 1001) == Estimate(251, PRIOR_OUTPUT_TOKENS, EstimateSource.PRIOR)
 
 
 def test_the_tenants_own_answers_decide_once_there_are_enough() -> None:
     learner = taught(use(output=50), times=MIN_SEEN - 1)
-    assert learner.estimate("t", "m", 400).source is Source.PRIOR
+    assert learner.estimate("t", "m", 400).source is EstimateSource.PRIOR
     learner.observe(use(output=50))
     found = learner.estimate("t", "m", 400)
-    assert found.source is Source.TENANT
+    assert found.source is EstimateSource.TENANT
     assert found.output_tokens == pytest.approx(50, rel=TOLERANCE)
 
 
 def test_a_new_tenant_gets_the_models_estimate_and_a_new_model_the_prior() -> None:
     learner = taught(use("t", output=800))
     found = learner.estimate("new", "m", 400)
-    assert (found.source, found.output_tokens) == (Source.MODEL, pytest.approx(800, rel=TOLERANCE))
-    assert learner.estimate("t", "other", 400) == Estimate(100, PRIOR_OUTPUT_TOKENS, Source.PRIOR)
+    assert (found.source, found.output_tokens) == (EstimateSource.MODEL, pytest.approx(800, rel=TOLERANCE))
+    assert learner.estimate("t", "other", 400) == Estimate(100, PRIOR_OUTPUT_TOKENS, EstimateSource.PRIOR)
 
 
 def test_tenants_do_not_decide_for_each_other() -> None:
@@ -88,7 +88,7 @@ def test_prompts_of_another_size_have_answers_of_their_own() -> None:
 
 def test_a_size_that_was_never_seen_is_answered_from_all_of_the_tenants() -> None:
     found = taught(use(prompt=100, output=70)).estimate("t", "m", 40_000)
-    assert (found.source, found.output_tokens) == (Source.TENANT, pytest.approx(70, rel=TOLERANCE))
+    assert (found.source, found.output_tokens) == (EstimateSource.TENANT, pytest.approx(70, rel=TOLERANCE))
 
 
 def test_the_answers_bound_caps_the_estimate_and_nothing_else() -> None:
@@ -108,11 +108,11 @@ def test_short_bounds_do_not_make_unbounded_answers_look_short() -> None:
 
 def test_where_every_answer_was_cut_the_estimate_is_not_below_the_cut() -> None:
     found = taught(use(output=3000, cut=True)).estimate("t", "m", 400)
-    assert (found.source, found.output_tokens) == (Source.PRIOR, pytest.approx(3000, rel=TOLERANCE))
+    assert (found.source, found.output_tokens) == (EstimateSource.PRIOR, pytest.approx(3000, rel=TOLERANCE))
 
 
 def test_requests_that_never_began_teach_nothing_of_answers() -> None:
-    assert taught(use(output=0, cut=True)).estimate("t", "m", 400).source is Source.PRIOR
+    assert taught(use(output=0, cut=True)).estimate("t", "m", 400).source is EstimateSource.PRIOR
 
 
 def test_several_answers_of_a_request_are_one_of_their_mean() -> None:
@@ -176,7 +176,7 @@ def test_the_quantile_covers_its_share_of_what_was_seen(outputs: list[int], quan
 @settings(deadline=None)
 @given(st.lists(uses, max_size=60), st.integers(0, 10**9), st.none() | st.integers(0, 10**6))
 def test_an_estimate_is_never_negative_or_above_the_bound_and_changes_nothing(
-    seen: list[Use], prompt_bytes: int, bound: int | None
+    seen: list[ObservedUse], prompt_bytes: int, bound: int | None
 ) -> None:
     learner = taught(*seen, times=1)
     found = learner.estimate("a", "x", prompt_bytes, bound)
@@ -220,7 +220,7 @@ def test_a_use_is_never_negative() -> None:
 
 
 def test_sizes_are_few_and_grow_with_the_prompt() -> None:
-    sizes = [size_of(1 << octave) for octave in range(40)]
+    sizes = [size_class(1 << octave) for octave in range(40)]
     assert sizes == sorted(sizes)
     assert set(sizes) == set(range(8))
-    assert size_of(0) == 0
+    assert size_class(0) == 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.estimate.histogram import BUCKETS_PER_OCTAVE, FadingHistogram, edge
+from serve_app.core.estimate.histogram import BUCKETS_PER_OCTAVE, FadingHistogram, bucket_edge
 
 FOR_EVER = 1e9  # a half-life in which nothing fades
 BUCKET = 2 ** (1 / BUCKETS_PER_OCTAVE)
@@ -55,7 +55,7 @@ def test_values_outside_the_range_count_as_its_ends() -> None:
     assert low is not None
     assert low <= BUCKET
     assert high is not None
-    assert edge(17 * BUCKETS_PER_OCTAVE - 1) <= high <= 2**17
+    assert bucket_edge(17 * BUCKETS_PER_OCTAVE - 1) <= high <= 2**17
 
 
 def test_the_old_fades_and_counts_half_after_a_half_life() -> None:
@@ -87,7 +87,7 @@ def test_cut_values_do_not_bias_the_quantile() -> None:
     for _ in range(20_000):
         true, bound = draw.lognormvariate(5.0, 0.9), draw.choice([50.0, 200.0, 1e9])
         whole.add(true)
-        observed.add(min(true, bound), cut=true > bound)
+        observed.add(min(true, bound), is_cut_off=true > bound)
     for share in (0.25, 0.5, 0.8, 0.95):
         expected, found = whole.quantile(share), observed.quantile(share)
         assert expected is not None
@@ -99,10 +99,10 @@ def test_cut_values_do_not_bias_the_quantile() -> None:
 def test_where_all_was_cut_no_quantile_is_known_but_a_lower_bound_is(numbers: list[int]) -> None:
     histogram = FadingHistogram(17, FOR_EVER)
     for number in numbers:
-        histogram.add(number, cut=True)
+        histogram.add(number, is_cut_off=True)
     assert histogram.quantile(0.5) is None
-    assert max(numbers) / BUCKET <= histogram.longest_cut() * 1.0001 <= max(numbers) * 1.0002
+    assert max(numbers) / BUCKET <= histogram.longest_censored() * 1.0001 <= max(numbers) * 1.0002
 
 
 def test_without_cuts_there_is_no_lower_bound() -> None:
-    assert filled([5.0]).longest_cut() == 0.0
+    assert filled([5.0]).longest_censored() == 0.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from serve_app.core.estimate.length import LengthRule
 from serve_app.core.queue import Admission
-from serve_app.core.queue.admission import Arrival, Grant, Policy
+from serve_app.core.queue.admission import Arrival, Grant, QueuePolicy
 from serve_app.types import RequestClass
 
 FIELD = LengthRule.of_batch(64, 16, 100)
@@ -43,7 +43,7 @@ def test_what_is_granted_is_within_the_batch_by_sequences_and_by_weight(
     asked: list[tuple[int, bool]], batch: int
 ) -> None:
     rule = LengthRule.of_batch(batch, max(1, batch // 4), 100)
-    line = Admission(Policy(max_queued=1000, max_wait_s=60.0))
+    line = Admission(QueuePolicy(max_queued=1000, max_wait_s=60.0))
     line.on_replica("r", batch, 0.0)
     running: set[str] = set()
     for number, (sequences, long) in enumerate(asked):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from serve_app.core.memory.leases import LIES_ON, Kind, Phase
+from serve_app.core.memory.leases import PARENT_KINDS, LeaseKind, Phase
 
 
 @dataclass
 class Entry:
     lease_id: str
-    kind: Kind
+    kind: LeaseKind
     owner: str
     holds: dict[str, int]
     phase: Phase
@@ -34,18 +34,18 @@ class Reference:
         if name in self.devices:
             return self.devices[name]
         entry = self.entries[name]
-        if entry.kind is Kind.ENGINE:
+        if entry.kind is LeaseKind.ENGINE:
             return entry.pool if entry.phase is Phase.COMMITTED else 0
         return sum(entry.holds.values())
 
     def limit(self, name: str, growth: bool) -> int:
         whole = self.capacity(name)
-        if growth or name in self.devices or self.entries[name].kind is not Kind.ENGINE:
+        if growth or name in self.devices or self.entries[name].kind is not LeaseKind.ENGINE:
             return whole
         return whole - int(whole * self.growth_share)
 
-    def may_lie(self, kind: Kind, on: str) -> bool:
-        allowed = LIES_ON[kind]
+    def may_lie(self, kind: LeaseKind, on: str) -> bool:
+        allowed = PARENT_KINDS[kind]
         if allowed is None:
             return on in self.devices
         return on in self.entries and self.entries[on].kind in allowed and self.entries[on].phase is Phase.COMMITTED
@@ -58,7 +58,7 @@ class Reference:
             if child in self.entries:
                 self.end(child, True)
         entry = self.entries[lease_id]
-        if entry.kind is Kind.ENGINE and not memory_gone:
+        if entry.kind is LeaseKind.ENGINE and not memory_gone:
             if entry.phase is not Phase.ENDING:
                 entry.was_of = entry.owner
             entry.phase, entry.expires_at, entry.owner = Phase.ENDING, math.inf, ""
@@ -84,7 +84,7 @@ class Reference:
         while (late := next((e.lease_id for e in self.entries.values() if e.expires_at <= now), None)) is not None:
             self.end(late, memory_gone=False)
 
-    def state(self) -> dict[str, tuple[Kind, Phase, dict[str, int], int]]:
+    def state(self) -> dict[str, tuple[LeaseKind, Phase, dict[str, int], int]]:
         """What the ledger's leases must equal."""
         return {
             name: (entry.kind, entry.phase, dict(entry.holds), self.held(name)) for name, entry in self.entries.items()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.memory.engine_grants import AGAIN_S, OVER_S, OVER_SHARE, Grants
+from serve_app.core.memory.engine_grants import OVERUSE_S, OVERUSE_SHARE, RESTART_INTERVAL_S, EngineGrants
 from serve_app.core.memory.leases import Device, Hold, Phase
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.reports import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Rank
@@ -20,11 +20,11 @@ class Host:
         self.ledger = Ledger()
         for index, size in enumerate(sizes or (100, 100)):
             self.ledger.add_device(Device("n", index, size, 0))
-        self.grants = Grants(self.ledger)
+        self.grants = EngineGrants(self.ledger)
         self.now = 0.0
 
     def say(self, told: EngineReport, *, unheard: frozenset[str] = frozenset()) -> EngineReply:
-        return self.grants.report(told, self.now, unheard=unheard)
+        return self.grants.report(told, self.now, unreported=unheard)
 
     def runs(self, told: EngineReport) -> EngineReport:
         """An engine from its first word to its first request."""
@@ -219,13 +219,13 @@ def test_an_engine_that_outgrew_its_grant_drains_once_that_lasts() -> None:
     over = replace(told, measured_bytes=(85,))
     host.now += 1.0
     assert not host.say(over).drain
-    host.now += OVER_S - 1
+    host.now += OVERUSE_S - 1
     assert not host.say(over).drain
     assert not host.say(told).drain  # back within it: the next time counts from the start
     host.say(over)
-    host.now += OVER_S
+    host.now += OVERUSE_S
     assert host.say(over).drain
-    assert host.grants.leaving() == ["a"]
+    assert host.grants.draining() == ["a"]
     assert host.say(told).drain  # it goes, whatever it uses now
 
 
@@ -234,8 +234,8 @@ def test_a_little_more_than_granted_is_told_and_nothing_else() -> None:
     told = host.runs(engine("a", 80))
     host.say(replace(told, measured_bytes=(80,)))
     for _ in range(3):
-        host.now += OVER_S
-        assert not host.say(replace(told, measured_bytes=(int(80 * (1 + OVER_SHARE)),))).drain
+        host.now += OVERUSE_S
+        assert not host.say(replace(told, measured_bytes=(int(80 * (1 + OVERUSE_SHARE)),))).drain
     assert host.grants.alarms()
 
 
@@ -243,7 +243,7 @@ def test_an_engine_that_never_fitted_is_not_started_again_and_again() -> None:
     host = Host()
     told = host.runs(engine("a", 40))
     for _ in range(3):
-        host.now += OVER_S
+        host.now += OVERUSE_S
         assert not host.say(replace(told, measured_bytes=(90,))).drain
 
 
@@ -255,11 +255,11 @@ def test_engines_of_a_model_that_outgrew_their_grants_drain_one_after_the_other(
     over = [replace(one, measured_bytes=(60,)) for one in told]
     for one in over:
         host.say(one)
-    host.now += OVER_S
+    host.now += OVERUSE_S
     assert [host.say(one).drain for one in over] == [True, False]
     host.grants.forget("a", memory_gone=True)
     assert not host.say(over[1]).drain
-    host.now += AGAIN_S
+    host.now += RESTART_INTERVAL_S
     assert host.say(over[1]).drain
 
 

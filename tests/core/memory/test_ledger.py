@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.memory.leases import DEFAULT_RESERVED_BYTES, Device, Hold, Kind, Phase
+from serve_app.core.memory.leases import DEFAULT_RESERVED_BYTES, Device, Hold, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
@@ -20,7 +20,7 @@ def ledger(*, devices: int = 2, pool: int | None = 1000) -> Ledger:
     made.join("engine", TTL_S, 0.0)
     made.join("router", TTL_S, 0.0)
     if pool is not None:
-        made.reserve("grant", Kind.ENGINE, "engine", [Hold(f"node/{index}", 6 * GIB) for index in range(devices)])
+        made.reserve("grant", LeaseKind.ENGINE, "engine", [Hold(f"node/{index}", 6 * GIB) for index in range(devices)])
         made.commit("grant", pool)
     return made
 
@@ -36,22 +36,22 @@ def test_a_refusal_has_the_figures_and_changes_nothing() -> None:
     book = ledger()
     before = [*book.leases()], book.devices()
     with pytest.raises(InsufficientMemory, match=f"node/1: {5 * GIB} asked, {4 * GIB} of {10 * GIB} free"):
-        book.reserve("second", Kind.ENGINE, "router", [Hold("node/0", GIB), Hold("node/1", 5 * GIB)])
+        book.reserve("second", LeaseKind.ENGINE, "router", [Hold("node/0", GIB), Hold("node/1", 5 * GIB)])
     assert ([*book.leases()], book.devices()) == before
 
 
 def test_a_share_in_a_session_counts_once() -> None:
     book = ledger()
-    book.reserve("session", Kind.SESSION, "router", [Hold("grant", 400)])
-    book.reserve("share", Kind.SHARE, "router", [Hold("session", 300)])
+    book.reserve("session", LeaseKind.SESSION, "router", [Hold("grant", 400)])
+    book.reserve("share", LeaseKind.SHARE, "router", [Hold("session", 300)])
     assert (book.free("grant"), book.free("session")) == (500, 100)
 
 
 def test_a_tenth_of_the_pool_is_for_those_who_outgrow_their_estimate() -> None:
     book = ledger()
-    book.reserve("share", Kind.SHARE, "router", [Hold("grant", 900)])
+    book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 900)])
     with pytest.raises(InsufficientMemory):
-        book.reserve("another", Kind.SHARE, "router", [Hold("grant", 1)])
+        book.reserve("another", LeaseKind.SHARE, "router", [Hold("grant", 1)])
     book.resize("share", [1000], growth=True)
     with pytest.raises(InsufficientMemory):
         book.resize("share", [1001], growth=True)
@@ -61,22 +61,22 @@ def test_a_tenth_of_the_pool_is_for_those_who_outgrow_their_estimate() -> None:
 
 def test_nothing_lies_on_an_engine_that_loads_or_ends() -> None:
     book = ledger(pool=None)
-    book.reserve("grant", Kind.ENGINE, "engine", [Hold("node/0", GIB)])
+    book.reserve("grant", LeaseKind.ENGINE, "engine", [Hold("node/0", GIB)])
     with pytest.raises(LeaseConflict, match="reserved"):
-        book.reserve("share", Kind.SHARE, "router", [Hold("grant", 1)])
+        book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 1)])
     book.commit("grant", 100)
     with pytest.raises(LeaseConflict, match="committed"):
         book.commit("grant", 200)
     book.end("grant", memory_gone=False)
     with pytest.raises(LeaseConflict, match="ending"):
-        book.reserve("share", Kind.SHARE, "router", [Hold("grant", 1)])
+        book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 1)])
 
 
 def test_an_engines_memory_is_free_only_when_it_has_been_seen_free() -> None:
     book = ledger()
-    book.reserve("share", Kind.SHARE, "router", [Hold("grant", 10)])
+    book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 10)])
     assert [lease.lease_id for lease in book.expire(TTL_S - 0.1)] == []
-    book.beat("router", TTL_S - 0.1)
+    book.heartbeat("router", TTL_S - 0.1)
     assert [lease.lease_id for lease in book.expire(TTL_S)] == ["share", "grant"]
     assert book.lease("grant").phase is Phase.ENDING
     assert book.devices()[0].free_bytes == 4 * GIB
@@ -87,24 +87,24 @@ def test_an_engines_memory_is_free_only_when_it_has_been_seen_free() -> None:
 
 def test_a_silent_owner_loses_all_it_has_and_has_to_join_again() -> None:
     book = ledger()
-    book.beat("engine", 4.0)
-    book.reserve("share", Kind.SHARE, "router", [Hold("grant", 400)])
+    book.heartbeat("engine", 4.0)
+    book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 400)])
     assert [lease.lease_id for lease in book.expire(5.0)] == ["share"]
     assert book.free("grant") == 900
-    assert not book.beat("router", 5.0)
+    assert not book.heartbeat("router", 5.0)
     with pytest.raises(LeaseNotFound, match="router"):
-        book.reserve("share", Kind.SHARE, "router", [Hold("grant", 400)])
+        book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 400)])
     book.join("router", TTL_S, 5.0)
-    book.reserve("share", Kind.SHARE, "router", [Hold("grant", 400)])
+    book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 400)])
 
 
 def test_every_heartbeat_puts_the_end_off_and_the_last_one_counts() -> None:
     book = ledger()
     for second in range(1, 8):
-        book.beat("engine", float(second))
-        book.beat("router", float(second))
+        book.heartbeat("engine", float(second))
+        book.heartbeat("router", float(second))
         assert book.expire(float(second)) == []
-    book.beat("engine", 3.0)  # late on its way
+    book.heartbeat("engine", 3.0)  # late on its way
     assert book.expire(11.9) == []
     assert [lease.lease_id for lease in book.expire(12.0)] == ["grant"]
 
@@ -113,7 +113,7 @@ def test_a_lease_of_its_own_time_ends_unless_renewed() -> None:
     book = ledger()
     book.join("engine", 1000.0, 0.0)
     book.join("router", 1000.0, 0.0)
-    book.reserve("session", Kind.SESSION, "router", [Hold("grant", 100)], expires_at=10.0)
+    book.reserve("session", LeaseKind.SESSION, "router", [Hold("grant", 100)], expires_at=10.0)
     book.renew("session", 30.0)
     book.renew("session", 20.0)  # never brought forward
     assert book.expire(29.9) == []
@@ -122,17 +122,17 @@ def test_a_lease_of_its_own_time_ends_unless_renewed() -> None:
 
 def test_an_engine_that_ends_by_its_own_time_waits_for_its_memory_only() -> None:
     book = ledger(pool=None)
-    book.reserve("grant", Kind.ENGINE, "engine", [Hold("node/0", GIB)], expires_at=3.0)
+    book.reserve("grant", LeaseKind.ENGINE, "engine", [Hold("node/0", GIB)], expires_at=3.0)
     assert [lease.lease_id for lease in book.expire(3.0)] == ["grant"]
-    book.beat("engine", 4.0)
+    book.heartbeat("engine", 4.0)
     assert book.expire(8.0) == []
     assert book.lease("grant").phase is Phase.ENDING
 
 
 def test_a_session_never_shrinks_below_what_lies_on_it() -> None:
     book = ledger()
-    book.reserve("session", Kind.SESSION, "router", [Hold("grant", 400)])
-    book.reserve("share", Kind.SHARE, "router", [Hold("session", 300)])
+    book.reserve("session", LeaseKind.SESSION, "router", [Hold("grant", 400)])
+    book.reserve("share", LeaseKind.SHARE, "router", [Hold("session", 300)])
     with pytest.raises(InsufficientMemory, match="300 of 400 are in use, 299 wanted"):
         book.resize("session", [299])
     assert book.resize("session", [300]).capacity == 300
@@ -152,13 +152,13 @@ def test_a_lost_device_takes_its_engines_along() -> None:
 
 def test_two_ranks_of_an_engine_are_on_two_devices() -> None:
     with pytest.raises(LeaseConflict, match="one device"):
-        ledger(pool=None).reserve("grant", Kind.ENGINE, "engine", [Hold("node/0", 1), Hold("node/0", 1)])
+        ledger(pool=None).reserve("grant", LeaseKind.ENGINE, "engine", [Hold("node/0", 1), Hold("node/0", 1)])
 
 
 @pytest.mark.parametrize("holds", [[], [Hold("grant", 0)], [Hold("grant", 5), Hold("share", 5)]])
 def test_what_cannot_be_a_hold_is_said(holds: list[Hold]) -> None:
     with pytest.raises(ValueError, match=r"lies on|asked"):
-        ledger().reserve("share", Kind.SHARE, "router", holds)
+        ledger().reserve("share", LeaseKind.SHARE, "router", holds)
 
 
 def test_memory_follows_what_is_leased_however_often_owners_come_back() -> None:
@@ -167,8 +167,8 @@ def test_memory_follows_what_is_leased_however_often_owners_come_back() -> None:
         now = float(turn)
         book.join("router", TTL_S, now)
         book.join("engine", TTL_S, now)
-        book.reserve(f"share-{turn}", Kind.SHARE, "router", [Hold("grant", 1)])
+        book.reserve(f"share-{turn}", LeaseKind.SHARE, "router", [Hold("grant", 1)])
         book.end(f"share-{turn}")
         book.expire(now)
-    assert len(book._owner_alarms._entries) == 2
+    assert len(book._owner_deadlines._entries) == 2
     assert len(book) == 1

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from serve_app.core.memory.leases import Device, Hold, Kind, Phase
+from serve_app.core.memory.leases import Device, Hold, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from tests.core.memory.reference_ledger import Entry, Reference
@@ -39,21 +39,21 @@ class LedgerMachine(RuleBasedStateMachine):
         # What single steps seldom build up: two engines that run, and something on one of them.
         for owner in OWNERS:
             self.join(owner, 5.0)
-        self.grant("engine-a", Kind.ENGINE, "engine-1", {"a/0": 30, "a/1": 30})
-        self.grant("engine-b", Kind.ENGINE, "engine-2", {"b/0": 40})
+        self.grant("engine-a", LeaseKind.ENGINE, "engine-1", {"a/0": 30, "a/1": 30})
+        self.grant("engine-b", LeaseKind.ENGINE, "engine-2", {"b/0": 40})
         for name in ("engine-a", "engine-b"):
             self.ledger.commit(name, 100)
             self.reference.entries[name].phase, self.reference.entries[name].pool = Phase.COMMITTED, 100
-        self.grant("share", Kind.SHARE, "router-1", {"engine-a": 30})
-        self.grant("session", Kind.SESSION, "router-2", {"engine-a": 10})
-        self.grant("share-of-session", Kind.SHARE, "router-1", {"session": 5})
+        self.grant("share", LeaseKind.SHARE, "router-1", {"engine-a": 30})
+        self.grant("session", LeaseKind.SESSION, "router-2", {"engine-a": 10})
+        self.grant("share-of-session", LeaseKind.SHARE, "router-1", {"session": 5})
 
-    def grant(self, lease_id: str, kind: Kind, owner: str, on: dict[str, int], **more: float | None) -> None:
+    def grant(self, lease_id: str, kind: LeaseKind, owner: str, on: dict[str, int], **more: float | None) -> None:
         """Reserve what fits, in both."""
         growth, expires_at = bool(more.get("growth")), more.get("expires_at")
         holds = [Hold(name, amount) for name, amount in on.items()]
         self.ledger.reserve(lease_id, kind, owner, holds, expires_at=expires_at, growth=growth)
-        phase = Phase.RESERVED if kind is Kind.ENGINE else Phase.COMMITTED
+        phase = Phase.RESERVED if kind is LeaseKind.ENGINE else Phase.COMMITTED
         end = math.inf if expires_at is None else expires_at
         self.reference.entries[lease_id] = Entry(lease_id, kind, owner, on, phase, expires_at=end)
 
@@ -62,7 +62,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for owner in OWNERS:
             self.beat(owner)
 
-    def some(self, data: st.DataObject, *kinds: Kind) -> str | None:
+    def some(self, data: st.DataObject, *kinds: LeaseKind) -> str | None:
         """A lease of these kinds, of any without; now and then one that is not there."""
         known = [name for name, entry in self.reference.entries.items() if not kinds or entry.kind in kinds]
         return data.draw(st.sampled_from([*known, "none"])) if known else None
@@ -94,7 +94,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(OWNERS))
     def beat(self, owner: str) -> None:
         known = self.reference.owners.get(owner)
-        assert self.ledger.beat(owner, self.now) == (known is not None)
+        assert self.ledger.heartbeat(owner, self.now) == (known is not None)
         if known is not None:
             self.reference.owners[owner] = (known[0], max(known[1], self.now + known[0]))
 
@@ -107,13 +107,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        kind=st.sampled_from([Kind.ENGINE, Kind.ENGINE, Kind.SHARE, Kind.SHARE, Kind.SESSION, Kind.SESSION]),
+        kind=st.sampled_from(
+            [LeaseKind.ENGINE, LeaseKind.ENGINE, LeaseKind.SHARE, LeaseKind.SHARE, LeaseKind.SESSION, LeaseKind.SESSION]
+        ),
         owner=st.sampled_from(OWNERS),
         growth=st.booleans(),
         ttl_s=st.sampled_from([None, None, 1.0, 4.0]),
     )
-    def reserve(self, data: st.DataObject, kind: Kind, owner: str, growth: bool, ttl_s: float | None) -> None:
-        if kind is Kind.ENGINE:
+    def reserve(self, data: st.DataObject, kind: LeaseKind, owner: str, growth: bool, ttl_s: float | None) -> None:
+        if kind is LeaseKind.ENGINE:
             on = data.draw(st.lists(st.sampled_from(DEVICES), min_size=1, max_size=2))
         else:
             on = [name] if (name := self.some(data)) is not None else ["a/0"]
@@ -135,7 +137,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), tokens=st.integers(0, 200))
     def commit(self, data: st.DataObject, tokens: int) -> None:
-        name = self.some(data, Kind.ENGINE)
+        name = self.some(data, LeaseKind.ENGINE)
         entry = self.reference.entries.get(name or "")
         if entry is None or entry.phase is not Phase.RESERVED:
             with pytest.raises((LeaseNotFound, LeaseConflict)):
@@ -154,7 +156,7 @@ class LedgerMachine(RuleBasedStateMachine):
             new <= old or self.reference.held(on) + new - old <= self.reference.limit(on, growth)
             for (on, old), new in zip(entry.holds.items(), changed.values(), strict=True)
         )
-        fits &= entry.kind is Kind.ENGINE or amount >= self.reference.held(entry.lease_id)
+        fits &= entry.kind is LeaseKind.ENGINE or amount >= self.reference.held(entry.lease_id)
         if entry.phase is Phase.ENDING or not fits:
             with pytest.raises((InsufficientMemory, LeaseConflict)):
                 self.ledger.resize(entry.lease_id, list(changed.values()), growth=growth)
@@ -184,7 +186,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def memory_gone(self, data: st.DataObject) -> None:
-        entry = self.reference.entries.get(self.some(data, Kind.ENGINE) or "")
+        entry = self.reference.entries.get(self.some(data, LeaseKind.ENGINE) or "")
         if entry is None:
             self.ledger.memory_gone("none")
         elif entry.phase is Phase.ENDING:
@@ -196,7 +198,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def revive(self, data: st.DataObject) -> None:
-        entry = self.reference.entries.get(self.some(data, Kind.ENGINE) or "")
+        entry = self.reference.entries.get(self.some(data, LeaseKind.ENGINE) or "")
         if entry is None:
             return
         if entry.phase is not Phase.ENDING or entry.was_of not in self.reference.owners:
@@ -241,7 +243,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for use in self.ledger.devices():
                 assert 0 <= use.held_bytes <= use.device.capacity_bytes
             for lease in self.ledger.leases():
-                assert 0 <= lease.held <= lease.capacity or (lease.kind is Kind.ENGINE and not lease.held)
+                assert 0 <= lease.held <= lease.capacity or (lease.kind is LeaseKind.ENGINE and not lease.held)
 
 
 QUICK = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))

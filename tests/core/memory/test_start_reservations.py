@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.memory.checkpoint import Entry, Key, Value
-from serve_app.core.memory.engine_grants import Grants
-from serve_app.core.memory.leases import Device, Hold, Kind
+from serve_app.core.memory.checkpoint import CheckpointKey, CheckpointValue, EntryKind
+from serve_app.core.memory.engine_grants import EngineGrants
+from serve_app.core.memory.leases import Device, Hold, LeaseKind
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.reports import EngineReport, Rank
-from serve_app.core.memory.reservations import BERTH_TTL_S, RESTART_TTL_S
-from serve_app.core.memory.start_reservations import Place, Start, StartsAsk, StartsReply
+from serve_app.core.memory.reservations import RESERVATION_TTL_S, RESTART_TTL_S
+from serve_app.core.memory.start_reservations import Start, StartPlacement, StartsReply, StartsRequest
 from serve_app.core.quota import RECOVERY_S, Quota
 
 TOKENS = 1600
@@ -24,7 +24,7 @@ class Shell:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.stored: dict[Key, Value] = {}
+        self.stored: dict[CheckpointKey, CheckpointValue] = {}
         self.quota = Quota(1, {}, self.now)
         self.devices = [Device(node, index, 100, 0) for node in NODES for index in (0, 1)]
         self.quota.on_devices(self.devices, self.now)
@@ -41,12 +41,12 @@ class Shell:
         self.quota.on_devices(self.devices, self.now)
 
     def ask(self, *starts: Start, size: int | None = 60, more: int = 0, nodes: tuple[str, ...] = NODES) -> StartsReply:
-        reply = self.quota.on_starts(StartsAsk("m", starts, more, nodes, size), self.now)
+        reply = self.quota.on_starts(StartsRequest("m", starts, more, nodes, size), self.now)
         self.store()
         return reply
 
-    def place(self, replica: str, size: int | None = 60, nodes: tuple[str, ...] = NODES) -> Place:
-        (place,) = self.ask(Start(replica, nodes), size=size).places
+    def place(self, replica: str, size: int | None = 60, nodes: tuple[str, ...] = NODES) -> StartPlacement:
+        (place,) = self.ask(Start(replica, nodes), size=size).placements
         return place
 
     def says(self, owner: str, node: str, size: int = 60, model: str = "m", **more: object) -> tuple[Hold, ...]:
@@ -77,9 +77,9 @@ def test_a_start_goes_where_it_leaves_most_room_and_its_engine_gets_the_device_t
     shell = Shell()
     shell.runs("e", "b", 40)
     (taken,) = shell.quota.ledger.lease("e").holds
-    assert shell.place("r") == Place("r", "b", True), "60 and 40 fill a device"
+    assert shell.place("r") == StartPlacement("r", "b", True), "60 and 40 fill a device"
     assert shell.says("r", "b") == (Hold(taken.on, 60),)
-    assert not shell.quota.grants.berths.all()
+    assert not shell.quota.grants.reservations.all()
 
 
 def test_a_start_goes_only_where_ray_has_room() -> None:
@@ -106,9 +106,9 @@ def test_asking_again_keeps_the_same_place() -> None:
 def test_a_place_that_nobody_asks_for_again_is_free_after_its_time() -> None:
     shell = Shell()
     shell.place("r")
-    shell.wait(BERTH_TTL_S + 1)
+    shell.wait(RESERVATION_TTL_S + 1)
     assert shell.free() == 400
-    assert not [key for key in shell.stored if key[0] is Entry.BERTH]
+    assert not [key for key in shell.stored if key[0] is EntryKind.RESERVATION]
 
 
 def test_an_engine_that_started_elsewhere_gives_up_what_was_kept_for_it() -> None:
@@ -125,7 +125,7 @@ def test_who_waits_goes_first() -> None:
     shell.runs("e1", "a", 60)
     assert shell.says("waits", "a", 50) == ()
     assert shell.place("r", size=30).node == "b"
-    assert shell.place("r2", size=30, nodes=("a",)) == Place("r2", "a", False)
+    assert shell.place("r2", size=30, nodes=("a",)) == StartPlacement("r2", "a", False)
 
 
 def test_without_room_a_start_waits_where_its_engine_could_ever_be() -> None:
@@ -135,26 +135,26 @@ def test_without_room_a_start_waits_where_its_engine_could_ever_be() -> None:
     for node in NODES:
         for index in range(2):
             shell.runs(f"{node}{index}", node, 70 if node == "a" else 60)
-    assert shell.place("r", nodes=(*NODES, "small")) == Place("r", "b", False)
-    assert shell.place("huge", size=150) == Place("huge", None, False)
+    assert shell.place("r", nodes=(*NODES, "small")) == StartPlacement("r", "b", False)
+    assert shell.place("huge", size=150) == StartPlacement("huge", None, False)
 
 
 def test_the_policy_is_told_for_how_many_more_there_is_memory_and_what_is_missing() -> None:
     shell = Shell()
-    assert shell.ask(more=3).held == 3
-    assert shell.ask(more=3) == StartsReply(held=3)
+    assert shell.ask(more=3).reserved_replicas == 3
+    assert shell.ask(more=3) == StartsReply(reserved_replicas=3)
     reply = shell.ask(more=5)
-    assert reply.held == 4
+    assert reply.reserved_replicas == 4
     assert reply.why == "memory: at least 0.00 GB needed on one device, 0.00 GB free"
-    assert shell.quota.starts.notes(shell.now) == {"m": reply.why}
-    assert shell.quota.starts.notes(shell.now + 60) == {}
+    assert shell.quota.starts.shortages(shell.now) == {"m": reply.why}
+    assert shell.quota.starts.shortages(shell.now + 60) == {}
 
 
 def test_what_the_policy_had_kept_is_the_next_starts() -> None:
     shell = Shell()
     shell.ask(more=1)
-    (berth,) = shell.quota.grants.berths.all()
-    assert shell.place("r") == Place("r", berth.node, True)
+    (berth,) = shell.quota.grants.reservations.all()
+    assert shell.place("r") == StartPlacement("r", berth.node, True)
     assert shell.free() == 340
     assert shell.says("r", berth.node) == (berth.hold,)
 
@@ -162,10 +162,10 @@ def test_what_the_policy_had_kept_is_the_next_starts() -> None:
 def test_while_nothing_is_known_of_a_model_ray_places_it_and_its_last_engine_tells_then() -> None:
     shell = Shell()
     reply = shell.ask(Start("r", NODES), size=None, more=1)
-    assert reply == StartsReply((Place("r", None, False),), known=False)
+    assert reply == StartsReply((StartPlacement("r", None, False),), need_known=False)
     shell.runs("r", "a", 30)
-    assert shell.ask(size=None, more=1).held == 1
-    assert [berth.hold.amount for berth in shell.quota.grants.berths.all()] == [30]
+    assert shell.ask(size=None, more=1).reserved_replicas == 1
+    assert [berth.hold.amount for berth in shell.quota.grants.reservations.all()] == [30]
 
 
 def test_a_start_that_can_do_with_less_takes_what_there_is() -> None:
@@ -175,7 +175,7 @@ def test_a_start_that_can_do_with_less_takes_what_there_is() -> None:
             shell.runs(f"{node}{index}", node, 70 if (node, index) != ("b", 0) else 50, model="o")
     shell.says("first", "b", 60, least=40)
     shell.says("first", "b", 60, least=40, gone=True)
-    assert shell.place("r", size=None) == Place("r", "b", True)
+    assert shell.place("r", size=None) == StartPlacement("r", "b", True)
     (hold,) = shell.says("r", "b", 60, least=40)
     assert hold.amount == 50
 
@@ -205,7 +205,7 @@ def test_nothing_new_is_kept_while_it_is_not_known_what_others_hold() -> None:
     shell.crash()
     assert shell.ask(Start("r", NODES), more=1) == StartsReply(why=shell.ask(more=1).why)
     shell.wait(RECOVERY_S + 1)
-    assert shell.place("r").held
+    assert shell.place("r").is_reserved
 
 
 def test_a_place_on_a_lost_node_is_gone_and_another_is_found() -> None:
@@ -213,7 +213,7 @@ def test_a_place_on_a_lost_node_is_gone_and_another_is_found() -> None:
     assert shell.place("r", nodes=("a",)).node == "a"
     shell.devices = [device for device in shell.devices if device.node == "b"]
     shell.quota.on_devices(shell.devices, shell.now)
-    assert shell.place("r", nodes=("b",)) == Place("r", "b", True)
+    assert shell.place("r", nodes=("b",)) == StartPlacement("r", "b", True)
 
 
 def test_a_drained_engine_restarts_where_that_was_planned() -> None:
@@ -227,22 +227,22 @@ def test_a_drained_engine_restarts_where_that_was_planned() -> None:
     shell.quota.relocation.begin()
     step = shell.quota.relocation.step(shell.now)
     assert step is not None
-    (berth,) = shell.quota.grants.berths.all()
-    assert (berth.after, berth.hold) == (step.owner, Hold(step.target[0], 40))
-    assert shell.place("another", 40, ("a",)) == Place("another", "a", False), "the line is first"
+    (berth,) = shell.quota.grants.reservations.all()
+    assert (berth.replaces, berth.hold) == (step.owner, Hold(step.target[0], 40))
+    assert shell.place("another", 40, ("a",)) == StartPlacement("another", "a", False), "the line is first"
     stays = next(name for name in places if name != step.owner)
     shell.wait(RESTART_TTL_S * 2, ("e0", "a", 40, "m"), ("e1", "a", 40, "m"), ("big", "a", 90, "big"))
     shell.says(step.owner, "a", 40, gone=True)
     shell.wait(RESTART_TTL_S / 2, (stays, "a", 40, "m"), ("big", "a", 90, "big"))
-    assert shell.ask(Start("r", ()), size=40).places == (), "Ray is short there, and its place is kept a while"
-    assert shell.place("r", 40) == Place("r", "a", True)
+    assert shell.ask(Start("r", ()), size=40).placements == (), "Ray is short there, and its place is kept a while"
+    assert shell.place("r", 40) == StartPlacement("r", "a", True)
     assert shell.says("r", "a", 40) == (berth.hold,)
 
 
 def test_a_restart_that_ray_put_where_it_was_planned_is_given_what_was_kept() -> None:
     shell = Shell()
     shell.runs("e", "a", 40)
-    berth = shell.quota.grants.berths.add("m", Hold("b/0", 40), shell.now, after="e")
+    berth = shell.quota.grants.reservations.add("m", Hold("b/0", 40), shell.now, replaces="e")
     assert shell.says("another", "b", 40) == (Hold("b/1", 40),), "kept until the engine leaves"
     shell.says("e", "a", 40, gone=True)
     assert shell.says("r", "b", 40) == (berth.hold,)
@@ -252,9 +252,9 @@ def test_an_engine_that_waits_is_counted_once_in_what_is_asked_for() -> None:
     ledger = Ledger()
     for index in range(2):
         ledger.add_device(Device("n", index, 100, 0))
-    grants = Grants(ledger)
+    grants = EngineGrants(ledger)
     seen: list[object] = []
-    grants.policy.seen = seen.append  # type: ignore[method-assign]
+    grants.policy.observe = seen.append  # type: ignore[method-assign]
     told = EngineReport("e", "m", (Rank("n"),), 150, 150)
     for now in range(20):
         grants.report(told, float(now))
@@ -264,7 +264,7 @@ def test_an_engine_that_waits_is_counted_once_in_what_is_asked_for() -> None:
 def test_a_berth_is_no_engine() -> None:
     shell = Shell()
     shell.place("r")
-    assert list(shell.quota.ledger.leases(Kind.ENGINE)) == []
+    assert list(shell.quota.ledger.leases(LeaseKind.ENGINE)) == []
     assert shell.quota.relocation.plan(shell.now) is None
 
 
@@ -272,7 +272,7 @@ def test_an_engine_gets_what_was_kept_for_it_by_an_actor_that_died_since() -> No
     shell = Shell()
     shell.runs("e", "b")
     assert shell.place("r", nodes=("a",)).node == "a"
-    (berth,) = shell.quota.grants.berths.all()
+    (berth,) = shell.quota.grants.reservations.all()
     shell.crash()
     shell.says("another", "a", model="o")
     assert shell.says("r", "a") == (berth.hold,), "and for nobody else, whoever has not spoken yet"

@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from serve_app.core.memory.checkpoint import Key, Value
-from serve_app.core.memory.leases import Device, Hold, Kind
+from serve_app.core.memory.checkpoint import CheckpointKey, CheckpointValue
+from serve_app.core.memory.leases import Device, Hold, LeaseKind
 from serve_app.core.memory.reports import EngineReport, Rank
 from serve_app.core.memory.reservations import RESTART_TTL_S
-from serve_app.core.memory.start_reservations import Start, StartsAsk
+from serve_app.core.memory.start_reservations import Start, StartsRequest
 from serve_app.core.quota import RECOVERY_S, Quota
 from serve_app.errors import InsufficientMemory, LeaseConflict
 
@@ -29,7 +29,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
-        self.stored: dict[Key, Value] = {}
+        self.stored: dict[CheckpointKey, CheckpointValue] = {}
         self.devices = list(DEVICES)
         self.quota = Quota(1, {}, self.now)
         self.quota.on_devices(self.devices, self.now)
@@ -47,10 +47,10 @@ class Machine(RuleBasedStateMachine):
     def asks(self, replicas: list[str], nodes: tuple[str, ...], more: int) -> None:
         for model, size in SIZES.items():
             starts = tuple(Start(one, nodes) for one in replicas if one[0] == model and one not in self.engines)
-            reply = self.quota.on_starts(StartsAsk(model, starts, more, nodes, size), self.now)
-            assert reply.held <= more
-            for place in reply.places:
-                if place.held:
+            reply = self.quota.on_starts(StartsRequest(model, starts, more, nodes, size), self.now)
+            assert reply.reserved_replicas <= more
+            for place in reply.placements:
+                if place.is_reserved:
                     assert place.node is not None
                     self.promised[place.replica] = place.node
         self.store()
@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         node, holds = self.engines.get(replica, (where, ()))
         size = SIZES[replica[0]]
         told = EngineReport(replica, replica[0], (Rank(node),), size, least, holds, 100 if holds else 0)
-        kept = {berth.replica: berth for berth in self.quota.grants.berths.all()}
+        kept = {berth.replica: berth for berth in self.quota.grants.reservations.all()}
         recovers = self.quota.recovering
         try:
             reply = self.quota.on_engine(told, self.now)
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
                 for replica, (node, _) in list(self.engines.items()):
                     self.speaks(replica, node, 30)
             self.quota.on_tick(self.now)
-            for owner in self.quota.ending():
+            for owner in self.quota.ending_engines():
                 self.quota.on_memory_gone(owner)
                 self.engines.pop(owner, None)
             self.store()
@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
     def no_device_has_more_on_it_than_there_is(self) -> None:
         held = Counter[str]()
         for lease in self.quota.ledger.leases():
-            if lease.kind in (Kind.ENGINE, Kind.BERTH):
+            if lease.kind in (LeaseKind.ENGINE, LeaseKind.RESERVATION):
                 for hold in lease.holds:
                     held[hold.on] += hold.amount
         assert all(amount <= 100 for amount in held.values())
@@ -129,22 +129,22 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_berth_is_a_lease_and_stored(self) -> None:
-        leases = {lease.lease_id: lease.holds for lease in self.quota.ledger.leases(Kind.BERTH)}
-        assert leases == {berth.name: (berth.hold,) for berth in self.quota.grants.berths.all()}
+        leases = {lease.lease_id: lease.holds for lease in self.quota.ledger.leases(LeaseKind.RESERVATION)}
+        assert leases == {berth.name: (berth.hold,) for berth in self.quota.grants.reservations.all()}
         assert {value for (kind, _), value in self.stored.items() if kind == "berth"} == set(
-            self.quota.grants.berths.all()
+            self.quota.grants.reservations.all()
         )
 
     @invariant()
     def nobody_has_both_a_grant_and_a_berth(self) -> None:
-        bound = [berth.replica for berth in self.quota.grants.berths.all() if berth.replica]
+        bound = [berth.replica for berth in self.quota.grants.reservations.all() if berth.replica]
         assert len(bound) == len(set(bound))
         assert not [replica for replica in bound if replica in self.quota.ledger]
 
     def teardown(self) -> None:
         for _ in range(int((RECOVERY_S + 2 * RESTART_TTL_S) / TICK_S)):
             self.passes(1, False)
-        assert self.quota.grants.berths.all() == []
+        assert self.quota.grants.reservations.all() == []
         assert all(use.held_bytes == 0 for use in self.quota.ledger.devices())
 
 

@@ -8,19 +8,19 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.placement.defrag import Move, Replica, Spot, make_room
+from serve_app.core.placement.defrag import Move, NodeDevices, PlacedReplica, plan_moves
 
 
-def replica(name: str, on: str, device: int, amount: int) -> Replica:
-    return Replica(name, Spot(on, (device,)), amount)
+def replica(name: str, on: str, device: int, amount: int) -> PlacedReplica:
+    return PlacedReplica(name, NodeDevices(on, (device,)), amount)
 
 
 def carry_out(nodes: Mapping[str, Sequence[int]], moves: Sequence[Move]) -> dict[str, list[int]]:
     """What is free after the steps, each of which has to fit."""
     free = {name: list(devices) for name, devices in nodes.items()}
     for move in moves:
-        for spot, amount in ((move.replica.spot, -move.replica.amount), (move.target, move.replica.amount)):
-            assert len(set(spot.devices)) == len(move.replica.spot.devices)
+        for spot, amount in ((move.replica.location, -move.replica.amount), (move.target, move.replica.amount)):
+            assert len(set(spot.devices)) == len(move.replica.location.devices)
             for device in spot.devices:
                 free[spot.node][device] -= amount
                 assert free[spot.node][device] >= 0
@@ -29,36 +29,36 @@ def carry_out(nodes: Mapping[str, Sequence[int]], moves: Sequence[Move]) -> dict
 
 def test_two_halves_on_two_devices_make_a_whole_one() -> None:
     large, small = replica("large", "a", 0, 40), replica("small", "a", 1, 30)
-    (move,) = make_room({"a": [40, 50]}, [large, small], "a", 1, 80)
-    assert (move.replica, move.target) == (small, Spot("a", (0,)))
+    (move,) = plan_moves({"a": [40, 50]}, [large, small], "a", 1, 80)
+    assert (move.replica, move.target) == (small, NodeDevices("a", (0,)))
 
 
 def test_a_replica_that_may_not_move_stays() -> None:
     free = replica("free", "a", 0, 30)
-    (move,) = make_room({"a": [50, 50]}, [free], "a", 1, 80)
-    assert (move.replica, move.target) == (free, Spot("a", (1,)))
+    (move,) = plan_moves({"a": [50, 50]}, [free], "a", 1, 80)
+    assert (move.replica, move.target) == (free, NodeDevices("a", (1,)))
 
 
 def test_there_are_no_steps_where_nothing_would_help() -> None:
-    assert make_room({"a": [20, 20]}, [replica("x", "a", 0, 60), replica("y", "a", 1, 60)], "a", 1, 80) == ()
+    assert plan_moves({"a": [20, 20]}, [replica("x", "a", 0, 60), replica("y", "a", 1, 60)], "a", 1, 80) == ()
 
 
 def test_what_fits_as_it_is_needs_no_step() -> None:
-    assert make_room({"a": [50, 50]}, [replica("x", "a", 0, 30)], "a", 1, 40) == ()
+    assert plan_moves({"a": [50, 50]}, [replica("x", "a", 0, 30)], "a", 1, 40) == ()
 
 
 def test_nothing_is_done_for_a_node_that_has_left() -> None:
-    assert make_room({"a": [20]}, [replica("x", "a", 0, 60)], "b", 1, 10) == ()
+    assert plan_moves({"a": [20]}, [replica("x", "a", 0, 60)], "b", 1, 10) == ()
 
 
 def test_nobody_is_moved_on_another_node() -> None:
     there = [replica("x", "a", 0, 60), replica("y", "b", 0, 30)]
-    assert make_room({"a": [20], "b": [50], "c": [30]}, there, "a", 1, 80) == ()
+    assert plan_moves({"a": [20], "b": [50], "c": [30]}, there, "a", 1, 80) == ()
 
 
 def test_the_engine_gets_all_its_devices_and_the_fewest_bytes_are_moved() -> None:
     there = [replica("x", "a", 0, 40), replica("y", "a", 1, 30), replica("z", "a", 2, 20)]
-    moves = make_room({"a": [40, 50, 60], "b": [80]}, there, "a", 2, 80)
+    moves = plan_moves({"a": [40, 50, 60], "b": [80]}, there, "a", 2, 80)
     assert [move.replica.replica_id for move in moves] == ["y", "z"]
     assert sorted(carry_out({"a": [40, 50, 60], "b": [80]}, moves)["a"])[1:] == [80, 80]
 
@@ -66,13 +66,13 @@ def test_the_engine_gets_all_its_devices_and_the_fewest_bytes_are_moved() -> Non
 def test_a_large_cluster_gets_its_steps() -> None:
     nodes = {f"n{i}": [40, 40] for i in range(200)}
     there = [replica(f"r{i}.{device}", f"n{i}", device, 40) for i in range(200) for device in (0, 1)]
-    moves = make_room(nodes, there, "n7", 2, 80)
-    assert {move.replica.spot.node for move in moves} == {"n7"}
+    moves = plan_moves(nodes, there, "n7", 2, 80)
+    assert {move.replica.location.node for move in moves} == {"n7"}
     assert carry_out(nodes, moves)["n7"] == [80, 80]
 
 
 @st.composite
-def small_clusters(draw: st.DrawFn) -> tuple[dict[str, list[int]], list[Replica]]:
+def small_clusters(draw: st.DrawFn) -> tuple[dict[str, list[int]], list[PlacedReplica]]:
     """Up to three nodes of two devices of 4 units, up to five replicas of 1 to 3 units."""
     nodes = {f"n{i}": [4, 4] for i in range(draw(st.integers(1, 3)))}
     found = []
@@ -85,17 +85,17 @@ def small_clusters(draw: st.DrawFn) -> tuple[dict[str, list[int]], list[Replica]
     return nodes, found
 
 
-def one_move_is_enough(nodes: dict[str, list[int]], there: list[Replica], ranks: int, amount: int) -> bool:
+def one_move_is_enough(nodes: dict[str, list[int]], there: list[PlacedReplica], ranks: int, amount: int) -> bool:
     """Whether some replica of "n0" could restart somewhere, so that the engine fits there; written apart from the code
     under test."""
     for one in there:
         for name, devices in nodes.items():
             for device in range(len(devices)):
                 free = {each: list(had) for each, had in nodes.items()}
-                free[one.spot.node][one.spot.devices[0]] += one.amount
+                free[one.location.node][one.location.devices[0]] += one.amount
                 free[name][device] -= one.amount
                 fits = any(min(free["n0"][d] for d in ds) >= amount for ds in combinations((0, 1), ranks))
-                if one.spot.node == "n0" and free[name][device] >= 0 and fits:
+                if one.location.node == "n0" and free[name][device] >= 0 and fits:
                     return True
     return False
 
@@ -103,15 +103,15 @@ def one_move_is_enough(nodes: dict[str, list[int]], there: list[Replica], ranks:
 @settings(deadline=None)
 @given(small_clusters(), st.integers(1, 2), st.integers(1, 4))
 def test_every_step_fits_and_one_that_is_enough_is_found(
-    case: tuple[dict[str, list[int]], list[Replica]], ranks: int, amount: int
+    case: tuple[dict[str, list[int]], list[PlacedReplica]], ranks: int, amount: int
 ) -> None:
     nodes, there = case
     fits = sum(have >= amount for have in nodes["n0"]) >= ranks
-    moves = make_room(nodes, there, "n0", ranks, amount)
+    moves = plan_moves(nodes, there, "n0", ranks, amount)
     if fits:
         assert moves == ()
     elif moves:
         assert sum(have >= amount for have in carry_out(nodes, moves)["n0"]) >= ranks
-        assert {move.replica.spot.node for move in moves} == {"n0"}
+        assert {move.replica.location.node for move in moves} == {"n0"}
     else:
         assert not one_move_is_enough(nodes, there, ranks, amount)

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.placement.fragmentation import Demand, Workload
-from serve_app.core.placement.policy import Policy, tightest
+from serve_app.core.placement.policy import PlacementPolicy, tightest_fit
 
 TOTAL = 4
 FREE = st.lists(st.integers(0, TOTAL), min_size=1, max_size=4)
 DEMANDS = st.builds(Demand, st.integers(1, 3), st.integers(1, TOTAL), st.integers(1, 3))
 
 
-def learned(*demands: Demand) -> Policy:
+def learned(*demands: Demand) -> PlacementPolicy:
     """A policy that goes by these demands and no others."""
-    policy = Policy()
+    policy = PlacementPolicy()
     policy.workload = Workload(dict.fromkeys(demands, 1.0))
     return policy
 
@@ -40,12 +40,12 @@ def test_a_demand_needs_ranks_an_amount_and_a_group(figures: tuple[int, int, int
 
 
 def test_while_nothing_is_known_the_fullest_node_and_device_are_the_best() -> None:
-    fuller, emptier = Policy().choose([80, 50], 1, 40), Policy().choose([80, 80], 1, 40)
+    fuller, emptier = PlacementPolicy().choose([80, 50], 1, 40), PlacementPolicy().choose([80, 80], 1, 40)
     assert fuller is not None
     assert emptier is not None
     assert fuller < emptier
     assert fuller[1] == (1,)
-    assert Policy().choose([80, 70, 80], 2, 40) == (150.0, (1, 0))
+    assert PlacementPolicy().choose([80, 70, 80], 2, 40) == (150.0, (1, 0))
 
 
 def test_a_broken_device_is_filled_before_a_whole_one_is_broken() -> None:
@@ -58,9 +58,9 @@ def test_a_broken_device_is_filled_before_a_whole_one_is_broken() -> None:
 
 
 def test_a_policy_learns_what_it_has_seen() -> None:
-    policy = Policy()
+    policy = PlacementPolicy()
     for _ in range(4):
-        policy.seen(Demand(1, 40))
+        policy.observe(Demand(1, 40))
     assert policy.workload
     assert policy.workload.usable([39, 40, 80]) == 120.0
 
@@ -95,7 +95,7 @@ def test_the_device_chosen_adds_least_fragment(free: list[int], amount: int, kno
 
 @given(FREE, st.integers(1, 3), st.integers(1, TOTAL))
 def test_ranks_fit_exactly_where_as_many_devices_have_enough(free: list[int], ranks: int, amount: int) -> None:
-    devices = tightest(free, ranks, amount)
+    devices = tightest_fit(free, ranks, amount)
     assert (devices is not None) == (sum(have >= amount for have in free) >= ranks)
     if devices is not None:
         assert len(set(devices)) == ranks

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.core.queue.admission import Action, Admission, Arrival, Grant, Policy
+from serve_app.core.queue.admission import Action, Admission, Arrival, Grant, QueuePolicy
 from serve_app.types import RequestClass
 
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
 
 
 def admission(max_queued: int = 100, max_wait_s: float = 60.0, **replicas: int) -> Admission:
-    made = Admission(Policy(max_queued, max_wait_s, no_replica_wait_s=25.0))
+    made = Admission(QueuePolicy(max_queued, max_wait_s, no_replica_wait_s=25.0))
     for replica, slots in replicas.items():
         made.on_replica(replica, slots, 0.0)
     return made

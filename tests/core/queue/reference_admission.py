@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from serve_app.core.queue.admission import Arrival, Policy
+from serve_app.core.queue.admission import Arrival, QueuePolicy
 from tests.core.queue.reference_history import History
 
 CLASSES = 4
@@ -41,14 +41,14 @@ class Request:
 
     @property
     def size(self) -> tuple[int, int, str | None, frozenset[str]]:
-        return self.slots, math.floor(math.log2(self.cost)), self.arrival.only, self.arrival.avoid
+        return self.slots, math.floor(math.log2(self.cost)), self.arrival.only_replica, self.arrival.avoid_replicas
 
     def may_use(self, replica: str) -> bool:
-        return self.arrival.only in (None, replica) and replica not in self.arrival.avoid
+        return self.arrival.only_replica in (None, replica) and replica not in self.arrival.avoid_replicas
 
 
 class Reference:
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         self.now = 0.0
         self.requests: dict[str, Request] = {}
@@ -124,7 +124,7 @@ class Reference:
         return any(self.holds(request, replica) for replica in self.slots)
 
     def too_large(self, request: Request) -> bool:
-        only = request.arrival.only
+        only = request.arrival.only_replica
         some = [replica for replica, slots in self.slots.items() if slots and only in (None, replica)]
         return bool(some or only is None) and not any(self.large_enough(request, one, sessions=False) for one in some)
 
@@ -452,13 +452,13 @@ class Reference:
         self.last_grant[replica] = self.tick()
         self.history.grants.append((self.now, request.level, request.slots))
         self.grants.append((request.arrival.request_id, replica, self.now - request.arrived))
-        for level in range(CLASSES) if self.policy.trickle_share else ():
+        for level in range(CLASSES) if self.policy.min_share else ():
             tenants = {r.tenant for r in self.waiting(level)}
             if not tenants:
                 continue
-            self.credit[level] += self.policy.trickle_share * request.cost
+            self.credit[level] += self.policy.min_share * request.cost
             weights = sum(self.policy.weight(tenant) for tenant in tenants)
-            self.earned[level] += self.policy.trickle_share * request.cost / weights
+            self.earned[level] += self.policy.min_share * request.cost / weights
             self.earned[level] = max(self.earned[level], min(self.paid_up[level, tenant] for tenant in tenants))
 
 

@@ -69,7 +69,7 @@ class History:
         if rate is None or whole is None:
             return None
         wait = max(0.0, above + work - free) / rate
-        least = line.policy.trickle_share * whole
+        least = line.policy.min_share * whole
         return min(wait, work / least) if above and least else wait
 
     def ahead(self, line: Reference, level: int, tenant: str, own: int, in_slots: bool) -> float:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serve_app.core.queue.admission import Admission, Arrival, Grant, Policy, Refuse
+from serve_app.core.queue.admission import Admission, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.types import RequestClass
 
 NEVER_S = 1e9
 
 
-def patient(max_queued: int = 10**6, **more: object) -> Policy:
+def patient(max_queued: int = 10**6, **more: object) -> QueuePolicy:
     """Nobody is refused for waiting."""
-    return Policy(max_queued, NEVER_S, NEVER_S, **more)  # type: ignore[arg-type]
+    return QueuePolicy(max_queued, NEVER_S, NEVER_S, **more)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Shop:
         return sum(run.arrival.tenant == tenant for run in self.running.values())
 
 
-def shop(policy: Policy | None = None, slots: int = 8, kv_tokens: int | None = None, step_s: float = 0.05) -> Shop:
+def shop(policy: QueuePolicy | None = None, slots: int = 8, kv_tokens: int | None = None, step_s: float = 0.05) -> Shop:
     line = Admission(policy or patient())
     line.on_replica("a", slots, 0.0, kv_tokens)
     return Shop(line, step_s)

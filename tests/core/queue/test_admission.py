@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.core.queue.admission import Admission, Arrival, Grant, Policy, Refuse
+from serve_app.core.queue.admission import Admission, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, where
 
@@ -136,7 +136,7 @@ def test_affinity_does_not_open_a_replica_that_is_kept() -> None:
 
 
 def test_a_request_that_lost_its_replica_is_not_refused_for_want_of_room() -> None:
-    line = Admission(Policy(max_queued=1, max_wait_s=60.0))
+    line = Admission(QueuePolicy(max_queued=1, max_wait_s=60.0))
     line.on_replica("r", 1, 0.0)
     for number in range(2):
         line.on_arrive(Arrival(f"{number}", RequestClass.NORMAL, "t"), 0.0)

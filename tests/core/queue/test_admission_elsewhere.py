@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from serve_app.core.queue.admission import Admission, Arrival, Grant, Policy, Reason, Refuse
+from serve_app.core.queue.admission import Admission, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
 from serve_app.types import RequestClass
 
 HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
 
 
 def line(max_queued: int = 10, slots: int = 2, kv_tokens: int | None = None, **policy: float) -> Admission:
-    admission = Admission(Policy(max_queued=max_queued, max_wait_s=60.0, **policy))  # type: ignore[arg-type]
+    admission = Admission(QueuePolicy(max_queued=max_queued, max_wait_s=60.0, **policy))  # type: ignore[arg-type]
     admission.on_replica("r", slots, 0.0, kv_tokens)
     return admission
 
@@ -25,10 +25,10 @@ def free_on(admission: Admission) -> tuple[int, float]:
 
 def test_what_is_in_other_hands_is_not_granted_and_is_waited_for() -> None:
     admission = line(slots=2, kv_tokens=100)
-    assert admission.on_replica("r", 2, 0.0, 100, lent=(1, 60)) == []
+    assert admission.on_replica("r", 2, 0.0, 100, used_elsewhere=(1, 60)) == []
     assert free_on(admission) == (1, 40)
     assert admission.on_arrive(arrival("large", slots=2), 0.0) == [], "it fits once the rest is back: not too large"
-    assert admission.on_replica("r", 2, 1.0, 100, lent=(0, 60)) == [Grant("large", "r", 1.0)]
+    assert admission.on_replica("r", 2, 1.0, 100, used_elsewhere=(0, 60)) == [Grant("large", "r", 1.0)]
     assert free_on(admission) == (0, 39)
 
 
@@ -36,7 +36,9 @@ def test_the_wait_elsewhere_counts() -> None:
     admission = line(slots=1)
     admission.on_arrive(arrival("runs"), 0.0)
     assert admission.on_arrive(arrival("old"), 10.0, waited_s=55.0) == []
-    assert next(action for action in admission.on_tick(15.0) if isinstance(action, Refuse)).reason is Reason.TIMEOUT
+    assert (
+        next(action for action in admission.on_tick(15.0) if isinstance(action, Refuse)).reason is RefusalReason.TIMEOUT
+    )
 
 
 def test_who_was_served_elsewhere_comes_after_who_was_not() -> None:
@@ -44,23 +46,23 @@ def test_who_was_served_elsewhere_comes_after_who_was_not() -> None:
     admission.on_arrive(arrival("runs", tenant="other"), 0.0)
     admission.on_arrive(arrival("served", tenant="heavy"), 0.0)
     admission.on_arrive(arrival("light", tenant="light"), 1.0)
-    admission.on_usage(NORMAL, "heavy", 1000, 1000)
+    admission.on_uncounted_usage(NORMAL, "heavy", 1000, 1000)
     assert [action.request_id for action in admission.on_done("runs", 2.0)] == ["light"]
 
 
 def test_service_of_a_class_in_which_nobody_is_leaves_nothing_behind() -> None:
     admission = line()
     for number in range(100):
-        admission.on_usage(LOW, f"t{number}", 10, 10)
-    assert admission._running.line.stages[LOW].lanes == {}
+        admission.on_uncounted_usage(LOW, f"t{number}", 10, 10)
+    assert admission._scheduler.queue.class_queues[LOW].tenant_queues == {}
 
 
 def test_a_line_is_full_for_a_class_when_only_higher_ones_fill_it() -> None:
     admission = line(max_queued=2, slots=1)
     admission.on_arrive(arrival("runs"), 0.0)
     for name in ("a", "b"):
-        assert not admission.full(LOW)
+        assert not admission.is_full(LOW)
         admission.on_arrive(arrival(name, HIGH), 0.0)
-    assert [admission.full(level) for level in (LOW, NORMAL, HIGH)] == [True, True, False]
+    assert [admission.is_full(level) for level in (LOW, NORMAL, HIGH)] == [True, True, False]
     refused = admission.on_arrive(arrival("c", NORMAL), 0.0)
-    assert [action.reason for action in refused if isinstance(action, Refuse)] == [Reason.QUEUE_FULL]
+    assert [action.reason for action in refused if isinstance(action, Refuse)] == [RefusalReason.QUEUE_FULL]

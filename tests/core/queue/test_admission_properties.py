@@ -16,8 +16,8 @@ from serve_app.core.queue.admission import (
     Arrival,
     ClassBound,
     Grant,
-    Policy,
-    Reason,
+    QueuePolicy,
+    RefusalReason,
     Refuse,
     TenantPolicy,
 )
@@ -34,7 +34,11 @@ tenants = st.sampled_from(TENANTS)
 waits = st.sampled_from([2.0, 4.0, 8.0, 16.0])
 kv_sizes = st.none() | st.integers(0, 60)
 constraints = st.just({}) | st.fixed_dictionaries(
-    {}, optional={"only": st.sampled_from(REPLICAS), "avoid": st.frozensets(st.sampled_from(REPLICAS), max_size=3)}
+    {},
+    optional={
+        "only_replica": st.sampled_from(REPLICAS),
+        "avoid_replicas": st.frozensets(st.sampled_from(REPLICAS), max_size=3),
+    },
 )
 # Weights are powers of two, so that sums of tokens over them are exact in whatever order.
 rights = st.dictionaries(
@@ -64,13 +68,13 @@ class AdmissionMachine(RuleBasedStateMachine):
                 "max_queued_tokens": st.none() | st.integers(0, 300),
                 "classes": bounds,
                 "tenants": rights,
-                "trickle_share": st.sampled_from([0.0, 0.05, 0.3]),
+                "min_share": st.sampled_from([0.0, 0.05, 0.3]),
             }
         ),
         sizes=st.lists(st.tuples(st.integers(0, 6), kv_sizes), max_size=4),
     )
     def start(self, max_queued, max_wait_s, no_replica_wait_s, more, sizes) -> None:  # type: ignore[no-untyped-def]
-        self.policy = Policy(max_queued, max_wait_s, no_replica_wait_s, **more)
+        self.policy = QueuePolicy(max_queued, max_wait_s, no_replica_wait_s, **more)
         self.most = max_queued  # who may wait; more than the bound only where it was lowered under them
         self.admission = Admission(self.policy)
         self.reference = Reference(self.policy)
@@ -238,11 +242,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         """It holds for those who wait, too, and nobody is refused because the line has become too long."""
         self.now += span
         waiting = len(self.reference.waiting())
-        self.policy = Policy(max_queued, max_wait_s, no_replica_wait_s, tenants=tenants, trickle_share=0.1)
+        self.policy = QueuePolicy(max_queued, max_wait_s, no_replica_wait_s, tenants=tenants, min_share=0.1)
         self.reference.policy = self.policy
         self.reference.pass_time(self.now)
         actions = self.admission.on_policy(self.policy, self.now)
-        assert not {a.reason for a in actions if isinstance(a, Refuse)} & {Reason.QUEUE_FULL, Reason.SHED}
+        assert not {a.reason for a in actions if isinstance(a, Refuse)} & {RefusalReason.QUEUE_FULL, RefusalReason.SHED}
         self.compare(actions)
         self.most = max(max_queued, min(waiting, len(self.reference.waiting())))
 
@@ -289,7 +293,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert sorted((r.request_id, r.reason.value) for r in refusals) == sorted(self.reference.refusals)
         assert len({a.request_id for a in actions}) == len(actions)
         for refusal in refusals:
-            assert (refusal.retry_after_s is None) == (refusal.reason is Reason.TOO_LARGE)
+            assert (refusal.retry_after_s is None) == (refusal.reason is RefusalReason.TOO_LARGE)
             assert refusal.retry_after_s is None or refusal.retry_after_s >= 0.0
         for grant in grants:
             replica = grant.replica_id
@@ -354,15 +358,15 @@ class AdmissionMachine(RuleBasedStateMachine):
         for request in self.reference.waiting():
             status = self.admission.status(request.arrival.request_id, self.now)
             assert status is not None
-            assert (status.level, status.position) == (request.level, history.position(self.reference, request))
+            assert (status.queue_class, status.position) == (request.level, history.position(self.reference, request))
 
     @invariant()
     def check_service(self) -> None:
         """Every tenant has been charged what it used."""
         seen = {
             (number, lane.tenant): lane.counter
-            for number, level in enumerate(self.admission._line.stages)
-            for lane in level.lanes.values()
+            for number, level in enumerate(self.admission._queue.class_queues)
+            for lane in level.tenant_queues.values()
         }
         assert seen == self.reference.served
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.keyed_heap import SLACK, KeyedHeap
-from serve_app.core.queue.admission import Admission, Arrival, Policy, TenantPolicy
-from serve_app.core.queue.order_statistics import Ranks
-from serve_app.core.queue.tenant_queue import Waiting
+from serve_app.core.queue.admission import Admission, Arrival, QueuePolicy, TenantPolicy
+from serve_app.core.queue.order_statistics import OrderStatistics
+from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.types import RequestClass
 
 
@@ -36,11 +36,11 @@ def test_heap_knows_its_smallest_and_forgets_what_left(steps: list[tuple[int, tu
 
 def count_waiting() -> int:
     gc.collect()
-    return sum(isinstance(thing, Waiting) for thing in gc.get_objects())
+    return sum(isinstance(thing, QueuedRequest) for thing in gc.get_objects())
 
 
 def test_cancelled_requests_leave_nothing_in_memory() -> None:
-    admission = Admission(Policy(max_queued=1000, max_wait_s=1e9))
+    admission = Admission(QueuePolicy(max_queued=1000, max_wait_s=1e9))
     admission.on_replica("a", 1, 0.0)
     for number in range(101):  # one runs, a hundred wait through it all
         admission.on_arrive(Arrival(f"stays{number}", RequestClass.NORMAL, "t"), 0.0)
@@ -70,7 +70,7 @@ def test_cancelled_requests_leave_nothing_in_memory() -> None:
 def test_finished_requests_and_tenants_who_left_leave_nothing_in_memory() -> None:
     """Every request arrives, waits, runs, reports and ends; every fourth is lost with its replica."""
     tenants = {"t1": TenantPolicy(2.0, 0.3)}
-    admission = Admission(Policy(max_queued=1000, max_wait_s=1e9, tenants=tenants))
+    admission = Admission(QueuePolicy(max_queued=1000, max_wait_s=1e9, tenants=tenants))
 
     def cycles(count: int, start: float) -> None:
         for number in range(count):
@@ -106,7 +106,7 @@ def test_finished_requests_and_tenants_who_left_leave_nothing_in_memory() -> Non
 @given(st.lists(st.booleans() | st.integers(0, 10**6), max_size=1500), st.integers(0, 3000))
 @settings(deadline=None, max_examples=50)
 def test_ranks_are_those_of_a_sorted_list(steps: list[bool | int], before: int) -> None:
-    ranks, plain = Ranks(), list(range(before))
+    ranks, plain = OrderStatistics(), list(range(before))
     for number in plain:
         ranks.add(number)
     for step in steps:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.queue.admission import Admission, ClassBound, Policy, Refuse, TenantPolicy
+from serve_app.core.queue.admission import Admission, ClassBound, QueuePolicy, Refuse, TenantPolicy
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrive, of, where
 
 
 def full(max_queued: int = 100, cls: RequestClass = CRITICAL, **more: Any) -> Admission:
     """A line whose one slot is taken, by a request of this class."""
-    line = Admission(Policy(max_queued, 1000.0, **more))
+    line = Admission(QueuePolicy(max_queued, 1000.0, **more))
     line.on_replica("a", 1, 0.0)
     line.on_arrive(of("x", "running", cls), 0.0)
     return line
@@ -149,7 +149,7 @@ def test_expected_start_is_measured_or_unknown() -> None:
     assert status.position == 2
     assert status.expected_start_s == pytest.approx(8.0, rel=0.1)
     line.on_replica_gone("a", 5.0)
-    line.on_start_told(25.0)
+    line.on_start_reported(25.0)
     status = line.status("p2", 10.0)
     assert status is not None
     assert status.expected_start_s == 20.0

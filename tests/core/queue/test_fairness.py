@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.queue.admission import Admission, TenantPolicy
-from serve_app.core.queue.policy import TRICKLE_SHARE
+from serve_app.core.queue.policy import DEFAULT_MIN_SHARE
 from serve_app.core.queue.vtc_charges import INPUT_WEIGHT, OUTPUT_WEIGHT
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
 from tests.core.queue.simulated_engines import Shop, patient, shop
@@ -156,7 +156,7 @@ def test_who_turns_out_to_have_paid_too_much_goes_before_those_it_let_pass() -> 
 @settings(max_examples=40, deadline=None)
 def test_without_trickle_no_class_runs_before_a_higher_one_that_waits(seed: int) -> None:
     draw = random.Random(seed)
-    there = shop(patient(trickle_share=0.0), slots=3)
+    there = shop(patient(min_share=0.0), slots=3)
     for _ in range(300):
         if draw.random() < 0.4:
             there.arrive(draw.choice("abc"), draw.choice([LOW, NORMAL, HIGH, CRITICAL]), 5, draw.randint(1, 12))
@@ -171,11 +171,11 @@ def test_without_trickle_no_class_runs_before_a_higher_one_that_waits(seed: int)
             granted += 1
 
 
-@given(seeds, st.sampled_from([TRICKLE_SHARE, 0.2]))
+@given(seeds, st.sampled_from([DEFAULT_MIN_SHARE, 0.2]))
 @settings(max_examples=25, deadline=None)
 def test_each_class_that_waits_gets_its_trickle_in_any_stretch_and_hardly_more(seed: int, share: float) -> None:
     draw = random.Random(seed)
-    there = shop(patient(trickle_share=share), slots=4)
+    there = shop(patient(min_share=share), slots=4)
     most = 60
     bound = (1 + 3 * share) * most  # its own cost, and what it earns by the grant that makes it due and two others due
     for _ in range(600):
@@ -228,7 +228,7 @@ def test_what_a_class_was_granted_in_its_own_turn_is_no_debt_when_a_higher_one_c
 
 
 def test_a_class_earns_nothing_while_its_turn_finds_no_room() -> None:
-    line = Admission(patient(trickle_share=0.3))
+    line = Admission(patient(min_share=0.3))
     line.on_replica("a", 4, 0.0)
     line.on_replica("b", 1, 0.0)
     for name in "pqrs":
@@ -247,7 +247,7 @@ def test_a_class_earns_nothing_while_its_turn_finds_no_room() -> None:
 
 
 def test_a_due_trickle_that_is_large_is_not_starved_by_higher_classes() -> None:
-    line = Admission(patient(trickle_share=0.3))
+    line = Admission(patient(min_share=0.3))
     line.on_replica("a", 4, 0.0)
     arrive(line, *"pqrs", cls=HIGH)
     line.on_arrive(arrival("large", LOW, slots=4), 0.0)

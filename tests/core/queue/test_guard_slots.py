@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.queue.admission import Action, Admission, Grant, Policy
-from serve_app.core.queue.guard_slots import kept
+from serve_app.core.queue.admission import Action, Admission, Grant, QueuePolicy
+from serve_app.core.queue.guard_slots import guard_slots
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrival, arrive, where
 
@@ -18,7 +18,7 @@ LONG_S = 600.0  # many fade times: what was granted before is forgotten
 
 
 def line(share: float = 0.25, slots: int = SLOTS, trickle: float = 0.0) -> Admission:
-    made = Admission(Policy(1000, 3600.0, trickle_share=trickle, headroom_share=share))
+    made = Admission(QueuePolicy(1000, 3600.0, min_share=trickle, guard_slots_share=share))
     made.on_replica("r", slots, 0.0)
     return made
 
@@ -37,7 +37,7 @@ def with_high(made: Admission, count: int) -> None:
         ran = granted(arrive(made, *names(f"before{second}-", count), cls=HIGH, now=float(second)))
         for name in ran:
             made.on_done(name, second + 1.0)
-    assert made.waiting == made.granted == 0
+    assert made.waiting == made.running == 0
 
 
 @pytest.mark.parametrize(("count", "free"), [(0, 0), (1, 2), (2, 3), (6, 7), (11, 8)])
@@ -71,7 +71,7 @@ def test_critical_may_take_what_is_kept() -> None:
 
 
 def test_off_by_default() -> None:
-    made = line(share=Policy(1, 1.0).headroom_share)
+    made = line(share=QueuePolicy(1, 1.0).guard_slots_share)
     with_high(made, SLOTS // 2)
     assert len(granted(arrive(made, *names("n", 20), now=10.0))) == SLOTS
 
@@ -124,18 +124,18 @@ def test_who_comes_below_it_is_told_a_wait() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 0.51, float("nan")])
 def test_a_share_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match="headroom_share"):
-        Policy(1, 1.0, headroom_share=share)
+    with pytest.raises(ValueError, match="guard_slots_share"):
+        QueuePolicy(1, 1.0, guard_slots_share=share)
 
 
 @given(st.floats(0, 0.5), st.integers(0, 500), st.floats(0, 3))
 def test_it_is_never_all_there_is(share: float, slots: int, part: float) -> None:
-    assert 0 <= kept(share, slots, part) < max(1, slots)
+    assert 0 <= guard_slots(share, slots, part) < max(1, slots)
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_it_grows_with_the_part_of_the_load(one: float, other: float) -> None:
-    assert kept(0.5, 1000, min(one, other)) <= kept(0.5, 1000, max(one, other))
+    assert guard_slots(0.5, 1000, min(one, other)) <= guard_slots(0.5, 1000, max(one, other))
 
 
 Step = tuple[RequestClass, int, bool]

@@ -13,7 +13,7 @@ from tests.core.queue.simulated_engines import patient
 
 
 def lines(**replicas: tuple[int, int | None]) -> Admission:
-    line = Admission(patient(trickle_share=0.0))
+    line = Admission(patient(min_share=0.0))
     for name, (slots, kv_tokens) in replicas.items():
         line.on_replica(name, slots, 0.0, kv_tokens)
     return line
@@ -120,10 +120,10 @@ def test_a_take_that_does_not_fit_changes_nothing() -> None:
     capacity = Capacity()
     capacity.set_replica("a", 2, 100)
     capacity.take("p", 1, 60)
-    before = list(capacity.use())
+    before = list(capacity.snapshot())
     for request_id, slots, tokens in (("q", 2, 10), ("q", 1, 41), ("p", 1, 1)):
         with pytest.raises(ValueError, match="cannot take"):
             capacity.take(request_id, slots, tokens)
-    assert list(capacity.use()) == before
-    assert capacity.drop("a") == ["p"]
+    assert list(capacity.snapshot()) == before
+    assert capacity.drop_replica("a") == ["p"]
     assert (capacity.slots, capacity.used, capacity.free, capacity.kv_used, capacity.kv_tokens) == (0, 0, 0, 0, 0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.queue.admission import Admission, Policy, Reason, Refuse
+from serve_app.core.queue.admission import Admission, QueuePolicy, RefusalReason, Refuse
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, of, where
 
 
-def line(trickle_share: float = 0.0, **engines: tuple[int, int]) -> Admission:
-    made = Admission(Policy(100, 60.0, trickle_share=trickle_share))
+def line(min_share: float = 0.0, **engines: tuple[int, int]) -> Admission:
+    made = Admission(QueuePolicy(100, 60.0, min_share=min_share))
     for engine, (slots, kv_tokens) in engines.items():
         made.on_replica(engine, slots, 0.0, kv_tokens)
     return made
@@ -17,8 +17,8 @@ def line(trickle_share: float = 0.0, **engines: tuple[int, int]) -> Admission:
 
 def test_a_request_runs_on_its_one_engine_only_and_others_go_around_it() -> None:
     made = line(a=(1, 1000), b=(1, 1000))
-    assert where(made.on_arrive(of("t", "first", only="b"), 0.0)) == {"first": "b"}
-    assert made.on_arrive(of("t", "second", only="b"), 0.0) == []
+    assert where(made.on_arrive(of("t", "first", only_replica="b"), 0.0)) == {"first": "b"}
+    assert made.on_arrive(of("t", "second", only_replica="b"), 0.0) == []
     assert where(made.on_arrive(of("t", "free"), 0.0)) == {"free": "a"}
     made.on_arrive(of("t", "third"), 0.0)
     assert where(made.on_done("free", 1.0)) == {"third": "a"}
@@ -27,7 +27,7 @@ def test_a_request_runs_on_its_one_engine_only_and_others_go_around_it() -> None
 
 def test_a_request_does_not_run_where_its_router_cannot_reach() -> None:
     made = line(a=(2, 1000), b=(1, 1000))
-    avoiding = {"affinity": "a", "avoid": frozenset({"a"})}
+    avoiding = {"affinity": "a", "avoid_replicas": frozenset({"a"})}
     assert where(made.on_arrive(of("t", "one", **avoiding), 0.0)) == {"one": "b"}
     assert made.on_arrive(of("t", "two", **avoiding), 0.0) == []
     assert where(made.on_arrive(of("t", "anywhere"), 0.0)) == {"anywhere": "a"}
@@ -36,18 +36,18 @@ def test_a_request_does_not_run_where_its_router_cannot_reach() -> None:
 
 def test_a_constrained_head_keeps_no_engine_that_it_could_not_use() -> None:
     made = line(a=(4, 1000), b=(4, 1000))
-    made.on_arrive(of("t", "runs", HIGH, output=890, only="b"), 0.0)
-    assert made.on_arrive(of("t", "large", HIGH, output=890, only="b"), 0.0) == []
+    made.on_arrive(of("t", "runs", HIGH, output=890, only_replica="b"), 0.0)
+    assert made.on_arrive(of("t", "large", HIGH, output=890, only_replica="b"), 0.0) == []
     assert where(made.on_arrive(of("t", "small"), 0.0)) == {"small": "a"}  # else `a` has more free, and were kept
-    assert made.on_arrive(of("t", "small there", only="b"), 0.0) == []  # would delay it
+    assert made.on_arrive(of("t", "small there", only_replica="b"), 0.0) == []  # would delay it
     assert where(made.on_done("runs", 1.0)) == {"large": "b", "small there": "b"}
 
 
-@pytest.mark.parametrize("trickle_share", [0.0, 0.3])
-def test_what_only_a_session_s_end_can_free_does_not_idle_an_engine(trickle_share: float) -> None:
+@pytest.mark.parametrize("min_share", [0.0, 0.3])
+def test_what_only_a_session_s_end_can_free_does_not_idle_an_engine(min_share: float) -> None:
     """Sessions hold 700 of 1,000 tokens; a `low` request of 500 held up everybody for its whole wait."""
-    made = line(trickle_share, a=(4, 1000))
-    made.on_replica("a", 4, 0.0, 1000, lent=(0, 700), reserved=700)
+    made = line(min_share, a=(4, 1000))
+    made.on_replica("a", 4, 0.0, 1000, used_elsewhere=(0, 700), session_kv=700)
     assert made.on_arrive(of("t", "large", LOW, output=490), 0.0) == []
     assert where(made.on_arrive(of("t", "low", LOW, output=90), 1.0)) == {"low": "a"}
     for number in range(20):  # what trickle the class has earned makes no difference
@@ -59,28 +59,28 @@ def test_what_only_a_session_s_end_can_free_does_not_idle_an_engine(trickle_shar
 
 def test_who_waited_in_vain_for_a_session_s_end_is_told_so() -> None:
     made = line(a=(4, 1000))
-    made.on_replica("a", 4, 0.0, 1000, lent=(0, 700), reserved=700)
+    made.on_replica("a", 4, 0.0, 1000, used_elsewhere=(0, 700), session_kv=700)
     made.on_arrive(of("t", "large", output=490), 0.0)
     (refusal,) = made.on_tick(60.0)
     assert isinstance(refusal, Refuse)
-    assert refusal.reason is Reason.SESSIONS
+    assert refusal.reason is RefusalReason.SESSIONS
     (refusal,) = made.on_arrive(of("t", "too large without them, too", output=1000), 60.0)
     assert isinstance(refusal, Refuse)
-    assert refusal.reason is Reason.TOO_LARGE
+    assert refusal.reason is RefusalReason.TOO_LARGE
 
 
 def test_a_request_for_an_engine_that_is_gone_waits_for_it() -> None:
     made = line(a=(4, 1000))
-    made.on_arrive(of("t", "waits", only="b"), 0.0)
-    made.on_arrive(of("t", "in vain", only="c"), 0.0)
+    made.on_arrive(of("t", "waits", only_replica="b"), 0.0)
+    made.on_arrive(of("t", "in vain", only_replica="c"), 0.0)
     assert where(made.on_replica("b", 1, 5.0, 1000)) == {"waits": "b"}
     (refusal,) = made.on_tick(60.0)
     assert isinstance(refusal, Refuse)
-    assert refusal.reason is Reason.NO_REPLICA
+    assert refusal.reason is RefusalReason.NO_REPLICA
 
 
 def test_growth_of_a_class_stops_this_class_and_those_below_and_none_above() -> None:
-    made = line(trickle_share=0.3, a=(4, 1000))
+    made = line(min_share=0.3, a=(4, 1000))
     made.on_kv_debt("a", NORMAL, 0.0)
     assert made.on_arrive(of("t", "low", LOW), 0.0) == []
     assert made.on_arrive(of("t", "normal"), 0.0) == []

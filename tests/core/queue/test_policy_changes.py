@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from serve_app.core.queue.admission import Admission, Policy, TenantPolicy
+from serve_app.core.queue.admission import Admission, QueuePolicy, TenantPolicy
 from tests.core.queue.events import CRITICAL, HIGH, LOW, admission, arrival, arrive, of, where
 
-PEOPLE_WAIT = Policy(max_queued=100, max_wait_s=60.0, no_replica_wait_s=25.0)
+PEOPLE_WAIT = QueuePolicy(max_queued=100, max_wait_s=60.0, no_replica_wait_s=25.0)
 
 
 def changed(line: Admission, now: float, **bounds: float) -> dict[str, str]:

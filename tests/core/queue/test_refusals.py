@@ -13,9 +13,9 @@ from serve_app.core.queue.admission import (
     Admission,
     ClassBound,
     Grant,
-    Policy,
+    QueuePolicy,
     QueueStatus,
-    Reason,
+    RefusalReason,
     Refuse,
     TenantPolicy,
     refusal_error,
@@ -86,7 +86,7 @@ def test_a_deadline_that_the_measured_wait_exceeds_is_refused_at_once() -> None:
     assert line.on_arrive(arrival("r", deadline=8.5), 4.0) == []
     (refusal,) = line.on_arrive(arrival("s", deadline=11.5), 4.0)
     assert isinstance(refusal, Refuse)
-    assert (refusal.request_id, refusal.reason) == ("s", Reason.DEADLINE)
+    assert (refusal.request_id, refusal.reason) == ("s", RefusalReason.DEADLINE)
     assert refusal.retry_after_s == pytest.approx(8.0, rel=0.05)
 
 
@@ -112,7 +112,7 @@ def test_the_first_answer_of_many_makes_the_line_look_no_slower_than_it_is() -> 
 
 def test_more_slots_than_any_replica_has_is_refused_at_once() -> None:
     line = admission(a=2, b=3)
-    assert arrive(line, "p", slots=4) == [Refuse("p", Reason.TOO_LARGE, None)]
+    assert arrive(line, "p", slots=4) == [Refuse("p", RefusalReason.TOO_LARGE, None)]
 
 
 def test_what_was_accepted_waits_for_a_replica_of_its_size() -> None:
@@ -131,7 +131,7 @@ def test_without_a_replica_requests_are_held_and_then_refused() -> None:
     arrive(line, "p", slots=50, now=3600.0)  # an hour idle at zero replicas does not count against it
     arrive(line, "q", now=3610.0)
     assert line.on_tick(3624.9) == []
-    assert line.on_tick(3625.0) == [Refuse("p", Reason.NO_REPLICA, DEFAULT_REMAINING_S)]
+    assert line.on_tick(3625.0) == [Refuse("p", RefusalReason.NO_REPLICA, DEFAULT_REMAINING_S)]
     assert where(line.on_replica("a", 1, 3626.0)) == {"q": "a"}
     arrive(line, "r", now=3626.0)
     line.on_replica_gone("a", 3640.0)
@@ -150,7 +150,7 @@ def test_without_a_replica_retry_after_is_what_the_last_start_leaves() -> None:
     line = admission()
     arrive(line, "p", now=100.0)
     line.on_replica("a", 1, 140.0)  # nobody is left: p was refused at 125; the start took 40 s all the same
-    assert line.start_s == 40.0
+    assert line.measured_start_s == 40.0
     line.on_replica_gone("a", 200.0)
     arrive(line, "q", now=1000.0)
     assert retry_after(line.on_tick(1025.0)) == [15.0]
@@ -160,7 +160,7 @@ def test_without_a_replica_retry_after_is_what_the_last_start_leaves() -> None:
 
 def test_a_line_that_is_full_while_a_replica_starts_says_when_it_is_there() -> None:
     line = admission(max_queued=1)
-    line.on_start_told(30.0)
+    line.on_start_reported(30.0)
     arrive(line, "p", now=0.0)
     assert retry_after(arrive(line, "q", now=10.0)) == [20.0]
     assert retry_after(arrive(line, "r", cls=HIGH, now=12.0)) == [18.0]  # p gave its place
@@ -168,7 +168,7 @@ def test_a_line_that_is_full_while_a_replica_starts_says_when_it_is_there() -> N
 
 def test_what_was_measured_counts_for_more_than_what_an_engine_told() -> None:
     line = admission(max_queued=0)
-    line.on_start_told(5.0)
+    line.on_start_reported(5.0)
     arrive(line, "p", now=0.0)
     line.on_replica("a", 1, 12.0)
     line.on_replica("a", 0, 13.0)
@@ -180,7 +180,7 @@ def test_a_replica_that_was_only_away_is_no_start() -> None:
     line.on_replica("a", 0, 1.0)
     arrive(line, "p", now=1.0)
     assert where(line.on_replica("a", 1, 2.0)) == {"p": "a"}
-    assert line.start_s is None
+    assert line.measured_start_s is None
 
 
 def test_a_start_given_up_long_ago_is_not_measured() -> None:
@@ -190,12 +190,12 @@ def test_a_start_given_up_long_ago_is_not_measured() -> None:
     later = LONGEST_START_S + 1.0
     arrive(line, "q", now=later)
     line.on_replica("a", 1, later + 7.0)
-    assert line.start_s == 7.0
+    assert line.measured_start_s == 7.0
     line.on_replica_gone("a", later + 8.0)
     arrive(line, "r", now=later + 8.0)
     line.on_tick(later + 100.0)
     line.on_replica("b", 1, 2 * later + 100.0)
-    assert line.start_s == 7.0
+    assert line.measured_start_s == 7.0
 
 
 # What scaling sees.
@@ -205,13 +205,13 @@ def test_waiting_and_granted_are_each_request_once() -> None:
     line = admission(a=2, b=1)
     arrive(line, "large", slots=2)
     arrive(line, "p", "q", "r")
-    assert (line.waiting, line.granted) == (2, 2)
+    assert (line.waiting, line.running) == (2, 2)
     line.on_done("p", 1.0)
-    assert (line.waiting, line.granted) == (1, 2)
+    assert (line.waiting, line.running) == (1, 2)
     line.on_replica("a", 0, 2.0)  # drains: what runs there needs no replica any more
-    assert (line.waiting, line.granted) == (1, 1)
+    assert (line.waiting, line.running) == (1, 1)
     line.on_cancel("r", 3.0)
-    assert (line.waiting, line.granted) == (0, 1)
+    assert (line.waiting, line.running) == (0, 1)
 
 
 # Predictions.
@@ -222,7 +222,7 @@ def test_nothing_measured_means_no_prediction_and_the_default_retry() -> None:
     assert line.predicted_wait_s(NORMAL) == 0.0
     arrive(line, "p")
     assert line.predicted_wait_s(NORMAL) is None
-    assert arrive(line, "q", now=50.0) == [Refuse("q", Reason.QUEUE_FULL, DEFAULT_RETRY_AFTER_S)]
+    assert arrive(line, "q", now=50.0) == [Refuse("q", RefusalReason.QUEUE_FULL, DEFAULT_RETRY_AFTER_S)]
 
 
 def busy(slots: int, each_s: float, until: float, cls: RequestClass = NORMAL, max_wait_s: float = 60.0) -> Admission:
@@ -279,7 +279,7 @@ def test_a_class_waits_longer_by_what_the_classes_above_take() -> None:
 def test_retry_after_is_bounded() -> None:
     line = busy(slots=1, each_s=1.0, until=50.0, max_wait_s=2000.0)
     arrive(line, *(f"w{number}" for number in range(1000)), now=50.0)
-    assert arrive(line, "one more", now=50.0) == [Refuse("one more", Reason.QUEUE_FULL, MAX_RETRY_AFTER_S)]
+    assert arrive(line, "one more", now=50.0) == [Refuse("one more", RefusalReason.QUEUE_FULL, MAX_RETRY_AFTER_S)]
 
 
 # The values themselves.
@@ -315,8 +315,8 @@ def test_an_impossible_arrival_is_an_error(wrong: dict[str, Any]) -> None:
         {"max_queued_tokens": -1},
         {"classes": {LOW: ClassBound(-1)}},
         {"classes": {LOW: ClassBound(None, -1)}},
-        {"trickle_share": 0.34},
-        {"trickle_share": -0.1},
+        {"min_share": 0.34},
+        {"min_share": -0.1},
         {"tenants": {"t": TenantPolicy(0.0)}},
         {"tenants": {"t": TenantPolicy(float("nan"))}},
         {"tenants": {"t": TenantPolicy(share=-0.1)}},
@@ -324,23 +324,28 @@ def test_an_impossible_arrival_is_an_error(wrong: dict[str, Any]) -> None:
     ],
 )
 def test_an_impossible_policy_is_an_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"max_queued|wait|trickle|tenant"):
-        Policy(**({"max_queued": 1, "max_wait_s": 1.0} | wrong))
+    with pytest.raises(ValueError, match=r"max_queued|wait|min_share|tenant"):
+        QueuePolicy(**({"max_queued": 1, "max_wait_s": 1.0} | wrong))
 
 
 @pytest.mark.parametrize(
     ("reason", "status"),
-    [(Reason.NO_REPLICA, 503), (Reason.TOO_LARGE, 400)]
-    + [(reason, 429) for reason in Reason if reason not in (Reason.NO_REPLICA, Reason.TOO_LARGE)],
+    [(RefusalReason.NO_REPLICA, 503), (RefusalReason.TOO_LARGE, 400)]
+    + [(reason, 429) for reason in RefusalReason if reason not in (RefusalReason.NO_REPLICA, RefusalReason.TOO_LARGE)],
 )
-def test_a_refusal_is_an_error_with_its_reason_and_wait(reason: Reason, status: int) -> None:
+def test_a_refusal_is_an_error_with_its_reason_and_wait(reason: RefusalReason, status: int) -> None:
     error = pickle.loads(pickle.dumps(refusal_error(Refuse("p", reason, 1.5))))
     assert (error.status, error.body()["error"]["code"]) == (status, reason.value)
-    assert error.retry_after_s == (None if reason is Reason.TOO_LARGE else 1.5)
+    assert error.retry_after_s == (None if reason is RefusalReason.TOO_LARGE else 1.5)
 
 
 def test_events_and_actions_cross_process_borders() -> None:
     line = admission(a=1)
-    values = [QueueStatus("p", LOW, 3, None), Preempt("p", "a"), Policy(1, 1.0, classes={LOW: ClassBound(1)})]
-    values += [arrival("p", deadline=1.0), Grant("p", "a", 0.5), Refuse("p", Reason.SHED, 2.0), line.snapshot(0.0)]
+    values = [QueueStatus("p", LOW, 3, None), Preempt("p", "a"), QueuePolicy(1, 1.0, classes={LOW: ClassBound(1)})]
+    values += [
+        arrival("p", deadline=1.0),
+        Grant("p", "a", 0.5),
+        Refuse("p", RefusalReason.SHED, 2.0),
+        line.snapshot(0.0),
+    ]
     assert pickle.loads(pickle.dumps(values)) == values

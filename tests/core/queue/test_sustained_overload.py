@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.line_attack.staying import Crowd, Staying
-from serve_app.core.queue.admission import Admission, Policy, Reason, Refuse
+from serve_app.core.queue.admission import Admission, QueuePolicy, RefusalReason, Refuse
 from tests.core.queue.events import HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
 from tests.core.queue.simulated_engines import patient
 
 SPAN_S = 600.0
-POLICY = Policy(max_queued=1000, max_wait_s=60.0)
+POLICY = QueuePolicy(max_queued=1000, max_wait_s=60.0)
 PEOPLE_HIGH, PEOPLE_NORMAL = ([Crowd(level, "people", 0, arrive_share=0.3)] for level in (HIGH, NORMAL))
 CROWD, BATCH = ([Crowd(level, f"crowd-{n}", 12) for n in range(20)] for level in (NORMAL, LOW))
 LARGE = [Crowd(LOW, "large", 1, tokens=32_000), Crowd(LOW, "small", 20), Crowd(LOW, "smaller", 20, tokens=100)]
 
 
-def run(crowds: Sequence[Crowd], policy: Policy = POLICY) -> Staying:
+def run(crowds: Sequence[Crowd], policy: QueuePolicy = POLICY) -> Staying:
     found = Staying(crowds, policy, seed=1)
     found.run(SPAN_S)
     return found
@@ -54,7 +54,9 @@ def test_under_full_overload_from_above_every_class_and_tenant_gets_its_part(cro
 
 def test_a_large_head_saves_up_while_small_requests_of_other_tenants_pass() -> None:
     """A head of 32,000 tokens at 5% of 5,000 tokens/s: the small ones behind it waited 128 s, and timed out."""
-    found = run([*(Crowd(HIGH, f"h{n}", 50) for n in range(4)), *LARGE], Policy(max_queued=1000, max_wait_s=SPAN_S))
+    found = run(
+        [*(Crowd(HIGH, f"h{n}", 50) for n in range(4)), *LARGE], QueuePolicy(max_queued=1000, max_wait_s=SPAN_S)
+    )
     tenants = [one.key[1] for one in found.granted if one.key[0] is LOW]
     large_at = tenants.index("large")
     assert tenants[:large_at].count("small") > 30
@@ -97,7 +99,7 @@ def test_a_restated_request_is_refused_by_neither_a_full_line_nor_a_forecast() -
     arrive(line, "runs again", "one", "two", now=10.0)
     (late,) = line.on_arrive(arrival("new"), 10.0)
     assert isinstance(late, Refuse)
-    assert late.reason is Reason.TIMEOUT
+    assert late.reason is RefusalReason.TIMEOUT
     for number in range(5):
         assert line.on_arrive(arrival(f"restated {number}", accepted=True), 10.0, waited_s=5.0) == []
 
@@ -115,7 +117,7 @@ def test_who_cannot_start_within_the_longest_wait_is_refused_on_arrival() -> Non
 
 
 def test_a_class_under_full_overload_from_above_is_refused_only_beyond_what_its_minimum_share_serves() -> None:
-    line = Admission(Policy(10_000, 60.0, trickle_share=0.1))
+    line = Admission(QueuePolicy(10_000, 60.0, min_share=0.1))
     line.on_replica("a", 10, 0.0)
     running = [f"h{number}" for number in range(10)]
     arrive(line, *running, cls=HIGH)
@@ -134,7 +136,7 @@ def test_a_class_under_full_overload_from_above_is_refused_only_beyond_what_its_
 
 def test_a_class_s_share_is_not_lost_with_the_tenants_who_give_up() -> None:
     """A hundred tenants wait one after the other, none for as long as it takes to earn a request by itself."""
-    line = Admission(patient(trickle_share=0.1))
+    line = Admission(patient(min_share=0.1))
     line.on_replica("a", 1, 0.0)
     arrive(line, "h0", cls=HIGH)
     running, served = "h0", 0

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.estimate import Source
-from serve_app.core.queue import Reason
+from serve_app.core.estimate import EstimateSource
+from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts.explanation import explain
 from serve_app.core.receipts.receipts import MAX_TEXT_CHARS, Receipt, Receipts
-from serve_app.core.receipts.slo import Verdict
+from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.routing import Route
 from serve_app.types import Outcome, RequestClass
 
@@ -34,7 +34,7 @@ WAITED = Receipt(
     route=Route.NEXT,
     estimated_prompt=100,
     estimated_output=240,
-    source=Source.TENANT,
+    source=EstimateSource.TENANT,
     prompt_tokens=97,
     output_tokens=180,
     kv_token_s=1234.4,
@@ -48,7 +48,7 @@ REFUSED = Receipt(
     arrived=1000.0,
     wait_s=0.0,
     total_s=0.004,
-    refused=Reason.QUEUE_FULL,
+    refused=RefusalReason.QUEUE_FULL,
     retry_after_s=12.0,
 )
 receipts = st.builds(
@@ -68,15 +68,15 @@ receipts = st.builds(
     route=st.none() | st.sampled_from(Route),
     losses=st.integers(0, 3),
     estimated_output=st.integers(0, 10**6),
-    source=st.sampled_from(Source),
+    source=st.sampled_from(EstimateSource),
     prompt_tokens=st.none() | st.integers(0, 10**6),
     output_tokens=st.none() | st.integers(0, 10**6),
-    refused=st.none() | st.sampled_from(Reason),
+    refused=st.none() | st.sampled_from(RefusalReason),
     retry_after_s=st.none() | st.floats(0, 300),
     deadline_s=st.none() | st.floats(0, 300),
     itl_s=st.none() | st.floats(0, 10),
     longest_gap_s=st.none() | st.floats(0, 100),
-    slo=st.none() | st.sampled_from(Verdict),
+    slo=st.none() | st.sampled_from(SloVerdict),
     ttft_slo_s=st.none() | st.floats(0.1, 100),
     itl_slo_s=st.none() | st.floats(0.1, 100),
 )
@@ -86,7 +86,7 @@ def test_a_wait_is_explained_by_who_was_ahead() -> None:
     assert explain(WAITED) == [
         "req-1: normal request of acme to llama, answered after 5.4 s.",
         "Waited 2.1 s: 3 requests of class high and 1 request of class normal were ahead.",
-        "Ran on llama#2, next on the ring, its home being closed or having its share; first token after 2.3 s.",
+        "Ran on llama#2, next on the ring, since its home was closed or at its load bound; first token after 2.3 s.",
         "Estimated 100 + 240 tokens (prompt + output, learned from this tenant), used 97 + 180; "
         "held 1,234 KV token-seconds.",
     ]
@@ -96,24 +96,24 @@ def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -
     assert explain(REFUSED) == [
         "req-2: low request of acme to llama, refused after 4 ms.",
         "Waited 0 ms.",
-        "Refused (queue_full): the line, or its class in it, was full of requests with as much right to wait; the "
-        "client was told to come back in 12.0 s.",
+        "Refused (queue_full): the queue, or its class in it, was full of requests with as much right to wait; the "
+        "client was told to retry after 12.0 s.",
     ]
 
 
 def test_a_service_level_is_told_with_what_became_of_it() -> None:
-    served = replace(WAITED, itl_s=0.0171, longest_gap_s=0.25, slo=Verdict.TTFT, ttft_slo_s=2.0, itl_slo_s=0.05)
+    served = replace(WAITED, itl_s=0.0171, longest_gap_s=0.25, slo=SloVerdict.TTFT, ttft_slo_s=2.0, itl_slo_s=0.05)
     lines = explain(served)
     assert lines[2].endswith("; first token after 2.3 s, then 17 ms a token with a pause of 250 ms at most.")
     assert lines[3] == (
         "Promised first token within 2.0 s and 50 ms between tokens: missed, the first token came too late."
     )
-    assert explain(replace(REFUSED, slo=Verdict.REFUSED, ttft_slo_s=2.0))[-1] == (
+    assert explain(replace(REFUSED, slo=SloVerdict.REFUSED, ttft_slo_s=2.0))[-1] == (
         "Promised first token within 2.0 s: missed by the refusal."
     )
-    for verdict in Verdict:
+    for verdict in SloVerdict:
         assert any(line.startswith("Promised 50 ms between") for line in explain(replace(served, ttft_slo_s=None)))
-        assert json.loads(json.dumps(replace(served, slo=verdict).plain()))["slo"] == verdict.value
+        assert json.loads(json.dumps(replace(served, slo=verdict).to_json_fields()))["slo"] == verdict.value
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_service_level_is_told_with_what_became_of_it() -> None:
             "after 250 ms.",
         ),
         (
-            {"prompt_tokens": None, "kv_token_s": 0.0, "source": Source.PRIOR},
+            {"prompt_tokens": None, "kv_token_s": 0.0, "source": EstimateSource.PRIOR},
             3,
             "Estimated 100 + 240 tokens (prompt + output, before anything was learned).",
         ),
@@ -155,14 +155,14 @@ def test_every_receipt_can_be_explained_and_sent(receipt: Receipt) -> None:
     lines = explain(receipt)
     assert 2 <= len(lines) <= 6
     assert all(lines)
-    plain = json.loads(json.dumps(receipt.plain()))
+    plain = json.loads(json.dumps(receipt.to_json_fields()))
     assert plain["outcome"] == receipt.outcome.value
     assert plain["request_class"] == receipt.request_class.label
     assert len(json.dumps(plain)) < 20_000
 
 
 def test_plain_fields_are_words_and_figures() -> None:
-    plain = WAITED.plain()
+    plain = WAITED.to_json_fields()
     assert plain["request_class"] == "normal"
     assert plain["ahead"] == {"normal": 1, "high": 3}
     assert (plain["route"], plain["source"], plain["refused"]) == ("next", "tenant", None)
@@ -256,5 +256,5 @@ def test_memory_stays_where_it_is_once_full() -> None:
 
 
 def test_a_bound_is_one_at_least() -> None:
-    with pytest.raises(ValueError, match="most"):
+    with pytest.raises(ValueError, match="limit"):
         Receipts(0)

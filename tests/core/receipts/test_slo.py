@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.receipts.slo import Pace, Served, ServiceLevel, Verdict, judge
+from serve_app.core.receipts.slo import ServedRequest, ServiceLevel, SloVerdict, TokenPace, judge
 from serve_app.types import Outcome
 
 OK, LEFT = Outcome.OK, Outcome.CANCELLED_RUNNING
@@ -16,30 +16,30 @@ BOTH = ServiceLevel(ttft_s=2.0, itl_s=0.5)
 FIRST, NEXT, NOTHING = ServiceLevel(ttft_s=2.0), ServiceLevel(itl_s=0.5), ServiceLevel()
 
 
-def stream(ttft_s: float | None, span_s: float = 0.0, tokens: float = 11, outcome: Outcome = OK) -> Served:
-    return Served(outcome, (ttft_s or 0.0) + span_s, ttft_s, span_s, tokens)
+def stream(ttft_s: float | None, span_s: float = 0.0, tokens: float = 11, outcome: Outcome = OK) -> ServedRequest:
+    return ServedRequest(outcome, (ttft_s or 0.0) + span_s, ttft_s, span_s, tokens)
 
 
-def whole(total_s: float, tokens: float, outcome: Outcome = OK) -> Served:
-    return Served(outcome, total_s, total_s, 0.0, tokens, streamed=False)
+def whole(total_s: float, tokens: float, outcome: Outcome = OK) -> ServedRequest:
+    return ServedRequest(outcome, total_s, total_s, 0.0, tokens, is_streamed=False)
 
 
 @pytest.mark.parametrize(
     ("level", "served", "verdict"),
     [
-        (BOTH, stream(2.0, 5.0), Verdict.MET),  # a bound is within it
-        (BOTH, stream(2.1, 5.0), Verdict.TTFT),
-        (BOTH, stream(2.0, 5.1), Verdict.ITL),
-        (BOTH, stream(2.1, 9.0), Verdict.TTFT),  # one reason: the first
-        (FIRST, stream(2.0, 9000.0), Verdict.MET),
-        (NEXT, stream(900.0, 5.0), Verdict.MET),
-        (NEXT, stream(0.1, 5.1), Verdict.ITL),
-        (BOTH, stream(1.0, 0.0, tokens=1), Verdict.MET),  # one token has no other after it
-        (NOTHING, stream(900.0, 900.0), Verdict.MET),
+        (BOTH, stream(2.0, 5.0), SloVerdict.MET),  # a bound is within it
+        (BOTH, stream(2.1, 5.0), SloVerdict.TTFT),
+        (BOTH, stream(2.0, 5.1), SloVerdict.ITL),
+        (BOTH, stream(2.1, 9.0), SloVerdict.TTFT),  # one reason: the first
+        (FIRST, stream(2.0, 9000.0), SloVerdict.MET),
+        (NEXT, stream(900.0, 5.0), SloVerdict.MET),
+        (NEXT, stream(0.1, 5.1), SloVerdict.ITL),
+        (BOTH, stream(1.0, 0.0, tokens=1), SloVerdict.MET),  # one token has no other after it
+        (NOTHING, stream(900.0, 900.0), SloVerdict.MET),
     ],
 )
 def test_a_stream_is_held_to_its_first_token_and_to_the_mean_after_it(
-    level: ServiceLevel, served: Served, verdict: Verdict
+    level: ServiceLevel, served: ServedRequest, verdict: SloVerdict
 ) -> None:
     assert judge(level, served) is verdict
 
@@ -47,16 +47,16 @@ def test_a_stream_is_held_to_its_first_token_and_to_the_mean_after_it(
 @pytest.mark.parametrize(
     ("level", "served", "verdict"),
     [
-        (BOTH, whole(7.0, 11), Verdict.MET),  # 2 + 10 x 0.5
-        (BOTH, whole(7.1, 11), Verdict.LATE),
-        (BOTH, whole(2.1, 1), Verdict.LATE),
-        (FIRST, whole(900.0, 11), Verdict.MET),
-        (NEXT, whole(900.0, 11), Verdict.MET),
-        (BOTH, whole(900.0, 11, LEFT), Verdict.LEFT),
+        (BOTH, whole(7.0, 11), SloVerdict.MET),  # 2 + 10 x 0.5
+        (BOTH, whole(7.1, 11), SloVerdict.LATE),
+        (BOTH, whole(2.1, 1), SloVerdict.LATE),
+        (FIRST, whole(900.0, 11), SloVerdict.MET),
+        (NEXT, whole(900.0, 11), SloVerdict.MET),
+        (BOTH, whole(900.0, 11, LEFT), SloVerdict.CLIENT_LEFT),
     ],
 )
 def test_a_whole_answer_is_due_when_a_stream_at_its_levels_would_have_ended(
-    level: ServiceLevel, served: Served, verdict: Verdict
+    level: ServiceLevel, served: ServedRequest, verdict: SloVerdict
 ) -> None:
     assert judge(level, served) is verdict
 
@@ -64,29 +64,29 @@ def test_a_whole_answer_is_due_when_a_stream_at_its_levels_would_have_ended(
 @pytest.mark.parametrize(
     ("served", "verdict"),
     [
-        (Served(Outcome.CANCELLED_QUEUED, 1.9), Verdict.LEFT),
-        (Served(Outcome.CANCELLED_QUEUED, 2.1), Verdict.TTFT),  # no token had come when it was due
-        (stream(1.0, 5.0, outcome=LEFT), Verdict.LEFT),
-        (stream(1.0, 5.1, outcome=LEFT), Verdict.ITL),
-        (stream(2.1, 0.0, outcome=LEFT), Verdict.TTFT),
+        (ServedRequest(Outcome.CANCELLED_QUEUED, 1.9), SloVerdict.CLIENT_LEFT),
+        (ServedRequest(Outcome.CANCELLED_QUEUED, 2.1), SloVerdict.TTFT),  # no token had come when it was due
+        (stream(1.0, 5.0, outcome=LEFT), SloVerdict.CLIENT_LEFT),
+        (stream(1.0, 5.1, outcome=LEFT), SloVerdict.ITL),
+        (stream(2.1, 0.0, outcome=LEFT), SloVerdict.TTFT),
     ],
 )
-def test_who_leaves_has_missed_what_was_late_by_then(served: Served, verdict: Verdict) -> None:
+def test_who_leaves_has_missed_what_was_late_by_then(served: ServedRequest, verdict: SloVerdict) -> None:
     assert judge(BOTH, served) is verdict
 
 
 @pytest.mark.parametrize(
     ("outcome", "verdict"),
     [
-        (Outcome.REFUSED, Verdict.REFUSED),
-        (Outcome.ENGINE_FAILED, Verdict.FAILED),
-        (Outcome.INTERNAL_ERROR, Verdict.FAILED),
+        (Outcome.REFUSED, SloVerdict.REFUSED),
+        (Outcome.ENGINE_FAILED, SloVerdict.FAILED),
+        (Outcome.INTERNAL_ERROR, SloVerdict.FAILED),
         (Outcome.BAD_REQUEST, None),
         (Outcome.UNAUTHORIZED, None),
     ],
 )
 def test_a_refusal_and_a_failure_are_misses_however_quick_and_a_wrong_request_is_none(
-    outcome: Outcome, verdict: Verdict | None
+    outcome: Outcome, verdict: SloVerdict | None
 ) -> None:
     assert judge(BOTH, stream(0.1, outcome=outcome)) is verdict
     assert judge(BOTH, whole(0.1, 1, outcome)) is verdict
@@ -110,16 +110,16 @@ def test_a_stricter_level_is_never_met_where_a_looser_one_is_missed(
     ttft_slo_s: float | None,
     itl_slo_s: float | None,
 ) -> None:
-    served = Served(outcome, (ttft_s or 0.0) + span_s, ttft_s, span_s, tokens, streamed)
+    served = ServedRequest(outcome, (ttft_s or 0.0) + span_s, ttft_s, span_s, tokens, streamed)
     strict = judge(ServiceLevel(ttft_slo_s, itl_slo_s), served)
     loose = judge(
         ServiceLevel(None if ttft_slo_s is None else 2 * ttft_slo_s, None if itl_slo_s is None else 2 * itl_slo_s),
         served,
     )
     assert (strict is None) == (loose is None) == (outcome in (Outcome.BAD_REQUEST, Outcome.UNAUTHORIZED))
-    if strict in (Verdict.MET, Verdict.LEFT):
+    if strict in (SloVerdict.MET, SloVerdict.CLIENT_LEFT):
         assert loose is strict
-    assert (strict is Verdict.MET) <= (outcome is OK)
+    assert (strict is SloVerdict.MET) <= (outcome is OK)
 
 
 @pytest.mark.parametrize("bound_s", [0.0, -1.0, math.nan])
@@ -130,8 +130,8 @@ def test_a_level_is_above_zero(bound_s: float) -> None:
 
 
 def test_a_pace_is_the_first_the_last_and_the_longest_gap() -> None:
-    pace = Pace()
+    pace = TokenPace()
     assert pace.first_at is None
     for now in (10.0, 10.5, 12.0, 12.1):
-        pace.came(now)
+        pace.on_tokens(now)
     assert (pace.first_at, pace.last_at, pace.longest_gap_s) == (10.0, 12.1, 1.5)

@@ -11,27 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from serve_app.core.routing.bounded_ring import BOUND, FREE_SHARE, Choice, Route, Routing
-from serve_app.core.routing.hash_ring import POINTS, Ring
+from serve_app.core.routing.bounded_ring import FREE_SHARE, LOAD_BOUND, BoundedRing, ReplicaChoice, Route
+from serve_app.core.routing.hash_ring import POINTS_PER_REPLICA, HashRing
 
 KEYS = [f"key-{number}" for number in range(2000)]
 names = st.sets(st.text(min_size=1, max_size=12), min_size=1, max_size=12)
 NOISE = 5  # standard deviations of a share, which is one in the root of POINTS
 
 
-def ring_of(*members: str) -> Ring:
-    ring = Ring()
+def ring_of(*members: str) -> HashRing:
+    ring = HashRing()
     for member in members:
         ring.add(member)
     return ring
 
 
-def homes(ring: Ring) -> dict[str, str]:
+def homes(ring: HashRing) -> dict[str, str]:
     return {key: next(iter(ring.walk(key))) for key in KEYS}
 
 
-def routing_of(replicas: dict[str, int], free_share: float = 0.0, bound: float = BOUND) -> Routing:
-    routing = Routing(bound, free_share)
+def routing_of(replicas: dict[str, int], free_share: float = 0.0, bound: float = LOAD_BOUND) -> BoundedRing:
+    routing = BoundedRing(bound, free_share)
     for replica_id, slots in replicas.items():
         routing.set_slots(replica_id, slots)
     return routing
@@ -41,7 +41,7 @@ def even(count: int, slots: int = 100) -> dict[str, int]:
     return {f"r{number}": slots for number in range(count)}
 
 
-def take(routing: Routing, key: str | None, draw: random.Random, slots: int = 1) -> Choice | None:
+def take(routing: BoundedRing, key: str | None, draw: random.Random, slots: int = 1) -> ReplicaChoice | None:
     choice = routing.choose(key, draw, slots)
     if choice is not None:
         routing.add_load(choice.replica_id, slots)
@@ -63,7 +63,7 @@ def test_a_replica_that_comes_takes_its_share_of_the_keys_and_moves_no_other(mem
     moved = [key for key in KEYS if old[key] != now[key]]
     assert all(now[key] == new for key in moved)
     share = len(KEYS) / len(after)
-    assert len(moved) <= share * (1 + NOISE / math.sqrt(POINTS)) + NOISE * math.sqrt(share)
+    assert len(moved) <= share * (1 + NOISE / math.sqrt(POINTS_PER_REPLICA)) + NOISE * math.sqrt(share)
 
 
 @settings(deadline=None, max_examples=30)
@@ -99,7 +99,7 @@ def test_adding_twice_or_removing_a_stranger_changes_nothing() -> None:
     ring.add("a")
     ring.remove("stranger")
     assert list(ring.walk("key")) == before
-    assert len(before) == 2 * POINTS
+    assert len(before) == 2 * POINTS_PER_REPLICA
     assert ("a" in ring, "stranger" in ring, len(ring)) == (True, False, 2)
 
 
@@ -128,7 +128,7 @@ def test_no_replica_has_more_than_its_bound_under_one_key(free_share: float) -> 
     for number in range(1, 400):
         take(routing, "key", draw)
         most = max(routing.load(name) for name in even(5))
-        assert most <= max(math.ceil(BOUND * number / 5), 100 * free_share)
+        assert most <= max(math.ceil(LOAD_BOUND * number / 5), 100 * free_share)
 
 
 def test_while_little_runs_a_key_stays_at_home() -> None:
@@ -147,8 +147,8 @@ def test_larger_replicas_take_more() -> None:
     routing, draw = routing_of({"small": 20, "large": 80}), random.Random(1)
     for _ in range(50):
         take(routing, "key", draw)
-    assert routing.load("small") <= math.ceil(BOUND * 50 * 0.2)
-    assert routing.load("large") <= math.ceil(BOUND * 50 * 0.8)
+    assert routing.load("small") <= math.ceil(LOAD_BOUND * 50 * 0.2)
+    assert routing.load("large") <= math.ceil(LOAD_BOUND * 50 * 0.8)
 
 
 def test_two_choices_keep_loads_closer_than_one_would() -> None:
@@ -164,13 +164,13 @@ def test_two_choices_keep_loads_closer_than_one_would() -> None:
 def test_of_two_replicas_the_less_busy_is_always_taken() -> None:
     routing, draw = routing_of(even(2)), random.Random(1)
     routing.set_load("r0", 10)
-    assert {routing.choose(None, draw) for _ in range(50)} == {Choice("r1", Route.TWO_CHOICES)}
+    assert {routing.choose(None, draw) for _ in range(50)} == {ReplicaChoice("r1", Route.TWO_CHOICES)}
 
 
 def test_a_large_request_goes_where_its_slots_are_free() -> None:
     routing, draw = routing_of({"small": 2, "large": 8}), random.Random(1)
     routing.set_load("large", 4)
-    assert routing.choose(None, draw, slots=4) == Choice("large", Route.LEAST_BUSY)
+    assert routing.choose(None, draw, slots=4) == ReplicaChoice("large", Route.LEAST_BUSY)
     assert routing.choose("key", draw, slots=5) is None
 
 
@@ -193,8 +193,8 @@ def test_with_no_replica_open_there_is_no_choice() -> None:
     routing, draw = routing_of({"a": 4, "b": 0}), random.Random(1)
     routing.set_open("a", False)
     routing.set_open("stranger", True)
-    assert (routing.choose("key", draw), routing.choose(None, draw), routing._usable) == (None, None, [])
-    assert (routing.room_for("a"), routing.room_for("b"), routing.room_for("stranger")) == (0, 0, 0)
+    assert (routing.choose("key", draw), routing.choose(None, draw), routing._open_replicas) == (None, None, [])
+    assert (routing.load_bound("a"), routing.load_bound("b"), routing.load_bound("stranger")) == (0, 0, 0)
 
 
 def test_wrong_figures_change_nothing() -> None:
@@ -204,20 +204,20 @@ def test_wrong_figures_change_nothing() -> None:
     with pytest.raises(ValueError, match="load"):
         routing.set_load("a", -1)
     with pytest.raises(ValueError, match="bound"):
-        Routing(bound=1.0)
+        BoundedRing(bound=1.0)
     with pytest.raises(ValueError, match="free_share"):
-        Routing(free_share=2.0)
+        BoundedRing(free_share=2.0)
     routing.set_load("stranger", 3)
-    assert ("stranger" in routing, routing.load("stranger"), routing.room_for("a")) == (False, 0, 2)
+    assert ("stranger" in routing, routing.load("stranger"), routing.load_bound("a")) == (False, 0, 2)
 
 
 class RoutingMachine(RuleBasedStateMachine):
     """Replicas come, shrink, close and leave while requests are placed; the books are kept a second time here."""
 
-    @initialize(bound=st.sampled_from([1.1, BOUND, 2.0]), free_share=st.sampled_from([0.0, FREE_SHARE, 0.5]))
+    @initialize(bound=st.sampled_from([1.1, LOAD_BOUND, 2.0]), free_share=st.sampled_from([0.0, FREE_SHARE, 0.5]))
     def start(self, bound: float, free_share: float) -> None:
         self.bound, self.free_share = bound, free_share
-        self.routing = Routing(bound, free_share)
+        self.routing = BoundedRing(bound, free_share)
         self.slots: dict[str, int] = {}
         self.loads: dict[str, int] = {}
         self.closed: set[str] = set()
@@ -242,7 +242,7 @@ class RoutingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.slots)))
-        self.routing.drop(name)
+        self.routing.drop_replica(name)
         del self.slots[name], self.loads[name]
         self.closed.discard(name)
 
@@ -278,7 +278,7 @@ class RoutingMachine(RuleBasedStateMachine):
 
     @invariant()
     def loads_agree(self) -> None:
-        assert len(self.routing._usable) == len(self.usable())
+        assert len(self.routing._open_replicas) == len(self.usable())
         assert all(self.routing.load(name) == load for name, load in self.loads.items())
         assert all(name in self.routing for name in self.slots)
 

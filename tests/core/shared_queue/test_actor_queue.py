@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.memory import SessionAsk
+from serve_app.core.memory import SessionRequest
 from serve_app.core.queue import Grant
-from serve_app.core.queue.admission import ClassBound, Policy
+from serve_app.core.queue.admission import ClassBound, QueuePolicy
 from serve_app.core.shared_queue.actor_queue import CALM_S
 from serve_app.quota.report import figures
 from serve_app.types import RequestClass
@@ -34,7 +34,7 @@ def test_an_arrival_without_credit_is_granted_within_one_exchange() -> None:
     assert [req.here for req in reqs] == [True, True, False, False]
     world.settle(1)
     assert [req.state for req in reqs] == ["runs"] * 4
-    assert not world.quota.lines.peers.word.contended
+    assert not world.quota.queue.actor_sessions.state.contended
 
 
 def test_who_waits_gets_what_another_router_does_not_use() -> None:
@@ -92,8 +92,8 @@ def test_a_dead_routers_requests_and_credit_come_back() -> None:
         world.wait(1.0)
         world.settle(1)
     assert other.state == "runs"
-    assert list(world.quota.lines.peers._peers) == ["r1"]
-    assert {one.engine for one in world.quota.lines.places.requests._requests.values()} == {"e"}
+    assert list(world.quota.queue.actor_sessions._sessions) == ["r1"]
+    assert {one.engine for one in world.quota.queue.granting.requests._requests.values()} == {"e"}
 
 
 def test_the_actors_death_loses_nothing_and_grants_nothing_twice() -> None:
@@ -171,7 +171,7 @@ def test_a_router_goes_on_from_its_credit_while_the_actor_is_away_and_not_for_ev
 def reach(world: World, router: str, engine: str, usable: bool) -> None:
     """A router ejects an engine, or takes it back."""
     one = world.routers[router]
-    world.perform(one, one.line.reach(MODEL, engine, usable, world.now))
+    world.perform(one, one.line.set_reachability(MODEL, engine, usable, world.now))
 
 
 def with_one_that_lost_its_way() -> World:
@@ -237,7 +237,7 @@ def test_a_cancelled_request_that_could_go_nowhere_is_forgotten() -> None:
     world.settle(1)
     world.cancel("r1", f"q{req.number}")
     world.settle(2)
-    assert not world.quota.lines.places.requests._requests
+    assert not world.quota.queue.granting.requests._requests
     reach(world, "r1", "e", usable=True)
     world.settle(2)
     after = world.arrive("r1", LOW)
@@ -261,12 +261,12 @@ def test_routers_that_have_ejected_different_engines_both_go_on_each_on_what_it_
 @pytest.mark.parametrize(
     "policy",
     [
-        Policy(max_queued=0, max_wait_s=60.0),
-        Policy(max_queued=1000, max_wait_s=60.0, classes={LOW: ClassBound(max_queued=0)}),
+        QueuePolicy(max_queued=0, max_wait_s=60.0),
+        QueuePolicy(max_queued=1000, max_wait_s=60.0, classes={LOW: ClassBound(max_queued=0)}),
     ],
     ids=["line", "class"],
 )
-def test_where_nobody_may_wait_every_slot_is_everybody_s(policy: Policy) -> None:
+def test_where_nobody_may_wait_every_slot_is_everybody_s(policy: QueuePolicy) -> None:
     world = World({"e": (2, 1000)}, 2, policy)
     world.settle(4)
     reqs = []
@@ -288,7 +288,7 @@ def test_where_nobody_may_wait_every_slot_is_everybody_s(policy: Policy) -> None
 def test_a_line_in_which_nobody_may_wait_any_more_takes_its_credit_back() -> None:
     world = connected(slots=2, routers=2)
     for name in ("r0", "r1"):
-        world.routers[name].line.serve(MODEL, Policy(max_queued=0, max_wait_s=60.0))
+        world.routers[name].line.serve(MODEL, QueuePolicy(max_queued=0, max_wait_s=60.0))
     world.settle(2)
     reqs = [world.arrive("r0", LOW), world.arrive("r0", LOW)]
     world.settle(1)
@@ -309,7 +309,7 @@ def restated(world: World) -> None:
 
 
 def test_who_waited_is_taken_by_the_next_actor_as_old_as_it_is_and_not_refused_by_a_full_line() -> None:
-    world = World({"e": (2, 1000)}, 2, Policy(max_queued=4, max_wait_s=60.0))
+    world = World({"e": (2, 1000)}, 2, QueuePolicy(max_queued=4, max_wait_s=60.0))
     world.settle(4)
     running = [world.arrive("r0", NORMAL, tenant="t") for _ in range(2)]
     world.settle(2)
@@ -324,10 +324,10 @@ def test_who_waited_is_taken_by_the_next_actor_as_old_as_it_is_and_not_refused_b
         world.settle_one(name)
     world.settle(4)
     assert [req.state for req in old] == ["waits"] * 4
-    requests = world.quota.lines.places.requests._requests.values()
+    requests = world.quota.queue.granting.requests._requests.values()
     line = {one.arrival.request_id: one.arrival for one in requests if not one.engine}
     assert [arrival.accepted for arrival in line.values()].count(True) == 4
-    since = {one.arrived_s for one in world.quota.lines.places.requests._requests.values() if not one.engine}
+    since = {one.arrived_s for one in world.quota.queue.granting.requests._requests.values() if not one.engine}
     assert min(since) == pytest.approx(old[0].arrived_s, abs=0.01)
     assert {req.state for req in young} <= {"waits", "refused"}
     assert all(req.state == "runs" for req in running)
@@ -346,10 +346,10 @@ def test_a_router_alone_goes_by_the_true_arrival_of_who_waits_anew() -> None:
     world.now += 0.1
     second = world.arrive("r0", NORMAL)
     world.settle(1)
-    line.reach(MODEL, "e", False, world.now)
+    line.set_reachability(MODEL, "e", False, world.now)
     told = line._pending.get(f"q{first.number}")
     assert told is not None
-    line._take(Grant(told.ticket, "e", 0.0), world.now)  # where it cannot go: it waits anew
+    line._on_action(Grant(told.ticket, "e", 0.0), world.now)  # where it cannot go: it waits anew
     head = line._pending.first(MODEL)
     assert head is not None
     assert head.request_id == f"q{first.number}"
@@ -360,19 +360,19 @@ def test_a_router_alone_goes_by_the_true_arrival_of_who_waits_anew() -> None:
 def test_a_request_that_only_a_sessions_end_makes_room_for_holds_up_nobody() -> None:
     world = connected(slots=4, tokens=1000, routers=1)
     world.settle()
-    asked = SessionAsk("acme agent", MODEL, 500, ttl_s=600.0, wait_until=world.now + 60.0)
-    world.quota.on_session(asked, world.now)
+    asked = SessionRequest("acme agent", MODEL, 500, ttl_s=600.0, wait_until=world.now + 60.0)
+    world.quota.on_open_session(asked, world.now)
     for _ in range(3):  # the router gives its credit back
         world.settle(2)
         world.quota.on_tick(world.now)
-    assert [one.ask.session_id for one in world.quota.sessions.open()] == ["acme agent"]
+    assert [one.request.session_id for one in world.quota.sessions.open_sessions()] == ["acme agent"]
     large = world.arrive("r0", LOW, tokens=700)
     world.settle(3)
     assert large.state == "waits"
     others = [world.arrive("r0", level, tokens=100) for level in (HIGH, LOW)]
     world.settle(3)
     assert [one.state for one in (large, *others)] == ["waits", "runs", "runs"]
-    world.quota.on_close("acme agent", world.now)
+    world.quota.on_close_session("acme agent", world.now)
     world.quota.on_tick(world.now)
     world.finish("r0", f"q{others[0].number}")
     world.finish("r0", f"q{others[1].number}")

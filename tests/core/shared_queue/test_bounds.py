@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from serve_app.core.queue import Arrival, Refuse
-from serve_app.core.queue.admission import Policy
+from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.shared_queue.delivery import BATCH, WINDOW
-from serve_app.core.shared_queue.messages import Look, Progress
-from serve_app.core.shared_queue.router_session import AHEAD
+from serve_app.core.shared_queue.messages import StatusRequest, TokenProgress
+from serve_app.core.shared_queue.router_session import ARRIVAL_WINDOW
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
 
@@ -37,13 +37,15 @@ def serve_all(world: World, rounds: int) -> None:
 @pytest.mark.parametrize("span_s", [6.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None:
     running = 2000
-    world = World({"e": (running, 10**6)}, 1, Policy(max_queued=0, max_wait_s=60.0))  # the line grants each of them
+    world = World(
+        {"e": (running, 10**6)}, 1, QueuePolicy(max_queued=0, max_wait_s=60.0)
+    )  # the line grants each of them
     world.settle(4)
-    line, link = world.routers["r0"].line, world.routers["r0"].line._link
+    line, link = world.routers["r0"].line, world.routers["r0"].line.router_session
     reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(running)]
     world.settle(8)
     assert all(req.state == "runs" for req in reqs)
-    tickets = {run.ticket: f"q{number}" for number, run in enumerate(line._running.places().values(), 1)}
+    tickets = {run.ticket: f"q{number}" for number, run in enumerate(line._in_flight.by_id().values(), 1)}
     incarnation, told_at = link._incarnation, dict.fromkeys(tickets, world.now)
     most_kept = most_said = 0
     oldest_s = 0.0
@@ -58,10 +60,10 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
             world.deliver(answer)
         world.finish("r0", next(iter(world.routers["r0"].running)))
         world.arrive("r0", NORMAL, 1, 100)
-        told = line.next_exchange(world.now)
+        told = line.next_message(world.now)
         assert told is not None
         for event in told.events:
-            if isinstance(event, Progress) and event.ticket in told_at:
+            if isinstance(event, TokenProgress) and event.ticket in told_at:
                 oldest_s = max(oldest_s, world.now - told_at[event.ticket])
                 told_at[event.ticket] = world.now
         most_said, most_kept = (
@@ -83,14 +85,14 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
 
 @pytest.mark.parametrize("restart", [False, True], ids=["as it is", "the actor dies"])
 def test_9000_that_wait_in_one_router_take_two_incarnations_at_most(restart: bool) -> None:
-    world = World({"e": (500, 10**6)}, 1, Policy(max_queued=20_000, max_wait_s=600.0))
+    world = World({"e": (500, 10**6)}, 1, QueuePolicy(max_queued=20_000, max_wait_s=600.0))
     world.settle(4)
-    link = world.routers["r0"].line._link
+    link = world.routers["r0"].line.router_session
     incarnation = link._incarnation
     for number in range(9000):
         world.arrive("r0", list(RequestClass)[number % 4], 1, 100)
     world.settle(2)
-    assert len(link._sending) <= AHEAD
+    assert len(link._sending) <= ARRIVAL_WINDOW
     if restart:
         world.crash()
         for router in world.routers.values():
@@ -103,10 +105,10 @@ def test_9000_that_wait_in_one_router_take_two_incarnations_at_most(restart: boo
 
 
 def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_and_all_end_once() -> None:
-    world = World({"e": (50, 10**6)}, 1, Policy(max_queued=1000, max_wait_s=600.0))
+    world = World({"e": (50, 10**6)}, 1, QueuePolicy(max_queued=1000, max_wait_s=600.0))
     world.settle(4)
     router = world.routers["r0"]
-    link, incarnation = router.line._link, router.line._link._incarnation
+    link, incarnation = router.line.router_session, router.line.router_session._incarnation
     router.line.on_lost(world.now)
     refusals: list[Refuse] = []
     perform = world.perform
@@ -120,7 +122,7 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
         world.arrive("r0", NORMAL, 1, 100)
     assert router.line.waiting(MODEL) == 1000
     assert {(one.reason.value, bool(one.retry_after_s)) for one in refusals} == {("queue_full", True)}
-    assert len(link._sending) <= AHEAD
+    assert len(link._sending) <= ARRIVAL_WINDOW
     world.crash()
     serve_all(world, 60)
     assert outcomes(world) == {"done": 9000 - len(refusals), "refused": len(refusals)}
@@ -130,7 +132,7 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
 
 
 def test_tokens_that_wait_are_bounded_too_and_what_was_accepted_is_not_refused() -> None:
-    world = World({"e": (1, 100)}, 1, Policy(max_queued=100, max_wait_s=60.0, max_queued_tokens=250))
+    world = World({"e": (1, 100)}, 1, QueuePolicy(max_queued=100, max_wait_s=60.0, max_queued_tokens=250))
     line = world.routers["r0"].line
     reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(5)]
     assert [req.state for req in reqs] == ["waits"] * 3 + ["refused"] * 2
@@ -146,7 +148,7 @@ def test_who_asks_often_where_it_stands_asks_the_actor_once_an_answer() -> None:
     line = world.routers["r0"].line
     for _ in range(3 * WINDOW):
         line.status(f"q{waits.number}")
-    told = line.next_exchange(world.now)
+    told = line.next_message(world.now)
     assert told is not None
-    assert sum(isinstance(event, Look) for event in told.events) == 1
-    assert len(line._link._sending) < AHEAD
+    assert sum(isinstance(event, StatusRequest) for event in told.events) == 1
+    assert len(line.router_session._sending) < ARRIVAL_WINDOW

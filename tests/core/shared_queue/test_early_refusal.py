@@ -8,18 +8,20 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.queue import Arrival, Reason, Refuse
-from serve_app.core.queue.admission import Policy, TenantPolicy
-from serve_app.core.shared_queue.delivery import LANES, Exchange
+from serve_app.core.queue import Arrival, RefusalReason, Refuse
+from serve_app.core.queue.admission import QueuePolicy, TenantPolicy
+from serve_app.core.shared_queue.delivery import MAX_TENANTS_REPORTED, RouterMessage
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World
 
 HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
 TENANTS = ("heavy", "light", "other")
-WEIGHTS = Policy(max_queued=1000, max_wait_s=60.0, tenants={"other": TenantPolicy(weight=2.0)})
+WEIGHTS = QueuePolicy(max_queued=1000, max_wait_s=60.0, tenants={"other": TenantPolicy(weight=2.0)})
 
 
-def measured(level: RequestClass, tenant: str | None = None, routers: int = 2, policy: Policy | None = None) -> World:
+def measured(
+    level: RequestClass, tenant: str | None = None, routers: int = 2, policy: QueuePolicy | None = None
+) -> World:
     """A line of one slot in which requests of a class wait, and of which it is known that it frees a slot in 2 s."""
     world = World({"e": (1, 1000)}, routers, policy)
     world.settle(4)
@@ -33,9 +35,9 @@ def measured(level: RequestClass, tenant: str | None = None, routers: int = 2, p
     return world
 
 
-def told(world: World, name: str) -> Exchange:
+def told(world: World, name: str) -> RouterMessage:
     """What a router has to say now."""
-    found = world.routers[name].line.next_exchange(world.now)
+    found = world.routers[name].line.next_message(world.now)
     assert found is not None
     return found
 
@@ -45,7 +47,7 @@ def test_figures_refuse_at_once_who_cannot_be_served_in_time() -> None:
     before = len(world.wire)
     hopeless = world.arrive("r1", NORMAL, deadline_s=0.1)
     assert (hopeless.state, len(world.wire)) == ("refused", before)
-    assert world.routers["r1"].line.next_exchange(world.now) is None
+    assert world.routers["r1"].line.next_message(world.now) is None
     assert world.arrive("r1", NORMAL).state == "waits"
 
 
@@ -80,14 +82,14 @@ def test_an_arrival_is_answered_with_the_line_as_it_is_then() -> None:
     reply = world.quota.on_exchange(told(world, "r0"), world.now)
     (figures,) = reply.figures
     queued = figures.classes[NORMAL]
-    assert (queued.waiting, queued.backlog.slots, queued.lanes) == (1, 1, {"light": 1})
-    assert figures.classes[HIGH].backlog.above == 0
-    assert figures.classes[LOW].backlog.above == 1
+    assert (queued.waiting, queued.backlog.slots, queued.tenant_slots) == (1, 1, {"light": 1})
+    assert figures.classes[HIGH].backlog.slots_above == 0
+    assert figures.classes[LOW].backlog.slots_above == 1
 
 
 def test_an_older_answer_that_comes_late_changes_no_figures() -> None:
     world = measured(LOW)
-    link = world.routers["r0"].line._link
+    link = world.routers["r0"].line.router_session
     replies = []
     for _ in range(2):
         world.arrive("r0", NORMAL, tenant="light")
@@ -100,22 +102,22 @@ def test_an_older_answer_that_comes_late_changes_no_figures() -> None:
 def test_figures_of_a_line_end_with_it() -> None:
     world = measured(LOW, routers=1)
     router = world.routers["r0"]
-    assert MODEL in router.line._link.figures
+    assert MODEL in router.line.router_session.figures
     for request_id in list(router.requests):
         if router.requests[request_id].state == "waits":
             world.cancel("r0", request_id)
     world.settle(4)
-    assert router.line._link.figures == {}
-    assert world.quota.lines.peers._figures == {}
+    assert router.line.router_session.figures == {}
+    assert world.quota.queue.actor_sessions._figures == {}
 
 
 def test_beyond_some_tenants_a_router_asks_instead_of_refusing_by_half_of_what_counts() -> None:
-    world = measured(LOW, routers=1, policy=Policy(max_queued=1000, max_wait_s=600.0))
-    for number in range(LANES + 1):
+    world = measured(LOW, routers=1, policy=QueuePolicy(max_queued=1000, max_wait_s=600.0))
+    for number in range(MAX_TENANTS_REPORTED + 1):
         for _ in range(2):
             world.arrive("r0", NORMAL, tenant=f"n{number}")
     world.settle(2)
-    assert world.routers["r0"].line._link.figures[MODEL].classes[NORMAL].lanes is None
+    assert world.routers["r0"].line.router_session.figures[MODEL].classes[NORMAL].tenant_slots is None
     sure = world.arrive("r0", NORMAL, deadline_s=30.0, tenant="n0")
     assert sure.state == "refused", "every tenant of the others goes before a single one"
     asked = world.arrive("r0", NORMAL, deadline_s=90.0, tenant="n0")
@@ -153,20 +155,20 @@ def test_a_router_refuses_exactly_whom_the_line_would(
             world.settle(1)
     line = world.routers["r0"].line
     here = copy.deepcopy(line)
-    if line._link.urgent:
+    if line.router_session.is_urgent:
         world.quota.on_exchange(told(world, "r0"), world.now)
-    assume(not line._link.urgent)
-    admission = world.quota.lines.places.lines[MODEL].admission
+    assume(not line.router_session.is_urgent)
+    admission = world.quota.queue.granting.models[MODEL].admission
     wait_s = admission.predicted_wait_s(level, 1, tenant)
-    assume(wait_s is not None and wait_s > 0.5 and line._link.figures)
+    assume(wait_s is not None and wait_s > 0.5 and line.router_session.figures)
     assert wait_s is not None
     assume(abs(wait_s - WEIGHTS.max_wait_s) > 0.1 * WEIGHTS.max_wait_s)
     deadline = world.now + patience * wait_s
     arrival = Arrival("probe", level, tenant, 1, 10, deadline)
     by_line = [one for one in admission.on_arrive(arrival, world.now) if isinstance(one, Refuse)]
-    by_router = here._outlook.hopeless(MODEL, arrival, world.now)
+    by_router = here._early_refusal.refusal_reason(MODEL, arrival, world.now)
     assert by_router == (by_line[0].reason if by_line else None)
-    assert by_router in (None, Reason.DEADLINE, Reason.TIMEOUT)
+    assert by_router in (None, RefusalReason.DEADLINE, RefusalReason.TIMEOUT)
     if by_router is not None:
-        retry_s = here._outlook.refusal(MODEL, arrival, by_router).retry_after_s
+        retry_s = here._early_refusal.refusal(MODEL, arrival, by_router).retry_after_s
         assert retry_s == pytest.approx(by_line[0].retry_after_s, rel=0.1)

@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 
 from serve_app.core.memory import FENCE_S
-from serve_app.core.shared_queue.actor_sessions import DEAF_S
-from serve_app.core.shared_queue.delivery import Reply
-from serve_app.core.shared_queue.messages import Ask, Credit, Done, Lent, Usage
-from serve_app.core.shared_queue.router_session import AHEAD
+from serve_app.core.shared_queue.actor_sessions import UNRESPONSIVE_S
+from serve_app.core.shared_queue.delivery import ActorReply
+from serve_app.core.shared_queue.messages import CreditChange, CreditGrant, CreditRequest, CreditUsage, Done
+from serve_app.core.shared_queue.router_session import ARRIVAL_WINDOW
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
 
@@ -34,7 +34,7 @@ def full(world: World) -> list[str]:
 
 def answer(world: World, name: str) -> Message:
     """The actor's answer to what a router has to say, which is yet to arrive."""
-    told = world.routers[name].line.next_exchange(world.now, beat=True)
+    told = world.routers[name].line.next_message(world.now, beat=True)
     assert told is not None
     reply = world.deliver(Message(name, world.now, told))
     assert reply is not None
@@ -44,8 +44,8 @@ def answer(world: World, name: str) -> Message:
 def begun(world: World) -> Message:
     """The first message of another incarnation of the first router, which the actor has answered."""
     line = world.routers["r0"].line
-    line._begin(line._link.epoch, world.now)
-    first = line.next_exchange(world.now)
+    line._begin_incarnation(line.router_session.epoch, world.now)
+    first = line.next_message(world.now)
     assert first is not None
     message = Message("r0", world.now, first)
     reply = world.deliver(message)
@@ -77,10 +77,10 @@ def test_a_grant_in_an_answer_that_nobody_waits_for_any_more_is_said_again() -> 
     running = full(world)
     waits = world.arrive("r1", HIGH)
     answer(world, "r1")
-    given_up = world.routers["r1"].line.watch()
+    given_up = world.routers["r1"].line.router_session.watch_message()
     world.finish("r0", running[0])
     world.settle_one("r0")
-    swallowed = world.quota.on_watch(given_up, world.now, at_last=True)
+    swallowed = world.quota.on_watch(given_up, world.now, timed_out=True)
     assert swallowed is not None
     assert swallowed.actions
     world.settle(2)  # and no call of the router has failed
@@ -97,9 +97,9 @@ def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
     world.settle_one("r0")
     old = answer(world, "r1")
     line = world.routers["r1"].line
-    line._begin(line._link.epoch, world.now)
+    line._begin_incarnation(line.router_session.epoch, world.now)
     assert old.reply is not None
-    forged = old.reply._replace(seq=1, actions=(Credit("e", 1, 1),))  # a number that the new one expects
+    forged = old.reply._replace(seq=1, actions=(CreditChange("e", 1, 1),))  # a number that the new one expects
     before = line._accounts.credit("e")
     world.deliver(replace(old, reply=forged))
     assert (waits.state, line._accounts.credit("e")) == ("waits", before)
@@ -117,7 +117,7 @@ def test_a_message_of_a_session_that_was_begun_by_an_old_message_is_stale() -> N
     world.deliver(first)  # the network had kept this
     later = answer(world, "r0").reply
     assert later is not None
-    assert later.stale
+    assert later.is_stale
 
 
 def test_an_incarnation_that_was_ended_is_not_begun_again_by_a_copy_of_its_first_message() -> None:
@@ -126,11 +126,11 @@ def test_an_incarnation_that_was_ended_is_not_begun_again_by_a_copy_of_its_first
     world.settle(2)
     world.arrive("r0", LOW)  # of this the first message says nothing
     world.settle(2)
-    world.quota.lines.peers.leave("r0")
+    world.quota.queue.actor_sessions.end("r0")
     reply = world.deliver(first)
     assert reply is not None
     assert reply.reply is not None
-    assert reply.reply.stale
+    assert reply.reply.is_stale
     world.check_accounts()
     world.settle(3)
     world.accounted()
@@ -151,7 +151,7 @@ def test_credit_of_a_router_that_was_silent_is_not_claimed_from_the_next_actor()
     for _ in range(3):
         world.settle_one("r0")  # first
         world.settle_one("r1")
-    assert world.quota.lines.accounts.held("r1", "e")[0] == 2
+    assert world.quota.queue.accounts.account("r1", "e")[0] == 2
     assert world.routers["r0"].line._accounts.credit("e")[0] == 0
     world.settle(4)
     world.finish("r1", f"q{both.number}")
@@ -183,10 +183,10 @@ def test_no_credit_is_given_while_somebody_waits() -> None:
     line = world.routers["r1"].line
     world.finish("r0", running[0])
     assert line._accounts.credit("e") == (0, 0)
-    line._link.put(Ask("e", 0, 0))
+    line.router_session.put(CreditRequest("e", 0, 0))
     told = answer(world, "r1")
     assert told.reply is not None
-    assert [(one.slots, one.tokens) for one in told.reply.actions if isinstance(one, Lent)] == [(0, 0)]
+    assert [(one.slots, one.tokens) for one in told.reply.actions if isinstance(one, CreditGrant)] == [(0, 0)]
     world.deliver(told)
     world.settle(4)
     for request_id in list(world.routers["r0"].running):
@@ -221,9 +221,9 @@ def test_a_router_that_was_long_without_the_actor_has_little_to_say() -> None:
     full(world)
     for _ in range(4200):
         world.cancel("r0", f"q{world.arrive('r0', LOW).number}")
-    assert len(router.line._link._sending) <= AHEAD
+    assert len(router.line.router_session._sending) <= ARRIVAL_WINDOW
     world.settle(4)
-    assert len(router.line._link._sending) == 0
+    assert len(router.line.router_session._sending) == 0
     world.accounted()
 
 
@@ -240,28 +240,28 @@ def test_nothing_is_left_of_what_has_ended() -> None:
             world.finish(name, f"q{req.number}")
     world.settle(4)
     world.bring_to_rest()
-    lines, places = world.quota.lines, world.quota.lines.places
+    lines, places = world.quota.queue, world.quota.queue.granting
     kept = [
-        lines._early,
+        lines._postponed,
         lines._calm_at,
         places.requests._requests,
-        places.requests._again,
+        places.requests._grants_to_retry,
         *places.requests._tickets.values(),
     ]
     assert [len(one) for one in kept] == [0] * len(kept)
     for name in world.routers:
         world.routers[name].alive = False
     world.wait(10.0)
-    assert (len(lines.peers), places.lines, places._model_of) == (0, {}, {})
+    assert (len(lines.actor_sessions), places.models, places._model_of) == (0, {}, {})
     assert [lease.lease_id for lease in world.quota.ledger.leases()] == ["e", "e/slots"]
 
 
 def test_a_stale_reply_says_nothing_else() -> None:
     world = connected(routers=1)
-    told = world.routers["r0"].line.next_exchange(world.now, beat=True)
+    told = world.routers["r0"].line.next_message(world.now, beat=True)
     assert told is not None
     reply = world.quota.on_exchange(told._replace(epoch=0), world.now)
-    assert reply == Reply(1, told.incarnation, 0, 1, (), None, stale=True)
+    assert reply == ActorReply(1, told.incarnation, 0, 1, (), None, is_stale=True)
     assert MODEL in {model for _, model, _ in world.routers["r0"].line._accounts.engines()}
 
 
@@ -271,7 +271,7 @@ def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_s
     line = world.routers["r0"].line
     for request_id in running:  # one of credit, one of the line
         line.grow(request_id, 500)
-        told = line.next_exchange(world.now)
+        told = line.next_message(world.now)
         if told is not None:
             late = world.deliver(Message("r0", world.now, told))
             world.finish("r0", request_id)
@@ -290,9 +290,9 @@ def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None
     line.on_progress(first, 3)
     world.cancel("r0", first)
     line.on_progress(first, 1)  # too late
-    told = line.next_exchange(world.now, beat=True)
+    told = line.next_message(world.now, beat=True)
     assert told is not None
-    used = [one for one in told.events if isinstance(one, Usage)]
+    used = [one for one in told.events if isinstance(one, CreditUsage)]
     assert [(one.requests, one.output_tokens) for one in used] == [(1, 3)]
     world.deliver(answer(world, "r0"))
     line.on_lost(world.now)
@@ -301,7 +301,7 @@ def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None
     last = f"q{waits.number}"
     line.on_progress(last, 2)
     world.cancel("r0", last)
-    told = line.next_exchange(world.now)
+    told = line.next_message(world.now)
     assert told is not None
     assert [one.output_tokens for one in told.events if isinstance(one, Done)] == [2]
 
@@ -311,10 +311,10 @@ def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None
     running = full(world)
     waits, leaves = world.arrive("r0", HIGH), world.arrive("r0", LOW)
     world.settle(2)
-    line, places = world.routers["r0"].line, world.quota.lines.places
+    line, places = world.routers["r0"].line, world.quota.queue.granting
     world.cancel("r0", f"q{leaves.number}")  # a word at which the actor fails
     world.finish("r0", running[1])
-    told = line.next_exchange(world.now)
+    told = line.next_message(world.now)
     assert told is not None
     with mock.patch.object(places.requests, "cancel", side_effect=RuntimeError("no luck")), pytest.raises(RuntimeError):
         world.deliver(Message("r0", world.now, told))
@@ -328,7 +328,7 @@ def waiting_of(world: World, name: str) -> int:
     """How many of a router's requests the actor's line has."""
     return sum(
         ticket.startswith(f"{name}:")
-        for ticket, one in world.quota.lines.places.requests._requests.items()
+        for ticket, one in world.quota.queue.granting.requests._requests.items()
         if not one.engine
     )
 
@@ -345,7 +345,7 @@ def test_a_router_that_hears_nothing_is_granted_nothing_more_and_its_requests_go
     assert waiting_of(world, "r1") == 2
     for _ in range(3):
         world.quota.on_tick(world.now)
-        world.now += DEAF_S / 2
+        world.now += UNRESPONSIVE_S / 2
         world.settle_one("r0")
     world.quota.on_tick(world.now)
     assert waiting_of(world, "r1") == 0, "nobody is granted what nobody hears of"
@@ -364,8 +364,8 @@ def test_an_actor_that_stood_still_takes_no_router_for_deaf() -> None:
     world.arrive("r1", HIGH)
     world.settle(2)
     world.quota.on_tick(world.now)
-    world.quota.lines.peers.say("r1", Credit("e", 0, 0))  # something to hear
+    world.quota.queue.actor_sessions.send("r1", CreditChange("e", 0, 0))  # something to hear
     world.quota.on_tick(world.now)
-    world.now += 3 * DEAF_S
+    world.now += 3 * UNRESPONSIVE_S
     world.quota.on_tick(world.now)
     assert waiting_of(world, "r1") == 1

@@ -120,7 +120,7 @@ class History:
 
     def eject(self, name: str) -> None:
         router = self.world.routers[name]
-        self.world.perform(router, router.line.reach(MODEL, "e1", self.draw.random() < 0.5, self.world.now))
+        self.world.perform(router, router.line.set_reachability(MODEL, "e1", self.draw.random() < 0.5, self.world.now))
 
     def replace(self, name: str) -> None:
         self.world.end_engine(f"e{self.engines}")
@@ -159,8 +159,8 @@ def look_at(seeds: Sequence[int]) -> None:
             world = History(seed, routers=(1, 3, 3, 20)[seed % 4]).run()
         except Exception as error:
             raise AssertionError(f"history {seed}") from error
-        here += sum(router.line.granted_here for router in world.routers.values())
-        there += sum(router.line.granted_there for router in world.routers.values())
+        here += sum(router.line.granted_on_credit for router in world.routers.values())
+        there += sum(router.line.granted_by_actor for router in world.routers.values())
     assert here > len(seeds) / 4, "routers hardly grant by themselves: this looks at nothing"
     assert there > len(seeds) / 4
 

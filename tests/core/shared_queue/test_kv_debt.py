@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.queue.admission import Policy
-from serve_app.core.shared_queue.kv_debt import Grower, Growth
+from serve_app.core.queue.admission import QueuePolicy
+from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import World
 
@@ -24,12 +24,12 @@ def running(slots: int = 4, tokens: int = 300, requests: int = 3) -> tuple[World
 
 
 def owed(world: World, request_id: str) -> int:
-    return world.routers["r0"].line._running._running[request_id].owed
+    return world.routers["r0"].line._in_flight._running[request_id].owed_tokens
 
 
 @pytest.mark.parametrize("here", [True, False], ids=["granted from credit", "granted by the line"])
 def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(here: bool) -> None:
-    world = World({"e": (24, 10_000)}, 2, Policy(1000, 600.0))
+    world = World({"e": (24, 10_000)}, 2, QueuePolicy(1000, 600.0))
     world.settle(4)
     holders = [] if here else [world.arrive("r0", LOW, tokens=1) for _ in range(24)]
     world.settle(4)
@@ -57,7 +57,7 @@ def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(
         world.finish("r0", request_id)
     world.finish("r1", f"q{urgent.number}")
     world.settle(6)
-    assert not world.quota.lines.places.growth.engines
+    assert not world.quota.queue.granting.kv_debt.engines
     world.bring_to_rest()
 
 
@@ -89,7 +89,7 @@ def test_the_end_of_a_request_that_is_owed_tokens_lets_others_begin(end: str) ->
     (world.finish if end == "done" else world.cancel)("r0", first)
     world.settle(4)
     assert waits.state == "runs"
-    assert not world.quota.lines.places.growth.engines
+    assert not world.quota.queue.granting.kv_debt.engines
     for request_id in others:
         world.finish("r0", request_id)
     world.settle(4)
@@ -121,38 +121,42 @@ def test_a_router_that_is_gone_is_owed_nothing() -> None:
     world.restart_router("r0")
     world.settle(6)
     assert waits.state == "runs"
-    assert not world.quota.lines.places.growth.engines
+    assert not world.quota.queue.granting.kv_debt.engines
 
 
 def test_the_first_is_given_first_and_a_later_smaller_one_does_not_pass_it() -> None:
-    growth, given = Growth(), []
-    first, later, other = Grower("r", "a", "t1", LOW), Grower("r", "b", "", LOW), Grower("s", "c", "t3", LOW)
-    growth.owe("e", first, 10)
-    growth.owe("e", later, 1)
-    growth.owe("e", first, 5)
-    growth.owe("f", other, 1)
-    growth.settle("e", lambda who, tokens: False, LOW)
+    growth, given = KvDebt(), []
+    first, later, other = (
+        OwedRequest("r", "a", "t1", LOW),
+        OwedRequest("r", "b", "", LOW),
+        OwedRequest("s", "c", "t3", LOW),
+    )
+    growth.add("e", first, 10)
+    growth.add("e", later, 1)
+    growth.add("e", first, 5)
+    growth.add("f", other, 1)
+    growth.pay("e", lambda who, tokens: False, LOW)
     assert growth.engines == {"e", "f"}
 
-    def give(who: Grower, tokens: int) -> bool:
+    def give(who: OwedRequest, tokens: int) -> bool:
         given.append((who, tokens))
         return True
 
-    growth.settle("e", give, HIGH)
+    growth.pay("e", give, HIGH)
     assert not given, "a higher class waits"
-    growth.settle("e", give, LOW)
+    growth.pay("e", give, LOW)
     assert given == [(first, 15), (later, 1)]
     assert growth.engines == {"f"}
-    assert growth.forget(["s"]) == ["f"]
+    assert growth.forget_routers(["s"]) == ["f"]
     assert not growth.engines
-    assert not growth._engine_of
-    assert not growth._grower_of
+    assert not growth._engine_of_ticket
+    assert not growth._request_of_ticket
 
 
 def test_what_requests_hold_is_told_with_the_beats() -> None:
     world, ids = running()
-    assert world.quota.lines.used("e") == (3, 900)
+    assert world.quota.queue.in_use("e") == (3, 900)
     for request_id in ids:
         world.finish("r0", request_id)
     world.settle(4)
-    assert world.quota.lines.used("e") == (0, 0)
+    assert world.quota.queue.in_use("e") == (0, 0)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from serve_app.core.queue.admission import Policy
+from serve_app.core.queue.admission import QueuePolicy
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import Message, Req, World
 
@@ -24,7 +24,7 @@ class Timed:
     """A world in which routers speak when there is something to say, and messages take their time."""
 
     def __init__(self, routers: int, seed: int) -> None:
-        policy = Policy(max_queued=1000, max_wait_s=60.0, trickle_share=0.0)  # which passes on purpose
+        policy = QueuePolicy(max_queued=1000, max_wait_s=60.0, min_share=0.0)  # which passes on purpose
         self.world = World({"e1": (SLOTS, 100_000)}, routers, policy)
         self.world.settle(4)
         self.draw = random.Random(seed)
@@ -51,10 +51,10 @@ class Timed:
         """What is to be said goes on its way; who was woken hears it over its watch."""
         for name in self.world.routers:
             self.world.speak(name, beat=not next(self.order) % 500)
-        for name in self.world.quota.lines.peers.take_woken():
+        for name in self.world.quota.queue.actor_sessions.take_woken():
             router = self.world.routers[name]
-            told = router.line.watch()
-            reply = self.world.quota.on_watch(told, self.world.now, at_last=False)
+            told = router.line.router_session.watch_message()
+            reply = self.world.quota.on_watch(told, self.world.now, timed_out=False)
             if reply is not None:
                 self.send(Message(name, self.world.now, None, reply))
         for message in self.world.wire:
@@ -102,8 +102,8 @@ def test_nobody_is_passed_by_a_lower_class_later_than_one_exchange_after_it_came
     timed.run()
     late = [now - req.arrived_s for req, now in timed.passed if req.granted_s > now]  # not: both at that very moment
     assert max(late, default=0.0) <= EXCHANGE_S + 1e-9
-    here = sum(router.line.granted_here for router in world.routers.values())
-    there = sum(router.line.granted_there for router in world.routers.values())
+    here = sum(router.line.granted_on_credit for router in world.routers.values())
+    there = sum(router.line.granted_by_actor for router in world.routers.values())
     assert here + there == 1500
     assert here > 0
     assert there > 0

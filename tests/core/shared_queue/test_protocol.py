@@ -106,7 +106,7 @@ class Network(RuleBasedStateMachine):
     @rule(name=names, usable=st.booleans())
     def eject(self, name: str, usable: bool) -> None:
         router = self.world.routers[name]
-        self.world.perform(router, router.line.reach(MODEL, "e1", usable, self.world.now))
+        self.world.perform(router, router.line.set_reachability(MODEL, "e1", usable, self.world.now))
 
     @rule()
     def replace_engine(self) -> None:

@@ -27,43 +27,43 @@ from tests.core.shared_queue.test_faults import connected
 from tests.core.shared_queue.world import World
 
 ROUTER_STEPS: list[tuple[type, str]] = [
-    (router_credit.Accounts, "take"),
-    (router_credit.Accounts, "put_back"),
-    (router_credit.Accounts, "hold"),
-    (router_credit.Accounts, "add"),
-    (router_credit.Accounts, "surplus"),
-    (in_flight.Holding, "begin_here"),
-    (in_flight.Holding, "begin_there"),
-    (in_flight.Holding, "end"),
-    (in_flight.Holding, "_grown"),
-    (router_session.Link, "put"),
-    (router_session.Link, "done"),
-    (router_session.Link, "used"),
-    (router_session.Link, "heard"),
-    (pending.Pending, "add"),
-    (pending.Pending, "hand_in"),
-    (pending.Pending, "take"),
-    (in_flight.Holding, "balance"),
-    (router_queue.RemoteLine, "_serve_alone"),
+    (router_credit.RouterCredit, "grant"),
+    (router_credit.RouterCredit, "release"),
+    (router_credit.RouterCredit, "add_held"),
+    (router_credit.RouterCredit, "add_credit"),
+    (router_credit.RouterCredit, "take_surplus"),
+    (in_flight.InFlight, "begin_on_credit"),
+    (in_flight.InFlight, "begin_granted"),
+    (in_flight.InFlight, "end"),
+    (in_flight.InFlight, "_on_kv_token_grant"),
+    (router_session.RouterSession, "put"),
+    (router_session.RouterSession, "end_request"),
+    (router_session.RouterSession, "add_usage"),
+    (router_session.RouterSession, "on_reply"),
+    (pending.PendingRequests, "add"),
+    (pending.PendingRequests, "hand_in"),
+    (pending.PendingRequests, "take_ticket"),
+    (in_flight.InFlight, "balance_credit"),
+    (router_queue.RouterQueue, "_serve_alone"),
 ]
 ACTOR_STEPS: list[tuple[type, str]] = [
-    (actor_credit.Accounts, "charge"),
-    (actor_credit.Accounts, "give_back"),
-    (actor_credit.Accounts, "lend"),
-    (actor_credit.Accounts, "_put"),
-    (actor_credit.Accounts, "_set"),
-    (kv_debt.Growth, "ended"),
-    (kv_debt.Growth, "owe"),
-    (actor_sessions.Peers, "reply"),
-    (requests.Requests, "arrive"),
-    (requests.Requests, "done"),
-    (requests.Requests, "cancel"),
-    (granting.Places, "sync"),
-    (requests.Requests, "_charge"),
-    (requests.Requests, "act"),
-    (requests.Requests, "once_more"),
-    (actor_queue.Lines, "_after"),
-    (actor_queue.Lines, "_compare"),
+    (actor_credit.ActorCredit, "charge"),
+    (actor_credit.ActorCredit, "give_back"),
+    (actor_credit.ActorCredit, "grant_credit"),
+    (actor_credit.ActorCredit, "_resize_lease"),
+    (actor_credit.ActorCredit, "_set_account"),
+    (kv_debt.KvDebt, "end_ticket"),
+    (kv_debt.KvDebt, "add"),
+    (actor_sessions.ActorSessions, "reply"),
+    (requests.ActorRequests, "arrive"),
+    (requests.ActorRequests, "done"),
+    (requests.ActorRequests, "cancel"),
+    (granting.Granting, "sync"),
+    (requests.ActorRequests, "_charge"),
+    (requests.ActorRequests, "apply_actions"),
+    (requests.ActorRequests, "retry_grants"),
+    (actor_queue.ActorQueue, "_after_event"),
+    (actor_queue.ActorQueue, "_compare"),
     (Admission, "on_arrive"),
     (Admission, "on_done"),
     (Admission, "on_cancel"),
@@ -155,13 +155,13 @@ def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str],
         world = faults.run()
         failed += faults.calls >= faults.fail_at
         end_all(world)
-        assert world.quota.lines.places.requests._requests == {}
+        assert world.quota.queue.granting.requests._requests == {}
         for name, router in world.routers.items():
             assert router.line.running == router.line.waiting("m") == 0
             assert router.line._accounts.held("e") == (0, 0)
-            assert router.line._accounts.credit("e") == world.quota.lines.accounts.held(name, "e")
-        free = world.quota.lines.accounts.free("e")
-        lent = [world.quota.lines.accounts.held(name, "e") for name in world.routers]
+            assert router.line._accounts.credit("e") == world.quota.queue.accounts.account(name, "e")
+        free = world.quota.queue.accounts.free("e")
+        lent = [world.quota.queue.accounts.account(name, "e") for name in world.routers]
         assert tuple(free[one] + sum(had[one] for had in lent) for one in range(2)) == (4, 900)
         del world.perform
         late = [world.arrive(name, RequestClass.NORMAL, 1, 100) for name in world.routers]

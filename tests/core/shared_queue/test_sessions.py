@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from serve_app.core.memory import (
     Device,
     EngineReport,
-    Entry,
+    EntryKind,
     Rank,
     Session,
-    SessionAsk,
-    bucketed,
-    bytes_of,
-    name_of,
-    own_id,
-    tokens_in,
+    SessionRequest,
+    bytes_for_tokens,
+    round_up_to_bucket,
+    session_name,
+    tenant_session_id,
+    tokens_in_bytes,
 )
-from serve_app.core.queue.admission import Policy
+from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import RECOVERING, Quota
-from serve_app.core.shared_queue.delivery import Exchange
-from serve_app.core.shared_queue.messages import GiveBack, Hello, Reach, Rules
+from serve_app.core.shared_queue.delivery import RouterMessage
+from serve_app.core.shared_queue.messages import EngineReachability, GiveBack, Hello, ModelPolicy
 from serve_app.core.shared_queue.session_admission import RECALL_S
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, LeaseNotFound, Overloaded, Unavailable
 from serve_app.types import RequestClass
@@ -43,22 +43,22 @@ def world(engines: int = 1, routers: int = 1, slots: int = 4) -> World:
     return found
 
 
-def ask(name: str, tokens: int, **more: object) -> SessionAsk:
-    return SessionAsk(name_of("t0", name), MODEL, tokens, **({"ttl_s": 60.0} | more))  # type: ignore[arg-type]
+def ask(name: str, tokens: int, **more: object) -> SessionRequest:
+    return SessionRequest(session_name("t0", name), MODEL, tokens, **({"ttl_s": 60.0} | more))  # type: ignore[arg-type]
 
 
 def opened(there: World, name: str, tokens: int, **more: object) -> Session:
     """A session of which all routers have heard."""
-    session = there.quota.on_session(ask(name, tokens, **more), there.now)
+    session = there.quota.on_open_session(ask(name, tokens, **more), there.now)
     there.settle(3)
     if session is None:
-        session = there.quota.lines.openings.take_outcomes()[name_of("t0", name)]  # type: ignore[assignment]
+        session = there.quota.queue.session_admission.take_outcomes()[session_name("t0", name)]  # type: ignore[assignment]
     assert isinstance(session, Session)
     return session
 
 
 def lease(there: World, name: str) -> str:
-    return there.routers["r0"].line.sessions[name_of("t0", name)].lease
+    return there.routers["r0"].line.sessions[session_name("t0", name)].lease
 
 
 # Opening
@@ -67,31 +67,31 @@ def lease(there: World, name: str) -> str:
 def test_a_session_has_its_tokens_and_they_are_nobody_elses() -> None:
     there = world()
     session = opened(there, "s", 600)
-    assert (session.pool, session.tokens, session.session_id) == ("e0", 600, "t0 s")
+    assert (session.engine, session.tokens, session.session_id) == ("e0", 600, "t0 s")
     with pytest.raises(InsufficientMemory, match="400 KV tokens asked"):
-        there.quota.on_session(ask("t", 400), there.now)
-    assert there.quota.lines.openings.waiting() == []
+        there.quota.on_open_session(ask("t", 400), there.now)
+    assert there.quota.queue.session_admission.waiting() == []
 
 
 def test_it_is_on_the_engine_with_most_tokens_free() -> None:
     there = world(engines=2)
-    assert opened(there, "s", 600).pool != opened(there, "t", 500).pool
+    assert opened(there, "s", 600).engine != opened(there, "t", 500).engine
 
 
 def test_one_that_could_never_fit_is_refused_at_once_by_name_even_if_it_would_wait() -> None:
     there = world()
     with pytest.raises(BadRequest, match=str(LIMIT)) as refused:
-        there.quota.on_session(ask("s", LIMIT + 1, wait_until=there.now + 100.0), there.now)
+        there.quota.on_open_session(ask("s", LIMIT + 1, wait_until=there.now + 100.0), there.now)
     assert refused.value.code == "session_too_large"
     assert "t0" not in refused.value.message
     with pytest.raises(Unavailable, match="no engine of 'other'"):
-        there.quota.on_session(replace(ask("s", 1), model="other"), there.now)
+        there.quota.on_open_session(replace(ask("s", 1), model="other"), there.now)
 
 
 def test_credit_that_routers_keep_comes_back_for_a_session_that_would_not_wait() -> None:
     there = world(routers=2)
     assert there.quota.ledger.free("e0") < LIMIT, "routers have credit"
-    assert there.quota.on_session(ask("s", LIMIT), there.now) is None
+    assert there.quota.on_open_session(ask("s", LIMIT), there.now) is None
     there.settle(4)
     assert there.quota.sessions.get("t0 s") is not None
 
@@ -102,11 +102,11 @@ def test_one_that_would_not_wait_is_refused_after_the_recall_where_the_tokens_ar
         there.arrive("r0", LOW, tokens=300)
     there.settle(2)
     with pytest.raises(InsufficientMemory):
-        there.quota.on_session(ask("s", 500), there.now)
+        there.quota.on_open_session(ask("s", 500), there.now)
     there.arrive("r0", LOW, tokens=50)
-    assert there.quota.on_session(ask("s", 300, wait_until=there.now + RECALL_S), there.now) is None
+    assert there.quota.on_open_session(ask("s", 300, wait_until=there.now + RECALL_S), there.now) is None
     there.settle(20)
-    (outcome,) = there.quota.lines.openings.take_outcomes().values()
+    (outcome,) = there.quota.queue.session_admission.take_outcomes().values()
     assert isinstance(outcome, InsufficientMemory)
 
 
@@ -115,13 +115,13 @@ def test_one_that_only_a_sessions_end_can_serve_waits_and_costs_nobody_anything(
     opened(there, "s", 600)
     there.settle(12)
     credit = there.routers["r0"].line._accounts.credit("e0")
-    word = there.quota.lines.peers.word
-    assert there.quota.on_session(ask("large", 500, wait_until=there.now + 30.0), there.now) is None
+    word = there.quota.queue.actor_sessions.state
+    assert there.quota.on_open_session(ask("large", 500, wait_until=there.now + 30.0), there.now) is None
     there.settle(6)
-    assert there.quota.lines.peers.word == word, "nobody is told that somebody waits"
+    assert there.quota.queue.actor_sessions.state == word, "nobody is told that somebody waits"
     assert there.routers["r0"].line._accounts.credit("e0") == credit
     assert there.arrive("r0", LOW).here
-    there.quota.on_close("t0 s", there.now)
+    there.quota.on_close_session("t0 s", there.now)
     there.settle(4)
     assert there.quota.sessions.get("t0 large") is not None
 
@@ -130,7 +130,7 @@ def test_an_opening_waits_as_its_class_and_its_tenant() -> None:
     there = world(slots=1)
     running = there.arrive("r0", NORMAL, tokens=700)
     there.settle(2)
-    assert there.quota.on_session(ask("s", 500, wait_until=there.now + 30.0, request_class=LOW), there.now) is None
+    assert there.quota.on_open_session(ask("s", 500, wait_until=there.now + 30.0, request_class=LOW), there.now) is None
     higher = there.arrive("r0", HIGH, tokens=600)
     there.settle(2)
     there.finish("r0", f"q{running.number}")
@@ -140,7 +140,7 @@ def test_an_opening_waits_as_its_class_and_its_tenant() -> None:
     there.finish("r0", f"q{higher.number}")
     there.settle(4)
     assert there.quota.sessions.get("t0 s") is not None
-    there.quota.on_close("t0 s", there.now)
+    there.quota.on_close_session("t0 s", there.now)
     there.bring_to_rest()
 
 
@@ -149,7 +149,7 @@ def test_two_that_are_granted_in_the_same_moment_both_have_their_tokens() -> Non
     running = there.arrive("r0", NORMAL, tokens=900)
     there.settle(2)
     for name in ("a", "b"):
-        assert there.quota.on_session(ask(name, 400, wait_until=there.now + 30.0), there.now) is None
+        assert there.quota.on_open_session(ask(name, 400, wait_until=there.now + 30.0), there.now) is None
     behind = there.arrive("r0", LOW, tokens=300)
     there.settle(2)
     there.finish("r0", f"q{running.number}")
@@ -157,7 +157,7 @@ def test_two_that_are_granted_in_the_same_moment_both_have_their_tokens() -> Non
     assert [there.quota.sessions.get(f"t0 {name}") is not None for name in ("a", "b")] == [True, True]
     assert behind.state == "waits"
     for name in ("a", "b"):
-        there.quota.on_close(f"t0 {name}", there.now)
+        there.quota.on_close_session(f"t0 {name}", there.now)
     there.bring_to_rest()
 
 
@@ -166,9 +166,9 @@ def test_an_engine_takes_no_more_sessions_than_it_has_places_beside_its_line() -
     for number in range(2):
         opened(there, f"s{number}", 10, per_engine=2)
     with pytest.raises(InsufficientMemory, match="2 sessions are open there, 2 at most"):
-        there.quota.on_session(ask("s2", 10, per_engine=2), there.now)
-    assert there.quota.on_session(ask("s2", 10, per_engine=2, wait_until=there.now + 10.0), there.now) is None
-    there.quota.on_close("t0 s0", there.now)
+        there.quota.on_open_session(ask("s2", 10, per_engine=2), there.now)
+    assert there.quota.on_open_session(ask("s2", 10, per_engine=2, wait_until=there.now + 10.0), there.now) is None
+    there.quota.on_close_session("t0 s0", there.now)
     assert there.quota.sessions.get("t0 s2") is not None
 
 
@@ -177,10 +177,10 @@ def test_a_tenant_has_no_more_sessions_than_it_may_and_keeps_nobody_else_from_hi
     for number in range(2):
         opened(there, f"s{number}", 10, per_tenant=2)
     with pytest.raises(Overloaded) as refused:
-        there.quota.on_session(ask("s2", 10, per_tenant=2), there.now)
+        there.quota.on_open_session(ask("s2", 10, per_tenant=2), there.now)
     assert refused.value.code == "too_many_sessions"
-    other = replace(ask("s2", 10, per_tenant=2), session_id=name_of("another t0", "s2"))
-    assert there.quota.on_session(other, there.now) is not None
+    other = replace(ask("s2", 10, per_tenant=2), session_id=session_name("another t0", "s2"))
+    assert there.quota.on_open_session(other, there.now) is not None
     assert opened(there, "s1", 10, per_tenant=2).tokens == 10  # the same again
 
 
@@ -188,23 +188,23 @@ def test_the_same_ask_again_is_the_same_session_and_another_is_a_conflict() -> N
     there = world()
     first = opened(there, "s", 100)
     assert opened(there, "s", 100).expires_at > first.expires_at
-    assert len(there.quota.sessions.open()) == 1
+    assert len(there.quota.sessions.open_sessions()) == 1
     with pytest.raises(LeaseConflict, match="open with 100 KV tokens"):
-        there.quota.on_session(ask("s", 200), there.now)
+        there.quota.on_open_session(ask("s", 200), there.now)
 
 
 def test_nothing_is_reserved_until_all_routers_have_said_what_they_hold() -> None:
     there = world()
-    before = opened(there, "s", 100, given="0.1 GB", granted_bytes=77)
+    before = opened(there, "s", 100, requested_size="0.1 GB", granted_bytes=77)
     there.crash()
     for name in there.reports:
         there.engine_speaks(name)
     with pytest.raises(Unavailable) as early:
-        there.quota.on_session(ask("t", 100), there.now)
+        there.quota.on_open_session(ask("t", 100), there.now)
     assert early.value.code == RECOVERING
-    assert replace(there.quota.on_look("t0 s", there.now), expires_at=before.expires_at) == before
+    assert replace(there.quota.on_look_session("t0 s", there.now), expires_at=before.expires_at) == before
     there.settle(6)
-    assert there.quota.on_session(ask("t", 100), there.now) is not None
+    assert there.quota.on_open_session(ask("t", 100), there.now) is not None
 
 
 @pytest.mark.parametrize(("tokens", "ttl_s"), [(0, 1.0), (1, 0.0)])
@@ -261,7 +261,7 @@ def test_the_next_request_of_a_session_begins_as_the_one_before_ends_though_it_c
         assert (after.state, after.drawn) == ("runs", (1, tokens))
     assert (holder.state, waits.state) == ("runs", "waits")
     there.bring_to_rest()
-    assert not there.quota.lines.places.requests._short
+    assert not there.quota.queue.granting.requests._waiting_for_session
 
 
 def test_what_a_session_does_not_cover_comes_from_its_engine_at_once_or_by_the_line() -> None:
@@ -269,7 +269,7 @@ def test_what_a_session_does_not_cover_comes_from_its_engine_at_once_or_by_the_l
     session = opened(there, "s", 100)
     more = there.arrive("r0", NORMAL, tokens=160, session=lease(there, "s"))
     there.settle(1)
-    assert (more.state, more.engine, more.drawn) == ("runs", session.pool, (1, 100))
+    assert (more.state, more.engine, more.drawn) == ("runs", session.engine, (1, 100))
     there.finish("r0", f"q{more.number}")
     there.settle(2)
     there.accounted()
@@ -283,9 +283,9 @@ def test_a_running_request_that_outgrows_its_estimate_takes_from_its_session_fir
     there.settle(1)
     there.routers["r0"].line.grow(f"q{step.number}", 70)
     there.settle(2)
-    run = there.routers["r0"].line._running._running[f"q{step.number}"]
+    run = there.routers["r0"].line._in_flight._running[f"q{step.number}"]
     assert run.drawn is not None
-    assert (run.drawn.tokens, run.tokens, run.owed) == (100, 30, 0)
+    assert (run.drawn.tokens, run.tokens, run.owed_tokens) == (100, 30, 0)
     there.finish("r0", f"q{step.number}")
     there.settle(2)
     there.accounted()
@@ -316,7 +316,7 @@ def test_an_id_that_is_no_session_is_known_as_none_without_a_message() -> None:
     opened(there, "s", 10)
     for router in there.routers.values():
         assert list(router.line.sessions) == ["t0 s"]
-    there.quota.on_close("t0 s", there.now)
+    there.quota.on_close_session("t0 s", there.now)
     there.settle(2)
     assert not any(router.line.sessions for router in there.routers.values())
 
@@ -327,11 +327,11 @@ def test_what_an_actor_could_not_book_of_a_session_is_on_no_request_any_more() -
     first, second = (there.arrive("r0", NORMAL, tokens=40, session=lease(there, "s")) for _ in range(2))
     there.settle(1)
     assert (first.drawn, second.drawn) == ((1, 40), (0, 40)), "a session has one slot of its own"
-    held = there.routers["r0"].line._running
-    held._undraw(lease(there, "s"), 1, 50)
+    held = there.routers["r0"].line._in_flight
+    held._reduce_draws(lease(there, "s"), 1, 50)
     assert [(one.drawn.slots, one.drawn.tokens) for one in held._running.values() if one.drawn] == [(0, 0), (0, 30)]
-    held._undraw("another", 1, 50)
-    held._undraw(lease(there, "s"), 1, 50)
+    held._reduce_draws("another", 1, 50)
+    held._reduce_draws(lease(there, "s"), 1, 50)
     assert [(one.drawn.slots, one.drawn.tokens) for one in held._running.values() if one.drawn] == [(0, 0), (0, 0)]
 
 
@@ -339,7 +339,7 @@ def test_while_the_actor_is_away_a_request_runs_on_its_sessions_engine_while_the
     None
 ):
     there = world(engines=2)
-    pool = opened(there, "s", 100).pool
+    pool = opened(there, "s", 100).engine
     there.give_up("r0")
     steps = [there.arrive("r0", NORMAL, tokens=10, session=lease(there, "s")) for _ in range(3)]
     other = "e0" if pool == "e1" else "e1"
@@ -350,7 +350,7 @@ def test_while_the_actor_is_away_a_request_runs_on_its_sessions_engine_while_the
 
 def test_while_the_actor_is_away_a_request_whose_sessions_engine_is_gone_runs_anywhere() -> None:
     there = world(engines=2)
-    pool = opened(there, "s", 100).pool
+    pool = opened(there, "s", 100).engine
     there.give_up("r0")
     there.end_engine(pool)
     there.notice("r0")
@@ -362,8 +362,8 @@ def test_while_the_actor_is_away_a_request_whose_sessions_engine_is_gone_runs_an
 
 def test_an_opener_is_answered_when_the_routers_have_heard() -> None:
     there = world(routers=2)
-    there.quota.on_session(ask("s", 10), there.now)
-    heard = there.quota.lines.peers.heard()
+    there.quota.on_open_session(ask("s", 10), there.now)
+    heard = there.quota.queue.actor_sessions.acknowledgement_check()
     there.settle_one("r0")
     assert not heard()
     there.settle(2)
@@ -387,7 +387,7 @@ def test_use_renews_a_session_and_silence_ends_it() -> None:
     there.finish("r0", f"q{long.number}")
     there.settle(40)
     with pytest.raises(LeaseNotFound) as gone:
-        there.quota.on_renew("t0 s", there.now)
+        there.quota.on_renew_session("t0 s", there.now)
     assert (gone.value.code, "t0" in gone.value.message) == ("session_not_found", False)
 
 
@@ -397,9 +397,9 @@ def test_a_closed_session_keeps_what_its_requests_hold_until_they_end() -> None:
     step = there.arrive("r0", NORMAL, tokens=200, session=lease(there, "s"))
     there.settle(1)
     before = lease(there, "s")
-    there.quota.on_close("t0 s", there.now)
+    there.quota.on_close_session("t0 s", there.now)
     with pytest.raises(LeaseNotFound):
-        there.quota.on_look("t0 s", there.now)
+        there.quota.on_look_session("t0 s", there.now)
     assert there.quota.ledger.lease(before).amount == 200
     assert opened(there, "s", 300).tokens == 300
     there.finish("r0", f"q{step.number}")
@@ -414,17 +414,17 @@ def test_a_closed_session_that_falls_silent_is_ended_once() -> None:
     there.arrive("r0", NORMAL, tokens=200, session=lease(there, "s"))
     there.settle(1)
     before = lease(there, "s")
-    there.quota.on_close("t0 s", there.now)
+    there.quota.on_close_session("t0 s", there.now)
     assert before in [one.lease_id for one in there.quota.ledger.expire(there.now + 2.5)]
     assert "e0" in there.quota.ledger, "of which the engine is not silent"
-    assert there.quota.sessions.take_ended() == []
+    assert there.quota.sessions.end_unused() == []
     there.quota.sessions.forget(before)
-    assert there.quota.sessions.take_ended() == []
+    assert there.quota.sessions.end_unused() == []
 
 
 def test_a_session_ends_with_its_engine_and_its_waiting_requests_go_on_as_any_other() -> None:
     there = world(engines=2, slots=1)
-    pool = opened(there, "s", 100).pool
+    pool = opened(there, "s", 100).engine
     held = [there.arrive("r0", NORMAL, tokens=10) for _ in range(2)]
     there.settle(2)
     first, second = (there.arrive("r0", NORMAL, tokens=60, session=lease(there, "s")) for _ in range(2))
@@ -439,7 +439,7 @@ def test_a_session_ends_with_its_engine_and_its_waiting_requests_go_on_as_any_ot
     assert second.state == "runs"
     assert second.engine != pool
     assert there.routers["r0"].line.sessions == {}
-    assert not any(kind is Entry.SESSION for kind, _ in there.stored)
+    assert not any(kind is EntryKind.SESSION for kind, _ in there.stored)
 
 
 # What it costs
@@ -453,14 +453,14 @@ def calls_of_an_exchange(waits: bool) -> int:
         told = EngineReport(f"e{number}", MODEL, (Rank("n", number),), 100, 100, slots=4, measures=False)
         holds = quota.on_engine(told, 0.0).holds
         quota.on_engine(replace(told, holds=holds, kv_tokens=TOKENS, kv_bytes=1), 0.0)
-    reaches = [Reach(MODEL, f"e{number}", True) for number in range(200)]
+    reaches = [EngineReachability(MODEL, f"e{number}", True) for number in range(200)]
     for router in range(20):
-        begin = (Hello(()), Rules(MODEL, Policy(max_queued=10, max_wait_s=60.0)), *reaches)
-        quota.on_exchange(Exchange(f"r{router}", 1, 1, 1, begin, 0, 0), 0.0)
+        begin = (Hello(()), ModelPolicy(MODEL, QueuePolicy(max_queued=10, max_wait_s=60.0)), *reaches)
+        quota.on_exchange(RouterMessage(f"r{router}", 1, 1, 1, begin, 0, 0), 0.0)
     for number in range(200):
-        quota.on_session(ask(f"s{number}", LIMIT), 0.0)
+        quota.on_open_session(ask(f"s{number}", LIMIT), 0.0)
     if waits:
-        assert quota.on_session(ask("waits", 10, wait_until=60.0), 0.0) is None
+        assert quota.on_open_session(ask("waits", 10, wait_until=60.0), 0.0) is None
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -470,7 +470,7 @@ def calls_of_an_exchange(waits: bool) -> int:
     for seq in (1, 2):  # the second: what the session's coming has changed is told
         calls = 0
         for router in range(20):
-            told = Exchange(f"r{router}", 1, 1, len(reaches) + 2 + seq, (GiveBack("e0", 0, 0),), 0, 0)
+            told = RouterMessage(f"r{router}", 1, 1, len(reaches) + 2 + seq, (GiveBack("e0", 0, 0),), 0, 0)
             sys.setprofile(count)
             try:
                 quota.on_exchange(told, 0.001 * seq)
@@ -493,9 +493,9 @@ def test_a_session_that_waits_makes_no_exchange_dearer() -> None:
     ids=st.lists(st.from_regex(r"[!-~]+", fullmatch=True), min_size=2, max_size=2),
 )
 def test_no_two_tenants_ids_are_the_same_session(tenants: list[str], ids: list[str]) -> None:
-    first, second = (name_of(tenant, own) for tenant, own in zip(tenants, ids, strict=True))
+    first, second = (session_name(tenant, own) for tenant, own in zip(tenants, ids, strict=True))
     assert (first == second) == (tenants[0] == tenants[1] and ids[0] == ids[1])
-    assert [own_id(first), own_id(second)] == ids
+    assert [tenant_session_id(first), tenant_session_id(second)] == ids
 
 
 @given(
@@ -506,32 +506,32 @@ def test_no_two_tenants_ids_are_the_same_session(tenants: list[str], ids: list[s
 )
 def test_tokens_of_bytes_are_whole_blocks_that_fit(size: int, block: int, blocks: int, block_bytes: int) -> None:
     pool = (blocks * block_bytes, blocks * block, block)
-    tokens = tokens_in(size, *pool)
+    tokens = tokens_in_bytes(size, *pool)
     assert tokens % block == 0
     assert tokens // block == size // block_bytes
-    assert bytes_of(tokens, *pool) <= size
-    assert tokens_in(bytes_of(tokens, *pool), *pool) == tokens
+    assert bytes_for_tokens(tokens, *pool) <= size
+    assert tokens_in_bytes(bytes_for_tokens(tokens, *pool), *pool) == tokens
 
 
 def test_amounts_are_rounded_up_to_their_bucket_and_above_the_largest_to_its_multiple() -> None:
     sizes = (4 * 10**9, 12 * 10**9, 16 * 10**9, 64 * 10**9)
-    assert bucketed(1, sizes) == 4 * 10**9
-    assert bucketed(12 * 10**9, sizes) == 12 * 10**9
-    assert bucketed(12 * 10**9 + 1, sizes) == 16 * 10**9
-    assert bucketed(65 * 10**9, sizes) == 128 * 10**9
-    assert bucketed(7, (5, 10)) == 10
-    assert bucketed(7, ()) == 7
+    assert round_up_to_bucket(1, sizes) == 4 * 10**9
+    assert round_up_to_bucket(12 * 10**9, sizes) == 12 * 10**9
+    assert round_up_to_bucket(12 * 10**9 + 1, sizes) == 16 * 10**9
+    assert round_up_to_bucket(65 * 10**9, sizes) == 128 * 10**9
+    assert round_up_to_bucket(7, (5, 10)) == 10
+    assert round_up_to_bucket(7, ()) == 7
 
 
 @pytest.mark.parametrize(("amount", "sizes"), [(-1, (1,)), (1, (2, 1)), (1, (0, 1))])
 def test_a_bucket_that_makes_no_sense_is_refused(amount: int, sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="sizes"):
-        bucketed(amount, sizes)
+        round_up_to_bucket(amount, sizes)
 
 
 @given(st.integers(0, 10**12), st.sets(st.integers(1, 10**11), min_size=1).map(sorted))
 def test_a_bucket_is_never_below_the_amount_and_never_a_size_too_large(amount: int, sizes: list[int]) -> None:
-    size = bucketed(amount, sizes)
+    size = round_up_to_bucket(amount, sizes)
     assert size >= amount
     assert not any(amount <= smaller < size for smaller in sizes)
     assert size in sizes or (size % sizes[-1] == 0 and size - sizes[-1] < amount)

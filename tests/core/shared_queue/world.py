@@ -6,14 +6,24 @@ import contextlib
 import itertools
 from dataclasses import dataclass, field, replace
 
-from serve_app.core.memory import FENCE_S, Device, EngineReport, Key, Kind, Rank, SessionAsk, Value
+from serve_app.core.memory import (
+    FENCE_S,
+    CheckpointKey,
+    CheckpointValue,
+    Device,
+    EngineReport,
+    LeaseKind,
+    Rank,
+    SessionRequest,
+)
 from serve_app.core.queue import Action, Arrival, Grant
-from serve_app.core.queue.admission import Policy
+from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue.delivery import Exchange, Reply
-from serve_app.core.shared_queue.router_queue import RemoteLine
+from serve_app.core.shared_queue.delivery import ActorReply, RouterMessage
+from serve_app.core.shared_queue.router_queue import RouterQueue
 from serve_app.errors import ServeAppError
 from serve_app.types import RequestClass
+from tests.core.shared_queue.world_checks import WorldChecks
 
 MODEL = "m"
 TICK_S = 0.5
@@ -41,7 +51,7 @@ class Router:
     """A router and what it runs."""
 
     name: str
-    line: RemoteLine
+    line: RouterQueue
     heard: int = -1  # the latest of the actor's replies that it took
     alive: bool = True
     requests: dict[str, Req] = field(default_factory=dict)
@@ -54,22 +64,22 @@ class Message:
 
     router: str
     sent_at: float
-    told: Exchange | None
-    reply: Reply | None = None
+    told: RouterMessage | None
+    reply: ActorReply | None = None
     watch: bool = False
     stamp: int = -1  # of the actor's replies
 
 
-class World:
+class World(WorldChecks):
     """Everything, and the rules a shell follows. Engines: slots and KV tokens by name."""
 
-    def __init__(self, engines: dict[str, tuple[int, int]], routers: int, policy: Policy | None = None) -> None:
+    def __init__(self, engines: dict[str, tuple[int, int]], routers: int, policy: QueuePolicy | None = None) -> None:
         self.now = 100.0
         self.faulty = False  # errors are put into the code itself
-        self.policy = policy or Policy(max_queued=1000, max_wait_s=60.0)
+        self.policy = policy or QueuePolicy(max_queued=1000, max_wait_s=60.0)
         self.ids = itertools.count(1)
         self.stamps = itertools.count(1)
-        self.stored: dict[Key, Value] = {}
+        self.stored: dict[CheckpointKey, CheckpointValue] = {}
         self.size: dict[str, tuple[int, int]] = {}
         self.reports: dict[str, EngineReport] = {}
         self.wire: list[Message] = []
@@ -114,14 +124,14 @@ class World:
         """A router sees which engines there are."""
         router = self.routers[name]
         for engine in [one for one in router.line._accounts.names() if one not in self.reports]:
-            self.perform(router, router.line.reach(MODEL, engine, False, self.now))
-            router.line.drop(engine)
+            self.perform(router, router.line.set_reachability(MODEL, engine, False, self.now))
+            router.line.drop_engine(engine)
             for request_id in [one for one, req in router.running.items() if req.engine in ("", engine)]:
-                if request_id not in router.line._running:
+                if request_id not in router.line._in_flight:
                     router.running.pop(request_id).state = "done"
         for engine in self.reports:
             if engine not in router.line._accounts:
-                self.perform(router, router.line.reach(MODEL, engine, True, self.now))
+                self.perform(router, router.line.set_reachability(MODEL, engine, True, self.now))
 
     def restart_router(self, name: str) -> None:
         self.excused.discard(name)
@@ -129,10 +139,10 @@ class World:
         self.wire = [message for message in self.wire if message.router != name or message.told is not None]
 
     def start_router(self, name: str) -> Router:
-        router = Router(name, RemoteLine(name, next(self.incarnations)))
+        router = Router(name, RouterQueue(name, next(self.incarnations)))
         router.line.serve(MODEL, self.policy)
         for engine in self.reports:
-            router.line.reach(MODEL, engine, True, self.now)
+            router.line.set_reachability(MODEL, engine, True, self.now)
         return router
 
     def store(self) -> None:
@@ -167,9 +177,9 @@ class World:
         arrival = Arrival(
             request_id, request_class, tenant or f"t{number % 3}", slots, tokens, deadline, session=session
         )
-        here = router.line.granted_here
+        here = router.line.granted_on_credit
         self.perform(router, router.line.on_arrive(MODEL, arrival, self.now))
-        req.here = router.line.granted_here > here
+        req.here = router.line.granted_on_credit > here
         return req
 
     def arrive_in_order(self, name: str, level: RequestClass, slots: int, tokens: int, left_s: float | None) -> None:
@@ -208,7 +218,7 @@ class World:
                 continue
             req.state, req.engine, req.granted_s = "runs", action.replica_id, self.now
             router.running[action.request_id] = req
-            run = router.line._running._running.get(action.request_id)
+            run = router.line._in_flight._running.get(action.request_id)
             if run is not None and run.drawn is not None:
                 req.lease, req.drawn = run.drawn.lease, run.drawn[2:]
             if router.name not in self.excused:
@@ -221,7 +231,7 @@ class World:
         if engine not in self.reports:
             return
         slots, tokens = self.size[engine]
-        sessions = [one for one in self.quota.sessions.all(self.now) if one.pool == engine]
+        sessions = [one for one in self.quota.sessions.all(self.now) if one.engine == engine]
         leases = {one.session_id: self.quota.sessions.get(one.session_id) for one in sessions}
         there = {one.lease for one in leases.values() if one is not None}
         used = sum(req.tokens - (req.drawn[1] if req.lease in there else 0) for req in runs)
@@ -230,21 +240,21 @@ class World:
         for one in leases.values():
             drawn = [req.drawn for req in runs if one is not None and req.lease == one.lease]
             assert sum(slots for slots, _ in drawn) <= 1, "two requests have the one slot of a session"
-            assert one is None or sum(tokens for _, tokens in drawn) <= one.ask.tokens, "a session is overdrawn"
+            assert one is None or sum(tokens for _, tokens in drawn) <= one.request.tokens, "a session is overdrawn"
 
     # Sessions
 
     def open_session(self, name: str, tokens: int, wait_s: float | None = None, ttl_s: float = 60.0) -> None:
         """Somebody asks for a session; whatever comes of it."""
         wait_until = None if wait_s is None else self.now + wait_s
-        ask = SessionAsk(f"t0 {name}", MODEL, tokens, ttl_s, wait_until, per_engine=2)
+        ask = SessionRequest(f"t0 {name}", MODEL, tokens, ttl_s, wait_until, per_engine=2)
         with contextlib.suppress(ServeAppError):
-            self.quota.on_session(ask, self.now)
+            self.quota.on_open_session(ask, self.now)
         self.store()
 
     def close_session(self, name: str) -> None:
         with contextlib.suppress(ServeAppError):
-            self.quota.on_close(f"t0 {name}", self.now)
+            self.quota.on_close_session(f"t0 {name}", self.now)
         self.store()
 
     # The network
@@ -256,12 +266,12 @@ class World:
             actions, lost, wrong = router.line.reconcile(alive, self.now)
             assert self.faulty or (actions, lost, wrong) == ([], [], []), "both sides knew the same"
             self.perform(router, actions)
-        told = router.line.next_exchange(self.now, beat=beat)
+        told = router.line.next_message(self.now, beat=beat)
         if told is not None:
             self.wire.append(Message(name, self.now, told))
 
     def watch(self, name: str) -> None:
-        self.wire.append(Message(name, self.now, self.routers[name].line.watch(), watch=True))
+        self.wire.append(Message(name, self.now, self.routers[name].line.router_session.watch_message(), watch=True))
 
     def deliver(self, message: Message) -> Message | None:
         """A message arrives. Returns the actor's answer, not yet on its way."""
@@ -270,7 +280,7 @@ class World:
             return None
         assert message.told is not None
         if message.watch:
-            reply = self.quota.on_watch(message.told, self.now, at_last=True)
+            reply = self.quota.on_watch(message.told, self.now, timed_out=True)
         else:
             reply = self.quota.on_exchange(message.told, self.now)
         self.store()
@@ -281,7 +291,7 @@ class World:
 
     def look_at_lines(self, stamp: int) -> None:
         """Remember since which of the actor's replies each request waits in its line."""
-        places = self.quota.lines.places
+        places = self.quota.queue.granting
         waits = {ticket: request.arrival for ticket, request in places.requests._requests.items() if not request.engine}
         for ticket in self.waits_since.keys() - waits.keys():
             del self.waits_since[ticket]
@@ -292,7 +302,9 @@ class World:
         router = self.routers[message.router]
         assert message.reply is not None
         line = router.line
-        current = not line._link.outdated(message.reply) and not line._link.begins(message.reply)
+        current = not line.router_session.is_outdated(message.reply) and not line.router_session.needs_new_incarnation(
+            message.reply
+        )
         self.perform(router, line.on_reply(message.reply, message.sent_at, self.now))
         if current and self.now < message.sent_at + FENCE_S:
             router.heard = max(router.heard, message.stamp)
@@ -322,7 +334,7 @@ class World:
                 if answer is not None:
                     self.deliver(answer)
                     self.speak(answer.router)
-                for name in self.quota.lines.peers.take_woken():
+                for name in self.quota.queue.actor_sessions.take_woken():
                     self.watch(name)
             self.wait(0.15)
 
@@ -344,63 +356,29 @@ class World:
             if router.running and not self.quota.ledger.knows(router.name):
                 self.excused.add(router.name)
 
-    # What must be so
-
-    def check_grants(self) -> None:
-        """An account has at least what its owner's granted requests hold, be it the opener of sessions."""
-        lines = self.quota.lines
-        granted: dict[tuple[str, str], list[int]] = {}
-        for request in lines.places.requests._requests.values():
-            if request.engine:
-                sums = granted.setdefault((request.router, request.engine), [0, 0])
-                sums[:] = sums[0] + request.slots, sums[1] + request.tokens
-        for (owner, engine), sums in granted.items():
-            had = lines.accounts.held(owner, engine)
-            assert all(one <= held for one, held in zip(sums, had, strict=True)), f"{owner} was granted more"
-
-    def check_accounts(self) -> None:
-        """A router whose word still counts never goes by more than the ledger has for it."""
-        self.check_grants()
-        lines, quota = self.quota.lines, self.quota
-        for engine, admission in [
-            (one, each.admission) for each in lines.places.lines.values() for one in each.engines
-        ]:
-            replica = admission._capacity._replicas.get(engine)
-            promised = (0, 0) if replica is None else (replica.free, replica.kv_free)
-            assert all(one <= free for one, free in zip(promised, lines.accounts.free(engine), strict=True)), engine
-        for name, router in self.routers.items():
-            line = router.line
-            peer = lines.peers.get(name)
-            if peer is None or (line._link.epoch, line._link._incarnation) != (quota.epoch, peer.incarnation):
-                continue
-            if not line._link.booked or self.now >= line._good_until:
-                continue
-            for engine in self.reports:
-                credit, held = line._accounts.credit(engine), line._accounts.held(engine)
-                account = lines.accounts.held(name, engine)
-                if name in lines.places.owing(engine):
-                    continue
-                for mine, used, booked in zip(credit, held, account, strict=True):
-                    assert mine <= 0 or mine + used <= booked, f"{name} goes by more of {engine} than it has"
-
     def bring_to_rest(self) -> None:
         """The network is well again and everybody speaks: all who wait are served in turn, and all is accounted for."""
         for name, router in self.routers.items():
             self.perform(router, router.line.on_lost(self.now))  # whatever was lost, its call ends some time
             self.notice(name)
             for engine in self.reports:
-                self.perform(self.routers[name], self.routers[name].line.reach(MODEL, engine, True, self.now))
+                self.perform(
+                    self.routers[name], self.routers[name].line.set_reachability(MODEL, engine, True, self.now)
+                )
         self.wait(0.6)
-        self.quota.lines.openings.take_outcomes()
+        self.quota.queue.session_admission.take_outcomes()
         self.settle(4)
         for session in self.quota.sessions.all(self.now):
-            self.quota.on_renew(session.session_id, self.now)
+            self.quota.on_renew_session(session.session_id, self.now)
         self.settle(2)
-        opened = {one.lease for one in self.quota.sessions.open()}
+        opened = {one.lease for one in self.quota.sessions.open_sessions()}
         for router in self.routers.values():
             assert {one.lease for one in router.line.sessions.values()} == opened, "a router knows other sessions"
-        for one in [*self.quota.lines.openings.waiting(), *(one.ask for one in self.quota.sessions.open())]:
-            self.quota.on_close(one.session_id, self.now)
+        for one in [
+            *self.quota.queue.session_admission.waiting(),
+            *(one.request for one in self.quota.sessions.open_sessions()),
+        ]:
+            self.quota.on_close_session(one.session_id, self.now)
         for _ in range(200):
             self.settle(2)
             for name, router in self.routers.items():
@@ -409,25 +387,11 @@ class World:
             if not any(req.state == "waits" for one in self.routers.values() for req in one.requests.values()):
                 break
         self.settle(4)
-        assert list(self.quota.ledger.leases(Kind.SESSION)) == []
+        assert list(self.quota.ledger.leases(LeaseKind.SESSION)) == []
         assert not any(router.line.sessions for router in self.routers.values())
-        assert self.quota.lines.take_notes() == [], "accounts were always what the routers went by"
+        assert self.quota.queue.take_notes() == [], "accounts were always what the routers went by"
         states = {req.state for one in self.routers.values() for req in one.requests.values()}
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()
-        assert self.quota.lines.places.requests._requests == {}
+        assert self.quota.queue.granting.requests._requests == {}
         assert not any(router.line.running for router in self.routers.values())
-
-    def accounted(self) -> None:
-        """With nothing on its way, both ends count the same, and the ledger holds just that."""
-        lines = self.quota.lines
-        for name, router in self.routers.items():
-            for engine in self.reports:
-                credit, held = router.line._accounts.credit(engine), router.line._accounts.held(engine)
-                total = (credit[0] + held[0], credit[1] + held[1])
-                assert total == lines.accounts.held(name, engine), f"{name} on {engine}: {credit} {held}"
-                runs = [req for req in router.running.values() if req.engine == engine]
-                outside = [(0 if req.drawn[0] else req.slots, req.tokens - req.drawn[1]) for req in runs]
-                assert held == (sum(slots for slots, _ in outside), sum(tokens for _, tokens in outside))
-        for lease in self.quota.ledger.leases():
-            assert 0 <= lease.held <= max(lease.capacity, 0) or not lease.held

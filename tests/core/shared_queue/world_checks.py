@@ -1,0 +1,74 @@
+"""What must be so at any moment of a `World`: no credit that the ledger lacks, each grant covered by its account."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serve_app.core.quota import Quota
+
+if TYPE_CHECKING:
+    from serve_app.core.memory import EngineReport
+    from tests.core.shared_queue.world import Router
+
+
+class WorldChecks:
+    """The checks, for `World` to have."""
+
+    now: float
+    quota: Quota
+    routers: dict[str, Router]
+    reports: dict[str, EngineReport]
+
+    def check_grants(self) -> None:
+        """An account has at least what its owner's granted requests hold, be it the opener of sessions."""
+        lines = self.quota.queue
+        granted: dict[tuple[str, str], list[int]] = {}
+        for request in lines.granting.requests._requests.values():
+            if request.engine:
+                sums = granted.setdefault((request.router, request.engine), [0, 0])
+                sums[:] = sums[0] + request.slots, sums[1] + request.tokens
+        for (owner, engine), sums in granted.items():
+            had = lines.accounts.account(owner, engine)
+            assert all(one <= held for one, held in zip(sums, had, strict=True)), f"{owner} was granted more"
+
+    def check_accounts(self) -> None:
+        """A router whose word still counts never goes by more than the ledger has for it."""
+        self.check_grants()
+        lines, quota = self.quota.queue, self.quota
+        for engine, admission in [
+            (one, each.admission) for each in lines.granting.models.values() for one in each.engines
+        ]:
+            replica = admission._capacity._replicas.get(engine)
+            promised = (0, 0) if replica is None else (replica.free, replica.kv_free)
+            assert all(one <= free for one, free in zip(promised, lines.accounts.free(engine), strict=True)), engine
+        for name, router in self.routers.items():
+            line = router.line
+            peer = lines.actor_sessions.get(name)
+            if peer is None or (line.router_session.epoch, line.router_session._incarnation) != (
+                quota.epoch,
+                peer.incarnation,
+            ):
+                continue
+            if not line.router_session.is_booked or self.now >= line._credit_valid_until:
+                continue
+            for engine in self.reports:
+                credit, held = line._accounts.credit(engine), line._accounts.held(engine)
+                account = lines.accounts.account(name, engine)
+                if name in lines.granting.unreconciled_routers(engine):
+                    continue
+                for mine, used, booked in zip(credit, held, account, strict=True):
+                    assert mine <= 0 or mine + used <= booked, f"{name} goes by more of {engine} than it has"
+
+    def accounted(self) -> None:
+        """With nothing on its way, both ends count the same, and the ledger holds just that."""
+        lines = self.quota.queue
+        for name, router in self.routers.items():
+            for engine in self.reports:
+                credit, held = router.line._accounts.credit(engine), router.line._accounts.held(engine)
+                total = (credit[0] + held[0], credit[1] + held[1])
+                assert total == lines.accounts.account(name, engine), f"{name} on {engine}: {credit} {held}"
+                runs = [req for req in router.running.values() if req.engine == engine]
+                outside = [(0 if req.drawn[0] else req.slots, req.tokens - req.drawn[1]) for req in runs]
+                assert held == (sum(slots for slots, _ in outside), sum(tokens for _, tokens in outside))
+        for lease in self.quota.ledger.leases():
+            assert 0 <= lease.held <= max(lease.capacity, 0) or not lease.held

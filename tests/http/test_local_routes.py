@@ -1,0 +1,77 @@
+"""What the router answers by itself: models, health, readiness, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from serve_app.http.keys import KeyRing
+from serve_app.router import engine_info
+from serve_app.settings import AuthSettings
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
+from tests.fakes.engines import MODEL, FakeCluster, run, turns, until
+from tests.fakes.router import LONG, SOON_S
+
+SCRAPED = (
+    "serve_app_requests_total",
+    "serve_app_queue_wait_seconds_bucket",
+    "serve_app_waiting",
+    "serve_app_slots",
+)
+
+
+async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> Client:
+    await cluster.add(*replicas)
+    return await Client(cluster, **settings).start()
+
+
+async def running(client: Client, **body: Any) -> tuple[asyncio.Task[Reply], Reply]:
+    """A long request whose first frames have come."""
+    reply = Reply()
+    task = client.posting(ask("long", LONG, **body), reply=reply)
+    await until(lambda: bool(reply.chunks), SOON_S, "first frames")
+    return task, reply
+
+
+def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await Client(cluster).start()
+        assert (await client.get("/health")).status == 200
+        assert (await client.get("/ready")).error["code"] == "not_ready"
+        await cluster.add("r1")
+        await turns(20)
+        assert (await client.get("/ready")).status == 200
+        models = json.loads((await client.get("/v1/models")).body)
+        assert [(card["id"], card["max_model_len"]) for card in models["data"]] == [(MODEL, 8192)]
+        assert json.loads((await client.get(f"/v1/models/{MODEL}")).body)["id"] == MODEL
+        assert (await client.get("/v1/models/no")).error["code"] == "model_not_found"
+        assert (await client.get("/v1/nowhere")).status == 404
+        assert (await client.get(CHAT)).status == 405
+        head = await client.request("HEAD", "/health")
+        assert (head.status, head.body, head.headers["content-length"]) == (200, b"", "15")
+        task, _ = await running(client)
+        scraped = (await client.get("/metrics")).body.decode()
+        assert all(name in scraped for name in SCRAPED)
+        assert 'serve_app_slots{model="sim",replica="r1",state="granted"} 1.0' in scraped
+        assert 'serve_app_engine{figure="running",model="sim",replica="r1"} 1.0' in scraped
+        task.cancel()
+        await asyncio.wait({task})
+        cluster.kill("r1", told=False)
+        assert 'figure="running"' not in (await client.get("/metrics")).body.decode()  # and it does not hang
+
+    run(scenario, waits={(engine_info, "ANSWER_TIMEOUT_S"): 0.2})
+
+
+def test_metrics_are_for_operators_and_scrapers() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reply = await client.get("/metrics", key=BATCH_KEY)
+        assert (reply.status, reply.error["code"]) == (403, "not_admin")
+        assert (await client.get("/metrics")).status == 200
+        keys = {"sk-operator-0123456789": {"admin": True}, BATCH_KEY: {}}
+        auth = AuthSettings.model_validate({"keys": [{"key": key, **role} for key, role in keys.items()]})
+        client.edge.configure(client.edge._settings, KeyRing(auth))
+        assert [(await client.get("/metrics", key=key)).status for key in keys] == [200, 403]
+
+    run(scenario)
