@@ -156,7 +156,7 @@ def test_a_size_becomes_whole_blocks_of_the_bucket(
 def test_an_engine_that_does_not_tell_its_bytes_still_gives_tokens() -> None:
     info = EngineInfo("m", ["generate"], 8192, 64, 16_000, 0, kv_block_tokens=16)
     assert granted_size("kv_tokens", 17, ModelSettings(name="m"), info) == (32, 0)
-    with pytest.raises(BadRequest, match="do not tell"):
+    with pytest.raises(BadRequest, match="do not report"):
         granted_size("vram_gb", 1, ModelSettings(name="m"), info)
 
 
