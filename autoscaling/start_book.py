@@ -130,9 +130,8 @@ class StartBook:
                 return NO_ANSWER
             if not model.need_known:
                 return None
-            return ScaleUpLimit(
-                model.limit.replicas, model.limit.reason or NO_ANSWER.reason
-            )  # the request may have been for fewer
+            # the request may have been for fewer
+            return ScaleUpLimit(model.limit.replicas, model.limit.reason or NO_ANSWER.reason)
 
     # The thread
 

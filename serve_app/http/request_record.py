@@ -110,9 +110,8 @@ class RequestRecord:
         if self.usage is not None:
             output = self.usage.completion_tokens
         served = self._served(now, output or 0)
-        level = (
-            self.service_level if self.is_granted or self.outcome is not Outcome.OK else None
-        )  # a replayed answer is not judged
+        # a replayed answer is not judged
+        level = self.service_level if self.is_granted or self.outcome is not Outcome.OK else None
         return Receipt(
             request_id=self.request_id,
             client_id=self.client_id,

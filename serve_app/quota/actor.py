@@ -171,9 +171,8 @@ class GpuMemoryQuota:
         await self._devices_known.wait()
         wait_s, name = ask.wait_until, ask.session_id
         ask = dataclasses.replace(ask, wait_until=None if wait_s is None else time.monotonic() + wait_s)
-        future = self._session_waiters.setdefault(
-            name, asyncio.get_running_loop().create_future()
-        )  # also set while this call waits for storage
+        # also set while this call waits for storage
+        future = self._session_waiters.setdefault(name, asyncio.get_running_loop().create_future())
         try:
             session = await self._run_event(lambda now: self._core.on_open_session(ask, now), "", EntryKind.SESSION)
         except ServeAppError as error:

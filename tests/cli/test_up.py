@@ -76,7 +76,7 @@ class FakeDriver:
     def event(self, timeout_s: float) -> dict[str, Any] | None:
         if self._events:
             return self._events.pop(0)
-        time.sleep(0.01)
+        time.sleep(0.01)  # bound: far below any caller's `timeout_s`, so that its loop looks at its own deadlines
         return None
 
     def send(self, command: dict[str, Any]) -> None:
@@ -85,9 +85,8 @@ class FakeDriver:
     def wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + type(self).end_s
         while time.monotonic() < deadline:
-            time.sleep(
-                0.01
-            )  # in small steps, as `Popen.wait` does: a signal just before a long sleep would wait it out
+            # in small steps, as `Popen.wait` does: a signal just before a long sleep would wait it out; bound: `end_s`
+            time.sleep(0.01)
         return True
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class Terminal:
         for text, action in acts:
             deadline = time.monotonic() + SEEN_S
             while text not in self.text and time.monotonic() < deadline:
-                time.sleep(0.01)
+                time.sleep(0.01)  # bound: `SEEN_S`, between two looks at what was printed
             instance = self.state.read()
             self.mark = instance.mark if instance else self.mark
             action()

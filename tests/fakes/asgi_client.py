@@ -14,7 +14,8 @@ from serve_app.router import ModelRouter, RouterMetrics
 from serve_app.router.model_queue import QueueView
 from serve_app.settings import KeySettings, Settings
 from serve_app.transport import TcpHandle
-from tests.fakes.engines import MODEL, FakeCluster, turns
+from tests.fakes.engines import MODEL, FakeCluster, turns, until
+from tests.fakes.router import LONG, SOON_S
 
 KEY = "sk-people-0123456789"
 BATCH_KEY = "sk-batch-0123456789"
@@ -178,3 +179,23 @@ class Client:
 
     def submits(self) -> list[str]:
         return [replica for method, replica in self.handle.calls if method == "submit"]
+
+
+async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> Client:
+    await cluster.add(*replicas)
+    return await Client(cluster, **settings).start()
+
+
+async def running(client: Client, **body: Any) -> tuple[asyncio.Task[Reply], Reply]:
+    """A long request whose first frames have come."""
+    reply = Reply()
+    task = client.posting(ask("long", LONG, **body), reply=reply)
+    await until(lambda: bool(reply.chunks), SOON_S, "first frames")
+    return task, reply
+
+
+async def cancel(task: asyncio.Task[Reply]) -> None:
+    """The client leaves, and its request ends by that."""
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()

@@ -15,22 +15,9 @@ from serve_app.http import app
 from serve_app.settings import AdmissionSettings
 from serve_app.transport import Piece, stream
 from serve_app.types import Outcome
-from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask, cancel, running, started
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, said
-
-
-async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> Client:
-    await cluster.add(*replicas)
-    return await Client(cluster, **settings).start()
-
-
-async def running(client: Client, **body: Any) -> tuple[asyncio.Task[Reply], Reply]:
-    """A long request whose first frames have come."""
-    reply = Reply()
-    task = client.posting(ask("long", LONG, **body), reply=reply)
-    await until(lambda: bool(reply.chunks), SOON_S, "first frames")
-    return task, reply
 
 
 def test_answers_come_whole_streamed_or_not_for_a_crowd_of_clients() -> None:
@@ -93,28 +80,28 @@ async def _past_deadline(client: Client, cluster: FakeCluster) -> None:
     task, _ = await running(client, n=4)
     reply = await client.post(ask("p"), headers={"X-Deadline-Ms": "20"})
     assert (reply.status, reply.error["code"]) == (429, "deadline")
-    await _end(task)
+    await cancel(task)
 
 
 async def _gone_while_waiting(client: Client, cluster: FakeCluster) -> None:
     task, _ = await running(client, n=4)
     waiting = client.posting(ask("p"))
     await turns(20)
-    await _end(waiting)
-    await _end(task)
+    await cancel(waiting)
+    await cancel(task)
 
 
 async def _gone_before_the_first_frame(client: Client, cluster: FakeCluster) -> None:
     cluster["r1"].engine._backend.freeze()  # type: ignore[attr-defined]
     task = client.posting(ask("p"))
     await until(lambda: cluster["r1"].work == 1, SOON_S, "handed in")
-    await _end(task)
+    await cancel(task)
     cluster["r1"].engine._backend.thaw()  # type: ignore[attr-defined]
 
 
 async def _gone_while_streaming(client: Client, cluster: FakeCluster) -> None:
     task, _ = await running(client)
-    await _end(task)
+    await cancel(task)
     assert await until(lambda: not cluster["r1"].work, SOON_S, "aborted") < 1.0
 
 
@@ -134,12 +121,6 @@ async def _never_ran(client: Client, cluster: FakeCluster) -> None:
         there.configure(there.settings, AdmissionSettings(max_wait_s=0.2), 1)  # bound of the wait for another engine
     reply = await client.post(ask("p"))
     assert (reply.status, reply.error["code"]) == (502, "engine_unreachable")
-
-
-async def _end(task: asyncio.Task[Reply]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
-    assert task.cancelled()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +180,7 @@ def test_a_refusal_tells_when_to_come_back(cause: str) -> None:
         assert int(reply.headers["retry-after"]) >= 1
         assert 0 < int(reply.headers["retry-after-ms"]) <= 1000 * int(reply.headers["retry-after"])
         assert client.outcomes == {Outcome.REFUSED: 1}
-        await _end(task)
+        await cancel(task)
 
     run(scenario)
 
@@ -367,9 +348,9 @@ def test_a_run_that_did_not_end_well_is_not_repeated_but_run_again() -> None:
         await until(lambda: len(client.submits()) == 2, SOON_S, "the second one runs")
         third = client.posting(ask("p", LONG), headers=repeated)
         await turns(20)
-        await _end(second)
+        await cancel(second)
         await until(lambda: len(client.submits()) == 3, SOON_S, "the third one runs")
-        await _end(third)
+        await cancel(third)
         assert client.outcomes == {Outcome.ENGINE_FAILED: 1, Outcome.CANCELLED_RUNNING: 2}
 
     run(scenario)

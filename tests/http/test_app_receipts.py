@@ -17,10 +17,9 @@ from serve_app.core.routing import Route
 from serve_app.http import python_calls
 from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome, RequestClass
-from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask, running, started
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S
-from tests.http.test_app import running, started
 
 HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
 

@@ -9,10 +9,9 @@ import pytest
 
 from serve_app.core.receipts import SloVerdict
 from serve_app.http.keys import KeyRing
-from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, ask
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, ask, running
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S
-from tests.http.test_app import running
 from tests.http.test_app_receipts import check, leave, receipts
 
 EASY = {"ttft_slo_s": 60.0, "itl_slo_s": 60.0}

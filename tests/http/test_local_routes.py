@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from typing import Any
 
 from serve_app.http.keys import KeyRing
 from serve_app.router import engine_info
 from serve_app.settings import AuthSettings
-from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask
-from tests.fakes.engines import MODEL, FakeCluster, run, turns, until
-from tests.fakes.router import LONG, SOON_S
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, cancel, running, started
+from tests.fakes.engines import MODEL, FakeCluster, run, turns
 
 SCRAPED = (
     "serve_app_requests_total",
@@ -19,19 +16,6 @@ SCRAPED = (
     "serve_app_waiting",
     "serve_app_slots",
 )
-
-
-async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> Client:
-    await cluster.add(*replicas)
-    return await Client(cluster, **settings).start()
-
-
-async def running(client: Client, **body: Any) -> tuple[asyncio.Task[Reply], Reply]:
-    """A long request whose first frames have come."""
-    reply = Reply()
-    task = client.posting(ask("long", LONG, **body), reply=reply)
-    await until(lambda: bool(reply.chunks), SOON_S, "first frames")
-    return task, reply
 
 
 def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
@@ -55,8 +39,7 @@ def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
         assert all(name in scraped for name in SCRAPED)
         assert 'serve_app_slots{model="sim",replica="r1",state="granted"} 1.0' in scraped
         assert 'serve_app_engine{figure="running",model="sim",replica="r1"} 1.0' in scraped
-        task.cancel()
-        await asyncio.wait({task})
+        await cancel(task)
         cluster.kill("r1", told=False)
         assert 'figure="running"' not in (await client.get("/metrics")).body.decode()  # and it does not hang
 

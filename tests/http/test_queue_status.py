@@ -12,9 +12,9 @@ from serve_app.core.queue.admission import QueueStatus
 from serve_app.http import queue_status
 from serve_app.http.queue_status import QueueComments
 from serve_app.types import Outcome, RequestClass
-from tests.fakes.asgi_client import Client, Reply, ask
+from tests.fakes.asgi_client import Client, Reply, ask, running
 from tests.fakes.engines import MODEL, FakeCluster, run, until
-from tests.fakes.router import LONG, SOON_S, said
+from tests.fakes.router import SOON_S, said
 
 ASKED = {"X-Queue-Status": "1"}
 QUICK = {(queue_status, "FIRST_COMMENT_S"): 0.01, (queue_status, "STATUS_POLL_S"): 0.01}
@@ -45,9 +45,7 @@ def check(scenario: Callable[[Client, FakeCluster], Awaitable[None]], **admissio
 
 async def blocked(client: Client) -> asyncio.Task[Reply]:
     """A request that has all slots."""
-    reply = Reply()
-    task = client.posting(ask("long", LONG, n=4), reply=reply)
-    await until(lambda: bool(reply.chunks), SOON_S, "first frames")
+    task, _ = await running(client, n=4)
     return task
 
 

@@ -62,9 +62,8 @@ class EarlyRefusal:
     def reset(self) -> None:
         """A new incarnation: no figures received, no requests submitted."""
         self._figures_sent_at = -math.inf
-        self._uncounted_events: deque[tuple[int, str, RequestClass, str, int]] = (
-            deque()
-        )  # number, model, class, tenant, slots
+        # number, model, class, tenant, slots
+        self._uncounted_events: deque[tuple[int, str, RequestClass, str, int]] = deque()
         self._uncounted: dict[tuple[str, RequestClass], UncountedRequests] = {}  # the same, by model and class
 
     def on_handed_in(self, number: int, model: str, arrival: Arrival) -> None:

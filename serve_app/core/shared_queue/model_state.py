@@ -35,9 +35,8 @@ class ModelState:
     admission: Admission
     routers: set[str] = field(default_factory=set)
     engines: dict[str, EngineState] = field(default_factory=dict)
-    unreachable_cache: dict[str, frozenset[str]] = field(
-        default_factory=dict
-    )  # by router, until a reachability changes
+    # by router, until a reachability changes
+    unreachable_cache: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def unreachable_from(self, router: str) -> frozenset[str]:
         """Engines that other routers reach and this one does not. O(engines) after a change, else O(1)."""

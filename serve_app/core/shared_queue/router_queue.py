@@ -321,9 +321,8 @@ class RouterQueue:
         arrival = waiting.arrival
         if not self._accounts.is_usable(engine):
             if engine not in self._accounts and engine not in self._in_flight.dropped_engines:
-                self.router_session.put(
-                    EngineReachability(waiting.model, engine, False)
-                )  # otherwise the actor was informed
+                # otherwise the actor was informed
+                self.router_session.put(EngineReachability(waiting.model, engine, False))
             self.router_session.end_request(Done(ticket, 0, 0))
             again = replace(arrival, accepted=True, session=None)
             self._add_pending(PendingRequest(waiting.model, again, waiting.arrived_s), now)

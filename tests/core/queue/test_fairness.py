@@ -80,9 +80,8 @@ def test_light_tenant_is_not_delayed_by_a_heavy_one() -> None:
         light = there.arrive("light")
         for _ in range(25):
             there.step()
-        assert (
-            there.waited_s[light] <= 2 * 10 * there.step_s
-        )  # two answers of ten steps: the next turn or the one after
+        # two answers of ten steps: the next turn or the one after
+        assert there.waited_s[light] <= 2 * 10 * there.step_s
     assert len(there.waits) > 500
 
 

@@ -37,9 +37,8 @@ def serve_all(world: World, rounds: int) -> None:
 @pytest.mark.parametrize("span_s", [6.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None:
     running = 2000
-    world = World(
-        {"e": (running, 10**6)}, 1, QueuePolicy(max_queued=0, max_wait_s=60.0)
-    )  # the line grants each of them
+    # the queue grants each of them
+    world = World({"e": (running, 10**6)}, 1, QueuePolicy(max_queued=0, max_wait_s=60.0))
     world.settle(4)
     line, link = world.routers["r0"].line, world.routers["r0"].line.router_session
     reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(running)]
