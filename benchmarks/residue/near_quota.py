@@ -95,7 +95,7 @@ class NearQuota:
             model: line.admission.snapshot(time.monotonic()).waiting for model, line in lines.granting.models.items()
         }
         found = {model: dict(counts) for model, counts in waiting.items() if sum(counts.values())}
-        requests = list(lines.granting.requests._requests)
+        requests = list(lines.granting.requests.by_ticket)
         return found | ({"requests": requests} if requests else {})
 
 

@@ -84,16 +84,16 @@ class EngineReplica:
 
     async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
         self._settings = ModelSettings.model_validate(settings)
-        self._attachments: dict[str, _Attachment] = {}
+        self.attachments: dict[str, _Attachment] = {}
         self._ending = False
         self._draining: asyncio.Task[None] | None = None
-        self._wire: TcpServer | None = None
+        self.wire: TcpServer | None = None
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
         self._grant = None if quota is None else await self._obtain(QuotaSettings.model_validate(quota))
-        self._backend = make_backend(self._settings)
+        self.backend = make_backend(self._settings)
         started = time.monotonic()
-        info = await self._backend.start()
+        info = await self.backend.start()
         if self._grant is not None:
             self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
         self._info = msgspec.structs.replace(info, start_s=time.monotonic() - started)
@@ -109,7 +109,7 @@ class EngineReplica:
 
     async def _watch(self) -> None:
         """Detect the death of an idle engine sooner than Serve's next health check."""
-        while self._backend.alive:  # noqa: ASYNC110 - vLLM has a flag and no event
+        while self.backend.alive:  # noqa: ASYNC110 - vLLM has a flag and no event
             await asyncio.sleep(ALIVE_S)
         self._give_up(EngineFailed("the engine's process has died"))
 
@@ -139,13 +139,13 @@ class EngineReplica:
         if self._draining is None:
             logger.info("engine %s drains and ends to free its memory", self._settings.name)
             self._draining = asyncio.create_task(self._drain_and_end())
-            for attachment in self._attachments.values():
+            for attachment in self.attachments.values():
                 attachment.batcher.set_slots(NO_SLOTS)
 
     async def _drain_and_end(self) -> None:
         deadline = time.monotonic() + self._settings.drain_s
         while (left_s := deadline - time.monotonic()) > 0:
-            tasks = [task for one in self._attachments.values() for task in one.tasks.values()]
+            tasks = [task for one in self.attachments.values() for task in one.tasks.values()]
             if not tasks:
                 break
             await asyncio.wait(tasks, timeout=left_s)
@@ -156,7 +156,7 @@ class EngineReplica:
     def _on_grant_lost(self, why: str) -> None:
         """Called from the grant's thread: the memory grant is lost, or loading has stalled."""
         logger.error("this replica ends: %s", why)
-        backend = getattr(self, "_backend", None)
+        backend = getattr(self, "backend", None)
         if backend is not None:
             backend.kill()
         end_process(EXIT_ENGINE_DEAD)
@@ -167,29 +167,29 @@ class EngineReplica:
 
     async def load(self, replica_id: str) -> EngineLoad:
         """The live load of the engine."""
-        return self._backend.load()
+        return self.backend.load()
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """Called by Serve every `metrics_interval_s`, for scaling: counts of running requests and open channels."""
-        attached = self._attachments.values()
+        attached = self.attachments.values()
         return {ONGOING: sum(len(one.tasks) for one in attached), CHANNELS: sum(one.streams for one in attached)}
 
     async def open_wire(self, router_id: str, replica_id: str) -> TcpAddress:
         """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its channel and its
         requests."""
-        if self._wire is None:
-            self._wire = TcpServer(self, ray.util.get_node_ip_address())
-        return await self._wire.issue_ticket(router_id)
+        if self.wire is None:
+            self.wire = TcpServer(self, ray.util.get_node_ip_address())
+        return await self.wire.issue_ticket(router_id)
 
     async def hold(self, router_id: str, number: int, replica_id: str) -> None:
         """Wait for the end of a request submitted by TCP; cancelling this aborts it. Raises as `submit`."""
-        if self._wire is None:
+        if self.wire is None:
             raise EngineUnreachable(f"router {router_id} has no channel to this replica")
-        await self._wire.hold(router_id, number)
+        await self.wire.hold(router_id, number)
 
     async def attach(self, router_id: str, replica_id: str) -> AsyncIterator[bytes]:
         """The channel to one router: encoded `Batch` messages until the router closes it."""
-        attachment = self._attachments.setdefault(router_id, _Attachment())
+        attachment = self.attachments.setdefault(router_id, _Attachment())
         attachment.streams += 1
         attachment.batcher.set_slots(self._info.slots if self._draining is None else NO_SLOTS)
         try:
@@ -215,12 +215,12 @@ class EngineReplica:
         assert task is not None
         attachment.tasks[number] = task
         try:
-            async with contextlib.aclosing(self._backend.run(submit)) as pieces:
+            async with contextlib.aclosing(self.backend.run(submit)) as pieces:
                 async for piece in pieces:
                     events = 1 if piece.body else 0
                     outbox.put(Frame(number, piece.body, piece.status, piece.media, piece.groups, events, piece.usage))
         except EngineFailed as error:
-            if not self._backend.alive:
+            if not self.backend.alive:
                 self._give_up(error)
                 if not isinstance(error, EngineUnreachable):  # vLLM's message is in the log; clients do not need it
                     raise EngineFailed("the engine's process ended under the request") from None
@@ -231,17 +231,17 @@ class EngineReplica:
     async def _attached(self, router_id: str) -> _Attachment:
         deadline = time.monotonic() + CHANNEL_WAIT_S
         while time.monotonic() < deadline:
-            attachment = self._attachments.get(router_id)
+            attachment = self.attachments.get(router_id)
             if attachment is not None and attachment.streams:
                 return attachment
             await asyncio.sleep(0.01)
         raise EngineUnreachable(f"router {router_id} has no channel to this replica")
 
     def _detach(self, router_id: str) -> None:
-        attachment = self._attachments.get(router_id)
+        attachment = self.attachments.get(router_id)
         if attachment is None or attachment.streams:
             return
-        del self._attachments[router_id]
+        del self.attachments[router_id]
         for task in attachment.tasks.values():
             task.cancel()
 
@@ -250,7 +250,7 @@ class EngineReplica:
         twice more and wait for requests that the engine will never answer."""
         try:
             await self._layout.check()
-            await self._backend.check_health()
+            await self.backend.check_health()
         except EngineFailed as error:
             self._give_up(error)
             raise
@@ -263,7 +263,7 @@ class EngineReplica:
             asyncio.get_running_loop().call_later(LAST_FRAMES_S, self._end)
 
     def _end(self) -> None:
-        self._backend.kill()
+        self.backend.kill()
         end_process(EXIT_ENGINE_DEAD)
 
     async def __del__(self) -> None:
@@ -271,10 +271,10 @@ class EngineReplica:
         watching = getattr(self, "_watching", None)
         if watching is not None:
             watching.cancel()
-        wire = getattr(self, "_wire", None)
+        wire = getattr(self, "wire", None)
         if wire is not None:
             await wire.close()
-        backend = getattr(self, "_backend", None)
+        backend = getattr(self, "backend", None)
         if backend is not None:
             await backend.shutdown()
         grant = getattr(self, "_grant", None)

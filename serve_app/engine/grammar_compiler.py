@@ -42,14 +42,14 @@ class Compiler:
 
     def __init__(self, tokenizer: str, limit_s: float) -> None:
         self._tokenizer, self._limit_s = tokenizer, limit_s
-        self._process = self._start_process()
+        self.process = self._start_process()
 
     def compile(self, grammar: Grammar) -> GrammarVerdict:
         """Compile a grammar or refuse it. Raises Unavailable: the process has ended or does not answer."""
-        if self._process.poll() is not None:
+        if self.process.poll() is not None:
             self.end()
-            self._process = self._start_process()
-        process = self._process
+            self.process = self._start_process()
+        process = self.process
         assert process.stdout is not None
         late = threading.Timer(ANSWER_S, process.kill)
         late.start()
@@ -70,7 +70,7 @@ class Compiler:
 
     def end(self) -> None:
         """End the process. Idempotent."""
-        with contextlib.suppress(BrokenPipeError), self._process as process:
+        with contextlib.suppress(BrokenPipeError), self.process as process:
             process.kill()
 
     def _start_process(self) -> subprocess.Popen[str]:

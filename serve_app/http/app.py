@@ -84,27 +84,27 @@ class RouterApp:
         admin: AdminRoutes | None = None,
         receipts: Receipts | None = None,
     ) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._models = models
+        self.settings = settings
+        self.keys = keys
+        self.models = models
         self._metrics = metrics
         self._salt_secret = salt_secret
         self._salts: dict[str, str] = {}
         self._local_routes = LocalRoutes(models, metrics)
-        self._kept_answers = IdempotencyCache(time.monotonic)
+        self.kept_answers = IdempotencyCache(time.monotonic)
         self._body_thread = BodyThread()
         self._session_client = session_client
         self._admin_routes = admin
-        self._receipts = Receipts() if receipts is None else receipts
-        self._costs = CostEstimator(settings.admission.output_quantile)
+        self.receipts = Receipts() if receipts is None else receipts
+        self.costs = CostEstimator(settings.admission.output_quantile)
         self._service_levels = settings.admission.service_levels
         self._session_routes = None if session_client is None else SessionRoutes(session_client, self._model)
 
     def configure(self, settings: Settings, keys: KeyRing) -> None:
         """Apply changed settings to requests that arrive from now on."""
-        self._settings = settings
-        self._keys = keys
-        self._costs.configure(settings.admission.output_quantile)
+        self.settings = settings
+        self.keys = keys
+        self.costs.configure(settings.admission.output_quantile)
         self._service_levels = settings.admission.service_levels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,7 +120,7 @@ class RouterApp:
         try:
             headers = scope["headers"]
             _refuse_serve_headers(headers)
-            identity = self._keys.identify(headers)
+            identity = self.keys.identify(headers)
             route = routes.resolve(scope["method"], scope["path"])
             if isinstance(route.target, Operation):
                 await self._run_operation(route.target, identity, headers, receive, exchange)
@@ -129,7 +129,7 @@ class RouterApp:
                 body = (await self._read_body(headers, receive))[0] if opens else {}
                 if self._session_routes is None:
                     raise NotFound("there are no sessions here", code="unknown_url")
-                answer = await self._session_routes.answer(route, identity, headers, body, self._settings.sessions)
+                answer = await self._session_routes.answer(route, identity, headers, body, self.settings.sessions)
                 await exchange.send_answer(*answer, is_head=route.is_head)
             elif isinstance(route.target, routes.AdminCall):
                 if self._admin_routes is None:
@@ -159,7 +159,7 @@ class RouterApp:
             sent, size = await self._read_body(headers, receive)
             model = self._model(sent.get("model"))
             record.model = model.settings.name
-            http, longest = self._settings.http, model.max_model_len
+            http, longest = self.settings.http, model.max_model_len
             body, wanted = await self._body_thread.run(
                 size, lambda: contract.split(operation, sent, headers, identity, http, longest)
             )
@@ -190,19 +190,19 @@ class RouterApp:
 
     async def _read_body(self, headers: Headers, receive: Receive) -> tuple[dict[str, Any], int]:
         """The decoded body, and its size in bytes on arrival. Raises as `read` and `decode`."""
-        raw, bounds = await read(headers, receive, self._settings.http), self._settings.http
+        raw, bounds = await read(headers, receive, self.settings.http), self.settings.http
         return await self._body_thread.run(len(raw), lambda: decode(raw, bounds)), len(raw)
 
     def _record_end(self, record: RequestRecord) -> None:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
         self._metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
         receipt = record.receipt(time.monotonic())
-        self._receipts.add(receipt)
+        self.receipts.add(receipt)
         if receipt.slo is not None:
             self._metrics.count_slo(record.model, record.request_class, receipt.slo, receipt.output_tokens or 0)
         use, cost = record.token_use(), record.cost
         if use is not None and cost is not None:
-            self._costs.observe(use)
+            self.costs.observe(use)
             if record.usage is not None:
                 given, used = (cost.prompt_tokens, cost.output_tokens), (use.prompt_tokens, use.output_tokens)
                 self._metrics.count_estimated(record.model, record.tenant, given, used)
@@ -210,25 +210,25 @@ class RouterApp:
     async def _run_idempotent(self, call: _HttpCall, owner: Owner, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its kept answer."""
         exchange = call.exchange
-        kept = await self._kept_answers.claim(owner, body_fingerprint)
+        kept = await self.kept_answers.claim(owner, body_fingerprint)
         if kept is not None:
             await exchange.send_answer(kept.status, [*kept.headers, REPLAYED], kept.body)
             return
         head = None
         try:
-            exchange.on_sent = functools.partial(self._kept_answers.add, owner)
+            exchange.on_sent = functools.partial(self.kept_answers.add, owner)
             await self._run(call)
             head = exchange.repeatable_head()
         finally:
             exchange.on_sent = None
-            self._kept_answers.finish(owner, head)
+            self.kept_answers.finish(owner, head)
 
     def _model(self, name: object) -> ModelRouter:
         if not isinstance(name, str):
             raise BadRequest("`model` must be a string, the name of a model", param="model")
-        model = self._models.get(name)
+        model = self.models.get(name)
         if model is None:
-            known = ", ".join(sorted(self._models))
+            known = ", ".join(sorted(self.models))
             raise NotFound(
                 f"the model {name!r} does not exist here; there is {known}", param="model", code="model_not_found"
             )
@@ -238,7 +238,7 @@ class RouterApp:
         """Wait for a replica, and relay its answer."""
         submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
         if not call.operation.takes_slot:
-            _check_unqueued_size(call.prompt_bytes, call.model.max_model_len)
+            check_unqueued_size(call.prompt_bytes, call.model.max_model_len)
             await call.model.serve_unqueued(submit, relay, call.record.trace)
             return
         arrival, key = self._arrival(call), self._routing_key(call)
@@ -248,11 +248,11 @@ class RouterApp:
     def _arrival(self, call: _HttpCall) -> Arrival:
         """The request as the queue sees it, with its estimated cost."""
         operation, body, record, model = call.operation, call.body, call.record, call.model
-        sequences = request_size.sequence_count(operation, body, self._settings.http)
+        sequences = request_size.sequence_count(operation, body, self.settings.http)
         tenant, session_id, session = call.identity.tenant, call.contract.session_id, None
         if self._session_client is not None and session_id is not None and operation.generates:
             session = self._session_client.find(tenant, session_id, record.model)
-        cost = record.cost = self._costs.estimate(operation, body, tenant, record.model, call.prompt_bytes)
+        cost = record.cost = self.costs.estimate(operation, body, tenant, record.model, call.prompt_bytes)
         slots = record.slots = slots_of(operation, sequences, cost, model.settings.length_rule, model.max_request_slots)
         record.trace.max_kv_tokens, record.trace.sequences = cost.max_kv_tokens, min(sequences, slots)
         return Arrival(
@@ -315,7 +315,7 @@ class RouterApp:
         return salt
 
 
-def _check_unqueued_size(prompt_bytes: int, max_model_len: int | None) -> None:
+def check_unqueued_size(prompt_bytes: int, max_model_len: int | None) -> None:
     """Work that takes no slot is bounded by its size: the tokenizer serves all tenants, one text at a time."""
     if max_model_len is not None and prompt_bytes > MAX_BYTES_PER_TOKEN * max_model_len:
         raise BadRequest(

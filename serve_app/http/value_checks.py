@@ -37,20 +37,20 @@ def check_count(text: bytes, max_values: int, param: str) -> None:
     Raises:
         BadRequest: with this `param`.
     """
-    if _structural_count(text) <= max_values:
+    if structural_count(text) <= max_values:
         return
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     count, in_string = 0, 0
     for start in range(0, len(text), SLICE_BYTES):
         parts = text[start : start + SLICE_BYTES].split(b'"')
-        count += _structural_count(b"".join(parts[in_string::2]))
+        count += structural_count(b"".join(parts[in_string::2]))
         if count > max_values:
             raise BadRequest(f"the JSON of `{param}` holds more than {max_values} values", param=param)
         in_string = (in_string + len(parts) - 1) % 2
 
 
-def _structural_count(text: bytes) -> int:
+def structural_count(text: bytes) -> int:
     return text.count(b",") + text.count(b"{") + text.count(b"[")
 
 

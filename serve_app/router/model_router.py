@@ -31,7 +31,7 @@ from serve_app.types import RequestClass
 logger = logging.getLogger("ray.serve")
 
 
-def _policy(admission: AdmissionSettings) -> QueuePolicy:
+def queue_policy(admission: AdmissionSettings) -> QueuePolicy:
     return QueuePolicy(
         max_queued=admission.max_queued,
         max_wait_s=admission.max_wait_s,
@@ -74,14 +74,14 @@ class ModelRouter:
         self._admission = admission
         self._handle = handle
         self.unread = UnreadBytes() if unread is None else unread
-        self.queue = ModelQueue(client, settings.name, _policy(admission))
-        self._replicas = ReplicaSet(handle, router_id, self.queue, settings.max_num_seqs, routers, self.unread)
-        self._engine_info = EngineInfoClient(
+        self.queue = ModelQueue(client, settings.name, queue_policy(admission))
+        self.replica_set = ReplicaSet(handle, router_id, self.queue, settings.max_num_seqs, routers, self.unread)
+        self.engine_info = EngineInfoClient(
             settings.name, handle, self._any_replica, lambda info: self.queue.observe_start(info.start_s)
         )
-        self._cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
+        self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
         self._retries = Retries(
-            self.queue, self._replicas, self._cold_start, lambda: self._engine_info.cached, self._check_open
+            self.queue, self.replica_set, self.cold_start, lambda: self.engine_info.cached, self._check_open
         )
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
         self._drained: asyncio.Event | None = None  # set once the last request of a closing model has ended
@@ -96,15 +96,15 @@ class ModelRouter:
     def configure(self, settings: ModelSettings, admission: AdmissionSettings, routers: int) -> None:
         """Apply changed settings, also to waiting requests; a smaller queue refuses none of these."""
         self.settings, self._admission = settings, admission
-        self._replicas.configure(settings.max_num_seqs, routers)
-        self.queue.configure(_policy(admission))
+        self.replica_set.configure(settings.max_num_seqs, routers)
+        self.queue.configure(queue_policy(admission))
         self._update_cold_start()
 
     async def close(self) -> None:
         """Close a model that is gone: refuse waiting requests, wait for running ones, then release the engines."""
         self._drained = asyncio.Event()
         self.queue.refuse_all(self._not_found_error)
-        await self._cold_start.close()
+        await self.cold_start.close()
         if self._active_requests:
             await self._drained.wait()
         self.queue.close()
@@ -135,7 +135,7 @@ class ModelRouter:
     @property
     def waiting(self) -> int:
         """Number of requests that wait: in the queue, for a first replica, or between two attempts."""
-        return self.queue.waiting + self._cold_start.unqueued_waiting + self._retries.pausing
+        return self.queue.waiting + self.cold_start.unqueued_waiting + self._retries.pausing
 
     @property
     def granted(self) -> int:
@@ -150,40 +150,40 @@ class ModelRouter:
     @property
     def ready(self) -> bool:
         """Whether a replica runs."""
-        return bool(self._replicas.running)
+        return bool(self.replica_set.running)
 
     @property
     def replicas(self) -> frozenset[str]:
-        return self._replicas.running
+        return self.replica_set.running
 
     @property
     def max_request_slots(self) -> int:
         """The most slots that one request can have."""
-        return self.settings.max_num_seqs if self._engine_info.cached is None else self._engine_info.cached.slots
+        return self.settings.max_num_seqs if self.engine_info.cached is None else self.engine_info.cached.slots
 
     @property
     def slot_use(self) -> Mapping[str, ReplicaUse]:
         """See `ReplicaSet.slot_use`."""
-        return self._replicas.slot_use()
+        return self.replica_set.slot_use()
 
     @property
     def max_model_len(self) -> int | None:
         """The longest prompt and answer together, in tokens; None while no engine has reported its limits."""
         return (
-            self._engine_info.cached.max_model_len
-            if self._engine_info.cached is not None
+            self.engine_info.cached.max_model_len
+            if self.engine_info.cached is not None
             else self.settings.max_model_len
         )
 
     @property
     def kv_block_tokens(self) -> int:
         """Tokens of a block of the prefix cache; 1 while no engine has reported its limits."""
-        return 1 if self._engine_info.cached is None else self._engine_info.cached.kv_block_tokens
+        return 1 if self.engine_info.cached is None else self.engine_info.cached.kv_block_tokens
 
     @property
     def health(self) -> Health:
         """The health of the replicas."""
-        return self._replicas.health
+        return self.replica_set.health
 
     @property
     def placed(self) -> Mapping[tuple[str, str], int]:
@@ -197,14 +197,14 @@ class ModelRouter:
     async def info(self) -> EngineInfo | None:
         """The limits of the model's engines; None while no engine has reported them."""
         return (
-            await self._engine_info.fetch_info()
-            if self._engine_info.cached is None and self.ready
-            else self._engine_info.cached
+            await self.engine_info.fetch_info()
+            if self.engine_info.cached is None and self.ready
+            else self.engine_info.cached
         )
 
     async def load(self, replica_id: str) -> EngineLoad | None:
         """The live load of one engine; None if it does not answer in time."""
-        return await self._engine_info.fetch_load(replica_id)
+        return await self.engine_info.fetch_load(replica_id)
 
     def view(self) -> QueueView:
         """Counts of this router's part of the queue."""
@@ -239,7 +239,7 @@ class ModelRouter:
         return await self._retries.acquire(arrival)
 
     def _any_replica(self) -> str:
-        replica_id = self._replicas.next_replica()
+        replica_id = self.replica_set.next_replica()
         if replica_id is None:
             start_s = self.queue.expected_start_s()
             raise Unavailable(f"no replica of {self.settings.name} is running", retry_after_s=start_s)
@@ -247,20 +247,20 @@ class ModelRouter:
 
     async def _next_replica(self) -> str:
         """Any replica; while none runs, the first one to start."""
-        await self._cold_start.wait_for_replica(self._admission.no_replica_wait_s, self._admission.max_queued)
+        await self.cold_start.wait_for_replica(self._admission.no_replica_wait_s, self._admission.max_queued)
         self._check_open()
         return self._any_replica()
 
     def _update_cold_start(self) -> None:
-        self._cold_start.update(scales_from_zero=not self.settings.replicas.min_replicas, running=self.ready)
+        self.cold_start.update(scales_from_zero=not self.settings.replicas.min_replicas, running=self.ready)
 
     def _replicas_changed(self, names: frozenset[str]) -> None:
-        new = names - self._replicas.running
-        self._replicas.set_running(names)
+        new = names - self.replica_set.running
+        self.replica_set.set_running(names)
         self._update_cold_start()
         self._warn_slow_start()
         if new:
-            self._engine_info.refresh()
+            self.engine_info.refresh()
 
     def _warn_slow_start(self) -> None:
         """Log a warning, once per start, if requests are refused before a replica can start."""

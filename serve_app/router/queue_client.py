@@ -69,23 +69,23 @@ class QueueClient:
     def __init__(
         self, router_id: str, exchange: SendExchange, watch: SendExchange, actor_errors: tuple[type[BaseException], ...]
     ) -> None:
-        self._exchange, self._watch, self._actor_errors = exchange, watch, actor_errors
+        self.exchange, self._watch, self._actor_errors = exchange, watch, actor_errors
         self.core = RouterQueue(router_id)
         self._queues: dict[str, DecisionReceiver] = {}
-        self._requests: dict[str, _PendingGrant] = {}
-        self._calls: set[asyncio.Task[None]] = set()
-        self._tasks: list[asyncio.Task[None]] = []
+        self.requests: dict[str, _PendingGrant] = {}
+        self.calls: set[asyncio.Task[None]] = set()
+        self.tasks: list[asyncio.Task[None]] = []
         self._flush_scheduled = self._stopped = False
         self._retry_at = 0.0  # no message is sent before: the actor is unavailable
         self._sent_at = 0.0
         self._booked = asyncio.Event()
-        self._timer: asyncio.Handle | None = None
+        self.timer: asyncio.Handle | None = None
         self._timer_at = 0.0  # in the loop's time; uvloop's handles have no `when`
         self._reconciled_at = 0.0  # when this process's requests were last compared with the core's
 
     async def start(self) -> None:
         """Begin to send. Runs in the caller's context, which must not be that of a request."""
-        self._tasks = [
+        self.tasks = [
             asyncio.create_task(self._report(), name="queue-reports"),
             asyncio.create_task(self._poll(), name="queue-watch"),
         ]
@@ -94,10 +94,10 @@ class QueueClient:
         """Stop sending, also for requests that end later; the actor reclaims all grants when it has received nothing
         for some seconds."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        tasks = [*self._tasks, *self._calls]
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        tasks = [*self.tasks, *self.calls]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -148,19 +148,19 @@ class QueueClient:
         Raises:
             ValueError: a request of this id waits or runs already.
         """
-        if request_id in self._requests:
+        if request_id in self.requests:
             raise ValueError(f"{request_id!r} waits or runs already")
         decided: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._requests[request_id] = _PendingGrant(queue, decided)
+        self.requests[request_id] = _PendingGrant(queue, decided)
         return decided
 
     def unregister(self, request_id: str) -> None:
         """Remove a request that no longer waits or runs. Idempotent."""
-        self._requests.pop(request_id, None)
+        self.requests.pop(request_id, None)
 
     def decisions_of(self, queue: DecisionReceiver) -> dict[str, asyncio.Future[Grant]]:
         """The decisions of a queue's requests, by request id."""
-        return {name: request.decision for name, request in self._requests.items() if request.queue is queue}
+        return {name: request.decision for name, request in self.requests.items() if request.queue is queue}
 
     def apply_actions(self, actions: Iterable[Action]) -> None:
         """Deliver the decisions of an event, then schedule a message and the timer. Every event ends with this call.
@@ -168,7 +168,7 @@ class QueueClient:
         A request that was cancelled meanwhile has already cancelled its entry in the core.
         """
         for action in actions:
-            request = self._requests.get(action.request_id)
+            request = self.requests.get(action.request_id)
             if request is None or request.decision.done():
                 continue
             try:
@@ -196,18 +196,18 @@ class QueueClient:
 
     def _send(self, *, heartbeat: bool = False) -> None:
         now = time.monotonic()
-        while not self._stopped and now >= self._retry_at and len(self._calls) < MAX_CALLS:
+        while not self._stopped and now >= self._retry_at and len(self.calls) < MAX_CALLS:
             message = self.core.next_message(now, beat=heartbeat)
             if message is None:
                 return
             heartbeat, self._sent_at = False, now
             call = asyncio.create_task(self._call(message), name="queue-message")
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+            self.calls.add(call)
+            call.add_done_callback(self.calls.discard)
 
     async def _call(self, message: RouterMessage) -> None:
         try:
-            await self._exchange_once(self._exchange, message)
+            await self._exchange_once(self.exchange, message)
         finally:
             asyncio.get_running_loop().call_soon(self._flush)  # messages that waited for a free call
 
@@ -274,11 +274,11 @@ class QueueClient:
 
     def _reconcile(self, now: float) -> None:
         """Compare this process's requests with the core's; a request known to one side only is ended."""
-        holds = {request_id: request.decision.done() for request_id, request in self._requests.items()}
+        holds = {request_id: request.decision.done() for request_id, request in self.requests.items()}
         actions, lost, wrong = self.core.reconcile(holds, now)
         for request_id in lost:
             logger.error("request %s was known to one side only and is ended", request_id)
-            request = self._requests.get(request_id)
+            request = self.requests.get(request_id)
             if request is not None and not request.decision.done():
                 error = Unavailable("the request was lost; try again", code="request_lost", retry_after_s=1.0)
                 request.decision.set_exception(error)
@@ -295,14 +295,14 @@ class QueueClient:
             return
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, due - time.monotonic())
-        if self._timer is not None:
+        if self.timer is not None:
             if self._timer_at <= at:
                 return
-            self._timer.cancel()
-            self._timer = None
-        self._timer = loop.call_at(at, self._tick, context=contextvars.Context())
+            self.timer.cancel()
+            self.timer = None
+        self.timer = loop.call_at(at, self._tick, context=contextvars.Context())
         self._timer_at = at
 
     def _tick(self) -> None:
-        self._timer = None
+        self.timer = None
         self.apply_actions(self.core.on_tick(time.monotonic()))

@@ -56,8 +56,8 @@ class TcpServer:
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._closed = False
-        self._tickets: dict[bytes, str] = {}
-        self._connections: set[_RouterConnection] = set()
+        self.tickets: dict[bytes, str] = {}
+        self.connections: set[_RouterConnection] = set()
         self._by_router: dict[str, _RouterConnection] = {}  # the latest connection of each
 
     async def issue_ticket(self, router_id: str) -> TcpAddress:
@@ -74,8 +74,8 @@ class TcpServer:
                 self._server = await loop.create_server(lambda: _RouterConnection(self).framing, self._host, 0)
         port = self._server.sockets[0].getsockname()[1]
         ticket = secrets.token_bytes(TICKET_BYTES)
-        self._tickets[ticket] = router_id
-        asyncio.get_running_loop().call_later(TICKET_LIFE_S, self._tickets.pop, ticket, None)
+        self.tickets[ticket] = router_id
+        asyncio.get_running_loop().call_later(TICKET_LIFE_S, self.tickets.pop, ticket, None)
         return TcpAddress(self._host, port, ticket)
 
     async def hold(self, router_id: str, number: int) -> None:
@@ -95,23 +95,23 @@ class TcpServer:
         async with self._starting:
             if self._server is not None:
                 self._server.close()
-        for visitor in list(self._connections):
+        for visitor in list(self.connections):
             visitor.close()
 
     def add_connection(self, connection: _RouterConnection) -> None:
         """Register a new connection."""
-        self._connections.add(connection)
+        self.connections.add(connection)
 
     def redeem_ticket(self, ticket: bytes, connection: _RouterConnection) -> str | None:
         """Use a ticket up; returns its router, whose connection this is from now on. None: an invalid ticket."""
-        router_id = self._tickets.pop(ticket, None)
+        router_id = self.tickets.pop(ticket, None)
         if router_id is not None:
             self._by_router[router_id] = connection
         return router_id
 
     def remove_connection(self, connection: _RouterConnection, router_id: str | None) -> None:
         """Remove an ended connection; its router may have a later one."""
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         if router_id is not None and self._by_router.get(router_id) is connection:
             del self._by_router[router_id]
 

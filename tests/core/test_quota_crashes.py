@@ -81,7 +81,7 @@ class Shell:
 
     def limit(self, name: str, pool: str = "e") -> int:
         """What a router could grant by itself."""
-        return self.lines[name]._accounts.credit(pool)[1]
+        return self.lines[name].accounts.credit(pool)[1]
 
     def wait(self, span_s: float, *alive: EngineReport) -> None:
         """Time with ticks in it, in which these speak."""
@@ -271,7 +271,7 @@ def test_routers_that_speak_of_an_engine_that_has_gone_leave_nothing_behind() ->
     shell.quota.on_memory_gone("e")
     shell.router("r")
     assert shell.limit("r") == 0
-    assert shell.quota.queue.accounts._accounts == {}
+    assert shell.quota.queue.accounts.by_router == {}
 
 
 def test_words_under_an_older_epoch_change_nothing() -> None:
@@ -326,7 +326,7 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
     assert list(shell.stored) == [(EntryKind.ENGINE, "stays")]
     assert quota.grants.owners() == ["stays"]
     sessions, openings = quota.sessions, quota.queue.session_admission
-    kept = [quota.queue.accounts._accounts, sessions._open, sessions._leases, sessions._closed, openings._waiting]
+    kept = [quota.queue.accounts.by_router, sessions._open, sessions._leases, sessions._closed, openings._waiting]
     assert [len(one) for one in kept] == [0] * len(kept)
     assert sorted(quota.ledger._owners) == ["sessions", "stays"]
     assert len(quota.ledger) == 2, "an engine and its slots"

@@ -284,17 +284,17 @@ def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPa
         await replica.__init__({"name": "m", "engine": "simulated", "health_stall_s": 0.05, "simulated": rates})
         assert not await sees_it_frozen(replica)
         body = {"model": "m", "prompt": "a b c", "max_tokens": 5000, "stream": True}
-        pieces = replica._backend.run(Submit(1, "r", Operation.COMPLETION, body))
+        pieces = replica.backend.run(Submit(1, "r", Operation.COMPLETION, body))
         await anext(pieces)
-        replica._backend.freeze()
+        replica.backend.freeze()
         async with asyncio.timeout(SOON_S):
             while not await sees_it_frozen(replica):  # noqa: ASYNC110 - there is no event of it
                 await asyncio.sleep(0.01)
             while not ended:  # noqa: ASYNC110 - nor of this
                 await asyncio.sleep(0.01)
-        replica._backend.thaw()
+        replica.backend.thaw()
         await pieces.aclose()
-        await replica._backend.shutdown()
+        await replica.backend.shutdown()
 
     asyncio.run(scenario())
     assert ended == [deployment.EXIT_ENGINE_DEAD]
@@ -308,7 +308,7 @@ def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
     async def scenario() -> None:
         replica: Any = object.__new__(deployment.EngineReplica)
         await replica.__init__({"name": "m", "engine": "simulated"})
-        backend = replica._backend
+        backend = replica.backend
 
         async def dies(submit: Submit) -> Any:
             monkeypatch.setattr(type(backend), "alive", property(lambda self: False))
@@ -341,7 +341,7 @@ def test_an_engine_that_died_while_nobody_asked_it_ends_its_replica(
         await replica.__init__({"name": "m", "engine": "simulated"})
         await asyncio.sleep(0.1)  # ten looks
         assert ended == []
-        alive = replica._backend
+        alive = replica.backend
         monkeypatch.setattr(type(alive), "alive", property(lambda self: False))
         async with asyncio.timeout(SOON_S):
             while not ended:  # noqa: ASYNC110 - there is no event of it

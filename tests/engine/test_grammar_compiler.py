@@ -51,17 +51,17 @@ def test_what_is_no_grammar_is_told_with_the_reason(compiler: Compiler) -> None:
 
 def test_what_takes_too_long_is_killed_and_the_next_is_served_by_the_same_process(compiler: Compiler) -> None:
     words = ("".join(random.Random(number).choices("abcdefghij", k=12)) for number in range(15_000))
-    before = psutil.Process(compiler._process.pid)
+    before = psutil.Process(compiler.process.pid)
     verdict = compiler.compile(Grammar("ebnf", "root ::= " + " | ".join(f'"{word}"' for word in words)))
 
     assert verdict.complex
     assert "0.5 s of CPU" in verdict.refusal
     assert not compiler.compile(Grammar("ebnf", 'root ::= "a"')).refusal
-    assert psutil.Process(compiler._process.pid) == before
+    assert psutil.Process(compiler.process.pid) == before
 
 
 def test_a_process_that_was_killed_is_replaced(compiler: Compiler) -> None:
-    compiler._process.kill()
-    compiler._process.wait()
+    compiler.process.kill()
+    compiler.process.wait()
 
     assert not compiler.compile(Grammar("regex", "a+")).refusal

@@ -69,11 +69,11 @@ class FakeReplica:
 
     @property
     def attachments(self) -> int:
-        return len(self.engine._attachments)
+        return len(self.engine.attachments)
 
     @property
     def load(self) -> EngineLoad:
-        return self.engine._backend.load()
+        return self.engine.backend.load()
 
     @property
     def work(self) -> int:
@@ -91,8 +91,8 @@ class FakeReplica:
 
     def cut_wire(self) -> None:
         """End its connections as the kernel does those of a process that is gone."""
-        if self.engine._wire is not None:
-            for visitor in list(self.engine._wire._connections):
+        if self.engine.wire is not None:
+            for visitor in list(self.engine.wire.connections):
                 visitor.framing.abort()
 
     @contextlib.contextmanager

@@ -277,20 +277,20 @@ class Caller:
 
     def credit(self, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens that it could grant by itself."""
-        return self.shared.core._accounts.credit(engine)
+        return self.shared.core.accounts.credit(engine)
 
     @property
     def unheard(self) -> int:
         """Things kept for requests that have not ended."""
-        line, pending = self.shared.core, self.shared.core._pending
+        line, pending = self.shared.core, self.shared.core.pending
         kept = (
-            self.shared._requests,
+            self.shared.requests,
             pending._by_id,
             pending._not_handed_in,
             pending._tickets,
             pending._queues,
         )
-        return sum(map(len, kept)) + line.running + len(line._in_flight._counts) + len(pending._counts)
+        return sum(map(len, kept)) + line.running + len(line.in_flight._counts) + len(pending._counts)
 
     async def hold_all(self, slots: int) -> list[str]:
         """Take every slot of the engine; the names of what holds them."""
@@ -312,9 +312,9 @@ async def waits(caller: Caller, actor: FakeQuota, *names: str) -> None:
 
     def there() -> bool:
         line = {
-            one.arrival.request_id for one in actor.core.queue.granting.requests._requests.values() if not one.engine
+            one.arrival.request_id for one in actor.core.queue.granting.requests.by_ticket.values() if not one.engine
         }
-        handed_in = [caller.shared.core._pending.get(name) for name in names]
+        handed_in = [caller.shared.core.pending.get(name) for name in names]
         return all(one is not None and one.ticket in line for one in handed_in)
 
     await until(there, SOON_S, f"{names} wait in the line")
@@ -324,7 +324,7 @@ async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
     """Until nothing runs or waits, both ends count the same, and the ledger holds the routers' credit and no more."""
 
     def rest() -> bool:
-        if not actor.up or actor.core.recovering or actor.core.queue.granting.requests._requests:
+        if not actor.up or actor.core.recovering or actor.core.queue.granting.requests.by_ticket:
             return False
         if any(one.shared.core.running or one.shared.core.waiting(MODEL) for one in callers):
             return False

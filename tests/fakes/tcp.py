@@ -56,13 +56,13 @@ def run(
 
 def known(replica: FakeReplica) -> dict[str, int]:
     """What the replica's end of the wire still knows, by kind; empty when it knows nothing."""
-    wire = replica.engine._wire
+    wire = replica.engine.wire
     if wire is None:
         return {}
-    visitors = wire._connections | set(wire._by_router.values())
+    visitors = wire.connections | set(wire._by_router.values())
     counts = {
         "connections": len(visitors),
-        "tickets": len(wire._tickets),
+        "tickets": len(wire.tickets),
         "requests": sum(len(visitor._running) for visitor in visitors),
         "held": sum(len(visitor._awaited) for visitor in visitors),
     }

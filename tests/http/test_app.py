@@ -92,11 +92,11 @@ async def _gone_while_waiting(client: Client, cluster: FakeCluster) -> None:
 
 
 async def _gone_before_the_first_frame(client: Client, cluster: FakeCluster) -> None:
-    cluster["r1"].engine._backend.freeze()  # type: ignore[attr-defined]
+    cluster["r1"].engine.backend.freeze()  # type: ignore[attr-defined]
     task = client.posting(ask("p"))
     await until(lambda: cluster["r1"].work == 1, SOON_S, "handed in")
     await cancel(task)
-    cluster["r1"].engine._backend.thaw()  # type: ignore[attr-defined]
+    cluster["r1"].engine.backend.thaw()  # type: ignore[attr-defined]
 
 
 async def _gone_while_streaming(client: Client, cluster: FakeCluster) -> None:
@@ -117,7 +117,7 @@ async def _lost(client: Client, cluster: FakeCluster) -> None:
 
 async def _never_ran(client: Client, cluster: FakeCluster) -> None:
     await cluster.stop_engines()
-    for there in client.edge._models.values():
+    for there in client.edge.models.values():
         there.configure(there.settings, AdmissionSettings(max_wait_s=0.2), 1)  # bound of the wait for another engine
     reply = await client.post(ask("p"))
     assert (reply.status, reply.error["code"]) == (502, "engine_unreachable")
@@ -190,11 +190,11 @@ def test_a_replica_lost_before_the_first_frame_is_not_seen_by_the_client(stream:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
         for name in ("r1", "r2"):
-            cluster[name].engine._backend.freeze()  # type: ignore[attr-defined]
+            cluster[name].engine.backend.freeze()  # type: ignore[attr-defined]
         tasks = [client.posting(ask(f"p {n}", stream=stream)) for n in range(6)]
         await until(lambda: cluster["r1"].work == cluster["r2"].work == 3, SOON_S, "three on each")
         cluster.kill("r1")
-        cluster["r2"].engine._backend.thaw()  # type: ignore[attr-defined]
+        cluster["r2"].engine.backend.thaw()  # type: ignore[attr-defined]
         replies = await asyncio.gather(*tasks)
         assert [reply.text for reply in replies] == [said(f"p {n}", 5) for n in range(6)]
         assert len(client.submits()) == 9
@@ -213,7 +213,7 @@ def test_an_answer_that_is_not_streamed_runs_elsewhere_whenever_its_engine_is_lo
 
         def in_parts(name: str) -> Any:
             """The first replica that is asked leaves with a part of the answer on its way."""
-            made = cluster[name].engine._backend.run
+            made = cluster[name].engine.backend.run
 
             async def run_(submit: Any) -> Any:
                 async for piece in made(submit):
@@ -228,7 +228,7 @@ def test_an_answer_that_is_not_streamed_runs_elsewhere_whenever_its_engine_is_lo
             return run_
 
         for name in ("r1", "r2"):
-            monkeypatch.setattr(cluster[name].engine._backend, "run", in_parts(name))
+            monkeypatch.setattr(cluster[name].engine.backend, "run", in_parts(name))
         reply = await client.post(ask("p", 30, stream=False), headers=headers)
         assert (reply.status, reply.text) == (200, said("p", 30))
         assert len(client.submits()) == 2
@@ -321,7 +321,7 @@ def test_a_repeat_of_an_answer_too_long_to_keep_is_refused_and_runs_nothing(
 ) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        monkeypatch.setattr(client.edge._kept_answers, "_max_answer_bytes", 100)
+        monkeypatch.setattr(client.edge.kept_answers, "_max_answer_bytes", 100)
         repeated = {"Idempotency-Key": "one"}
         whole = await client.post(ask("p", 30, stream=stream), headers=repeated)
         assert whole.text == said("p", 30)
@@ -431,8 +431,8 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
 
 
 def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:
-    app._check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN, 10)
-    app._check_unqueued_size(10_000, None)  # no engine has told its length yet
+    app.check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN, 10)
+    app.check_unqueued_size(10_000, None)  # no engine has told its length yet
     with pytest.raises(BadRequest) as caught:
-        app._check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN + 1, 10)
+        app.check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN + 1, 10)
     assert caught.value.param == "prompt"

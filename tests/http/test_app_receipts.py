@@ -26,7 +26,7 @@ HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
 
 def receipts(client: Client) -> list[Receipt]:
     """The oldest first."""
-    return list(client.edge._receipts._kept.values())
+    return list(client.edge.receipts.kept.values())
 
 
 def check(scenario: Callable[[Client, FakeCluster], Awaitable[None]], slots: int = 4, **settings: Any) -> None:
@@ -108,7 +108,7 @@ def test_a_lost_engine_is_told_with_the_replica_and_the_reason() -> None:
 
 def test_a_request_that_goes_on_elsewhere_tells_where_and_how_many_were_lost() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
-        cluster["r1"].engine._backend.freeze()  # type: ignore[attr-defined]
+        cluster["r1"].engine.backend.freeze()  # type: ignore[attr-defined]
         task = client.posting(ask("p"))
         await until(lambda: cluster["r1"].work == 1, SOON_S, "handed in")
         await cluster.add("r2")
@@ -168,7 +168,7 @@ def test_tokenizing_and_embedding_leave_receipts_and_teach_nothing() -> None:
         assert reply.status == 200
         (found,) = receipts(client)
         assert (found.outcome, found.replica_id) == (Outcome.OK, "r1")
-        assert len(client.edge._costs._estimator) == 0
+        assert len(client.edge.costs._estimator) == 0
 
     check(scenario)
 
@@ -195,9 +195,9 @@ def test_answers_that_end_by_themselves_teach_and_cut_ones_are_lower_bounds() ->
 def test_another_quantile_holds_from_the_next_request_on() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         edge = client.edge
-        admission = edge._settings.admission.model_copy(update={"output_quantile": 0.3})
-        edge.configure(edge._settings.model_copy(update={"admission": admission}), edge._keys)
-        assert edge._costs._estimator._quantile == 0.3
+        admission = edge.settings.admission.model_copy(update={"output_quantile": 0.3})
+        edge.configure(edge.settings.model_copy(update={"admission": admission}), edge.keys)
+        assert edge.costs._estimator._quantile == 0.3
 
     check(scenario)
 

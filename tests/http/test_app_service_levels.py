@@ -113,7 +113,7 @@ def test_levels_change_while_requests_run() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1")
         client = await Client(cluster, **levels(normal=EASY)).start()
-        settings = client.edge._settings
+        settings = client.edge.settings
         admission = type(settings.admission).model_validate(levels(normal={"ttft_slo_s": NEVER})["admission"])
         client.edge.configure(settings.model_copy(update={"admission": admission}), KeyRing(settings.auth))
         await client.post(ask("p", 7))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow
 from serve_app.http import body as body_module
 from serve_app.http.body import check_content, decode, read
-from serve_app.http.value_checks import SLICE_BYTES, _structural_count, check_count
+from serve_app.http.value_checks import SLICE_BYTES, check_count, structural_count
 from serve_app.settings import HttpSettings
 
 BOUNDS = HttpSettings()
@@ -182,7 +182,7 @@ def test_seven_megabytes_of_values_are_refused_by_their_first_part_and_not_decod
 
         return look
 
-    monkeypatch.setattr("serve_app.http.value_checks._structural_count", counted(_structural_count))
+    monkeypatch.setattr("serve_app.http.value_checks.structural_count", counted(structural_count))
     assert "values" in refusal(ATTACKS[attack]).message
     assert looked * SLICE_BYTES < 0.5 * len(ATTACKS[attack])
 

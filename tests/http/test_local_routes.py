@@ -54,7 +54,7 @@ def test_metrics_are_for_operators_and_scrapers() -> None:
         assert (await client.get("/metrics")).status == 200
         keys = {"sk-operator-0123456789": {"admin": True}, BATCH_KEY: {}}
         auth = AuthSettings.model_validate({"keys": [{"key": key, **role} for key, role in keys.items()]})
-        client.edge.configure(client.edge._settings, KeyRing(auth))
+        client.edge.configure(client.edge.settings, KeyRing(auth))
         assert [(await client.get("/metrics", key=key)).status for key in keys] == [200, 403]
 
     run(scenario)

@@ -10,7 +10,7 @@ from serve_app.core.queue.admission import ClassBound, QueuePolicy, TenantPolicy
 from serve_app.core.queue.policy import DEFAULT_MIN_SHARE
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
-from serve_app.router.model_router import _policy
+from serve_app.router.model_router import queue_policy
 from serve_app.settings import AdmissionSettings, parse
 from serve_app.settings.settings import DEFAULT_TENANT_WEIGHT
 from serve_app.types import RequestClass
@@ -31,7 +31,7 @@ def test_bounds_weights_and_shares_reach_the_line() -> None:
             }
         }
     ).admission
-    assert _policy(admission) == QueuePolicy(
+    assert queue_policy(admission) == QueuePolicy(
         7,
         5.0,
         6.0,
@@ -53,8 +53,8 @@ def test_levels_are_those_of_the_classes_that_promise_something() -> None:
 
 
 def test_defaults_are_those_of_the_line() -> None:
-    assert _policy(AdmissionSettings()).tenants == {}
-    assert _policy(AdmissionSettings()).min_share == DEFAULT_MIN_SHARE
+    assert queue_policy(AdmissionSettings()).tenants == {}
+    assert queue_policy(AdmissionSettings()).min_share == DEFAULT_MIN_SHARE
     assert TenantPolicy().weight == DEFAULT_TENANT_WEIGHT
 
 
@@ -93,4 +93,4 @@ def test_an_old_name_beside_the_new_one_is_refused() -> None:
 
 
 def test_no_settings_that_parse_are_refused_by_the_line() -> None:
-    _policy(parse({"admission": {"min_share": 0.25, "tenants": {"a": {"share": 1}}}}).admission)
+    queue_policy(parse({"admission": {"min_share": 0.25, "tenants": {"a": {"share": 1}}}}).admission)

@@ -62,7 +62,7 @@ def test_an_ejected_replica_is_nobodys_home() -> None:
         await cluster.add(*REPLICAS)
         router = await Router(cluster).start()
         found = await places(router)
-        sent = router.model._replicas.track_result("r2")
+        sent = router.model.replica_set.track_result("r2")
         sent.on_error(EngineUnreachable("gone"), connection_lost=True)
         sent.report()
         for before, now in zip(found, await places(router), strict=True):
@@ -115,7 +115,7 @@ def test_conversations_of_one_prefix_run_where_it_is_and_the_metrics_say_so() ->
         assert (await client.get("/metrics")).status == 200
         assert client.figures("serve_app_placed", "key", "place") == {("prefix", "home"): 24}
 
-        sent = client.model._replicas.track_result("r2")
+        sent = client.model.replica_set.track_result("r2")
         sent.on_error(EngineUnreachable("gone"), connection_lost=True)
         sent.report()
         await client.get("/metrics")

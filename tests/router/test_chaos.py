@@ -175,7 +175,7 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int, wi
             counted[Outcome.CANCELLED_RUNNING] = left
             assert +counted == +count(client, chaos.requests)
             assert client.at_rest(), client.view
-            channels = client.model._replicas.channels.values()
+            channels = client.model.replica_set.channels.values()
             assert not any(link.is_busy for link in channels)
             await until(lambda: not any(link.is_open for link in channels), SETTLE_S, "channels closed")  # noqa: B023
         seen = count(clients[0], chaos.requests) + count(clients[1], chaos.requests)

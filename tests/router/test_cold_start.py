@@ -46,7 +46,7 @@ def test_one_call_waits_for_all_who_wait_and_ends_with_the_first_replica() -> No
         await cluster.add("r1")
         await asyncio.gather(*asked)
         await until(lambda: router.handle.ringing == 0, SOON_S, "the bell is silent")
-        assert not router.model._cold_start.is_calling
+        assert not router.model.cold_start.is_calling
         await router.settled()
 
     run(scenario, scaled())

@@ -161,7 +161,7 @@ def test_a_replica_that_breaks_every_answer_in_the_middle_is_ejected() -> None:
             yield Piece(b"data: ", 200, "sse")
             raise EngineFailed("it broke")
 
-        cluster["r1"].engine._backend.run = breaking  # type: ignore[method-assign, assignment]
+        cluster["r1"].engine.backend.run = breaking  # type: ignore[method-assign, assignment]
         failed = 0
         for _ in range(20):
             try:

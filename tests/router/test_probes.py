@@ -47,7 +47,7 @@ def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_ru
         running = [router.asking(LONG) for _ in range(4)]
         await until(lambda: len(router.relayed) == 4, SOON_S, "two run on each")
         assert cluster["r1"].work == 2
-        health, sent = router.model.health, router.model._replicas.track_result("r1")
+        health, sent = router.model.health, router.model.replica_set.track_result("r1")
         sent.on_error(EngineUnreachable("gone"), connection_lost=True)
         sent.report()
         assert health.ejected_count == 1

@@ -186,10 +186,10 @@ def test_a_running_request_grows_from_credit_and_else_by_a_question() -> None:
             await until(lambda: first.credit()[1] > 10_000, SOON_S, "credit")
             await first.granted("credit")
             assert first.end.request_kv_tokens("credit", 500)
-            assert first.shared.core._accounts.held("r1")[1] == 510
+            assert first.shared.core.accounts.held("r1")[1] == 510
             whole = first.credit()[1] + 20_000
             assert not first.end.request_kv_tokens("credit", whole), "that is more than its credit"
-            await until(lambda: first.shared.core._accounts.held("r1")[1] == 510 + whole, SOON_S, "it has it")
+            await until(lambda: first.shared.core.accounts.held("r1")[1] == 510 + whole, SOON_S, "it has it")
             await second.hold_all(7)
             waiting = first.asking("line")
             await turns(1)
@@ -235,7 +235,7 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 await waits(one, actor, name)
             first.end.progress("runs", 5000)
             await until(lambda: not first.shared.core.router_session.has_sums, SOON_S, "it is told")
-            await until(lambda: not first.shared._calls, SOON_S, "and heard")
+            await until(lambda: not first.shared.calls, SOON_S, "and heard")
             second.done("holder 1")
             await asyncio.wait_for(asked[1], SOON_S)
             assert order == ["light"], "the heavy tenant came first, and has had more"

@@ -183,14 +183,14 @@ def test_a_model_that_is_retired_leaves_nothing_at_its_router_though_its_engines
             await asyncio.wait_for(first.run("a"), SOON_S)
             first.end.close()
             first.end.set_replica("r1", True)  # a timer that was still running
-            assert first.shared.core._accounts.names() == []
+            assert first.shared.core.accounts.names() == []
             await until(lambda: actor.held(first.name) == (0, 0), SOON_S, "its credit is the actor's")
             both = [asyncio.create_task(second.granted(f"{n}")) for n in range(4)]
             await asyncio.wait_for(asyncio.gather(*both), SOON_S)
             for n in range(4):
                 second.done(f"{n}")
             await at_rest(actor, second)
-            assert "r1" not in first.shared.core._in_flight.dropped_engines
+            assert "r1" not in first.shared.core.in_flight.dropped_engines
 
     run(scenario)
 
@@ -241,19 +241,19 @@ def test_after_its_stop_a_router_has_no_task_and_no_timer_whatever_ends_then() -
             held = await caller.hold_all(2)
             asked = [caller.asking(f"{number}") for number in range(600)]  # more than a message has
             await turns(3)
-            assert caller.shared._calls
+            assert caller.shared.calls
             await caller.shared.stop()
             caller.done(held[0])
             asked[0].cancel()
             await turns(5)
-            assert not caller.shared._calls
+            assert not caller.shared.calls
             for task in asked:
                 task.cancel()
             await asyncio.wait(asked)
             await turns(5)
             tasks = {task.get_name() for task in asyncio.all_tasks()}
             assert not tasks & {"queue-message", "queue-watch", "queue-reports"}
-            assert caller.shared._timer is None or caller.shared._timer.cancelled()
+            assert caller.shared.timer is None or caller.shared.timer.cancelled()
 
     run(scenario)
 
@@ -291,10 +291,10 @@ def test_a_router_keeps_nothing_of_what_has_ended(requests: int) -> None:
                 lambda: not any(one.shared.core.router_session.has_sums for one in callers), SOON_S, "all is told"
             )
             for one in callers:
-                assert one.shared._calls == set() or len(one.shared._calls) <= 1
-                assert len(one.shared.core.router_session._sending) <= 2
-                assert one.shared.core._in_flight.dropped_engines == {}
-            assert actor.core.queue.granting.requests._tickets.get("c0", {}) == {}
+                assert one.shared.calls == set() or len(one.shared.calls) <= 1
+                assert len(one.shared.core.router_session.sending) <= 2
+                assert one.shared.core.in_flight.dropped_engines == {}
+            assert actor.core.queue.granting.requests.tickets.get("c0", {}) == {}
 
     run(scenario)
 
@@ -336,13 +336,13 @@ def test_a_requests_context_is_not_that_of_the_words_it_causes(monkeypatch: pyte
         actor = FakeQuota({"r1": 1})
         async with fleet(actor, 2) as callers:
             await callers[0].hold_all(1)
-            speak = callers[1].shared._exchange
+            speak = callers[1].shared.exchange
 
             async def heard(told: RouterMessage) -> ActorReply:
                 seen.append(whose.get())
                 return await speak(told)
 
-            monkeypatch.setattr(callers[1].shared, "_exchange", heard)
+            monkeypatch.setattr(callers[1].shared, "exchange", heard)
             whose.set("a request's")
             asked = callers[1].asking("b")
             await turns()

@@ -25,14 +25,14 @@ class Stack:
         """Nothing waits or runs, and the ledger holds credit and nothing else."""
 
         def rest() -> bool:
-            if self.actor.core.queue.granting.requests._requests:
+            if self.actor.core.queue.granting.requests.by_ticket:
                 return False
             if any(one.model.granted + one.model.waiting for one in self.routers):
                 return False
             for engine in self.actor.slots:
                 free = list(self.actor.free(engine))
                 for number, line in enumerate(self.lines):
-                    credit = line.core._accounts.credit(engine)
+                    credit = line.core.accounts.credit(engine)
                     if credit != self.actor.held(f"router {number}", engine):
                         return False
                     free = [one + other for one, other in zip(free, credit, strict=True)]
@@ -74,7 +74,7 @@ def test_an_engine_that_dies_costs_no_request_of_any_router_and_no_slot() -> Non
         cluster.kill("r1")
         await asyncio.gather(*asked)
         await there.at_rest()
-        assert all(line.core._accounts.names() == ["r2"] for line in there.lines)
+        assert all(line.core.accounts.names() == ["r2"] for line in there.lines)
 
     run(scenario, model(slots=SLOTS), waits=quota.WAITS)
 
@@ -97,7 +97,7 @@ def test_an_engine_that_drains_finishes_what_it_runs_and_gets_nothing_new() -> N
         for task in running:
             task.cancel()
         await asyncio.wait(running)
-        await until(lambda: "r1" not in there.lines[0].core._accounts, SOON_S, "the first is done with it")
+        await until(lambda: "r1" not in there.lines[0].core.accounts, SOON_S, "the first is done with it")
         there.actor.engine_ends("r1")
         await there.at_rest()
 
@@ -135,7 +135,7 @@ def cluster_submits(router: Router, engine: str) -> list[str]:
 
 
 def credit(there: Stack, router: int, engine: str) -> int:
-    return there.lines[router].core._accounts.credit(engine)[0]
+    return there.lines[router].core.accounts.credit(engine)[0]
 
 
 def test_while_an_engine_is_on_probation_no_more_than_its_probe_is_sent_there() -> None:

@@ -107,7 +107,7 @@ def test_answers_that_come_in_the_opposite_order_are_taken_in_their_own() -> Non
             assert len(held) == SLOTS
             order.clear()
             kept: list[asyncio.Future[None]] = []
-            exchange = second.shared._exchange
+            exchange = second.shared.exchange
 
             async def kept_back(told):  # type: ignore[no-untyped-def]
                 reply = await exchange(told)
@@ -120,13 +120,13 @@ def test_answers_that_come_in_the_opposite_order_are_taken_in_their_own() -> Non
                 await mine
                 return reply
 
-            second.shared._exchange = kept_back
+            second.shared.exchange = kept_back
             first.done("holder 0")
             asked = []
             for number in range(8):
                 asked.append(second.asking(f"{number}"))
                 await asyncio.sleep(0.002)
-            second.shared._exchange = exchange
+            second.shared.exchange = exchange
             for number in range(1, SLOTS):
                 first.done(f"holder {number}")
             for number, task in enumerate(asked):
@@ -212,7 +212,7 @@ def test_an_actor_that_fails_at_one_word_is_left_alone_for_a_pause_and_hears_it_
     async def scenario() -> None:
         actor = FakeQuota({"r1": 2})
         async with fleet(actor, 1) as (caller,):
-            exchange, failures = caller.shared._exchange, []
+            exchange, failures = caller.shared.exchange, []
 
             async def fails(told):  # type: ignore[no-untyped-def]
                 if len(failures) < 3:
@@ -220,7 +220,7 @@ def test_an_actor_that_fails_at_one_word_is_left_alone_for_a_pause_and_hears_it_
                     raise Away("an error of its own")
                 return await exchange(told)
 
-            caller.shared._exchange = fails
+            caller.shared.exchange = fails
             names = [f"{n}" for n in range(6)]
             served = [asyncio.create_task(caller.run(name)) for name in names]
             await asyncio.wait_for(asyncio.gather(*served), SOON_S)
@@ -293,7 +293,7 @@ def test_a_request_whose_decision_got_lost_is_ended_within_some_beats(monkeypatc
     run(scenario)
 
 
-@pytest.mark.parametrize("method", ["_exchange", "_watch"])
+@pytest.mark.parametrize("method", ["exchange", "_watch"])
 def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_reports(method: str) -> None:
     async def scenario() -> None:
         actor = FakeQuota({"r1": 1})
@@ -339,6 +339,6 @@ def test_an_error_of_the_core_costs_a_pause_and_no_task(broken: str) -> None:
             caller.done("a")
             await spoken(caller)
             await at_rest(actor, caller)
-            assert not any(task.done() for task in caller.shared._tasks)
+            assert not any(task.done() for task in caller.shared.tasks)
 
     run(scenario)

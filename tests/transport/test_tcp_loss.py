@@ -125,7 +125,7 @@ def test_nonsense_from_a_replica_is_a_broken_channel(nonsense: bytes, loop: Loop
         await cluster.add(REPLICA)
         link, _ = wired(cluster)
         requests = await running(link, cluster, 3)
-        (visitor,) = cluster[REPLICA].engine._wire._connections  # type: ignore[union-attr]
+        (visitor,) = cluster[REPLICA].engine.wire.connections  # type: ignore[union-attr]
         visitor.framing.send(nonsense)
         assert await failures(requests) == {"EngineFailed"}
         assert await until(lambda: not cluster[REPLICA].work, SOON_S, "aborted") < 1.0

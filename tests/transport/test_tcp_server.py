@@ -118,7 +118,7 @@ def test_the_engines_failure_reaches_the_call_and_one_that_nobody_holds_is_forgo
         await until(lambda: replica.work == 2, SOON_S, "both run")
         call = holding(replica, 1)
         await asyncio.sleep(0)
-        await replica.engine._backend.shutdown()
+        await replica.engine.backend.shutdown()
         with pytest.raises(EngineFailed):
             await call
         peer.send(CANCEL + msgspec.msgpack.encode(2))

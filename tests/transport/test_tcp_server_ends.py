@@ -141,11 +141,11 @@ def test_frames_for_a_router_that_reads_nothing_grow_together_and_the_others_go_
         stuck.send(address.ticket)
         await stuck.read()
         other = await Peer.enter(replica, "other")
-        visitor = replica.engine._wire._by_router["stuck"]  # type: ignore[union-attr]
+        visitor = replica.engine.wire._by_router["stuck"]  # type: ignore[union-attr]
         assert visitor.framing.transport is not None
         far: socket.socket = visitor.framing.transport.get_extra_info("socket")
         far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        box = replica.engine._attachments["stuck"].batcher
+        box = replica.engine.attachments["stuck"].batcher
         for number in (1, 2, 3):
             stuck.hand_in(number, MANY)
         await until(lambda: visitor.framing._writable is not None, SOON_S, "its buffers are full")
@@ -176,7 +176,7 @@ def test_closing_ends_every_connection_and_request_and_lets_nobody_in(loop: Loop
         await until(lambda: replica.work == 1, SOON_S, "it runs")
         call = holding(replica, 1)
         await asyncio.sleep(0)
-        wire = replica.engine._wire
+        wire = replica.engine.wire
         assert wire is not None
         assert wire._server is not None
         port = wire._server.sockets[0].getsockname()[1]
@@ -189,6 +189,6 @@ def test_closing_ends_every_connection_and_request_and_lets_nobody_in(loop: Loop
             await replica.engine.open_wire("router", REPLICA)
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(LOOPBACK, port)
-        wire._tickets.clear()  # else the next 10 s would
+        wire.tickets.clear()  # else the next 10 s would
 
     run(scenario, loop=loop)

@@ -72,7 +72,7 @@ def test_one_connection_has_one_try(loop: Loop) -> None:
         peer.send(b"?" * TICKET_BYTES, address.ticket, encoded(1, prompt="a", max_tokens=3))
         assert await peer.cut() == b""
         assert (known(replica), replica.work) == ({"tickets": 1}, 0)
-        replica.engine._wire._tickets.clear()  # type: ignore[union-attr]  # else the next 10 s would
+        replica.engine.wire.tickets.clear()  # type: ignore[union-attr]  # else the next 10 s would
 
     run(scenario, loop=loop)
 
@@ -146,7 +146,7 @@ def test_32_mib_before_the_ticket_are_not_read(loop: Loop) -> None:
                 await asyncio.wait_for(peer.writer.drain(), SOON_S)
         peer.leave()
         assert 0 < received <= 2**18  # the one piece that held the length; both loops read no more at a time
-        replica.engine._wire._tickets.clear()  # type: ignore[union-attr]  # else the next 10 s would
+        replica.engine.wire.tickets.clear()  # type: ignore[union-attr]  # else the next 10 s would
 
     run(scenario, loop=loop)
 
@@ -155,11 +155,11 @@ def test_it_listens_on_the_nodes_address_alone_and_notices_a_dead_peer() -> None
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         peer = await Peer.enter(replica)
-        wire = replica.engine._wire
+        wire = replica.engine.wire
         assert wire is not None
         assert wire._server is not None
         assert [end.getsockname()[0] for end in wire._server.sockets] == [LOOPBACK]
-        (visitor,) = wire._connections
+        (visitor,) = wire.connections
         assert visitor.framing.transport is not None
         end: socket.socket = visitor.framing.transport.get_extra_info("socket")
         assert {key: end.getsockopt(key[0], getattr(socket, key[1])) for key in KEEPALIVE} == KEEPALIVE

@@ -101,27 +101,27 @@ class Receipts:
         if limit < 1:
             raise ValueError(f"limit is {limit}")
         self._limit = limit
-        self._kept: OrderedDict[str, Receipt] = OrderedDict()
+        self.kept: OrderedDict[str, Receipt] = OrderedDict()
         self._by_client: dict[str, str] = {}  # the latest request id by client id
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.kept)
 
     def add(self, receipt: Receipt) -> None:
         """Keep a receipt; it replaces one with the same id."""
-        self._forget(self._kept.pop(receipt.request_id, None))
-        self._kept[receipt.request_id] = receipt
+        self._forget(self.kept.pop(receipt.request_id, None))
+        self.kept[receipt.request_id] = receipt
         if receipt.client_id:
             self._by_client[receipt.client_id] = receipt.request_id
-        if len(self._kept) > self._limit:
-            self._forget(self._kept.popitem(last=False)[1])
+        if len(self.kept) > self._limit:
+            self._forget(self.kept.popitem(last=False)[1])
 
     def find(self, request_id: str) -> Receipt | None:
         """Find by our id, the OpenAI object's id, or the client's. None: there was none, or it is no longer kept."""
         wanted = request_id[:MAX_TEXT_CHARS]
         bare = next((wanted.removeprefix(one) for one in OBJECT_PREFIXES if wanted.startswith(one)), wanted)
         for name in (wanted, bare, self._by_client.get(wanted, "")):
-            if (found := self._kept.get(name)) is not None:
+            if (found := self.kept.get(name)) is not None:
                 return found
         return None
 

@@ -21,7 +21,7 @@ class ActorCredit:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._accounts: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
+        self.by_router: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
         self._in_use: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine: what requests hold of that
         self.opened: set[tuple[str, str]] = set()  # pairs of router and engine with a new account
         self.freed: set[str] = set()  # engines and sessions with returned slots
@@ -29,15 +29,15 @@ class ActorCredit:
 
     def account(self, router: str, engine: str) -> tuple[int, int]:
         """Slots and KV tokens of an account; zero if unknown."""
-        return self._accounts.get(router, {}).get(engine, (0, 0))
+        return self.by_router.get(router, {}).get(engine, (0, 0))
 
     def accounts_of(self, router: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """The accounts of a router, by engine."""
-        return iter(list(self._accounts.get(router, {}).items()))
+        return iter(list(self.by_router.get(router, {}).items()))
 
     def routers(self, engine: str) -> list[str]:
         """Routers with an account on an engine. O(routers)."""
-        return [router for router, accounts in self._accounts.items() if engine in accounts]
+        return [router for router, accounts in self.by_router.items() if engine in accounts]
 
     def report_in_use(self, router: str, in_use: Iterable[Amount]) -> None:
         """A router reports what its requests hold; missing engines count as zero."""
@@ -46,7 +46,7 @@ class ActorCredit:
     def recount(self, routers: Iterable[str]) -> None:
         """After an error: set the accounts from the ledger. O(routers x engines)."""
         engines = [one.lease_id for kind in (LeaseKind.ENGINE, LeaseKind.SESSION) for one in self._ledger.leases(kind)]
-        for router in {*self._accounts, *routers}:
+        for router in {*self.by_router, *routers}:
             for engine in engines:
                 slots, tokens = (self._leased_amount(pool, router) for pool in (slots_of(engine), engine))
                 self._set_account(router, engine, slots, tokens)
@@ -58,7 +58,7 @@ class ActorCredit:
 
     def unused_tokens(self, engine: str) -> int:
         """KV tokens of an engine in accounts but not in use, by the routers' last reports. O(routers)."""
-        had = sum(accounts[engine][1] for accounts in self._accounts.values() if engine in accounts)
+        had = sum(accounts[engine][1] for accounts in self.by_router.values() if engine in accounts)
         return max(0, had - self.in_use(engine)[1])
 
     def free(self, engine: str) -> tuple[int, int]:
@@ -122,33 +122,33 @@ class ActorCredit:
 
     def remove_router(self, router: str) -> list[str]:
         """Remove a router; returns the engines on which it had an account."""
-        engines = list(self._accounts.get(router, ()))
+        engines = list(self.by_router.get(router, ()))
         for engine in engines:
             if slots_of(engine) in self._ledger:  # otherwise its leases have ended with the engine
                 self._end_lease(slots_of(engine), router)
                 self._end_lease(engine, router)
-        self._accounts.pop(router, None)
+        self.by_router.pop(router, None)
         self._in_use.pop(router, None)
         return engines
 
     def remove_engine(self, engine: str) -> dict[str, tuple[int, int]]:
         """Remove an engine whose leases have ended; returns each router's account there."""
-        had = {router: accounts.pop(engine) for router, accounts in self._accounts.items() if engine in accounts}
+        had = {router: accounts.pop(engine) for router, accounts in self.by_router.items() if engine in accounts}
         for router in had:
-            if not self._accounts[router]:
-                del self._accounts[router]
+            if not self.by_router[router]:
+                del self.by_router[router]
         return had
 
     def _set_account(self, router: str, engine: str, slots: int, tokens: int) -> None:
         if slots or tokens:
-            accounts = self._accounts.setdefault(router, {})
+            accounts = self.by_router.setdefault(router, {})
             if engine not in accounts:
                 self.opened.add((router, engine))
             accounts[engine] = (slots, tokens)
-        elif engine in self._accounts.get(router, {}):
-            del self._accounts[router][engine]
-            if not self._accounts[router]:
-                del self._accounts[router]
+        elif engine in self.by_router.get(router, {}):
+            del self.by_router[router][engine]
+            if not self.by_router[router]:
+                del self.by_router[router]
 
     def _resize_lease(self, pool: str, router: str, before: int, after: int, *, growth: bool) -> None:
         lease = _lease_id(pool, router)

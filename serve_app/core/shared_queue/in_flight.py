@@ -63,7 +63,7 @@ class InFlight:
 
     def __init__(self, accounts: RouterCredit, session: RouterSession) -> None:
         self._accounts, self._router_session = accounts, session
-        self._running: dict[str, RunningRequest] = {}
+        self.running: dict[str, RunningRequest] = {}
         self._counts: Counter[str] = Counter()  # by model
         self.touched_engines: set[str] = set()  # engines whose credit has changed
         self.dropped_engines: dict[
@@ -72,10 +72,10 @@ class InFlight:
         self.sessions: dict[str, SessionOpened] = {}  # open sessions, by name
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._running
+        return request_id in self.running
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self.running)
 
     def count(self, model: str) -> int:
         """The number of running requests of a model."""
@@ -95,7 +95,7 @@ class InFlight:
             self.dropped_engines[engine] = None
         if engine not in self._accounts:
             return
-        for request_id in [one for one, run in self._running.items() if run.engine == engine]:
+        for request_id in [one for one, run in self.running.items() if run.engine == engine]:
             self._forget(request_id)
         self.touched_engines.discard(engine)
         self._accounts.drop_engine(engine)
@@ -166,7 +166,7 @@ class InFlight:
 
     def end(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> RunningRequest | None:
         """A request has ended after so many tokens (None: not known, its estimate counts); None: it did not run."""
-        run = self._running.get(request_id)
+        run = self.running.get(request_id)
         if run is None:
             return None
         self._forget(request_id)
@@ -191,12 +191,12 @@ class InFlight:
 
     def output_tokens(self, request_id: str) -> int:
         """Output tokens of a request so far; 0 if it does not run."""
-        run = self._running.get(request_id)
+        run = self.running.get(request_id)
         return 0 if run is None else run.output_tokens
 
     def progress(self, request_id: str, output_tokens: int) -> None:
         """A request has generated this many more tokens."""
-        run = self._running.get(request_id)
+        run = self.running.get(request_id)
         if run is None:
             return
         run.output_tokens += output_tokens
@@ -208,7 +208,7 @@ class InFlight:
 
     def grow(self, request_id: str, tokens: int) -> bool:
         """A request needs more KV tokens; False: they are requested from the actor, not granted yet."""
-        run = self._running.get(request_id)
+        run = self.running.get(request_id)
         if run is None:
             return False
         if not run.ticket and self._accounts.credit(run.engine)[1] >= tokens:
@@ -222,7 +222,7 @@ class InFlight:
 
     def _kv_token_requests(self) -> list[KvTokenRequest]:
         """The open KV token requests, for a new incarnation. O(requests)."""
-        running = self._running.items()
+        running = self.running.items()
         return [
             KvTokenRequest(request_id, "", run.engine, run.owed_tokens, run.arrival.request_class)
             for request_id, run in running
@@ -231,7 +231,7 @@ class InFlight:
 
     def _reclaim(self, engine: str, above: RequestClass) -> None:
         """Return KV tokens beyond the estimates of requests below a class; they become KV debt. O(requests)."""
-        for request_id, run in self._running.items():
+        for request_id, run in self.running.items():
             more, level = run.tokens - run.estimated_tokens, run.arrival.request_class
             if run.engine == engine and level < above and more > 0:
                 self._accounts.add_held(engine, 0, -more)
@@ -241,7 +241,7 @@ class InFlight:
 
     def _on_kv_token_grant(self, grant: KvTokenGrant) -> None:
         """The actor has granted a request more KV tokens."""
-        run = self._running.get(grant.request_id)
+        run = self.running.get(grant.request_id)
         if run is not None and run.drawn is not None and (run.drawn.lease, run.ticket) == (grant.engine, grant.ticket):
             run.drawn = run.drawn._replace(tokens=run.drawn.tokens + grant.tokens)
             run.owed_tokens -= grant.tokens
@@ -255,7 +255,7 @@ class InFlight:
 
     def _reduce_draws(self, lease: str, slots: int, tokens: int) -> None:
         """Reduce the draws on a session by what the actor could not book: it may have ended. O(requests)."""
-        for run in self._running.values():
+        for run in self.running.values():
             drawn = run.drawn
             if drawn is not None and drawn.lease == lease:
                 less_slots, less_tokens = min(slots, drawn.slots), min(tokens, drawn.tokens)
@@ -265,20 +265,20 @@ class InFlight:
     def session_draws(self, waiting: Iterable[SessionDraw] = ()) -> tuple[Amount, ...]:
         """Draws on sessions by running requests, plus those of waiting ones, by lease. O(requests)."""
         found: dict[str, tuple[int, int]] = {}
-        for one in (*(run.drawn for run in self._running.values() if run.drawn is not None), *waiting):
+        for one in (*(run.drawn for run in self.running.values() if run.drawn is not None), *waiting):
             slots, tokens = found.get(one.lease, (0, 0))
             found[one.lease] = slots + one.slots, tokens + one.tokens
         return tuple(Amount(lease, *amounts) for lease, amounts in found.items())
 
     def by_id(self) -> dict[str, RunningRequest]:
         """All running requests, by id."""
-        return dict(self._running)
+        return dict(self.running)
 
     def recount(self) -> list[str]:
         """Set each engine's held amount to the sum of its requests; returns engines where it differed.
         O(requests + engines)."""
         held = {engine: [0, 0] for engine in self._accounts.names()}
-        for run in self._running.values():
+        for run in self.running.values():
             held[run.engine][0] += run.slots
             held[run.engine][1] += run.tokens
         wrong = [engine for engine, sums in held.items() if tuple(sums) != self._accounts.held(engine)]
@@ -291,7 +291,7 @@ class InFlight:
         """First events of an incarnation; running requests lose their tickets. `credit_valid`: the credit is still
         this router's. O(requests + engines)."""
         self.dropped_engines.clear()
-        for run in self._running.values():
+        for run in self.running.values():
             run.ticket = ""
         reached = (EngineReachability(model, engine, usable) for engine, model, usable in self._accounts.engines())
         return [
@@ -302,14 +302,14 @@ class InFlight:
         ]
 
     def _begin(self, run: RunningRequest) -> None:
-        self._running[run.arrival.request_id] = run
+        self.running[run.arrival.request_id] = run
         self._counts[run.model] += 1
         if self._accounts.takes_no_more(run.engine) and self._accounts.set_reachability(run.model, run.engine, False):
             self._router_session.put(EngineReachability(run.model, run.engine, False))  # an engine for a single request
             self.touched_engines.add(run.engine)
 
     def _forget(self, request_id: str) -> None:
-        model = self._running.pop(request_id).model
+        model = self.running.pop(request_id).model
         self._counts[model] -= 1
         if not self._counts[model]:
             del self._counts[model]

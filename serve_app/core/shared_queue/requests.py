@@ -49,8 +49,8 @@ class ActorRequests:
         self.models: dict[str, ModelState] = {}
         self.closed_engines: frozenset[str] = frozenset()  # engines on which the routers' holdings are unknown
         self.touched_models: set[str] = set()  # models with a decision since the last event
-        self._requests: dict[str, ActorRequest] = {}
-        self._tickets: dict[str, dict[str, None]] = {}  # by router, in order of arrival
+        self.by_ticket: dict[str, ActorRequest] = {}
+        self.tickets: dict[str, dict[str, None]] = {}  # by router, in order of arrival
         self._grants_to_retry: list[str] = []  # tickets whose grant could not be charged or reached
         self._waiting_for_session: dict[
             str, dict[str, None]
@@ -59,8 +59,8 @@ class ActorRequests:
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """Queue a request, or begin it in its session; its deadline is in this clock."""
         model_state = self.model_state(model)
-        request = self._requests[arrival.request_id] = ActorRequest(router, model, arrival, arrived_s)
-        self._tickets.setdefault(router, {})[arrival.request_id] = None
+        request = self.by_ticket[arrival.request_id] = ActorRequest(router, model, arrival, arrived_s)
+        self.tickets.setdefault(router, {})[arrival.request_id] = None
         request.arrival = replace(arrival, avoid_replicas=self._engines_to_avoid(request))
         if arrival.session is not None:
             self._draw_on_session(request, now)
@@ -77,7 +77,7 @@ class ActorRequests:
 
     def release_holdings(self, ticket: str) -> None:
         """Free a granted request's slots and tokens for the caller, before the queue processes its end."""
-        request = self._requests[ticket]
+        request = self.by_ticket[ticket]
         self.accounts.give_back(request.router, request.engine, request.slots, request.tokens)
         request.slots = request.tokens = 0
 
@@ -91,7 +91,7 @@ class ActorRequests:
 
     def progress(self, ticket: str, output_tokens: int, now: float) -> None:
         """A request has generated this many more tokens."""
-        request = self._requests.get(ticket)
+        request = self.by_ticket.get(ticket)
         if request is not None:
             self._charge_use(request, output_tokens)
             self.apply_actions(
@@ -100,7 +100,7 @@ class ActorRequests:
 
     def report_status(self, router: str, ticket: str, now: float) -> None:
         """Send the queue position of a ticket, if it waits."""
-        request = self._requests.get(ticket)
+        request = self.by_ticket.get(ticket)
         status = None if request is None else self.models[request.model].admission.status(ticket, now)
         if status is not None:
             self._send(router, StatusReply(status))
@@ -116,7 +116,7 @@ class ActorRequests:
         again, self._grants_to_retry = self._grants_to_retry, []
         while again:
             for ticket in again:
-                request = self._requests.get(ticket)
+                request = self.by_ticket.get(ticket)
                 if request is None or request.engine:  # queued again and granted since
                     continue
                 if not self._is_avoid_outdated(ticket):
@@ -146,7 +146,7 @@ class ActorRequests:
             if one is None or not slots or one.engine in self.closed_engines:
                 continue
             for ticket in self._waiting_for_session.get(lease, ()):
-                request = self._requests[ticket]
+                request = self.by_ticket[ticket]
                 drawn = request.drawn
                 whole = replace(
                     request.original_arrival or request.arrival, avoid_replicas=request.arrival.avoid_replicas
@@ -163,20 +163,20 @@ class ActorRequests:
 
     def get(self, ticket: str) -> ActorRequest | None:
         """The request of a ticket; None: unknown."""
-        return self._requests.get(ticket)
+        return self.by_ticket.get(ticket)
 
     def has_requests(self, model: str) -> bool:
         """Whether a model has waiting or running requests. O(requests)."""
-        return any(request.model == model for request in self._requests.values())
+        return any(request.model == model for request in self.by_ticket.values())
 
     def forget_routers(self, routers: Sequence[str], now: float) -> None:
         """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
-        tickets = [ticket for router in routers for ticket in self._tickets.pop(router, ()) if ticket in self._requests]
-        for ticket in [one for one in tickets if not self._requests[one].engine]:
+        tickets = [ticket for router in routers for ticket in self.tickets.pop(router, ()) if ticket in self.by_ticket]
+        for ticket in [one for one in tickets if not self.by_ticket[one].engine]:
             tickets.remove(ticket)  # waiting ones first: none is granted what another one's end frees
             self.cancel(ticket, now)  # it may have been granted by the cancellation before
         for ticket in tickets:
-            request = self._requests.pop(ticket, None)
+            request = self.by_ticket.pop(ticket, None)
             if request is None:  # refused meanwhile
                 continue
             self._release(request, now)
@@ -186,27 +186,27 @@ class ActorRequests:
 
     def requeue_router(self, router: str, model: str, now: float) -> None:
         """A router reaches other engines of a model: queue its waiting requests again, the oldest first."""
-        tickets = [one for one in self._tickets.get(router, ()) if self._is_avoid_outdated(one, model)]
-        for ticket in sorted(tickets, key=lambda one: self._requests[one].arrived_s):
-            if ticket in self._requests and not self._requests[ticket].engine:
+        tickets = [one for one in self.tickets.get(router, ()) if self._is_avoid_outdated(one, model)]
+        for ticket in sorted(tickets, key=lambda one: self.by_ticket[one].arrived_s):
+            if ticket in self.by_ticket and not self.by_ticket[ticket].engine:
                 self._requeue(ticket, now)
 
     def end_router_on_engine(self, router: str, engine: str, now: float) -> None:
         """A router has dropped an engine: end its requests there. O(requests of the router)."""
-        for ticket in [one for one in self._tickets.get(router, ()) if self._requests[one].engine == engine]:
+        for ticket in [one for one in self.tickets.get(router, ()) if self.by_ticket[one].engine == engine]:
             self.cancel(ticket, now)
 
     def drop_engine(self, engine: str, routers: Iterable[str]) -> None:
         """An engine is gone: forget the requests of these routers there."""
         for router in routers:
-            tickets = self._tickets.get(router, {})
-            for ticket in [one for one in tickets if self._requests[one].engine == engine]:
+            tickets = self.tickets.get(router, {})
+            for ticket in [one for one in tickets if self.by_ticket[one].engine == engine]:
                 tickets.pop(ticket, None)
-                del self._requests[ticket]
+                del self.by_ticket[ticket]
 
     def _is_avoid_outdated(self, ticket: str, model: str = "") -> bool:
         """Whether a ticket waits (for this model) and the engines it avoids are not those its router cannot reach."""
-        request = self._requests.get(ticket)
+        request = self.by_ticket.get(ticket)
         if request is None or request.engine or model not in ("", request.model):
             return False
         return request.arrival.avoid_replicas != self._engines_to_avoid(request)
@@ -226,11 +226,11 @@ class ActorRequests:
 
     def _take_from_queue(self, ticket: str, now: float) -> ActorRequest:
         """Remove a request from its model's queue without ending it."""
-        request = self._requests.pop(ticket)  # decisions during its removal do not apply to it
+        request = self.by_ticket.pop(ticket)  # decisions during its removal do not apply to it
         self.apply_actions(
             request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
         )
-        self._requests[ticket] = request
+        self.by_ticket[ticket] = request
         return request
 
     def _draw_on_session(self, request: ActorRequest, now: float) -> None:
@@ -278,9 +278,9 @@ class ActorRequests:
 
     def detach_from_sessions(self, routers: Iterable[str], leases: Sequence[str], now: float) -> None:
         """Let requests that wait for the engine of these sessions wait for any engine."""
-        tickets = [ticket for router in routers for ticket in self._tickets.get(router, ())]
+        tickets = [ticket for router in routers for ticket in self.tickets.get(router, ())]
         for ticket in tickets:
-            request = self._requests.get(ticket)
+            request = self.by_ticket.get(ticket)
             if request is None or (drawn := request.drawn) is None or drawn.lease not in leases:
                 continue
             if request.engine or request.original_arrival is None:
@@ -298,10 +298,10 @@ class ActorRequests:
             self.add_usage(CreditUsage(request.model, arrival.request_class, arrival.tenant, 0, 0, output_tokens))
 
     def _end(self, ticket: str, now: float) -> ActorRequest | None:
-        request = self._requests.pop(ticket, None)
+        request = self.by_ticket.pop(ticket, None)
         if request is None:
             return None
-        self._tickets.get(request.router, {}).pop(ticket, None)
+        self.tickets.get(request.router, {}).pop(ticket, None)
         self._kv_debt.end_ticket(ticket)
         self._end_session_wait(request)
         if request.drawn is not None:
@@ -318,7 +318,7 @@ class ActorRequests:
         for action in actions:
             if action.request_id == ended_ticket:
                 continue
-            request = self._requests[action.request_id]
+            request = self.by_ticket[action.request_id]
             if isinstance(action, Refuse):
                 if request.drawn is not None:
                     self._send(request.router, request.drawn._replace(slots=0, tokens=0))

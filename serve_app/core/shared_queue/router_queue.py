@@ -67,10 +67,10 @@ class RouterQueue:
     def __init__(self, router: str, incarnation: int = 0) -> None:
         self.router_session = RouterSession(router, incarnation)
         self._router = router
-        self._accounts = RouterCredit()
+        self.accounts = RouterCredit()
         self._policies: dict[str, QueuePolicy] = {}
-        self._pending = PendingRequests()
-        self._in_flight = InFlight(self._accounts, self.router_session)
+        self.pending = PendingRequests()
+        self.in_flight = InFlight(self.accounts, self.router_session)
         self._ticket_numbers = itertools.count(1)
         self._early_refusal = EarlyRefusal(self.router_session, self._policies)
         self._credit_valid_until = -math.inf
@@ -78,7 +78,7 @@ class RouterQueue:
         self.granted_on_credit = 0  # counters
         self.granted_by_actor = 0
         self._unmatched: dict[str, object] = {}  # requests that differed between both sides at the last check
-        self.sessions = self._in_flight.sessions  # open sessions, by name
+        self.sessions = self.in_flight.sessions  # open sessions, by name
         self._begin_incarnation(0, 0.0)
 
     def serve(self, model: str, policy: QueuePolicy) -> None:
@@ -95,12 +95,12 @@ class RouterQueue:
         self, model: str, engine: str, usable: bool, now: float, *, single_request: bool = False
     ) -> list[Action]:
         """Set whether requests can be sent to an engine. `single_request`: one only, until this is called again."""
-        self._in_flight.set_reachability(model, engine, usable, single_request)
+        self.in_flight.set_reachability(model, engine, usable, single_request)
         return self._serve_alone(now, model)
 
     def drop_engine(self, engine: str) -> None:
         """An engine is gone: forget its requests; a request may arrive again under the same id."""
-        self._in_flight.drop_engine(engine)
+        self.in_flight.drop_engine(engine)
 
     def decides_alone(self, model: str) -> bool:
         """Whether this router grants waiting requests on its credit: the actor is away, or does not know yet what all
@@ -111,7 +111,7 @@ class RouterQueue:
 
     def on_arrive(self, model: str, arrival: Arrival, now: float) -> list[Action]:
         """Grant, refuse or queue a request. Raises ValueError if one of this id waits or runs."""
-        if arrival.request_id in self._pending or arrival.request_id in self._in_flight:
+        if arrival.request_id in self.pending or arrival.request_id in self.in_flight:
             raise ValueError(f"{arrival.request_id!r} waits or runs already")
         if arrival.deadline is not None and arrival.deadline <= now:
             return [self._early_refusal.refusal(model, arrival, RefusalReason.DEADLINE)]
@@ -120,7 +120,7 @@ class RouterQueue:
         if arrival.session is not None and not alone:
             self._add_pending(waiting, now)
             return []
-        if not self._pending.count(model) and (alone or model not in self.router_session.contended):
+        if not self.pending.count(model) and (alone or model not in self.router_session.contended):
             granted = self._grant_on_credit(waiting, now)
             if granted is not None:
                 self._balance_credit(now)
@@ -128,7 +128,7 @@ class RouterQueue:
         if not alone:
             reason = self._early_refusal.refusal_reason(model, arrival, now)
         else:
-            full = self._pending.is_full(model, self._policies.get(model, DEFAULT_POLICY), arrival.request_class)
+            full = self.pending.is_full(model, self._policies.get(model, DEFAULT_POLICY), arrival.request_class)
             reason = RefusalReason.QUEUE_FULL if full and not arrival.accepted else None
         if reason is not None:
             return [self._early_refusal.refusal(model, arrival, reason)]
@@ -138,7 +138,7 @@ class RouterQueue:
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """Cancel a waiting or running request; its generated tokens count. An unknown id changes nothing."""
         if self._withdraw(request_id) is None:
-            return self.on_done(request_id, now, None, self._in_flight.output_tokens(request_id))
+            return self.on_done(request_id, now, None, self.in_flight.output_tokens(request_id))
         return []
 
     def on_done(
@@ -148,7 +148,7 @@ class RouterQueue:
 
         An unknown id, or one that waits, changes nothing.
         """
-        run = self._in_flight.end(request_id, prompt_tokens, output_tokens)
+        run = self.in_flight.end(request_id, prompt_tokens, output_tokens)
         if run is None or run.ticket:
             return []
         actions = self._serve_alone(now, run.model)
@@ -157,19 +157,19 @@ class RouterQueue:
 
     def on_progress(self, request_id: str, output_tokens: int) -> None:
         """A request has generated this many more tokens."""
-        self._in_flight.progress(request_id, output_tokens)
+        self.in_flight.progress(request_id, output_tokens)
 
     def grow(self, request_id: str, tokens: int) -> bool:
         """A running request needs more KV tokens; False: they are requested from the actor, not granted yet."""
-        return self._in_flight.grow(request_id, tokens)
+        return self.in_flight.grow(request_id, tokens)
 
     def on_tick(self, now: float) -> list[Action]:
         """Refuse requests whose wait is over, submitted ones included."""
         actions: list[Action] = []
-        while (late := self._pending.first_overdue(now)) is not None:
+        while (late := self.pending.first_overdue(now)) is not None:
             self._withdraw(late.request_id)
             deadline = late.arrival.deadline
-            served = any(usable for _, model, usable in self._accounts.engines() if model == late.model)
+            served = any(usable for _, model, usable in self.accounts.engines() if model == late.model)
             reason = RefusalReason.TIMEOUT if served else RefusalReason.NO_REPLICA
             if deadline is not None and deadline <= now:
                 reason = RefusalReason.DEADLINE
@@ -178,34 +178,34 @@ class RouterQueue:
 
     def next_due(self) -> float | None:
         """Time of the next `on_tick`; None: nothing is scheduled."""
-        return self._pending.next_due()
+        return self.pending.next_due()
 
     def waiting(self, model: str) -> int:
         """This router's waiting requests of a model."""
-        return self._pending.count(model)
+        return self.pending.count(model)
 
     def waiting_by_class(self, model: str) -> dict[RequestClass, int]:
         """The same, by requested class."""
-        return self._pending.count_by_class(model)
+        return self.pending.count_by_class(model)
 
     def running_of(self, model: str) -> int:
         """This router's running requests of a model."""
-        return self._in_flight.count(model)
+        return self.in_flight.count(model)
 
     @property
     def running(self) -> int:
         """This router's running requests."""
-        return len(self._in_flight)
+        return len(self.in_flight)
 
     def ahead(self, model: str, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """The number of waiting requests ahead of a request of this class, by requested class: of all routers in the
         actor's last figures, or of this router where that is more."""
-        return self._early_refusal.ahead(model, request_class, self._pending.count_by_class(model))
+        return self._early_refusal.ahead(model, request_class, self.pending.count_by_class(model))
 
     def status(self, request_id: str) -> QueueStatus | None:
         """The queue position of a request by the actor's last answer, or before that by its last figures; requests a
         new answer. None: it does not wait."""
-        waiting = self._pending.get(request_id)
+        waiting = self.pending.get(request_id)
         if waiting is None:
             return None
         if waiting.ticket and not waiting.status_requested and self.router_session.arrivals_left:
@@ -237,28 +237,28 @@ class RouterQueue:
             Resulting actions; requests known on one side only, or in another state there, at two heartbeats in a row,
             which are ended here; and engines whose sums differed from those of their requests. O(requests).
         """
-        known: dict[str, object] = {**self._pending.by_id(), **self._in_flight.by_id()}
-        ours = {request_id: request_id in self._in_flight for request_id in known}
+        known: dict[str, object] = {**self.pending.by_id(), **self.in_flight.by_id()}
+        ours = {request_id: request_id in self.in_flight for request_id in known}
         odd = {one: known.get(one) for one in known.keys() | alive.keys() if ours.get(one) is not alive.get(one)}
         lost = [one for one, what in odd.items() if one in self._unmatched and self._unmatched[one] is what]
         self._unmatched = odd
         actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
-        wrong = self._in_flight.recount()
-        drawn = self._in_flight.session_draws(self._pending.draws())
+        wrong = self.in_flight.recount()
+        drawn = self.in_flight.session_draws(self.pending.draws())
         self.router_session.report_accounts(
-            self._accounts.held_amounts() + drawn, self._accounts.account_amounts() + drawn
+            self.accounts.held_amounts() + drawn, self.accounts.account_amounts() + drawn
         )
         return actions, lost, wrong
 
     def account(self, engine: str) -> tuple[int, Amount]:
         """Slots that requests hold on an engine, and this router's account there in the actor's last report."""
-        return self._accounts.held(engine)[0], self.router_session.ledger_accounts.get(engine, Amount(engine, 0, 0))
+        return self.accounts.held(engine)[0], self.router_session.ledger_accounts.get(engine, Amount(engine, 0, 0))
 
     def on_lost(self, now: float) -> list[Action]:
         """A call to the actor has failed or timed out; the actor may have received it."""
         self.router_session.on_lost()
         self.alone = True
-        return self._serve_alone(now, *self._pending.models())
+        return self._serve_alone(now, *self.pending.models())
 
     def on_reply(self, reply: ActorReply, sent_at: float, now: float) -> list[Action]:
         """Process the answer to a message sent at `sent_at`; watch messages included."""
@@ -276,22 +276,22 @@ class RouterQueue:
             self._credit_valid_until = max(self._credit_valid_until, sent_at + FENCE_S)
         self._early_refusal.on_reply(sent_at, reply.last_taken_event)
         self.alone = not session.is_booked
-        actions += self._serve_alone(now, *self._pending.models())
+        actions += self._serve_alone(now, *self.pending.models())
         if self.alone:
             return actions
-        for waiting in self._pending.not_handed_in(session.arrivals_left, self.decides_alone):
+        for waiting in self.pending.not_handed_in(session.arrivals_left, self.decides_alone):
             self._hand_in(waiting, now)
         self._balance_credit(now, every=(session.contended, session.recovering) != before)
         return actions
 
     def _begin_incarnation(self, epoch: int, now: float) -> None:
         """Begin an incarnation: report the full state again."""
-        self._pending.forget_tickets()
+        self.pending.forget_tickets()
         self._early_refusal.reset()
         self.alone = True
         rules = [ModelPolicy(model, policy) for model, policy in self._policies.items()]
         self.router_session.begin(
-            epoch, self._in_flight.begin_incarnation(rules, credit_valid=now < self._credit_valid_until)
+            epoch, self.in_flight.begin_incarnation(rules, credit_valid=now < self._credit_valid_until)
         )
 
     def _on_action(self, action: ActorAction, now: float) -> list[Action]:
@@ -299,35 +299,35 @@ class RouterQueue:
             case Grant(ticket, engine, _):
                 return self._on_grant(ticket, engine, now)
             case Refuse(ticket, reason, retry_after_s):
-                waiting = self._pending.take_ticket(ticket)
+                waiting = self.pending.take_ticket(ticket)
                 if waiting is not None:
                     return [Refuse(waiting.request_id, reason, retry_after_s)]
             case StatusReply(status):
-                self._pending.set_status(status.request_id, status)
+                self.pending.set_status(status.request_id, status)
             case SessionDraw():
-                self._pending.set_drawn(action)
+                self.pending.set_drawn(action)
             case EngineDropAcknowledged(engine):
-                again = self._in_flight.dropped_engines.pop(engine, None)
+                again = self.in_flight.dropped_engines.pop(engine, None)
                 if again is not None:
                     return self.set_reachability(again[0], engine, again[1], now, single_request=again[2])
             case _:
-                self._in_flight.on_action(action, now)
+                self.in_flight.on_action(action, now)
         return []
 
     def _on_grant(self, ticket: str, engine: str, now: float) -> list[Action]:
-        waiting = self._pending.take_ticket(ticket)
+        waiting = self.pending.take_ticket(ticket)
         if waiting is None:
             return []  # withdrawn; the cancellation returns the grant
         arrival = waiting.arrival
-        if not self._accounts.is_usable(engine):
-            if engine not in self._accounts and engine not in self._in_flight.dropped_engines:
+        if not self.accounts.is_usable(engine):
+            if engine not in self.accounts and engine not in self.in_flight.dropped_engines:
                 # otherwise the actor was informed
                 self.router_session.put(EngineReachability(waiting.model, engine, False))
             self.router_session.end_request(Done(ticket, 0, 0))
             again = replace(arrival, accepted=True, session=None)
             self._add_pending(PendingRequest(waiting.model, again, waiting.arrived_s), now)
             return []
-        self._in_flight.begin_granted(waiting, engine)
+        self.in_flight.begin_granted(waiting, engine)
         self.granted_by_actor += 1
         return [Grant(arrival.request_id, engine, now - waiting.arrived_s)]
 
@@ -335,7 +335,7 @@ class RouterQueue:
         """Grant on credit; None: there is not enough, or it may belong to another router by now."""
         if now >= self._credit_valid_until:
             return None
-        engine = self._in_flight.begin_on_credit(waiting)
+        engine = self.in_flight.begin_on_credit(waiting)
         if engine is None:
             return None
         self.granted_on_credit += 1
@@ -345,7 +345,7 @@ class RouterQueue:
         """Grant waiting requests in order while the actor cannot."""
         actions: list[Action] = []
         for model in models:
-            while self.decides_alone(model) and (first := self._pending.first(model)) is not None:
+            while self.decides_alone(model) and (first := self.pending.first(model)) is not None:
                 granted = self._grant_on_credit(first, now)
                 if granted is None:
                     break
@@ -356,7 +356,7 @@ class RouterQueue:
     def _add_pending(self, waiting: PendingRequest, now: float) -> None:
         due = waiting.arrived_s + self._policies.get(waiting.model, DEFAULT_POLICY).max_wait_s
         deadline = waiting.arrival.deadline
-        self._pending.add(waiting, (due if deadline is None else min(due, deadline)) + REFUSAL_GRACE_S)
+        self.pending.add(waiting, (due if deadline is None else min(due, deadline)) + REFUSAL_GRACE_S)
         if not self.decides_alone(waiting.model) and self.router_session.arrivals_left:
             self._hand_in(waiting, now)
 
@@ -365,17 +365,17 @@ class RouterQueue:
         deadline = waiting.arrival.deadline
         left_s = None if deadline is None else deadline - now
         arrival = replace(waiting.arrival, request_id=ticket, deadline=left_s)
-        self._pending.hand_in(waiting, ticket)
+        self.pending.hand_in(waiting, ticket)
         number = self.router_session.put(Arrive(waiting.model, arrival, now - waiting.arrived_s))
         self._early_refusal.on_handed_in(number, waiting.model, arrival)
 
     def _withdraw(self, request_id: str) -> PendingRequest | None:
         """Remove a waiting request; cancels its queue entry at the actor."""
-        waiting = self._pending.remove(request_id)
+        waiting = self.pending.remove(request_id)
         if waiting is not None and waiting.ticket:
             self.router_session.put(Cancel(waiting.ticket))
         return waiting
 
     def _balance_credit(self, now: float, *, every: bool = False) -> None:
         if not self.alone:
-            self._in_flight.balance_credit(now, every=every)
+            self.in_flight.balance_credit(now, every=every)

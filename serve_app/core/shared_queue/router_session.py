@@ -45,7 +45,7 @@ class RouterSession:
 
     def __init__(self, router: str, incarnation: int) -> None:
         self._router = router
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self.epoch = 0
         self._usage: dict[tuple[str, RequestClass, str], list[int]] = {}
         self.ledger_accounts: dict[str, Amount] = {}  # this router's in the ledger, as last reported
@@ -54,8 +54,8 @@ class RouterSession:
     def begin(self, epoch: int, events: Iterable[RouterEvent]) -> None:
         """Begin an incarnation with these events, the first of them a `Hello`."""
         self.epoch = epoch
-        self._incarnation += 1
-        self._sending: SendBuffer[RouterEvent] = SendBuffer()
+        self.incarnation += 1
+        self.sending: SendBuffer[RouterEvent] = SendBuffer()
         self._receiving: ReceiveBuffer[ActorAction] = ReceiveBuffer()
         self._progress: dict[str, int] = {}  # by ticket; tickets belong to an incarnation, usage does not
         self._resend_wanted = self._has_more = False
@@ -67,21 +67,21 @@ class RouterSession:
         self.blocked: Mapping[str, int] = {}  # engines that wait for memory, by model
         self.figures: dict[str, QueueFigures] = {}
         for event in events:
-            self._sending.put(event)
+            self.sending.put(event)
 
     @property
     def is_too_far_behind(self) -> bool:
-        return len(self._sending) > MAX_UNACKED_EVENTS
+        return len(self.sending) > MAX_UNACKED_EVENTS
 
     @property
     def arrivals_left(self) -> int:
         """Requests that can be submitted before more events are acknowledged."""
-        return max(0, ARRIVAL_WINDOW - len(self._sending))
+        return max(0, ARRIVAL_WINDOW - len(self.sending))
 
     @property
     def is_urgent(self) -> bool:
         """Whether there is something to send or receive before the next heartbeat."""
-        return bool(self._resend_wanted or self._has_more or self._sending.unsent)
+        return bool(self._resend_wanted or self._has_more or self.sending.unsent)
 
     @property
     def has_sums(self) -> bool:
@@ -90,18 +90,18 @@ class RouterSession:
 
     def put(self, event: RouterEvent) -> int:
         """Add an event; returns its number, which the actor acknowledges (`ActorReply.last_taken_event`)."""
-        self._sending.put(event)
-        return self._sending.last
+        self.sending.put(event)
+        return self.sending.last
 
     def report_accounts(self, in_use: tuple[Amount, ...], accounts: tuple[Amount, ...]) -> None:
         """Report the router's accounts, unless the last report is not acknowledged yet."""
-        if self.is_booked and self._account_report_number <= self._sending.last_acked:
+        if self.is_booked and self._account_report_number <= self.sending.last_acked:
             self._account_report_number = self.put(AccountReport(in_use, accounts, self._receiving.last_taken))
 
     def end_request(self, event: Done) -> None:
         """A submitted request has ended; `event` has all its tokens, so unsent progress is dropped."""
         self._progress.pop(event.ticket, None)
-        self._sending.put(event)
+        self.sending.put(event)
 
     def add_progress(self, ticket: str, output_tokens: int) -> None:
         """Add output tokens of a running request that the actor granted."""
@@ -117,26 +117,26 @@ class RouterSession:
         """The next message; None: nothing to send before the next heartbeat."""
         if not (beat or self.is_urgent):
             return None
-        while self._sending.unsent < BATCH and self.is_booked and self._usage:
+        while self.sending.unsent < BATCH and self.is_booked and self._usage:
             of = next(iter(self._usage))
-            self._sending.put(CreditUsage(*of, *self._usage.pop(of)))
-        while self._sending.unsent < BATCH and self._progress:
+            self.sending.put(CreditUsage(*of, *self._usage.pop(of)))
+        while self.sending.unsent < BATCH and self._progress:
             ticket = next(iter(self._progress))  # the one reported longest ago; new progress is added at the end
-            self._sending.put(TokenProgress(ticket, self._progress.pop(ticket)))
-        return self._message(*self._sending.next_batch())
+            self.sending.put(TokenProgress(ticket, self._progress.pop(ticket)))
+        return self._message(*self.sending.next_batch())
 
     def watch_message(self) -> RouterMessage:
         """A message without events, which the actor answers once it has something to send."""
-        return self._message(self._sending.last_acked + 1, ())
+        return self._message(self.sending.last_acked + 1, ())
 
     def on_lost(self) -> None:
         """A message or its reply may be lost: send again."""
-        self._sending.resend_unacked()
+        self.sending.resend_unacked()
         self._resend_wanted = True
 
     def is_outdated(self, reply: ActorReply) -> bool:
         """Whether a reply is from an older actor epoch, or to an older incarnation."""
-        return reply.epoch < self.epoch or (reply.epoch == self.epoch and reply.incarnation != self._incarnation)
+        return reply.epoch < self.epoch or (reply.epoch == self.epoch and reply.incarnation != self.incarnation)
 
     def needs_new_incarnation(self, reply: ActorReply) -> bool:
         """Whether a reply that is not outdated requires a new incarnation."""
@@ -144,7 +144,7 @@ class RouterSession:
 
     def on_reply(self, reply: ActorReply) -> Sequence[ActorAction]:
         """Take a reply's state, if it is newer, and return its actions in order."""
-        self._sending.on_ack(reply.last_taken_event)
+        self.sending.on_ack(reply.last_taken_event)
         self._has_more = reply.has_more
         actions = self._receiving.accept(reply.seq, reply.actions)
         if reply.seq > self._receiving.last_taken + 1:  # the missing reply may have gone to a call that was given up
@@ -165,5 +165,5 @@ class RouterSession:
 
     def _message(self, seq: int, events: tuple[RouterEvent, ...]) -> RouterMessage:
         again, self._resend_wanted, self._has_more = self._resend_wanted, False, False
-        taken, last = self._sending.last_acked, self._receiving.last_taken
-        return RouterMessage(self._router, self._incarnation, self.epoch, seq, events, taken, last, again)
+        taken, last = self.sending.last_acked, self._receiving.last_taken
+        return RouterMessage(self._router, self.incarnation, self.epoch, seq, events, taken, last, again)

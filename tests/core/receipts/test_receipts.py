@@ -180,7 +180,7 @@ def test_the_latest_are_kept_and_found(ids: list[str], most: int) -> None:
         found = kept.find(request_id)
         assert found is not None
         assert found.arrived == number
-    assert list(kept._kept) == order
+    assert list(kept.kept) == order
     assert all((kept.find(name) is None) == (name not in order) for name in "abcdefgh")
 
 
@@ -207,7 +207,7 @@ def test_a_client_s_name_for_a_request_is_forgotten_with_it(added: list[tuple[st
     kept = Receipts(most)
     for request_id, client_id in added:
         kept.add(replace(WAITED, request_id=request_id, client_id=client_id))
-        there = {one.client_id: one.request_id for one in kept._kept.values()}
+        there = {one.client_id: one.request_id for one in kept.kept.values()}
         for name in "uvw":
             found = kept.find(name)
             assert (None if found is None else found.request_id) in (there.get(name), None)
@@ -222,7 +222,7 @@ def test_no_more_than_asked_for_are_listed() -> None:
     kept = Receipts()
     for number in range(5):
         kept.add(replace(WAITED, request_id=f"r{number}"))
-    assert list(kept._kept)[-2:] == ["r3", "r4"]
+    assert list(kept.kept)[-2:] == ["r3", "r4"]
 
 
 def test_long_texts_are_cut_and_still_found() -> None:

@@ -55,7 +55,7 @@ def test_an_account_is_in_the_ledger_whole_and_leaves_nothing_behind() -> None:
     assert (accounts.account("a", "e"), accounts.free("e")) == ((2, 0), (2, 90))
     accounts.give_back("a", "e", 9, 9)
     assert (accounts.account("a", "e"), accounts.free("e")) == ((0, 0), (4, 90))
-    assert accounts._accounts == {}
+    assert accounts.by_router == {}
     assert len(ledger) == 2
 
 
@@ -97,4 +97,4 @@ def test_accounts_end_with_their_router_and_their_engine() -> None:
     accounts.charge("a", "e", 1, 1)
     ledger.end("e")
     assert accounts.remove_engine("e") == {"a": (1, 1)}
-    assert (accounts.free("e"), list(accounts.accounts_of("a")), accounts._accounts) == ((0, 0), [], {})
+    assert (accounts.free("e"), list(accounts.accounts_of("a")), accounts.by_router) == ((0, 0), [], {})

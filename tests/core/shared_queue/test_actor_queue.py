@@ -66,7 +66,7 @@ def test_credit_comes_back_to_the_routers_once_nobody_waits() -> None:
     world = connected(slots=2, routers=2)
     reqs = [world.arrive("r0", LOW) for _ in range(3)]
     world.settle(1)
-    assert world.routers["r1"].line._accounts.credit("e")[0] == 0
+    assert world.routers["r1"].line.accounts.credit("e")[0] == 0
     for req in reqs[:2]:
         world.finish("r0", f"q{req.number}")
     world.settle(1)
@@ -93,7 +93,7 @@ def test_a_dead_routers_requests_and_credit_come_back() -> None:
         world.settle(1)
     assert other.state == "runs"
     assert list(world.quota.queue.actor_sessions._sessions) == ["r1"]
-    assert {one.engine for one in world.quota.queue.granting.requests._requests.values()} == {"e"}
+    assert {one.engine for one in world.quota.queue.granting.requests.by_ticket.values()} == {"e"}
 
 
 def test_the_actors_death_loses_nothing_and_grants_nothing_twice() -> None:
@@ -237,7 +237,7 @@ def test_a_cancelled_request_that_could_go_nowhere_is_forgotten() -> None:
     world.settle(1)
     world.cancel("r1", f"q{req.number}")
     world.settle(2)
-    assert not world.quota.queue.granting.requests._requests
+    assert not world.quota.queue.granting.requests.by_ticket
     reach(world, "r1", "e", usable=True)
     world.settle(2)
     after = world.arrive("r1", LOW)
@@ -324,10 +324,10 @@ def test_who_waited_is_taken_by_the_next_actor_as_old_as_it_is_and_not_refused_b
         world.settle_one(name)
     world.settle(4)
     assert [req.state for req in old] == ["waits"] * 4
-    requests = world.quota.queue.granting.requests._requests.values()
+    requests = world.quota.queue.granting.requests.by_ticket.values()
     line = {one.arrival.request_id: one.arrival for one in requests if not one.engine}
     assert [arrival.accepted for arrival in line.values()].count(True) == 4
-    since = {one.arrived_s for one in world.quota.queue.granting.requests._requests.values() if not one.engine}
+    since = {one.arrived_s for one in world.quota.queue.granting.requests.by_ticket.values() if not one.engine}
     assert min(since) == pytest.approx(old[0].arrived_s, abs=0.01)
     assert {req.state for req in young} <= {"waits", "refused"}
     assert all(req.state == "runs" for req in running)
@@ -347,10 +347,10 @@ def test_a_router_alone_goes_by_the_true_arrival_of_who_waits_anew() -> None:
     second = world.arrive("r0", NORMAL)
     world.settle(1)
     line.set_reachability(MODEL, "e", False, world.now)
-    told = line._pending.get(f"q{first.number}")
+    told = line.pending.get(f"q{first.number}")
     assert told is not None
     line._on_action(Grant(told.ticket, "e", 0.0), world.now)  # where it cannot go: it waits anew
-    head = line._pending.first(MODEL)
+    head = line.pending.first(MODEL)
     assert head is not None
     assert head.request_id == f"q{first.number}"
     assert second.state == "waits"

@@ -44,8 +44,8 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
     reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(running)]
     world.settle(8)
     assert all(req.state == "runs" for req in reqs)
-    tickets = {run.ticket: f"q{number}" for number, run in enumerate(line._in_flight.by_id().values(), 1)}
-    incarnation, told_at = link._incarnation, dict.fromkeys(tickets, world.now)
+    tickets = {run.ticket: f"q{number}" for number, run in enumerate(line.in_flight.by_id().values(), 1)}
+    incarnation, told_at = link.incarnation, dict.fromkeys(tickets, world.now)
     most_kept = most_said = 0
     oldest_s = 0.0
     answer: Message | None = None
@@ -67,7 +67,7 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
                 told_at[event.ticket] = world.now
         most_said, most_kept = (
             max(most_said, len(told.events)),
-            max(most_kept, len(link._sending) + len(link._progress)),
+            max(most_kept, len(link.sending) + len(link._progress)),
         )
         answer = world.deliver(Message("r0", world.now, told))
         world.now += ROUND_TRIP_S
@@ -76,7 +76,7 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
             world.quota.on_tick(world.now)
             for name in world.reports:
                 world.engine_speaks(name)
-    assert link._incarnation == incarnation, "no reset"
+    assert link.incarnation == incarnation, "no reset"
     assert most_said <= BATCH
     assert most_kept <= running + 2 * BATCH, "memory is flat"
     assert oldest_s <= 2 * running / BATCH * ROUND_TRIP_S + 0.5, "each of them is told of in its turn"
@@ -87,18 +87,18 @@ def test_9000_that_wait_in_one_router_take_two_incarnations_at_most(restart: boo
     world = World({"e": (500, 10**6)}, 1, QueuePolicy(max_queued=20_000, max_wait_s=600.0))
     world.settle(4)
     link = world.routers["r0"].line.router_session
-    incarnation = link._incarnation
+    incarnation = link.incarnation
     for number in range(9000):
         world.arrive("r0", list(RequestClass)[number % 4], 1, 100)
     world.settle(2)
-    assert len(link._sending) <= ARRIVAL_WINDOW
+    assert len(link.sending) <= ARRIVAL_WINDOW
     if restart:
         world.crash()
         for router in world.routers.values():
             world.perform(router, router.line.on_lost(world.now))
     serve_all(world, 60)
     assert outcomes(world) == {"done": 9000}
-    assert link._incarnation <= incarnation + 2
+    assert link.incarnation <= incarnation + 2
     world.settle(4)
     world.accounted()
 
@@ -107,7 +107,7 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
     world = World({"e": (50, 10**6)}, 1, QueuePolicy(max_queued=1000, max_wait_s=600.0))
     world.settle(4)
     router = world.routers["r0"]
-    link, incarnation = router.line.router_session, router.line.router_session._incarnation
+    link, incarnation = router.line.router_session, router.line.router_session.incarnation
     router.line.on_lost(world.now)
     refusals: list[Refuse] = []
     perform = world.perform
@@ -121,11 +121,11 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
         world.arrive("r0", NORMAL, 1, 100)
     assert router.line.waiting(MODEL) == 1000
     assert {(one.reason.value, bool(one.retry_after_s)) for one in refusals} == {("queue_full", True)}
-    assert len(link._sending) <= ARRIVAL_WINDOW
+    assert len(link.sending) <= ARRIVAL_WINDOW
     world.crash()
     serve_all(world, 60)
     assert outcomes(world) == {"done": 9000 - len(refusals), "refused": len(refusals)}
-    assert link._incarnation <= incarnation + 2
+    assert link.incarnation <= incarnation + 2
     world.settle(4)
     world.accounted()
 
@@ -150,4 +150,4 @@ def test_who_asks_often_where_it_stands_asks_the_actor_once_an_answer() -> None:
     told = line.next_message(world.now)
     assert told is not None
     assert sum(isinstance(event, StatusRequest) for event in told.events) == 1
-    assert len(line.router_session._sending) < ARRIVAL_WINDOW
+    assert len(line.router_session.sending) < ARRIVAL_WINDOW

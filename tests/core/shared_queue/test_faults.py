@@ -100,9 +100,9 @@ def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
     line._begin_incarnation(line.router_session.epoch, world.now)
     assert old.reply is not None
     forged = old.reply._replace(seq=1, actions=(CreditChange("e", 1, 1),))  # a number that the new one expects
-    before = line._accounts.credit("e")
+    before = line.accounts.credit("e")
     world.deliver(replace(old, reply=forged))
-    assert (waits.state, line._accounts.credit("e")) == ("waits", before)
+    assert (waits.state, line.accounts.credit("e")) == ("waits", before)
     world.settle(4)
     assert waits.state == "runs"
     world.accounted()
@@ -138,7 +138,7 @@ def test_an_incarnation_that_was_ended_is_not_begun_again_by_a_copy_of_its_first
 
 def test_credit_of_a_router_that_was_silent_is_not_claimed_from_the_next_actor() -> None:
     world = connected()
-    assert world.routers["r0"].line._accounts.credit("e")[0] == 1
+    assert world.routers["r0"].line.accounts.credit("e")[0] == 1
     for _ in range(12):
         world.settle_one("r1")
         world.wait(0.4)  # r0 is silent
@@ -152,7 +152,7 @@ def test_credit_of_a_router_that_was_silent_is_not_claimed_from_the_next_actor()
         world.settle_one("r0")  # first
         world.settle_one("r1")
     assert world.quota.queue.accounts.account("r1", "e")[0] == 2
-    assert world.routers["r0"].line._accounts.credit("e")[0] == 0
+    assert world.routers["r0"].line.accounts.credit("e")[0] == 0
     world.settle(4)
     world.finish("r1", f"q{both.number}")
     world.settle(8)
@@ -182,7 +182,7 @@ def test_no_credit_is_given_while_somebody_waits() -> None:
     world.settle(1)
     line = world.routers["r1"].line
     world.finish("r0", running[0])
-    assert line._accounts.credit("e") == (0, 0)
+    assert line.accounts.credit("e") == (0, 0)
     line.router_session.put(CreditRequest("e", 0, 0))
     told = answer(world, "r1")
     assert told.reply is not None
@@ -192,7 +192,7 @@ def test_no_credit_is_given_while_somebody_waits() -> None:
     for request_id in list(world.routers["r0"].running):
         world.finish("r0", request_id)
     world.settle(8)
-    assert line._accounts.credit("e")[0] > 0
+    assert line.accounts.credit("e")[0] > 0
     world.accounted()
 
 
@@ -221,9 +221,9 @@ def test_a_router_that_was_long_without_the_actor_has_little_to_say() -> None:
     full(world)
     for _ in range(4200):
         world.cancel("r0", f"q{world.arrive('r0', LOW).number}")
-    assert len(router.line.router_session._sending) <= ARRIVAL_WINDOW
+    assert len(router.line.router_session.sending) <= ARRIVAL_WINDOW
     world.settle(4)
-    assert len(router.line.router_session._sending) == 0
+    assert len(router.line.router_session.sending) == 0
     world.accounted()
 
 
@@ -244,9 +244,9 @@ def test_nothing_is_left_of_what_has_ended() -> None:
     kept = [
         lines._postponed,
         lines._calm_at,
-        places.requests._requests,
+        places.requests.by_ticket,
         places.requests._grants_to_retry,
-        *places.requests._tickets.values(),
+        *places.requests.tickets.values(),
     ]
     assert [len(one) for one in kept] == [0] * len(kept)
     for name in world.routers:
@@ -262,7 +262,7 @@ def test_a_stale_reply_says_nothing_else() -> None:
     assert told is not None
     reply = world.quota.on_exchange(told._replace(epoch=0), world.now)
     assert reply == ActorReply(1, told.incarnation, 0, 1, (), None, is_stale=True)
-    assert MODEL in {model for _, model, _ in world.routers["r0"].line._accounts.engines()}
+    assert MODEL in {model for _, model, _ in world.routers["r0"].line.accounts.engines()}
 
 
 def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_same_count() -> None:
@@ -328,7 +328,7 @@ def waiting_of(world: World, name: str) -> int:
     """How many of a router's requests the actor's line has."""
     return sum(
         ticket.startswith(f"{name}:")
-        for ticket, one in world.quota.queue.granting.requests._requests.items()
+        for ticket, one in world.quota.queue.granting.requests.by_ticket.items()
         if not one.engine
     )
 

@@ -24,7 +24,7 @@ def running(slots: int = 4, tokens: int = 300, requests: int = 3) -> tuple[World
 
 
 def owed(world: World, request_id: str) -> int:
-    return world.routers["r0"].line._in_flight._running[request_id].owed_tokens
+    return world.routers["r0"].line.in_flight.running[request_id].owed_tokens
 
 
 @pytest.mark.parametrize("here", [True, False], ids=["granted from credit", "granted by the line"])

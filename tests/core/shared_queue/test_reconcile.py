@@ -155,11 +155,11 @@ def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str],
         world = faults.run()
         failed += faults.calls >= faults.fail_at
         end_all(world)
-        assert world.quota.queue.granting.requests._requests == {}
+        assert world.quota.queue.granting.requests.by_ticket == {}
         for name, router in world.routers.items():
             assert router.line.running == router.line.waiting("m") == 0
-            assert router.line._accounts.held("e") == (0, 0)
-            assert router.line._accounts.credit("e") == world.quota.queue.accounts.account(name, "e")
+            assert router.line.accounts.held("e") == (0, 0)
+            assert router.line.accounts.credit("e") == world.quota.queue.accounts.account(name, "e")
         free = world.quota.queue.accounts.free("e")
         lent = [world.quota.queue.accounts.account(name, "e") for name in world.routers]
         assert tuple(free[one] + sum(had[one] for had in lent) for one in range(2)) == (4, 900)

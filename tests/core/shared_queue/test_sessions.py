@@ -114,12 +114,12 @@ def test_one_that_only_a_sessions_end_can_serve_waits_and_costs_nobody_anything(
     there = world()
     opened(there, "s", 600)
     there.settle(12)
-    credit = there.routers["r0"].line._accounts.credit("e0")
+    credit = there.routers["r0"].line.accounts.credit("e0")
     word = there.quota.queue.actor_sessions.state
     assert there.quota.on_open_session(ask("large", 500, wait_until=there.now + 30.0), there.now) is None
     there.settle(6)
     assert there.quota.queue.actor_sessions.state == word, "nobody is told that somebody waits"
-    assert there.routers["r0"].line._accounts.credit("e0") == credit
+    assert there.routers["r0"].line.accounts.credit("e0") == credit
     assert there.arrive("r0", LOW).here
     there.quota.on_close_session("t0 s", there.now)
     there.settle(4)
@@ -283,7 +283,7 @@ def test_a_running_request_that_outgrows_its_estimate_takes_from_its_session_fir
     there.settle(1)
     there.routers["r0"].line.grow(f"q{step.number}", 70)
     there.settle(2)
-    run = there.routers["r0"].line._in_flight._running[f"q{step.number}"]
+    run = there.routers["r0"].line.in_flight.running[f"q{step.number}"]
     assert run.drawn is not None
     assert (run.drawn.tokens, run.tokens, run.owed_tokens) == (100, 30, 0)
     there.finish("r0", f"q{step.number}")
@@ -327,12 +327,12 @@ def test_what_an_actor_could_not_book_of_a_session_is_on_no_request_any_more() -
     first, second = (there.arrive("r0", NORMAL, tokens=40, session=lease(there, "s")) for _ in range(2))
     there.settle(1)
     assert (first.drawn, second.drawn) == ((1, 40), (0, 40)), "a session has one slot of its own"
-    held = there.routers["r0"].line._in_flight
+    held = there.routers["r0"].line.in_flight
     held._reduce_draws(lease(there, "s"), 1, 50)
-    assert [(one.drawn.slots, one.drawn.tokens) for one in held._running.values() if one.drawn] == [(0, 0), (0, 30)]
+    assert [(one.drawn.slots, one.drawn.tokens) for one in held.running.values() if one.drawn] == [(0, 0), (0, 30)]
     held._reduce_draws("another", 1, 50)
     held._reduce_draws(lease(there, "s"), 1, 50)
-    assert [(one.drawn.slots, one.drawn.tokens) for one in held._running.values() if one.drawn] == [(0, 0), (0, 0)]
+    assert [(one.drawn.slots, one.drawn.tokens) for one in held.running.values() if one.drawn] == [(0, 0), (0, 0)]
 
 
 def test_while_the_actor_is_away_a_request_runs_on_its_sessions_engine_while_there_is_credit_and_holds_up_nobody() -> (

@@ -123,14 +123,14 @@ class World(WorldChecks):
     def notice(self, name: str) -> None:
         """A router sees which engines there are."""
         router = self.routers[name]
-        for engine in [one for one in router.line._accounts.names() if one not in self.reports]:
+        for engine in [one for one in router.line.accounts.names() if one not in self.reports]:
             self.perform(router, router.line.set_reachability(MODEL, engine, False, self.now))
             router.line.drop_engine(engine)
             for request_id in [one for one, req in router.running.items() if req.engine in ("", engine)]:
-                if request_id not in router.line._in_flight:
+                if request_id not in router.line.in_flight:
                     router.running.pop(request_id).state = "done"
         for engine in self.reports:
-            if engine not in router.line._accounts:
+            if engine not in router.line.accounts:
                 self.perform(router, router.line.set_reachability(MODEL, engine, True, self.now))
 
     def restart_router(self, name: str) -> None:
@@ -218,7 +218,7 @@ class World(WorldChecks):
                 continue
             req.state, req.engine, req.granted_s = "runs", action.replica_id, self.now
             router.running[action.request_id] = req
-            run = router.line._in_flight._running.get(action.request_id)
+            run = router.line.in_flight.running.get(action.request_id)
             if run is not None and run.drawn is not None:
                 req.lease, req.drawn = run.drawn.lease, run.drawn[2:]
             if router.name not in self.excused:
@@ -292,7 +292,7 @@ class World(WorldChecks):
     def look_at_lines(self, stamp: int) -> None:
         """Remember since which of the actor's replies each request waits in its line."""
         places = self.quota.queue.granting
-        waits = {ticket: request.arrival for ticket, request in places.requests._requests.items() if not request.engine}
+        waits = {ticket: request.arrival for ticket, request in places.requests.by_ticket.items() if not request.engine}
         for ticket in self.waits_since.keys() - waits.keys():
             del self.waits_since[ticket]
         for ticket, arrival in waits.items():
@@ -393,5 +393,5 @@ class World(WorldChecks):
         states = {req.state for one in self.routers.values() for req in one.requests.values()}
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()
-        assert self.quota.queue.granting.requests._requests == {}
+        assert self.quota.queue.granting.requests.by_ticket == {}
         assert not any(router.line.running for router in self.routers.values())

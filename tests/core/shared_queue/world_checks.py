@@ -23,7 +23,7 @@ class WorldChecks:
         """An account has at least what its owner's granted requests hold, be it the opener of sessions."""
         lines = self.quota.queue
         granted: dict[tuple[str, str], list[int]] = {}
-        for request in lines.granting.requests._requests.values():
+        for request in lines.granting.requests.by_ticket.values():
             if request.engine:
                 sums = granted.setdefault((request.router, request.engine), [0, 0])
                 sums[:] = sums[0] + request.slots, sums[1] + request.tokens
@@ -44,7 +44,7 @@ class WorldChecks:
         for name, router in self.routers.items():
             line = router.line
             peer = lines.actor_sessions.get(name)
-            if peer is None or (line.router_session.epoch, line.router_session._incarnation) != (
+            if peer is None or (line.router_session.epoch, line.router_session.incarnation) != (
                 quota.epoch,
                 peer.incarnation,
             ):
@@ -52,7 +52,7 @@ class WorldChecks:
             if not line.router_session.is_booked or self.now >= line._credit_valid_until:
                 continue
             for engine in self.reports:
-                credit, held = line._accounts.credit(engine), line._accounts.held(engine)
+                credit, held = line.accounts.credit(engine), line.accounts.held(engine)
                 account = lines.accounts.account(name, engine)
                 if name in lines.granting.unreconciled_routers(engine):
                     continue
@@ -64,7 +64,7 @@ class WorldChecks:
         lines = self.quota.queue
         for name, router in self.routers.items():
             for engine in self.reports:
-                credit, held = router.line._accounts.credit(engine), router.line._accounts.held(engine)
+                credit, held = router.line.accounts.credit(engine), router.line.accounts.held(engine)
                 total = (credit[0] + held[0], credit[1] + held[1])
                 assert total == lines.accounts.account(name, engine), f"{name} on {engine}: {credit} {held}"
                 runs = [req for req in router.running.values() if req.engine == engine]
