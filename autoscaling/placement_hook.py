@@ -125,7 +125,7 @@ class StartPlacer:
                 if self._scheduler is None:
                     return  # the controller is still being built
             install_hook(self._scheduler, self._application, self)
-            self._book.tick(_starting(self._scheduler, self._application), self._clock())
+            self._book.tick(starting_replicas(self._scheduler, self._application), self._clock())
             self._ensure_thread()
         except Exception:
             self._failed = True
@@ -140,7 +140,7 @@ class StartPlacer:
         info = self._scheduler._deployments.get(deployment_id)
         if info is None or not self._book.manages(deployment_id.name, _gpus(info.required_resources)):
             return None
-        nodes = _nodes_with_capacity(self._scheduler, info.required_resources) if more else []
+        nodes = nodes_with_capacity(self._scheduler, info.required_resources) if more else []
         return self._book.scale_up_limit(deployment_id.name, target, more, nodes, self._clock())
 
     def verdict(self, request: Any) -> StartVerdict:
@@ -150,7 +150,7 @@ class StartPlacer:
             return ANYWHERE
         if not self._book.manages(name, _gpus(request.requested_resources)):
             return ANYWHERE
-        nodes = _nodes_with_capacity(self._scheduler, request.requested_resources)
+        nodes = nodes_with_capacity(self._scheduler, request.requested_resources)
         found = self._book.verdict_for(name, request.replica_id.unique_id, nodes, self._clock())
         self._ensure_thread()
         return found
@@ -252,7 +252,7 @@ def bound_to_node(request: Any, node: str | None) -> Any:
             request.target_node_id = None
 
 
-def _starting(scheduler: Any, application: str) -> set[str]:
+def starting_replicas(scheduler: Any, application: str) -> set[str]:
     """The pending and starting replicas of an application."""
     return {
         replica.unique_id
@@ -263,7 +263,7 @@ def _starting(scheduler: Any, application: str) -> set[str]:
     }
 
 
-def _nodes_with_capacity(scheduler: Any, required: Any) -> list[str]:
+def nodes_with_capacity(scheduler: Any, required: Any) -> list[str]:
     """The nodes where Ray has the required resources free."""
     available = scheduler._get_available_resources_per_node()
     return [node for node, room in available.items() if room.can_fit(required)]

@@ -72,13 +72,13 @@ class ScalingPolicy:
         self._router = router
         self._clock = clock
         self._placing = _placing(starts) if starts is not None else placing
-        self._policies: dict[str, OngoingRequestsPolicy] = {}
-        self._targets: dict[str, int] = {}  # the last targets; a change is logged with its reason
+        self.policies: dict[str, OngoingRequestsPolicy] = {}
+        self.targets: dict[str, int] = {}  # the last targets; a change is logged with its reason
         self._reasons: dict[str, str] = {}
-        self._fresh: dict[str, Freshness] = {}
+        self.freshness: dict[str, Freshness] = {}
         self._logged: set[tuple[str, str]] = set()
         self._uncounted = 0
-        self._errors = Counter(
+        self.errors = Counter(
             "serve_app_scaling_errors",
             description="Scaling decisions that failed; the deployment kept its target.",
             tag_keys=("deployment", "error"),
@@ -149,15 +149,15 @@ class ScalingPolicy:
             now=now,
             blocked=counts.blocked,
         )
-        decision = self._policies.setdefault(name, OngoingRequestsPolicy()).decide(signals)
+        decision = self.policies.setdefault(name, OngoingRequestsPolicy()).decide(signals)
         if self._placing is not None:
             more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
             decision = within_scale_up_limit(
                 decision, more, self._placing.scale_up_limit(context.deployment_id, signals.target, more)
             )
-        if self._targets.get(name, signals.target) != signals.target:
-            logger.info("%s: target %d -> %d: %s", name, self._targets[name], signals.target, self._reasons[name])
-        self._targets[name], self._reasons[name] = signals.target, decision.reason
+        if self.targets.get(name, signals.target) != signals.target:
+            logger.info("%s: target %d -> %d: %s", name, self.targets[name], signals.target, self._reasons[name])
+        self.targets[name], self._reasons[name] = signals.target, decision.reason
         return decision
 
     def _usable(
@@ -166,13 +166,13 @@ class ScalingPolicy:
         """Whether a replica's numbers count: it runs, and its reports are fresh."""
         config: Any = context.config
         stale_s = STALE_INTERVALS * config.metrics_interval_s
-        freshness = self._fresh.setdefault(name, Freshness())
+        freshness = self.freshness.setdefault(name, Freshness())
         freshness.update(readings.latest_reports(raw), context.running_replicas, now)
         return lambda replica: freshness.fresh(replica, now, stale_s)
 
     def _forget(self, named: Mapping[str, Any]) -> None:
         """Drop the state of removed deployments; one that is added again starts anew."""
-        for memory in (self._policies, self._targets, self._reasons, self._fresh):
+        for memory in (self.policies, self.targets, self._reasons, self.freshness):
             for name in [name for name in memory if name not in named]:
                 del memory[name]
 
@@ -183,7 +183,7 @@ class ScalingPolicy:
             self._logged.add((name, kind))
             logger.exception("%s keeps its number of replicas: its scaling policy failed", name)
         try:
-            self._errors.inc(tags={"deployment": name, "error": kind})
+            self.errors.inc(tags={"deployment": name, "error": kind})
         except Exception:
             if not self._uncounted:
                 logger.exception("errors of the scaling policy cannot be counted")

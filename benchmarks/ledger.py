@@ -97,7 +97,7 @@ def operations(count: int, seed: int) -> dict[str, Any]:
         timed("grow", partial(book.resize, share, [hold.amount + 64], growth=True))
         timed("heartbeat", partial(book.heartbeat, f"engine-{step % ENGINES}" if step % 2 else owner, now))
         if step % (TICK_OPERATIONS // 4) == 0:
-            for one in list(book._owners):  # nobody falls silent here
+            for one in list(book.lease_owners):  # nobody falls silent here
                 book.heartbeat(one, now)
             timed("tick", partial(book.expire, now))
     elapsed_s = (clock() - began) / 1e9

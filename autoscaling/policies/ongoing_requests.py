@@ -41,11 +41,11 @@ class Average:
     """The mean of a step function over the last `span_s` seconds, or since its first value. O(changes in the span)."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, float]] = deque()  # (since, value)
+        self.steps: deque[tuple[float, float]] = deque()  # (since, value)
 
     def add(self, value: float, now: float, span_s: float) -> float:
         """Set `value` from `now` on; returns the mean up to `now`. An earlier time counts as the latest seen."""
-        steps = self._steps
+        steps = self.steps
         now = max(now, steps[-1][0]) if steps else now
         if not steps or steps[-1][1] != value:
             steps.append((now, value))

@@ -80,7 +80,7 @@ class Crowd:
 
     async def plain(self, tokens: int) -> None:
         """One request that is what it should be."""
-        await self._ask(self._completion(tokens, stream=True), {})
+        await self.ask(self._completion(tokens, stream=True), {})
 
     async def _client(self, until: float) -> None:
         draw = self._draw
@@ -94,7 +94,7 @@ class Crowd:
             elif kind < LEAVES + BAD + SESSIONS:
                 await self._session()
             else:
-                _, retry_s = await self._ask(self._completion(self._tokens, stream=draw.random() < 0.7), {})
+                _, retry_s = await self.ask(self._completion(self._tokens, stream=draw.random() < 0.7), {})
                 if retry_s:
                     await asyncio.sleep(min(retry_s, MOST_RETRY_S) * draw.uniform(0.8, 1.2))
 
@@ -130,7 +130,7 @@ class Crowd:
         if draw.random() < 0.2:
             body = self._completion(8, stream=False)
             headers = draw.choice(({"authorization": "Bearer sk-none"}, {"x-deadline-ms": "soon"}))
-        status, _ = await self._ask(body, headers)
+        status, _ = await self.ask(body, headers)
         if status == 200:
             self.counts.bad_accepted += 1
             self.counts.sample(f"200 to {body[:100]!r} with {headers}")
@@ -139,16 +139,16 @@ class Crowd:
         """One that is opened, and left to its time to live."""
         name = f"s{self._draw.randrange(10**9)}"
         asked = {"model": self._model, "session_id": name, "kv_tokens": 512, "ttl_s": 5, "wait_s": 2}
-        status, _ = await self._ask(json.dumps(asked).encode(), {}, "/v1/sessions")
+        status, _ = await self.ask(json.dumps(asked).encode(), {}, "/v1/sessions")
         if status == 201:
             self.counts.sessions += 1
-            await self._ask(self._completion(16, stream=True), {"x-session-id": name})
+            await self.ask(self._completion(16, stream=True), {"x-session-id": name})
 
     def _headers(self) -> dict[str, str]:
         key = self._draw.choice(self._keys)
         return {"authorization": f"Bearer {key}", "content-type": "application/json", "connection": "close"}
 
-    async def _ask(self, body: bytes, headers: dict[str, str], path: str = "/v1/completions") -> tuple[int, float]:
+    async def ask(self, body: bytes, headers: dict[str, str], path: str = "/v1/completions") -> tuple[int, float]:
         """One request to its end; returns its status, 0 of none, and the seconds after which a refused one may come
         again."""
         try:

@@ -70,10 +70,10 @@ class Staying:
         self.granted: list[Granted] = []
         self.refused = 0
         self._in_line: dict[Key, int] = defaultdict(int)
-        self._waits: dict[Key, list[tuple[float, float]]] = defaultdict(list)  # spans in which somebody waited
+        self.wait_spans: dict[Key, list[tuple[float, float]]] = defaultdict(list)  # spans in which somebody waited
         self._since: dict[Key, float] = {}
         self._asks: dict[Key, list[tuple[float, float]]] = defaultdict(list)  # of each request to its grant
-        self._largest: dict[Key, int] = defaultdict(int)
+        self.largest: dict[Key, int] = defaultdict(int)
         for crowd in crowds:
             if crowd.arrive_share:
                 self._come(crowd)
@@ -87,7 +87,7 @@ class Staying:
             event()
         self.now = span_s
         for key, since in self._since.items():
-            self._waits[key].append((since, span_s))
+            self.wait_spans[key].append((since, span_s))
         for crowd, since in [*self._asked.values(), *self._away.values()]:
             self._asks[crowd.level, crowd.tenant].append((since, span_s))
 
@@ -97,7 +97,7 @@ class Staying:
 
     def starved(self, *, asking: bool = False) -> int:
         """See the module."""
-        spans = {key: _merged(found) for key, found in (self._asks if asking else self._waits).items()}
+        spans = {key: _merged(found) for key, found in (self._asks if asking else self.wait_spans).items()}
         return sum(self._starved_in(at * WINDOW_S, spans) for at in range(1, int(self.now / WINDOW_S)))
 
     def _starved_in(self, begin_s: float, waits: Mapping[Key, Spans]) -> int:
@@ -111,13 +111,13 @@ class Staying:
         for level in RequestClass:
             keys = [key for key, spans in waits.items() if key[0] is level and _overlaps(spans, begin_s, end_s)]
             weights = sum(self._policy.weight(tenant) for _, tenant in keys)
-            largest = max((self._largest[key] for key in keys), default=0)
+            largest = max((self.largest[key] for key in keys), default=0)
             together = _merged([span for key in keys for span in waits[key]])
             if _covers(together, begin_s, end_s):
                 found += sum(had[key] for key in keys) < part - largest
             for key in keys:
                 if _covers(waits[key], begin_s, end_s):
-                    found += had[key] < part * self._policy.weight(key[1]) / weights - self._largest[key]
+                    found += had[key] < part * self._policy.weight(key[1]) / weights - self.largest[key]
         return found
 
     def _come(self, crowd: Crowd) -> None:
@@ -139,7 +139,7 @@ class Staying:
         prompt = crowd.tokens // 2
         arrival = Arrival(request_id, crowd.level, crowd.tenant, 1, crowd.tokens, prompt_tokens=prompt)
         self._asked[request_id] = (crowd, since)
-        self._largest[key] = max(self._largest[key], crowd.tokens)
+        self.largest[key] = max(self.largest[key], crowd.tokens)
         self._count(key, 1)
         self._took(self._line.on_arrive(arrival, self.now))
 
@@ -151,7 +151,7 @@ class Staying:
         if self._in_line[key] == 1 and by > 0:
             self._since[key] = self.now
         elif not self._in_line[key]:
-            self._waits[key].append((self._since.pop(key), self.now))
+            self.wait_spans[key].append((self._since.pop(key), self.now))
 
     def _took(self, actions: list[Action]) -> None:
         for action in actions:

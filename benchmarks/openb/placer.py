@@ -42,7 +42,7 @@ class Placer:
     def __init__(self, nodes: Sequence[Node], policy: PodPolicy) -> None:
         self._policy = policy
         self._rooms: dict[str, Room] = {}
-        self._rankings: dict[Pod, _Ranking] = {}
+        self.rankings: dict[Pod, _Ranking] = {}
         self._changes: list[str] = []  # node ids, oldest first
         self._dropped = 0  # changes forgotten from the front
         self._added = 0
@@ -128,10 +128,10 @@ class Placer:
             self._dropped += surplus
 
     def _ranking(self, pod: Pod) -> _Ranking:
-        ranking = self._rankings.pop(pod, None) or _Ranking()
-        self._rankings[pod] = ranking  # the last one asked for is the last one dropped
-        if len(self._rankings) > MAX_RANKINGS:
-            del self._rankings[next(iter(self._rankings))]
+        ranking = self.rankings.pop(pod, None) or _Ranking()
+        self.rankings[pod] = ranking  # the last one asked for is the last one dropped
+        if len(self.rankings) > MAX_RANKINGS:
+            del self.rankings[next(iter(self.rankings))]
         return ranking
 
     def _top(self, ranking: _Ranking, pod: Pod) -> tuple[Room, Slot] | None:

@@ -90,7 +90,7 @@ class NearQuota:
         return found
 
     def _held(self) -> dict[str, Any]:
-        lines = self._actor._core.queue
+        lines = self._actor.core.queue
         waiting = {
             model: line.admission.snapshot(time.monotonic()).waiting for model, line in lines.granting.models.items()
         }
@@ -113,9 +113,9 @@ async def near_quota() -> AsyncIterator[NearQuota]:
     try:
         yield near
     finally:
-        tasks = [beats, *actor._tasks]
+        tasks = [beats, *actor.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if actor._queue_timer is not None:
-            actor._queue_timer.cancel()
+        if actor.queue_timer is not None:
+            actor.queue_timer.cancel()

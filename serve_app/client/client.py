@@ -106,7 +106,7 @@ class Client:
         self._connection = found
         self._bridge = LoopBridge(found.open)
         self._model = model
-        self._only_model_name: str | None = None  # the only model served, once fetched
+        self.only_model_name: str | None = None  # the only model served, once fetched
         self.sync = SyncClient(self, self._bridge)
 
     async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion:
@@ -204,12 +204,12 @@ class Client:
         )
 
     async def _only_model(self) -> str:
-        if self._only_model_name is None:
+        if self.only_model_name is None:
             served = [one.id for one in await self.models()]
             if len(served) != 1:
                 raise BadRequest(f"say which model: `model` is one of {', '.join(served)}", param="model")
-            self._only_model_name = served[0]
-        return self._only_model_name
+            self.only_model_name = served[0]
+        return self.only_model_name
 
     @contextlib.contextmanager
     def _forgetting_gone_model(self) -> Iterator[None]:
@@ -217,7 +217,7 @@ class Client:
         try:
             yield
         except NotFound:
-            self._only_model_name = None
+            self.only_model_name = None
             raise
 
     def _http(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class LoopBridge:
     """The calls of one client."""
 
     def __init__(self, make: Callable[[], Calls]) -> None:
-        self._make = make
+        self.make = make
         self._calls: Calls | None = None
         self.closed = False
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class LoopBridge:
             if self.closed:
                 raise RuntimeError("this client is closed")
             if self._calls is None or self._calls.loop.is_closed():
-                self._calls = self._make()
+                self._calls = self.make()
             return self._calls
 
     async def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:

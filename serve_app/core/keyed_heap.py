@@ -19,10 +19,10 @@ class KeyedHeap:
     """Items by smallest key, ties by the item itself; all keys are of one length. `set` and `discard` are O(log n),
     amortised over rebuilds."""
 
-    __slots__ = ("_entries", "_live")
+    __slots__ = ("_live", "entries")
 
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []
+        self.entries: list[_Entry] = []
         self._live: dict[str, tuple[Key, _Entry]] = {}
 
     def __len__(self) -> int:
@@ -39,25 +39,25 @@ class KeyedHeap:
             return
         entry = (*key, item)
         self._live[item] = key, entry
-        heapq.heappush(self._entries, entry)
-        if len(self._entries) > 2 * len(self._live) + SLACK:
+        heapq.heappush(self.entries, entry)
+        if len(self.entries) > 2 * len(self._live) + SLACK:
             self._rebuild()
 
     def replace_first(self, key: Key) -> None:
         """Replace the key of the item that `peek` has just returned; half the cost of `set`."""
-        item = self._entries[0][-1]
+        item = self.entries[0][-1]
         entry = (*key, item)
         self._live[item] = key, entry
-        heapq.heapreplace(self._entries, entry)
+        heapq.heapreplace(self.entries, entry)
 
     def discard(self, item: str) -> None:
         """Remove an item; an unknown item changes nothing."""
-        if self._live.pop(item, None) is not None and len(self._entries) > 2 * len(self._live) + SLACK:
+        if self._live.pop(item, None) is not None and len(self.entries) > 2 * len(self._live) + SLACK:
             self._rebuild()
 
     def peek(self) -> tuple[Key, str] | None:
         """The smallest key and its item; None when empty."""
-        entries = self._entries
+        entries = self.entries
         while entries:
             entry = entries[0]
             item: str = entry[-1]
@@ -68,5 +68,5 @@ class KeyedHeap:
         return None
 
     def _rebuild(self) -> None:
-        self._entries = [entry for _, entry in self._live.values()]
-        heapq.heapify(self._entries)
+        self.entries = [entry for _, entry in self._live.values()]
+        heapq.heapify(self.entries)

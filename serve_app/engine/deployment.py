@@ -86,7 +86,7 @@ class EngineReplica:
         self._settings = ModelSettings.model_validate(settings)
         self.attachments: dict[str, _Attachment] = {}
         self._ending = False
-        self._draining: asyncio.Task[None] | None = None
+        self.draining: asyncio.Task[None] | None = None
         self.wire: TcpServer | None = None
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
@@ -96,15 +96,15 @@ class EngineReplica:
         info = await self.backend.start()
         if self._grant is not None:
             self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
-        self._info = msgspec.structs.replace(info, start_s=time.monotonic() - started)
-        self._watching = asyncio.create_task(self._watch())
+        self.engine_info = msgspec.structs.replace(info, start_s=time.monotonic() - started)
+        self.watching = asyncio.create_task(self._watch())
         logger.info(
             "engine %s ready after %.1f s: %d KV tokens, %d slots, max length %d",
-            self._info.model,
-            self._info.start_s,
-            self._info.kv_cache_tokens,
-            self._info.slots,
-            self._info.max_model_len,
+            self.engine_info.model,
+            self.engine_info.start_s,
+            self.engine_info.kv_cache_tokens,
+            self.engine_info.slots,
+            self.engine_info.max_model_len,
         )
 
     async def _watch(self) -> None:
@@ -136,9 +136,9 @@ class EngineReplica:
 
     def drain(self) -> None:
         """Take no new requests, finish running ones, then end; Serve starts another replica where memory is free."""
-        if self._draining is None:
+        if self.draining is None:
             logger.info("engine %s drains and ends to free its memory", self._settings.name)
-            self._draining = asyncio.create_task(self._drain_and_end())
+            self.draining = asyncio.create_task(self._drain_and_end())
             for attachment in self.attachments.values():
                 attachment.batcher.set_slots(NO_SLOTS)
 
@@ -163,7 +163,7 @@ class EngineReplica:
 
     async def info(self, replica_id: str) -> EngineInfo:
         """The limits of this engine. `replica_id` is for routing, here and below."""
-        return self._info
+        return self.engine_info
 
     async def load(self, replica_id: str) -> EngineLoad:
         """The live load of the engine."""
@@ -191,14 +191,14 @@ class EngineReplica:
         """The channel to one router: encoded `Batch` messages until the router closes it."""
         attachment = self.attachments.setdefault(router_id, _Attachment())
         attachment.streams += 1
-        attachment.batcher.set_slots(self._info.slots if self._draining is None else NO_SLOTS)
+        attachment.batcher.set_slots(self.engine_info.slots if self.draining is None else NO_SLOTS)
         try:
             async for message in attachment.batcher.messages():
                 yield message
         finally:
             attachment.streams -= 1
             if not attachment.streams:
-                asyncio.get_running_loop().call_later(BREAK_GRACE_S, self._detach, router_id)
+                asyncio.get_running_loop().call_later(BREAK_GRACE_S, self.detach, router_id)
 
     async def submit(self, router_id: str, submit: Submit, replica_id: str) -> None:
         """Run one request to its end; its frames leave through the router's channel, the last one with its usage.
@@ -206,7 +206,7 @@ class EngineReplica:
         Raises:
             EngineFailed: the engine failed during the request (frames may have left), or the router has no channel.
         """
-        if self._draining is not None:
+        if self.draining is not None:
             raise EngineUnreachable("this engine replica drains")
         attachment = await self._attached(router_id)
         number, outbox = submit.number, attachment.batcher
@@ -237,7 +237,7 @@ class EngineReplica:
             await asyncio.sleep(0.01)
         raise EngineUnreachable(f"router {router_id} has no channel to this replica")
 
-    def _detach(self, router_id: str) -> None:
+    def detach(self, router_id: str) -> None:
         attachment = self.attachments.get(router_id)
         if attachment is None or attachment.streams:
             return
@@ -268,7 +268,7 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         self._ending = True
-        watching = getattr(self, "_watching", None)
+        watching = getattr(self, "watching", None)
         if watching is not None:
             watching.cancel()
         wire = getattr(self, "wire", None)

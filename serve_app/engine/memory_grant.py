@@ -64,7 +64,7 @@ class MemoryGrant:
         self._meter = meter or MemoryMeter(report.ranks[0].node)
         self._progress, self._clock = StallDetector(stall_s), clock
         self._may_load = False
-        self._send, self._away, self._lost, self._drain = send, away, lost, drain
+        self.send, self._away, self._lost, self._drain = send, away, lost, drain
         self._send_errors: tuple[type[BaseException], ...] = (LeaseConflict, *away)
         self._reply = EngineReply(why="the quota actor has not answered yet")
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class MemoryGrant:
                 word = self._report
             told, pause_s = self._current_report(word), BEAT_S if word.kv_tokens else ASK_BEAT_S
             try:
-                self._reply = self._send(told)
+                self._reply = self.send(told)
                 self._may_load = self._may_load or self._reply.may_load
             except (LeaseConflict, InsufficientMemory) as error:
                 self._reply = EngineReply(why=error.message)
@@ -135,7 +135,7 @@ class MemoryGrant:
                 self._drain()
             self._ended.wait(pause_s)
         try:
-            self._send(dataclasses.replace(self._report, gone=True))
+            self.send(dataclasses.replace(self._report, gone=True))
         except self._send_errors as error:
             logger.warning("the quota actor did not receive the report that the memory is free: %s", error)
 

@@ -83,7 +83,7 @@ class IdempotencyCache:
         self._kept_s = kept_s
         self._max_bytes = max_bytes
         self._max_answer_bytes = max_answer_bytes
-        self._tenants: dict[str, _Tenant] = {}
+        self.tenants: dict[str, _Tenant] = {}
         self.bytes = 0
 
     async def claim(self, owner: Owner, body_fingerprint: bytes) -> KeptAnswer | None:
@@ -94,7 +94,7 @@ class IdempotencyCache:
         """
         name, key = owner
         while True:
-            tenant = self._tenants.setdefault(name, _Tenant())
+            tenant = self.tenants.setdefault(name, _Tenant())
             self._evict_expired(tenant)
             entry = tenant.entries.get(key)
             if entry is None:
@@ -119,7 +119,7 @@ class IdempotencyCache:
 
     def add(self, owner: Owner, body: bytes) -> None:
         """Record a part of the answer that is sent."""
-        tenant = self._tenants[owner[0]]
+        tenant = self.tenants[owner[0]]
         entry = tenant.entries[owner[1]]
         if entry.is_dropped:
             return
@@ -133,7 +133,7 @@ class IdempotencyCache:
 
     def finish(self, owner: Owner, head: tuple[int, Headers] | None) -> None:
         """End the run that `claim` allowed; `head`: status and headers of its full answer, None without one."""
-        tenant, key = self._tenants[owner[0]], owner[1]
+        tenant, key = self.tenants[owner[0]], owner[1]
         entry = tenant.entries[key]
         tenant.in_progress.pop(key, None)
         entry.changed_at = self._clock()
@@ -154,7 +154,7 @@ class IdempotencyCache:
         tenant.bytes += more
         self.bytes += more
         while self.bytes > self._max_bytes:
-            largest = max(self._tenants.values(), key=lambda one: one.bytes)
+            largest = max(self.tenants.values(), key=lambda one: one.bytes)
             if largest.kept:
                 self._evict_oldest(largest)
             elif largest.in_progress:

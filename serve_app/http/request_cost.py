@@ -55,11 +55,11 @@ class CostEstimator:
     """
 
     def __init__(self, quantile: float) -> None:
-        self._estimator = Estimator(quantile)
+        self.estimator = Estimator(quantile)
 
     def configure(self, quantile: float) -> None:
         """Set the quantile for requests that arrive from now on."""
-        self._estimator.configure(quantile)
+        self.estimator.configure(quantile)
 
     def estimate(
         self, operation: Operation, body: Mapping[str, Any], tenant: str, model: str, size: int
@@ -69,7 +69,7 @@ class CostEstimator:
             tokens = -(-size // request_size.BYTES_PER_TOKEN)
             return RequestCost(size, tokens, 0, 1, EstimateSource.PRIOR, tokens)
         bound, answers = request_size.output_bound(body), request_size.answers(operation, body)
-        found = self._estimator.estimate(tenant, model, size, bound)
+        found = self.estimator.estimate(tenant, model, size, bound)
         each = _output_tokens_per_answer(found, bound)
         most = None if bound is None else found.prompt_tokens + answers * bound
         prompts = request_size.prompts(operation, body)
@@ -77,7 +77,7 @@ class CostEstimator:
 
     def observe(self, use: ObservedUse) -> None:
         """Learn from a generating request that has ended, with any outcome."""
-        self._estimator.observe(use)
+        self.estimator.observe(use)
 
 
 def _output_tokens_per_answer(found: Estimate, bound: int | None) -> int:

@@ -64,7 +64,7 @@ class GpuMemoryQuota:
         epoch = 1 + (int(time.time()) if isinstance(stored.get(EPOCH), Unreadable) else stored.get(EPOCH, 0))
         await _retry_until_done(lambda: self._shelf.put(EPOCH, epoch))
         roster = dict(checkpoint_entries(stored))
-        self._core = Quota(epoch, roster, time.monotonic())
+        self.core = Quota(epoch, roster, time.monotonic())
         # devices, as stored
         self._nodes = {
             name: value for name, value in stored.items() if name.startswith(NODE) and is_readable(name, value)
@@ -73,18 +73,18 @@ class GpuMemoryQuota:
         self._inventory = Inventory(inventory, before)
         self._defrag_above = defrag_above
         self._news: dict[str, asyncio.Event] = {}  # by watching router
-        self._queue_timer: asyncio.TimerHandle | None = None  # the next tick of the queues
-        self._session_waiters: dict[str, asyncio.Future[Session]] = {}  # pending openings, by session
+        self.queue_timer: asyncio.TimerHandle | None = None  # the next tick of the queues
+        self.session_waiters: dict[str, asyncio.Future[Session]] = {}  # pending openings, by session
         self._acknowledgement = asyncio.Event()  # set after every event
         self._alarmed: set[tuple[str, str]] = set()  # by engine and device
         self._process_checks: dict[str, asyncio.Task[None]] = {}  # running process checks, by engine
         self._writing: asyncio.Task[None] | None = None
-        self._devices_known = asyncio.Event()  # set once the core has the devices
+        self.devices_known = asyncio.Event()  # set once the core has the devices
         if self._nodes and stored.get(INVENTORY) == inventory:  # first callers need not wait for the nodes
-            self._core.on_devices([device for devices in before.values() for device in devices], time.monotonic())
-            self._devices_known.set()
+            self.core.on_devices([device for devices in before.values() for device in devices], time.monotonic())
+            self.devices_known.set()
         await _retry_until_done(lambda: self._shelf.put(INVENTORY, inventory))
-        self._tasks = [
+        self.tasks = [
             asyncio.create_task(self._every(TICK_S, self._tick)),
             asyncio.create_task(self._follow_devices()),
         ]
@@ -92,36 +92,34 @@ class GpuMemoryQuota:
 
     async def engine(self, report: EngineReport) -> EngineReply:
         """Process an engine's report; see `core.memory.engine_grants`. Raises LeaseConflict: the engine must end."""
-        await self._devices_known.wait()
-        return await self._run_event(lambda now: self._core.on_engine(report, now), report.owner)
+        await self.devices_known.wait()
+        return await self._run_event(lambda now: self.core.on_engine(report, now), report.owner)
 
     async def starts(self, asks: tuple[StartsRequest, ...]) -> tuple[StartsReply, ...]:
         """Place the replicas that Serve starts; see `core.memory.start_reservations`. One reply per request."""
-        await self._devices_known.wait()
+        await self.devices_known.wait()
         return await self._run_event(
-            lambda now: tuple(self._core.on_starts(ask, now) for ask in asks), "", EntryKind.RESERVATION
+            lambda now: tuple(self.core.on_starts(ask, now) for ask in asks), "", EntryKind.RESERVATION
         )
 
     async def devices(self) -> dict[str, tuple[int, int]]:
         """Total bytes and bytes available to leases, by device key."""
-        await self._devices_known.wait()
-        found = (use.device for use in self._core.ledger.devices())
+        await self.devices_known.wait()
+        found = (use.device for use in self.core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
     async def exchange(self, message: RouterMessage) -> ActorReply:
         """Process a router's message; see `core.shared_queue.delivery`."""
-        await self._devices_known.wait()
-        return await self._run_event(
-            lambda now: self._core.on_exchange(message, now), message.router, EntryKind.SESSION
-        )
+        await self.devices_known.wait()
+        return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
 
     async def watch(self, message: RouterMessage) -> ActorReply:
         """Long poll of a router for later actions: returns once there are any, or after `WATCH_S`."""
-        await self._devices_known.wait()
+        await self.devices_known.wait()
         news = self._news.setdefault(message.router, asyncio.Event())
         news.clear()
         reply = await self._run_event(
-            lambda now: self._core.on_watch(message, now, timed_out=False), message.router, EntryKind.SESSION
+            lambda now: self.core.on_watch(message, now, timed_out=False), message.router, EntryKind.SESSION
         )
         if reply is not None:
             return reply
@@ -130,33 +128,33 @@ class GpuMemoryQuota:
                 await news.wait()
         message = message._replace(resend=False)  # done by the first call
         reply = await self._run_event(
-            lambda now: self._core.on_watch(message, now, timed_out=True), message.router, EntryKind.SESSION
+            lambda now: self.core.on_watch(message, now, timed_out=True), message.router, EntryKind.SESSION
         )
-        return reply or self._core.queue.actor_sessions.stale_reply(message)
+        return reply or self.core.queue.actor_sessions.stale_reply(message)
 
     def _after_queue_event(self) -> None:
         """After an event: deliver session outcomes, wake routers with new actions and set the queue timer."""
         self._acknowledgement.set()
-        for name, outcome in self._core.queue.session_admission.take_outcomes().items():
+        for name, outcome in self.core.queue.session_admission.take_outcomes().items():
             self._resolve_session(name, outcome)
-        for note in self._core.queue.take_notes():
+        for note in self.core.queue.take_notes():
             logger.error("%s", note)
-        for router in self._core.queue.actor_sessions.take_woken():
+        for router in self.core.queue.actor_sessions.take_woken():
             news = self._news.get(router)
             if news is not None:
                 news.set()
-        if self._queue_timer is not None:
-            self._queue_timer.cancel()
-            self._queue_timer = None
-        due = self._core.queue.next_due()
+        if self.queue_timer is not None:
+            self.queue_timer.cancel()
+            self.queue_timer = None
+        due = self.core.queue.next_due()
         if due is not None:
             delay_s = max(0.0, due - time.monotonic())
-            self._queue_timer = asyncio.get_running_loop().call_later(delay_s, self._on_queue_timer)
+            self.queue_timer = asyncio.get_running_loop().call_later(delay_s, self._on_queue_timer)
 
     def _on_queue_timer(self) -> None:
-        self._queue_timer = None
+        self.queue_timer = None
         try:
-            self._core.queue.on_tick(time.monotonic())
+            self.core.queue.on_tick(time.monotonic())
         finally:
             self._after_queue_event()
 
@@ -168,13 +166,13 @@ class GpuMemoryQuota:
             BadRequest, InsufficientMemory, LeaseConflict, Overloaded, Unavailable: see
             `core.shared_queue.session_admission`.
         """
-        await self._devices_known.wait()
+        await self.devices_known.wait()
         wait_s, name = ask.wait_until, ask.session_id
         ask = dataclasses.replace(ask, wait_until=None if wait_s is None else time.monotonic() + wait_s)
         # also set while this call waits for storage
-        future = self._session_waiters.setdefault(name, asyncio.get_running_loop().create_future())
+        future = self.session_waiters.setdefault(name, asyncio.get_running_loop().create_future())
         try:
-            session = await self._run_event(lambda now: self._core.on_open_session(ask, now), "", EntryKind.SESSION)
+            session = await self._run_event(lambda now: self.core.on_open_session(ask, now), "", EntryKind.SESSION)
         except ServeAppError as error:
             self._resolve_session(name, error)  # ends the wait of other callers of the same session
             raise
@@ -185,7 +183,7 @@ class GpuMemoryQuota:
             self._resolve_session(name, session)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNRESPONSIVE_S):
-                heard = self._core.queue.actor_sessions.acknowledgement_check()
+                heard = self.core.queue.actor_sessions.acknowledgement_check()
                 while not heard():
                     self._acknowledgement.clear()
                     await self._acknowledgement.wait()
@@ -193,7 +191,7 @@ class GpuMemoryQuota:
 
     def _resolve_session(self, name: str, outcome: Session | ServeAppError) -> None:
         """Deliver the outcome of an opening to its waiting callers."""
-        waiter = self._session_waiters.pop(name, None)
+        waiter = self.session_waiters.pop(name, None)
         if waiter is None or waiter.done():
             return
         if isinstance(outcome, Session):
@@ -204,31 +202,31 @@ class GpuMemoryQuota:
 
     async def renew_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
-        await self._devices_known.wait()
-        return _with_relative_expiry(await self._run_event(lambda now: self._core.on_renew_session(session_id, now)))
+        await self.devices_known.wait()
+        return _with_relative_expiry(await self._run_event(lambda now: self.core.on_renew_session(session_id, now)))
 
     async def look_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
-        await self._devices_known.wait()
-        return _with_relative_expiry(await self._run_event(lambda now: self._core.on_look_session(session_id, now)))
+        await self.devices_known.wait()
+        return _with_relative_expiry(await self._run_event(lambda now: self.core.on_look_session(session_id, now)))
 
     async def close_session(self, session_id: str) -> None:
         """Raises LeaseNotFound."""
-        await self._devices_known.wait()
-        await self._run_event(lambda now: self._core.on_close_session(session_id, now), "", EntryKind.SESSION)
+        await self.devices_known.wait()
+        await self._run_event(lambda now: self.core.on_close_session(session_id, now), "", EntryKind.SESSION)
         self._resolve_session(session_id, Unavailable("the session was closed while it waited", code="session_closed"))
 
     async def defrag(self, begin: bool) -> dict[str, Any] | None:
         """The plan to fit the first waiting engine; None: no plan helps. `begin`: carry it out."""
-        await self._devices_known.wait()
-        plan = self._core.relocation.plan(time.monotonic())
+        await self.devices_known.wait()
+        plan = self.core.relocation.plan(time.monotonic())
         if begin and plan is not None:
-            self._core.relocation.begin()
+            self.core.relocation.begin()
         return None if plan is None else dataclasses.asdict(plan)
 
     async def figures(self) -> dict[str, Any]:
         """The report for `serve-app quota` and GET /admin/quota."""
-        return figures(self._core, time.monotonic(), self._defrag_above)
+        return figures(self.core, time.monotonic(), self._defrag_above)
 
     async def _run_event(self, act: Callable[[float], T], name: str = "", *kinds: EntryKind) -> T:
         """Run one event of the core. Returns after the checkpoint entries that the answer depends on are stored: those
@@ -237,13 +235,13 @@ class GpuMemoryQuota:
             return act(time.monotonic())
         finally:
             self._after_queue_event()
-            while self._store() and self._core.unstored(name, kinds):
+            while self._store() and self.core.unstored(name, kinds):
                 assert self._writing is not None
                 await asyncio.shield(self._writing)
 
     def _store(self) -> bool:
         """Store changes, one batch at a time; returns whether there are any."""
-        if not self._core.unstored():
+        if not self.core.unstored():
             return False
         if self._writing is None or self._writing.done():  # done, but its callback has not run
             self._writing = asyncio.create_task(self._write(), name="storing")
@@ -251,13 +249,13 @@ class GpuMemoryQuota:
         return True
 
     async def _write(self) -> None:
-        changes = self._core.take_changes()
+        changes = self.core.take_changes()
         try:
             await asyncio.to_thread(self._put, changes)
         except BaseException:
-            self._core.not_stored(changes)
+            self.core.not_stored(changes)
             raise
-        self._core.stored()
+        self.core.stored()
 
     def _written(self, task: asyncio.Task[None]) -> None:
         if self._writing is task:
@@ -273,19 +271,19 @@ class GpuMemoryQuota:
                 self._shelf.delete(f"{kind}:{name}")
 
     def _tick(self) -> None:
-        relocation = self._core.relocation
+        relocation = self.core.relocation
         above = self._defrag_above
         if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
             relocation.begin()
-        self._core.on_tick(time.monotonic())
-        for router in [name for name in self._news if not self._core.ledger.knows(name)]:
+        self.core.on_tick(time.monotonic())
+        for router in [name for name in self._news if not self.core.ledger.knows(name)]:
             del self._news[router]
         self._after_queue_event()
         self._warn()
 
     def _warn(self) -> None:
         """Log each alarm once, when it is raised."""
-        alarms = {(one.owner, one.device): one for one in self._core.grants.alarms()}
+        alarms = {(one.owner, one.device): one for one in self.core.grants.alarms()}
         for key in alarms.keys() - self._alarmed:
             one = alarms[key]
             logger.error(
@@ -309,8 +307,8 @@ class GpuMemoryQuota:
             try:
                 devices = await self._inventory.devices()
                 await self._store_devices(devices)
-                await self._run_event(partial(self._core.on_devices, devices))
-                self._devices_known.set()
+                await self._run_event(partial(self.core.on_devices, devices))
+                self.devices_known.set()
                 self._check_processes()
             except ServeAppError as error:
                 logger.error("the quota actor: %s", error.message)
@@ -334,9 +332,9 @@ class GpuMemoryQuota:
     def _check_processes(self) -> None:
         """One task per engine: a node that does not answer delays no other engine's memory."""
         looked_for = {
-            owner: self._check_memory_freed(owner, told) for owner, told in self._core.ending_engines().items()
+            owner: self._check_memory_freed(owner, told) for owner, told in self.core.ending_engines().items()
         }
-        silent = {told.owner: self._check_engine_dead(told) for told in self._core.silent_engines(time.monotonic())}
+        silent = {told.owner: self._check_engine_dead(told) for told in self.core.silent_engines(time.monotonic())}
         for owner, look in [*looked_for.items(), *silent.items()]:
             if owner in self._process_checks:
                 look.close()
@@ -352,12 +350,12 @@ class GpuMemoryQuota:
     async def _check_memory_freed(self, owner: str, report: EngineReport | None) -> None:
         if await self._inventory.gone(report):
             logger.info("the memory of engine %s is free", owner)
-            await self._run_event(lambda now: self._core.on_memory_gone(owner))
+            await self._run_event(lambda now: self.core.on_memory_gone(owner))
 
     async def _check_engine_dead(self, report: EngineReport) -> None:
         if await self._inventory.gone(report):
             logger.info("engine %s has died, and its memory is free", report.owner)
-            await self._run_event(lambda now: self._core.on_engine_dead(report.owner, now))
+            await self._run_event(lambda now: self.core.on_engine_dead(report.owner, now))
 
 
 def _with_relative_expiry(session: Session) -> Session:

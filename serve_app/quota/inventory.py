@@ -84,7 +84,7 @@ class Inventory:
         self._earlier_devices = dict(known_devices)
         self._devices: dict[str, list[Device]] = {}  # of nodes that have reported
         self._device_queries: dict[str, asyncio.Task[list[Device] | None]] = {}
-        self._timeout_s = ASK_S + 1.0  # of the first check
+        self.check_timeout_s = ASK_S + 1.0  # of the first check
         self._alive: frozenset[str] = frozenset()  # nodes, as last reported by Ray
         self._nvml_failed: set[str] = set()  # nodes whose NVML has failed: asked again
 
@@ -103,8 +103,8 @@ class Inventory:
                 asked = self._ask_devices(node, int(resources.get("GPU", 0)))
                 self._device_queries[node] = asyncio.create_task(asked, name=f"devices-of-{node}")
         if self._device_queries:
-            await asyncio.wait(self._device_queries.values(), timeout=self._timeout_s)
-        self._timeout_s = LATER_S
+            await asyncio.wait(self._device_queries.values(), timeout=self.check_timeout_s)
+        self.check_timeout_s = LATER_S
         for node in [node for node, task in self._device_queries.items() if task.done()]:
             devices = self._device_queries.pop(node).result()
             if devices is not None and node in alive:

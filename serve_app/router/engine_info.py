@@ -51,7 +51,7 @@ class EngineInfoClient:
         """Fetch the limits; returns the last known ones, None if no engine has ever answered."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                self.cached = await self._call("info", self._any_replica())
+                self.cached = await self.call("info", self._any_replica())
             self._on_info(self.cached)
         except CALL_FAILURES as error:
             logger.warning("%s: no engine reports its limits: %s", self._model, error)
@@ -61,10 +61,10 @@ class EngineInfoClient:
         """Fetch the live load of one engine; None if it does not answer in time."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await self._call("load", replica_id)  # type: ignore[no-any-return]
+                return await self.call("load", replica_id)  # type: ignore[no-any-return]
         except CALL_FAILURES:
             return None
 
-    async def _call(self, method: str, replica_id: str) -> Any:
+    async def call(self, method: str, replica_id: str) -> Any:
         """Call in a context of its own: a scrape's HTTP request must not decide how the reply is read."""
         return await in_fresh_context(self._handle.call(method, replica_id=replica_id), f"{method}-{replica_id}")

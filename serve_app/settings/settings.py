@@ -17,7 +17,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from serve_app.core.estimate import DEFAULT_QUANTILE
-from serve_app.core.queue import DEFAULT_MIN_SHARE, MAX_GUARD_SLOTS_SHARE
+from serve_app.core.queue import DEFAULT_MIN_SHARE, DEFAULT_NO_REPLICA_WAIT_S, MAX_GUARD_SLOTS_SHARE
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
@@ -58,7 +58,6 @@ DEFAULT_MAX_QUEUED_TOKENS = 4_000_000  # as many requests of 4,000 tokens; longe
 DEFAULT_GUARD_SLOTS_SHARE = 0.5  # at most; of 64 slots 2 are kept where a tenth of the load is `high`, else none
 DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
-DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back in less; raise it for slow loads
 # One request in five outgrows it and is given more; on chat traces no more than what the pool keeps for that.
 DEFAULT_OUTPUT_QUANTILE = DEFAULT_QUANTILE
 DEFAULT_SESSIONS_PER_TENANT = 64  # as many agents as one model's batch; a runaway script does not take every engine

@@ -90,8 +90,8 @@ class Channel:
         self._numbers = numbers
         self._on_slots = on_slots
         self._unread = UnreadBytes() if unread is None else unread
-        self._requests: dict[int, _ChannelRequest] = {}  # those that need the channel
-        self._tasks: set[asyncio.Task[Any]] = set()  # strong references: the event loop keeps weak ones only
+        self.requests: dict[int, _ChannelRequest] = {}  # those that need the channel
+        self.tasks: set[asyncio.Task[Any]] = set()  # strong references: the event loop keeps weak ones only
         self._reader: asyncio.Task[Any] | None = None
         self._attached: asyncio.Future[None] | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -116,19 +116,19 @@ class Channel:
             EngineFailed: the replica cannot be reached.
         """
         number = next(self._numbers)
-        call = self._requests[number] = _ChannelRequest(
+        call = self.requests[number] = _ChannelRequest(
             on_end, on_tokens, self._unread, lambda: self._abort_unread(number)
         )
         try:
             await self._attach()
             task = call.submit(self._submit(make(number), call.stream), f"submit-{number}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
             yield call.stream
         finally:
             call.abort()
             call.stream.clear()
-            if self._requests.pop(number, None) is not None:
+            if self.requests.pop(number, None) is not None:
                 self._close_when_idle()
 
     async def _submit(self, submit: Submit, stream: ResponseStream) -> None:
@@ -178,8 +178,8 @@ class Channel:
             reason = f"{reason}: {_brief(failure)}"
             logger.warning("%s", reason)
         finally:
-            if self._attached is attached:  # else it was dropped, and `_requests` belongs to a later channel
-                calls, self._requests = self._requests, {}  # a later channel cannot continue them: frames are lost
+            if self._attached is attached:  # else it was dropped, and `requests` belongs to a later channel
+                calls, self.requests = self.requests, {}  # a later channel cannot continue them: frames are lost
                 for call in calls.values():
                     call.stream.fail(EngineFailed(reason), connection_lost=True)
                     call.abort()
@@ -198,7 +198,7 @@ class Channel:
         if batch.slots:
             self._on_slots(max(0, batch.slots))
         for frame in batch.frames:
-            call = self._requests.get(frame.number)
+            call = self.requests.get(frame.number)
             if call is None:
                 continue
             if frame.groups:
@@ -211,20 +211,20 @@ class Channel:
             if not (fits or call.stream.is_finished):
                 call.stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
                 call.abort()
-            if (not fits or call.stream.is_finished) and self._requests.pop(frame.number, None) is not None:
+            if (not fits or call.stream.is_finished) and self.requests.pop(frame.number, None) is not None:
                 call.on_end()
                 self._close_when_idle()
 
     def _abort_unread(self, number: int) -> None:
         """End a request that has the most unread bytes while there are too many."""
-        call = self._requests.pop(number, None)
+        call = self.requests.pop(number, None)
         if call is not None:
             call.abort()
             call.on_end()
             self._close_when_idle()
 
     def _close_when_idle(self) -> None:
-        if self._requests or self._reader is None:
+        if self.requests or self._reader is None:
             return
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -233,7 +233,7 @@ class Channel:
 
     def _close(self) -> None:
         self._idle_timer = None
-        if not self._requests and self._reader is not None:
+        if not self.requests and self._reader is not None:
             self._drop("closed")
 
     def _drop(self, reason: str) -> None:
@@ -244,7 +244,7 @@ class Channel:
             attached.exception()  # mark as retrieved: perhaps no request waits for it any more
         if reader is not None and reader is not asyncio.current_task():
             reader.cancel()
-        for task in list(self._tasks):  # calls of ended requests: Serve may still look for a replica that has left
+        for task in list(self.tasks):  # calls of ended requests: Serve may still look for a replica that has left
             task.cancel()
 
     def retire(self) -> None:
@@ -254,7 +254,7 @@ class Channel:
         """
         self._retired = True
         reason = f"engine replica {self.replica_id} has left"
-        for call in self._requests.values():
+        for call in self.requests.values():
             if not call.is_received():
                 call.stream.fail(EngineUnreachable(reason))
         if self._attached is not None and not self._attached.done():
@@ -268,7 +268,7 @@ class Channel:
     @property
     def is_busy(self) -> bool:
         """Whether a request of this router runs there or is on its way."""
-        return bool(self._requests)
+        return bool(self.requests)
 
     @property
     def is_open(self) -> bool:

@@ -24,7 +24,7 @@ class FrameBatcher:
     """Frames that wait to be sent to one router. Not thread-safe: one event loop."""
 
     def __init__(self) -> None:
-        self._frames: dict[int, Frame] = {}  # by request number: a later frame is merged into the waiting one
+        self.frames: dict[int, Frame] = {}  # by request number: a later frame is merged into the waiting one
         self._bytes = 0
         self._slots = 0
         self._closed = False
@@ -40,8 +40,8 @@ class FrameBatcher:
         if self._bytes + len(frame.body) > MAX_WAITING_BYTES:
             raise EngineFailed("the router reads too slowly", code="slow_router")
         self._bytes += len(frame.body)
-        waiting = self._frames.get(frame.number)
-        self._frames[frame.number] = frame if waiting is None else merge(waiting, frame)
+        waiting = self.frames.get(frame.number)
+        self.frames[frame.number] = frame if waiting is None else merge(waiting, frame)
         self._wake.set()
 
     def set_slots(self, slots: int) -> None:
@@ -60,8 +60,8 @@ class FrameBatcher:
         self._reader = reader = object()
         self._wake.set()  # for the earlier reader to see this
         while self._reader is reader:
-            if self._frames or self._slots:
-                batch = Batch(self._next_frames(), self._slots)
+            if self.frames or self._slots:
+                batch = Batch(self.next_frames(), self._slots)
                 self._slots = 0
                 yield batch_encoder.encode(batch)
             elif self._closed:
@@ -70,19 +70,19 @@ class FrameBatcher:
                 self._wake.clear()
                 await self._wake.wait()
 
-    def _next_frames(self) -> list[Frame]:
+    def next_frames(self) -> list[Frame]:
         """The frames of the next message: all that fit, oldest first; a frame that is too long is split."""
         taken: list[Frame] = []
         room = MAX_MESSAGE_BYTES
-        while self._frames and room > 0:
-            number, frame = next(iter(self._frames.items()))
+        while self.frames and room > 0:
+            number, frame = next(iter(self.frames.items()))
             if len(frame.body) > room:
                 head, rest = split(frame, room)
-                del self._frames[number]
-                self._frames[number] = rest  # at the end: frames of other requests pass between its parts
+                del self.frames[number]
+                self.frames[number] = rest  # at the end: frames of other requests pass between its parts
                 taken.append(head)
                 break
-            del self._frames[number]
+            del self.frames[number]
             taken.append(frame)
             room -= len(frame.body) + FRAME_BYTES + TOKEN_BYTES * sum(map(len, frame.groups))
         self._bytes -= sum(len(frame.body) for frame in taken)

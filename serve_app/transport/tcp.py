@@ -60,7 +60,7 @@ class Framing(asyncio.Protocol):
         self._buffered_bytes = 0
         self._needed_bytes = HEADER_BYTES  # bytes needed for the next header or message
         self.transport: asyncio.Transport | None = None
-        self._writable: asyncio.Future[None] | None = None
+        self.writable: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
@@ -105,17 +105,17 @@ class Framing(asyncio.Protocol):
             self.transport.write(len(message).to_bytes(HEADER_BYTES) + message)
 
     def pause_writing(self) -> None:
-        self._writable = asyncio.get_running_loop().create_future()
+        self.writable = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-        self._writable = None
+        if self.writable is not None and not self.writable.done():
+            self.writable.set_result(None)
+        self.writable = None
 
     async def wait_writable(self) -> None:
         """Wait until the other side keeps up or the connection has ended."""
-        if self._writable is not None:
-            await asyncio.shield(self._writable)
+        if self.writable is not None:
+            await asyncio.shield(self.writable)
 
     def close(self) -> None:
         """End the connection once the sent messages have left."""

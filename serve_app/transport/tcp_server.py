@@ -58,7 +58,7 @@ class TcpServer:
         self._closed = False
         self.tickets: dict[bytes, str] = {}
         self.connections: set[_RouterConnection] = set()
-        self._by_router: dict[str, _RouterConnection] = {}  # the latest connection of each
+        self.by_router: dict[str, _RouterConnection] = {}  # the latest connection of each
 
     async def issue_ticket(self, router_id: str) -> TcpAddress:
         """Issue a ticket for one connection of this router; starts to listen first.
@@ -84,7 +84,7 @@ class TcpServer:
         Raises:
             EngineUnreachable: the request never arrived. EngineFailed: as `submit`.
         """
-        router = self._by_router.get(router_id)
+        router = self.by_router.get(router_id)
         if router is None:
             raise EngineUnreachable(f"router {router_id} has no channel to this replica")
         await router.hold(number)
@@ -106,14 +106,14 @@ class TcpServer:
         """Use a ticket up; returns its router, whose connection this is from now on. None: an invalid ticket."""
         router_id = self.tickets.pop(ticket, None)
         if router_id is not None:
-            self._by_router[router_id] = connection
+            self.by_router[router_id] = connection
         return router_id
 
     def remove_connection(self, connection: _RouterConnection, router_id: str | None) -> None:
         """Remove an ended connection; its router may have a later one."""
         self.connections.discard(connection)
-        if router_id is not None and self._by_router.get(router_id) is connection:
-            del self._by_router[router_id]
+        if router_id is not None and self.by_router.get(router_id) is connection:
+            del self.by_router[router_id]
 
 
 class _RouterConnection:
@@ -123,28 +123,28 @@ class _RouterConnection:
         self._server = server
         self._router_id: str | None = None
         self._sender: asyncio.Task[None] | None = None
-        self._running: dict[int, asyncio.Task[None]] = {}  # by number, until `hold` returns or the router cancels
-        self._awaited: dict[int, asyncio.Future[asyncio.Task[None]]] = {}  # of `hold` calls before their requests
+        self.running: dict[int, asyncio.Task[None]] = {}  # by number, until `hold` returns or the router cancels
+        self.awaited: dict[int, asyncio.Future[asyncio.Task[None]]] = {}  # of `hold` calls before their requests
         self.framing = Framing(self._on_message, self._on_lost, limit=TICKET_BYTES)
         self._ticket_timer = asyncio.get_running_loop().call_later(TICKET_LIFE_S, self.framing.abort)
         server.add_connection(self)
 
     async def hold(self, number: int) -> None:
         """See `TcpServer.hold`."""
-        run = self._running.get(number)
+        run = self.running.get(number)
         if run is None:
-            arrival = self._awaited[number] = asyncio.get_running_loop().create_future()
+            arrival = self.awaited[number] = asyncio.get_running_loop().create_future()
             try:
                 async with asyncio.timeout(HOLD_WAIT_S):
                     run = await arrival
             except TimeoutError:
                 raise EngineUnreachable(f"request {number} of router {self._router_id} did not arrive") from None
             finally:
-                self._awaited.pop(number, None)
+                self.awaited.pop(number, None)
         try:
             await run
         finally:
-            self._running.pop(number, None)
+            self.running.pop(number, None)
 
     def close(self) -> None:
         """End the connection; waiting bytes are still sent if the other side reads them."""
@@ -182,18 +182,18 @@ class _RouterConnection:
 
     def _submit(self, submit: Submit) -> None:
         number = submit.number
-        if number in self._running:
+        if number in self.running:
             raise ValueError(f"request {number} came twice")
         assert self._router_id is not None
         run = in_fresh_context(self._server.handler.submit(self._router_id, submit, ""), f"request-{number}")
-        self._running[number] = run
-        arrival = self._awaited.get(number)
+        self.running[number] = run
+        arrival = self.awaited.get(number)
         if arrival is not None and not arrival.done():
             arrival.set_result(run)
 
     def _cancel(self, number: int) -> None:
         """Cancel a request for which the router no longer waits and which no `hold` call holds."""
-        run = self._running.pop(number, None)
+        run = self.running.pop(number, None)
         if run is not None:
             run.cancel()
 
@@ -210,7 +210,7 @@ class _RouterConnection:
             logger.error("the channel to router %s broke", self._router_id, exc_info=error)
         self.framing.close()
         self._server.remove_connection(self, self._router_id)
-        runs, self._running = self._running, {}
+        runs, self.running = self.running, {}
         for run in runs.values():
             run.cancel()
 

@@ -129,7 +129,7 @@ def test_the_average_keeps_no_more_than_the_span() -> None:
     average = Average()
     for tick in range(10_000):
         average.add(float(tick % 7), tick * 0.1, 5.0)
-    assert len(average._steps) <= 52
+    assert len(average.steps) <= 52
 
 
 def test_a_burst_is_believed_as_the_look_back_fills_with_it() -> None:

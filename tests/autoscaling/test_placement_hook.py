@@ -226,9 +226,9 @@ def test_serves_own_scheduler_is_as_expected(placing: StartPlacer) -> None:
             return {"a"}
 
     real = DeploymentScheduler(Cache(), "head", lambda asked: None)  # type: ignore[arg-type]
-    assert module._starting(real, APP) == set()
-    assert module._nodes_with_capacity(real, RequestedResources({"GPU": 0.5})) == ["a"]
-    assert module._nodes_with_capacity(real, RequestedResources({"GPU": 2.0})) == []
+    assert module.starting_replicas(real, APP) == set()
+    assert module.nodes_with_capacity(real, RequestedResources({"GPU": 0.5})) == ["a"]
+    assert module.nodes_with_capacity(real, RequestedResources({"GPU": 2.0})) == []
     install_hook(real, APP, placing)
     assert real._deployments == {}
 

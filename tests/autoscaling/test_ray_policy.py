@@ -277,7 +277,7 @@ def test_an_error_keeps_the_target_is_counted_and_logged_once_with_the_deploymen
     serve = quick(target=3)
     controller = Controller(serve)
     counted: list[dict[str, str]] = []
-    monkeypatch.setattr(controller.policy._errors, "inc", lambda tags: counted.append(tags))
+    monkeypatch.setattr(controller.policy.errors, "inc", lambda tags: counted.append(tags))
     monkeypatch.setattr(ray_policy.OngoingRequestsPolicy, "decide", failing(ZeroDivisionError("of our own making")))
     with caplog.at_level(logging.INFO, logger="ray.serve"):
         for _ in range(50):
@@ -297,7 +297,7 @@ def test_a_counter_that_fails_does_not_get_out_either(monkeypatch: pytest.Monkey
     serve = quick(target=3)
     policy = ScalingPolicy(clock=serve.clock)
     monkeypatch.setattr(ray_policy.OngoingRequestsPolicy, "decide", failing(ValueError()))
-    monkeypatch.setattr(policy._errors, "inc", failing(RuntimeError("no metrics agent")))
+    monkeypatch.setattr(policy.errors, "inc", failing(RuntimeError("no metrics agent")))
     decisions, _ = policy(serve.contexts())
     assert decisions == {ENGINE: 3}
 
@@ -342,13 +342,13 @@ def test_a_deployment_that_leaves_is_forgotten() -> None:
     serve = quick()
     policy = ScalingPolicy(clock=serve.clock)
     policy(serve.contexts())
-    assert ENGINE in policy._policies
+    assert ENGINE in policy.policies
     contexts = serve.contexts()
     del contexts[ENGINE]
     policy(contexts)
-    assert not policy._policies
-    assert not policy._targets
-    assert set(policy._fresh) == {ROUTER}
+    assert not policy.policies
+    assert not policy.targets
+    assert set(policy.freshness) == {ROUTER}
 
 
 def test_serve_can_ship_the_policy_to_its_controller() -> None:

@@ -35,8 +35,8 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_a_class_and_a_tenant_that_get_less_than_their_parts_are_starved() -> None:
     run = Staying([], policy(), seed=1)
     a, b, above = (LOW, "a"), (LOW, "b"), (HIGH, "people")
-    run._waits = {a: [(0.0, 120.0)], b: [(0.0, 90.0), (90.0, 120.0)]}
-    run._largest = {a: 100, b: 100, above: 100}
+    run.wait_spans = {a: [(0.0, 120.0)], b: [(0.0, 90.0), (90.0, 120.0)]}
+    run.largest = {a: 100, b: 100, above: 100}
     run.now = 120.0
     run.granted = [Granted(61.0, above, 100_000, 0.0)]
     assert run.starved() == 3  # of 5,000 tokens of its part the class got none, nor did either tenant
@@ -44,7 +44,7 @@ def test_a_class_and_a_tenant_that_get_less_than_their_parts_are_starved() -> No
     assert run.starved() == 1
     run.granted += [Granted(63.0, b, 2_700, 0.0)]
     assert run.starved() == 0
-    run._waits[b] = [(0.0, 90.0), (91.0, 120.0)]
+    run.wait_spans[b] = [(0.0, 90.0), (91.0, 120.0)]
     run.granted.pop()
     assert run.starved() == 0  # it did not wait throughout
 
@@ -111,7 +111,7 @@ def test_what_came_back_is_judged(data: bytes, found: tuple[int, float], counted
     async def asked() -> tuple[Crowd, tuple[int, float]]:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             crowd_ = Crowd("127.0.0.1", server.sockets[0].getsockname()[1], "tiny", ["k"], 1, 8)
-            return crowd_, await crowd_._ask(b"{}", {})
+            return crowd_, await crowd_.ask(b"{}", {})
 
     crowd_, judged = asyncio.run(asked())
     assert judged == found

@@ -38,7 +38,7 @@ def delta(**content: str) -> bytes:
 async def whole_answer(writer: asyncio.StreamWriter, tokens: int = TOKENS) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + delta(role="assistant", content=""))
     for _ in range(TOKENS // TOKENS_PER_EVENT):
-        await asyncio.sleep(GAP_S)
+        await asyncio.sleep(GAP_S)  # the gap that is measured
         writer.write(delta(content="ab"))
     writer.write(sse({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": tokens}}))
     writer.write(sse("[DONE]") + b"0\r\n\r\n")

@@ -129,7 +129,7 @@ def test_scores_are_kept_for_a_bounded_number_of_demands() -> None:
     placer = Placer([node("a", 80)], FirstFit())
     for amount in range(1, MAX_RANKINGS + 50):
         placer.place(Pod(1, amount))
-    assert len(placer._rankings) == MAX_RANKINGS
+    assert len(placer.rankings) == MAX_RANKINGS
 
 
 def test_a_node_that_came_gets_what_fits_nowhere_else(policy: PodPolicy) -> None:

@@ -205,7 +205,7 @@ def test_ctrl_c_while_ray_starts_leaves_nothing(
     def interrupt_started_node() -> None:
         deadline = time.monotonic() + SEEN_S
         while not (tmp_path / "attempts").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # bound: `deadline`, above
         instance = terminal.state.read()
         assert instance is not None
         terminal.mark = instance.mark

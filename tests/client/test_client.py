@@ -218,7 +218,7 @@ def test_the_only_model_is_asked_for_once_and_again_when_it_has_gone() -> None:
         for _ in range(2):
             await llm.complete("p", max_tokens=1)
         assert asked.count("/v1/models") == 1
-        llm._only_model_name = "one that has left"
+        llm.only_model_name = "one that has left"
         with pytest.raises(NotFound):
             await llm.complete("p", max_tokens=1)
         await llm.complete("p", max_tokens=1)

@@ -222,7 +222,7 @@ def test_a_closed_link_refuses_and_closes_its_calls_once() -> None:
         plain = link_to(Edge(1), loop)
 
         def make() -> NearCalls:
-            made.append(plain._make())  # type: ignore[arg-type]
+            made.append(plain.make())  # type: ignore[arg-type]
             return made[-1]
 
         link = LoopBridge(make)
@@ -244,7 +244,7 @@ def test_calls_are_made_anew_where_their_loop_has_ended() -> None:
 
     def make() -> NearCalls:
         made.append(asyncio.get_running_loop())
-        return link_to(Edge(2), made[-1])._make()  # type: ignore[return-value]
+        return link_to(Edge(2), made[-1]).make()  # type: ignore[return-value]
 
     link = LoopBridge(make)
     assert asyncio.run(here(link)) == asyncio.run(here(link)) == numbers(2)

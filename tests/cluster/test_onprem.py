@@ -183,7 +183,7 @@ def test_a_short_cut_costs_nothing_but_time(lab: Lab) -> None:
         with lab.loaded(CLIENTS, TOKENS, ANSWER_S) as rows:
             time.sleep(3)  # streams of every client are under way
             lab.rack.cut(host.name)
-            time.sleep(BLIP_S)
+            time.sleep(BLIP_S)  # the span under test: shorter than the loss of a node is known
             lab.rack.mend(host.name)
             time.sleep(10)  # what was held goes on: above the next retransmission, and answers after it
         after = watch.wait("a healthy cluster", healthy, STATE_S)
@@ -201,11 +201,11 @@ def test_a_worker_that_is_cut_off_is_replaced_and_comes_back(lab: Lab) -> None:
         host = worker_with_the_real_engine(lab, before)
         (other,) = (lab.rack[name] for name in WORKERS if name != host.name)
         with lab.loaded(CLIENTS, TOKENS, ANSWER_S) as rows:
-            time.sleep(3)
+            time.sleep(3)  # streams of every client are under way
             lab.rack.cut(host.name)
             cut = time.time()
             lost = watch.wait("the worker's loss", lambda seen: host.address not in seen["nodes"], LOSS_KNOWN_S)
-            time.sleep(CUT_MORE_S)
+            time.sleep(CUT_MORE_S)  # the span under test: longer than the loss is known
             lab.rack.mend(host.name)
             mended = time.time()
             back = watch.wait("the worker's return", lambda seen: host.address in seen["nodes"], STATE_S)
@@ -249,7 +249,7 @@ def seen_anew(lab: Lab, deadline: float) -> dict[str, Any]:
         except (AssertionError, subprocess.TimeoutExpired):  # it came too early, or its Ray was the old one
             if time.monotonic() > deadline:
                 raise
-            time.sleep(onprem_lab.TICK_S)
+            time.sleep(onprem_lab.TICK_S)  # bound: `deadline`, above
 
 
 def test_a_head_that_crashes_starts_again_with_its_workers_and_the_application(lab: Lab) -> None:
@@ -289,7 +289,7 @@ def test_ray_down_leaves_nothing(lab: Lab) -> None:
     deadline = time.monotonic() + onprem_lab.COMMAND_S  # the launcher's own SSH connections close after 10 s
     machines = [lab.rack[name] for name in (DRIVER, HEAD, *WORKERS)]
     while any(host.processes() for host in machines) and time.monotonic() < deadline:
-        time.sleep(onprem_lab.TICK_S)
+        time.sleep(onprem_lab.TICK_S)  # bound: `deadline`, above
     lab.note("ray down", time.monotonic() - began, note="no process, no port, no folder")
     for host in machines:
         assert not host.processes(), host.name

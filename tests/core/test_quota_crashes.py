@@ -326,7 +326,13 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
     assert list(shell.stored) == [(EntryKind.ENGINE, "stays")]
     assert quota.grants.owners() == ["stays"]
     sessions, openings = quota.sessions, quota.queue.session_admission
-    kept = [quota.queue.accounts.by_router, sessions._open, sessions._leases, sessions._closed, openings._waiting]
+    kept = [
+        quota.queue.accounts.by_router,
+        sessions.by_session_id,
+        sessions.by_lease,
+        sessions.closed_leases,
+        openings.pending_sessions,
+    ]
     assert [len(one) for one in kept] == [0] * len(kept)
-    assert sorted(quota.ledger._owners) == ["sessions", "stays"]
+    assert sorted(quota.ledger.lease_owners) == ["sessions", "stays"]
     assert len(quota.ledger) == 2, "an engine and its slots"

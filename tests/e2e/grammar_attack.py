@@ -74,9 +74,9 @@ async def main() -> dict[str, Any]:
         alone = await ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "1"}})
         before = cpu_s()
         attack = [asyncio.create_task(ask(backend, "attacker", one)) for one in ATTACKS]
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(1.0)  # the attack is under way
         under = asyncio.create_task(ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "2"}}))
-        await asyncio.sleep(STAYS_S - 1.0)
+        await asyncio.sleep(STAYS_S - 1.0)  # the attackers stay, and then leave
         ended = [task.result() for task in attack if task.done()]
         for task in attack:
             task.cancel()
@@ -84,9 +84,9 @@ async def main() -> dict[str, Any]:
             trivial = await asyncio.wait_for(under, LATE_S)
         except TimeoutError:
             trivial = {"status": 0, "seconds": LATE_S, "answer": ""}
-        await asyncio.sleep(SETTLED_S)
+        await asyncio.sleep(SETTLED_S)  # what they asked for is dropped
         used, later = cpu_s() - before, cpu_s()
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(2.0)  # the span in which idle CPU is measured
         after = cpu_s() - later
         return {
             "alone": alone,

@@ -97,7 +97,7 @@ def within(bound_s: float, look: Callable[[], object], wanted: object, what: str
         if seen == wanted:
             return
         assert asked_s <= bound_s, f"{what}: {seen} after {asked_s:.2f} s, wanted {wanted} within {bound_s} s"
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # bound: bound_s
 
 
 def http_status(port: int) -> int | None:

@@ -57,7 +57,7 @@ async def load(three: Stack) -> tuple[list[Asked], float, float]:
     ) as client:
         until = time.monotonic() + BEFORE_S + DOWN_S + AFTER_S
         clients = [asyncio.create_task(asks(client, until, told)) for _ in range(CLIENTS)]
-        await asyncio.sleep(BEFORE_S)
+        await asyncio.sleep(BEFORE_S)  # the load runs before the kill
         pid = actor(three)
         assert pid is not None
         killed = time.monotonic()

@@ -286,7 +286,7 @@ for _ in range(2):
     until = time.monotonic() + 3  # Serve's handles push numbers every second, and Ray then connects by itself
     while time.monotonic() < until:
         assert not ray.is_initialized(), "something of Serve's goes on"
-        time.sleep(0.05)
+        time.sleep(0.05)  # bound: the three seconds
 print("still", ray.is_initialized())
 """
 

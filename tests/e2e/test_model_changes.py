@@ -314,7 +314,7 @@ def within(condition: Any, what: str) -> None:
     deadline = time.monotonic() + CHANGED_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {CHANGED_S} s: {what}"
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # bound: CHANGED_S
 
 
 def command(there: Place, *arguments: str) -> subprocess.CompletedProcess[str]:

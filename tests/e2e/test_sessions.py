@@ -152,7 +152,7 @@ def test_a_silent_session_ends_and_one_in_use_does_not(there: Place) -> None:
     until = time.monotonic() + 7.0  # bound: the time to live, and the tick after it
     while time.monotonic() < until:
         assert step(there, "used")[0] == 200
-        time.sleep(0.5)
+        time.sleep(0.5)  # bound: `until`, above
     assert call(there, "GET", "/silent").status_code == 404
     assert call(there, "GET", "/used").status_code == 200
     assert step(there, "silent")[0] == 200  # an ordinary request

@@ -86,7 +86,7 @@ async def served(three: Stack, plan: Sequence[tuple[str, dict[str, Any]]], per_s
         asked: list[Awaitable[str]] = []
         for client, (_, more) in zip(itertools.cycle(opened), plan, strict=False):
             asked.append(asyncio.create_task(ask(client, **more)))
-            await asyncio.sleep(0.0 if per_s is None else 1.0 / per_s)
+            await asyncio.sleep(0.0 if per_s is None else 1.0 / per_s)  # the rate of the load
         ids = await asyncio.gather(*asked)
         return await receipts(opened[0], dict(zip(ids, (group for group, _ in plan), strict=True)))
 

@@ -34,7 +34,7 @@ def send(
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if in_two:
         connection.sendall(head.encode())
-        time.sleep(SEGMENT_GAP_S)
+        time.sleep(SEGMENT_GAP_S)  # so that head and body arrive in two segments
         connection.sendall(data)
     else:
         connection.sendall(head.encode() + data)

@@ -85,7 +85,7 @@ def test_each_router_is_told_the_slots_of_the_engine_and_0_once_it_drains() -> N
         for router in (first, second, third):
             await router.detach()
         await until(lambda: not replica.attachments, SOON_S, "all gone")
-        draining = replica.engine._draining
+        draining = replica.engine.draining
         assert draining is not None
         draining.cancel()  # it would end this process
 
@@ -152,7 +152,7 @@ def test_a_router_that_is_back_in_time_keeps_its_requests() -> None:
         await router.detach()
         await until(lambda: not replica.count("attach"), SOON_S, "the break seen")
         await router.attach()
-        replica.engine._detach("router")  # what the timer of the break does when it comes
+        replica.engine.detach("router")  # what the timer of the break does when it comes
         await call
         await until(lambda: router.frames(1)[-1].usage is not None, SOON_S, "the last frame")
         deployment.BREAK_GRACE_S = 0.05  # of the next break; `run` puts the constant back
@@ -323,7 +323,7 @@ def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
         assert "trace" not in caught.value.message
         assert caught.value.__cause__ is None
         await channel.aclose()
-        replica._watching.cancel()
+        replica.watching.cancel()
         await backend.shutdown()
 
     asyncio.run(scenario())

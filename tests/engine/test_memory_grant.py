@@ -107,9 +107,9 @@ def test_an_engine_waits_for_its_memory_and_then_for_its_turn() -> None:
 
     async def scenario() -> None:
         task = asyncio.create_task(grant.obtain(SOON_S))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # several reports, each answered with no
         actor.reply = EngineReply(HOLDS)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # and several by which it holds the memory and may not load yet
         assert not task.done()
         assert not actor.last.loading
         actor.reply = EngineReply(HOLDS, may_load=True)
@@ -146,7 +146,7 @@ def test_an_engine_that_is_told_to_end_while_it_waits_leaves_the_line_at_once() 
 
     async def scenario() -> None:
         task = asyncio.create_task(grant_of(actor).obtain(SOON_S))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # it waits by now
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -255,7 +255,7 @@ def test_the_end_is_said_once_and_does_not_hang_on_an_actor_that_does_not_answer
         hangs.wait(SOON_S)
         return EngineReply()
 
-    grant._send = stuck
+    grant.send = stuck
     began = time.monotonic()
     grant.end()
     grant.end()

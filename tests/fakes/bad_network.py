@@ -25,7 +25,7 @@ class Network:
         """One way. Raises Away: it got lost, which is known at once."""
         if self.draw.random() < self.lost:
             raise Away("lost on its way")
-        await asyncio.sleep(self.delay_s())
+        await asyncio.sleep(self.delay_s())  # the network's delay, drawn
 
     def twice(self) -> bool:
         return self.draw.random() < self.repeated

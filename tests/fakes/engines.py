@@ -246,7 +246,7 @@ class FakeHandle:
         self.ringing += 1
         try:
             while True:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(POLL_S)  # bound: the caller's timeout, as with Serve
                 if self._cluster.running:
                     break
             await turns(self.turns("info"))
@@ -292,7 +292,7 @@ class FakeHandle:
             replica = self._cluster.replicas.get(replica_id)
             if replica is not None and not replica.dead and replica_id in self._cluster.running:
                 return replica
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)  # bound: the caller's timeout, as with Serve
 
     def _cancel(self, task: asyncio.Task[Any], method: str) -> None:
         """Cancel a coroutine on the replica once the news has got there."""

@@ -211,7 +211,7 @@ class FakeQuota:
 
     async def _tick_on(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_S)  # until the fake is closed
             await self._moves.wait()
             if self.up:
                 self._engines_speak()
@@ -271,7 +271,7 @@ class Caller:
         """A request from its arrival to its end."""
         try:
             await self.granted(name, level, **more)
-            await asyncio.sleep(for_s)
+            await asyncio.sleep(for_s)  # the request runs
         finally:
             self.done(name)
 
@@ -285,12 +285,12 @@ class Caller:
         line, pending = self.shared.core, self.shared.core.pending
         kept = (
             self.shared.requests,
-            pending._by_id,
-            pending._not_handed_in,
-            pending._tickets,
-            pending._queues,
+            pending.by_request_id,
+            pending.unsent,
+            pending.tickets,
+            pending.queues,
         )
-        return sum(map(len, kept)) + line.running + len(line.in_flight._counts) + len(pending._counts)
+        return sum(map(len, kept)) + line.running + len(line.in_flight.counts) + len(pending.counts)
 
     async def hold_all(self, slots: int) -> list[str]:
         """Take every slot of the engine; the names of what holds them."""

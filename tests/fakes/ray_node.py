@@ -54,7 +54,7 @@ def main(run_dir: Path, mode: str, folder: Path) -> int:
     (logs / "gcs_server.out").write_text("hello")
     if mode != "silent":
         (run_dir / "ray" / "ray_current_cluster").write_text(ADDRESS)
-    time.sleep(SHORT_S if mode == "short" else STAY_S)
+    time.sleep(SHORT_S if mode == "short" else STAY_S)  # a node that ends at once, or stays until it is ended
     return 0
 
 

@@ -59,12 +59,12 @@ def known(replica: FakeReplica) -> dict[str, int]:
     wire = replica.engine.wire
     if wire is None:
         return {}
-    visitors = wire.connections | set(wire._by_router.values())
+    visitors = wire.connections | set(wire.by_router.values())
     counts = {
         "connections": len(visitors),
         "tickets": len(wire.tickets),
-        "requests": sum(len(visitor._running) for visitor in visitors),
-        "held": sum(len(visitor._awaited) for visitor in visitors),
+        "requests": sum(len(visitor.running) for visitor in visitors),
+        "held": sum(len(visitor.awaited) for visitor in visitors),
     }
     return {kind: count for kind, count in counts.items() if count}
 

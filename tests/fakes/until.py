@@ -24,6 +24,6 @@ async def until(condition: Callable[[], bool], bound_s: float, what: str) -> flo
     while not condition():
         assert took_s < bound_s, f"not within {bound_s} s: {what}"
         looked = time.monotonic()
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(POLL_S)  # bound: bound_s
         took_s += min(time.monotonic() - looked, STALL_S)
     return took_s

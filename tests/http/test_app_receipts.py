@@ -168,7 +168,7 @@ def test_tokenizing_and_embedding_leave_receipts_and_teach_nothing() -> None:
         assert reply.status == 200
         (found,) = receipts(client)
         assert (found.outcome, found.replica_id) == (Outcome.OK, "r1")
-        assert len(client.edge.costs._estimator) == 0
+        assert len(client.edge.costs.estimator) == 0
 
     check(scenario)
 
@@ -197,7 +197,7 @@ def test_another_quantile_holds_from_the_next_request_on() -> None:
         edge = client.edge
         admission = edge.settings.admission.model_copy(update={"output_quantile": 0.3})
         edge.configure(edge.settings.model_copy(update={"admission": admission}), edge.keys)
-        assert edge.costs._estimator._quantile == 0.3
+        assert edge.costs.estimator.quantile == 0.3
 
     check(scenario)
 

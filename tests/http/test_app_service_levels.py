@@ -132,7 +132,7 @@ def test_tokens_are_timed_as_they_come_and_not_as_a_client_reads_them() -> None:
         async def wait(reply: Any) -> None:
             if len(reply.chunks) == 1:
                 await until(lambda: not cluster["r1"].work, SOON_S, "the engine is done")
-                await asyncio.sleep(LOOKS_AWAY_S)
+                await asyncio.sleep(LOOKS_AWAY_S)  # a client that does not read for so long
 
         await client.post(ask("p", LONG // 100), reading=wait)
         (found,) = receipts(client)

@@ -283,7 +283,7 @@ def test_a_body_that_comes_at_the_rate_asked_for_has_its_time(monkeypatch: pytes
 
     async def receive() -> dict[str, Any]:
         if len(left) < len(parts):
-            await asyncio.sleep(0.06)
+            await asyncio.sleep(0.06)  # a slow client
         return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
     assert asyncio.run(read([], receive, BOUNDS)) == b'{"prompt": "' + b"x" * 200 + b'"}'

@@ -204,7 +204,7 @@ def test_a_claim_looks_at_no_other_answer_however_many_are_kept() -> None:
         assert await replays.claim(("tenant", "under way"), PRINT) is None
         for number in range(50_000):
             await settled(replays, ("tenant", str(number)))
-        tenant = replays._tenants["tenant"]
+        tenant = replays.tenants["tenant"]
         tenant.entries = Counted(tenant.entries)
         for number in range(100):
             await settled(replays, ("tenant", f"more {number}"))

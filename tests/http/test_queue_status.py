@@ -192,7 +192,7 @@ def test_a_comment_that_cannot_be_sent_ends_the_request_when_its_turn_comes() ->
 
         task = asyncio.create_task(client.post(ask("p"), headers=ASKED, reading=gone))
         await until(lambda: client.model.queue.waiting == 1, SOON_S, "it waits")
-        await asyncio.sleep(5 * queue_status.FIRST_COMMENT_S)
+        await asyncio.sleep(5 * queue_status.FIRST_COMMENT_S)  # several comments have failed
         await end(blocker)
         with pytest.raises(OSError, match="socket"):
             await task

@@ -114,9 +114,9 @@ def with_actor(*scenarios: Scenario) -> None:
         async with asyncio.timeout(SOON_S):
             await actor.__init__(InventorySettings())  # type: ignore[misc]
             await scenario(actor)
-        for task in actor._tasks:
+        for task in actor.tasks:
             task.cancel()
-        await asyncio.gather(*actor._tasks, return_exceptions=True)
+        await asyncio.gather(*actor.tasks, return_exceptions=True)
 
     for scenario in scenarios:
         asyncio.run(run(scenario))
@@ -143,7 +143,7 @@ def test_nothing_is_answered_before_the_devices_are_known(world: World) -> None:
 
     async def scenario(actor: GpuMemoryQuota) -> None:
         asked = asyncio.create_task(actor.engine(ENGINE))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # more than an answer takes: it waits for the devices
         assert not asked.done()
         world.devices = [Device("n", 0, 100, 0)]
         assert (await asked).may_load
@@ -159,7 +159,7 @@ def test_a_grant_is_stored_before_it_is_answered_and_each_actor_has_a_higher_epo
     async def second(actor: GpuMemoryQuota) -> None:
         figures = await actor.figures()
         assert (figures["epoch"], world.stored["epoch"]) == (2, 2)
-        await actor._devices_known.wait()
+        await actor.devices_known.wait()
         (engine,) = (await actor.figures())["engines"]
         assert (engine["replica"], engine["granted_bytes"]) == ("e", 100)
 
@@ -188,7 +188,7 @@ def test_an_answer_that_depends_on_nothing_new_does_not_wait_for_what_others_sto
         world.writes.clear()
         other = asyncio.create_task(actor.engine(replace(ENGINE, owner="other", ranks=(Rank("n", 1),))))
         newcomer = asyncio.create_task(exchanged(actor, RouterQueue("new line")))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # both wait for the store by now
         for _ in range(3):
             await exchanged(actor, line)
             await actor.engine(told)
@@ -208,7 +208,7 @@ def test_an_event_in_the_very_turn_in_which_a_write_ends_is_stored_by_the_next_o
 ) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
-        core, looks, later = actor._core, itertools.count(), list[asyncio.Task[Any]]()
+        core, looks, later = actor.core, itertools.count(), list[asyncio.Task[Any]]()
         stored, unstored = core.stored, core.unstored
 
         def ends() -> None:
@@ -285,7 +285,7 @@ def test_an_epoch_that_cannot_be_read_is_followed_by_a_higher_one(world: World) 
 
 def test_what_could_not_be_stored_is_not_answered_and_stored_later(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
-        await actor._devices_known.wait()
+        await actor.devices_known.wait()
         world.failures = 1
         with pytest.raises(ConnectionError):
             await actor.engine(ENGINE)
@@ -302,7 +302,7 @@ def test_a_dead_engines_memory_is_free_soon_after_its_processes_are_gone(
 
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # three times SILENT_S
         assert (await actor.figures())["granted_bytes"] == 100, "silent, and there"
         world.processes.clear()
         while set(world.stored) != set(ALWAYS):  # noqa: ASYNC110 - bounded by `with_actor`
@@ -322,13 +322,13 @@ def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(wor
             await actor.open_session(SessionRequest("late", "m", 1000, 60.0, 0.1))
         closed = asyncio.create_task(actor.open_session(SessionRequest("closed", "m", 1000, 60.0, 5.0)))
         waits = asyncio.create_task(actor.open_session(SessionRequest("waits", "m", 1000, 60.0, 5.0)))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # both wait in the actor by now
         await actor.close_session("closed")
         with pytest.raises(Unavailable):
             await closed
         await actor.close_session("s")
         assert (await waits).session_id == "waits"
-        assert actor._session_waiters == {}
+        assert actor.session_waiters == {}
 
     with_actor(scenario)
 
@@ -342,11 +342,11 @@ def test_a_session_that_opens_while_another_is_stored_is_told(world: World) -> N
         stored = asyncio.create_task(actor.open_session(SessionRequest("stored", "m", 1000, 60.0)))
         waits = asyncio.create_task(actor.open_session(SessionRequest("waits", "m", 1000, 60.0, 5.0)))
         await asyncio.sleep(0.05)  # the answer that it waits is kept, for the other one's sake
-        actor._core.on_close_session("stored", time.monotonic())
-        actor._after_queue_event()
+        closing_too = asyncio.create_task(actor.close_session("stored"))
+        await asyncio.sleep(0)
         world.writes.set()
         assert (await waits).session_id == "waits"
-        await asyncio.gather(closing, stored)
+        await asyncio.gather(closing, stored, closing_too)
 
     with_actor(scenario)
 
@@ -358,7 +358,7 @@ def test_no_router_hears_of_a_session_that_is_not_stored(world: World) -> None:
         await exchanged(actor, line)
         world.writes.clear()
         opening = asyncio.create_task(actor.open_session(SessionRequest("s", "m", 1000, 60.0)))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the opening waits for the store by now
         beat = asyncio.create_task(exchanged(actor, line))
         await asyncio.sleep(0.05)  # the store takes its time; nothing else would keep the beat
         assert (beat.done(), line.sessions) == (False, {})

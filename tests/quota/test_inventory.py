@@ -104,7 +104,7 @@ def test_nobody_waits_for_a_node_that_has_never_told(nodes: Nodes, monkeypatch: 
 
     async def looks() -> list[list[str]]:
         watched = Inventory(InventorySettings())
-        watched._timeout_s = 0.01
+        watched.check_timeout_s = 0.01
         first = await watched.devices()
         ready.set()
         await asyncio.sleep(0)

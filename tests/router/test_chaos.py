@@ -99,7 +99,7 @@ class Chaos:
 
         async def reading(reply: Reply) -> None:
             if pause_s:
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(pause_s)  # a client that reads slowly; drawn, at most the plan's
 
         reply = Reply()
         task = client.posting(body, headers=headers, reply=reply, reading=reading)
@@ -108,7 +108,7 @@ class Chaos:
             self._leaving.append(asyncio.create_task(self._leave(task, draw.expovariate(1 / 0.03))))
 
     async def _leave(self, task: asyncio.Task[Reply], after_s: float) -> None:
-        await asyncio.sleep(after_s)
+        await asyncio.sleep(after_s)  # a client that leaves; drawn, 30 ms in the mean
         task.cancel()
 
     async def end(self) -> None:
@@ -163,7 +163,7 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int, wi
         for _ in range(REQUESTS):
             chaos.ask(draw.choice(clients))
             pause_s = draw.expovariate(1 / ARRIVAL_S)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(pause_s)  # the load: Poisson arrivals
             strike_in_s -= pause_s
             if strike_in_s < 0:
                 await chaos.strike()

@@ -57,7 +57,7 @@ class Room:
         caller.end.progress(name, draw.randrange(5))
         if draw.random() < 0.2:
             caller.end.request_kv_tokens(name, 16)
-        await asyncio.sleep(draw.random() * HOLD_S)
+        await asyncio.sleep(draw.random() * HOLD_S)  # the request runs, at most HOLD_S
         self.running -= 1
         caller.done(name, draw.randrange(9))
 
@@ -125,7 +125,7 @@ def test_answers_that_come_in_the_opposite_order_are_taken_in_their_own() -> Non
             asked = []
             for number in range(8):
                 asked.append(second.asking(f"{number}"))
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.002)  # each in an exchange of its own
             second.shared.exchange = exchange
             for number in range(1, SLOTS):
                 first.done(f"holder {number}")
@@ -146,7 +146,7 @@ def test_an_actor_that_comes_and_goes_under_load_loses_and_doubles_nobody(how: s
         async with fleet(actor, 3) as callers:
             load = asyncio.create_task(room.clients(callers, seed=11))
             for pause_s in (0.1, 1.4) if how == "stands still" else (0.0, 0.2):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # the load runs
                 if how == "stands still":
                     with actor.standing_still():
                         await asyncio.sleep(pause_s)  # the span under test; the second is longer than a question lasts
@@ -171,7 +171,7 @@ def test_an_actor_that_stands_still_for_three_seconds_costs_three_seconds() -> N
         actor, room = FakeQuota({"r1": SLOTS}), Room()
         async with fleet(actor, 3) as callers:
             load = asyncio.create_task(room.clients(callers, seed=13))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the load runs
             with actor.standing_still():
                 await asyncio.sleep(3.0)  # the span under test
                 assert not load.done()

@@ -230,7 +230,7 @@ def test_a_replica_that_leaves_while_it_is_asked_is_no_error_of_the_scrape() -> 
         async def left(method: str, replica_id: str) -> None:
             raise EngineUnreachable(f"{replica_id} has left")
 
-        router.model.engine_info._call = left  # type: ignore[method-assign]
+        router.model.engine_info.call = left  # type: ignore[method-assign]
         assert await router.model.load("r1") is None
         await router.settled()
 

@@ -60,7 +60,7 @@ def test_a_router_counts_each_request_once_from_its_arrival_to_its_end() -> None
 def test_an_engine_tells_how_long_its_start_took_and_a_refusal_at_zero_says_so() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1")
-        cluster["r1"].engine._info = type(info := cluster["r1"].engine._info)(  # a start that took minutes
+        cluster["r1"].engine.engine_info = type(info := cluster["r1"].engine.engine_info)(  # a start that took minutes
             info.model, info.tasks, info.max_model_len, info.slots, 0, 0, start_s=240.0
         )
         router = await Router(cluster, no_replica_wait_s=0.2).start()

@@ -132,5 +132,5 @@ def test_a_router_that_does_not_read_is_held_no_more_for_than_the_bound(monkeypa
     with pytest.raises(EngineFailed, match="too slowly"):
         box.put(Frame(2, b"x" * 60))
     box.put(Frame(2, b"x" * 40))
-    assert sum(len(frame.body) for frame in box._next_frames()) == 100
+    assert sum(len(frame.body) for frame in box.next_frames()) == 100
     box.put(Frame(3, b"x" * 100))

@@ -158,7 +158,7 @@ def test_a_thousand_requests_at_once_of_which_every_third_leaves(loop: Loop) -> 
                 assert text(frames) == said(f"prompt {number}", 1 + number % 7)
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "no call open")
         await until(lambda: known(cluster[REPLICA]) == {"connections": 1}, SOON_S, "all forgotten")
-        await until(lambda: not (link._requests or link._tasks), SOON_S, "the router, too")
+        await until(lambda: not (link.requests or link.tasks), SOON_S, "the router, too")
 
     run(scenario, model(slots=64), waits={(channel, "IDLE_CLOSE_S"): 1.0}, loop=loop)
 
@@ -172,9 +172,9 @@ def test_a_call_that_never_arrives_ends_with_the_channel_though_its_request_is_l
         link, handle = wired(cluster)
         handle.turns = lambda method: 10**9 if method == "hold" else 1
         assert text(await answer(link, "a", 3)) == said("a", 3)
-        assert len(link._tasks) == 1
+        assert len(link.tasks) == 1
         link.retire()
-        await until(lambda: not link._tasks, SOON_S, "the call given up")
+        await until(lambda: not link.tasks, SOON_S, "the call given up")
         await until(lambda: not known(cluster[REPLICA]), SOON_S, "the channel closed")
 
     run(scenario, loop=loop)

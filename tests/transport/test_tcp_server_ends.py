@@ -141,16 +141,16 @@ def test_frames_for_a_router_that_reads_nothing_grow_together_and_the_others_go_
         stuck.send(address.ticket)
         await stuck.read()
         other = await Peer.enter(replica, "other")
-        visitor = replica.engine.wire._by_router["stuck"]  # type: ignore[union-attr]
+        visitor = replica.engine.wire.by_router["stuck"]  # type: ignore[union-attr]
         assert visitor.framing.transport is not None
         far: socket.socket = visitor.framing.transport.get_extra_info("socket")
         far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         box = replica.engine.attachments["stuck"].batcher
         for number in (1, 2, 3):
             stuck.hand_in(number, MANY)
-        await until(lambda: visitor.framing._writable is not None, SOON_S, "its buffers are full")
+        await until(lambda: visitor.framing.writable is not None, SOON_S, "its buffers are full")
         full = visitor.framing.transport.get_write_buffer_size()
-        await until(lambda: [f.events > 50 for f in box._frames.values()] == [True] * 3, SOON_S, "they have grown")
+        await until(lambda: [f.events > 50 for f in box.frames.values()] == [True] * 3, SOON_S, "they have grown")
         assert visitor.framing.transport.get_write_buffer_size() <= full < 2 * frame_batcher.MAX_MESSAGE_BYTES
         other.hand_in(1, 100)
         await other.read_until(1)
@@ -171,15 +171,14 @@ def test_closing_ends_every_connection_and_request_and_lets_nobody_in(loop: Loop
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         peer = await Peer.enter(replica)
-        stranger = await Peer.connect(await replica.engine.open_wire("stranger", REPLICA))
+        address = await replica.engine.open_wire("stranger", REPLICA)
+        stranger = await Peer.connect(address)
         peer.hand_in(1, LONG)
         await until(lambda: replica.work == 1, SOON_S, "it runs")
         call = holding(replica, 1)
         await asyncio.sleep(0)
         wire = replica.engine.wire
         assert wire is not None
-        assert wire._server is not None
-        port = wire._server.sockets[0].getsockname()[1]
         await wire.close()
         await asyncio.gather(peer.cut(), stranger.cut())
         assert await until(lambda: not replica.work, SOON_S, "aborted") < 1.0
@@ -188,7 +187,7 @@ def test_closing_ends_every_connection_and_request_and_lets_nobody_in(loop: Loop
         with pytest.raises(EngineUnreachable, match="ending"):
             await replica.engine.open_wire("router", REPLICA)
         with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(LOOPBACK, port)
+            await asyncio.open_connection(LOOPBACK, address.port)
         wire.tickets.clear()  # else the next 10 s would
 
     run(scenario, loop=loop)

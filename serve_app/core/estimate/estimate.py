@@ -126,22 +126,22 @@ class Estimator:
 
     def __init__(self, quantile: float = DEFAULT_QUANTILE) -> None:
         self.configure(quantile)
-        self._tenants: OrderedDict[tuple[str, str], _LearnedLengths] = OrderedDict()  # by model and tenant
-        self._models: OrderedDict[str, _LearnedLengths] = OrderedDict()
+        self.tenants: OrderedDict[tuple[str, str], _LearnedLengths] = OrderedDict()  # by model and tenant
+        self.models: OrderedDict[str, _LearnedLengths] = OrderedDict()
 
     def configure(self, quantile: float) -> None:
         """Use another quantile of the learned lengths; raises as the constructor."""
         if not 0.0 < quantile < 1.0:
             raise ValueError(f"quantile is {quantile}")
-        self._quantile = quantile
+        self.quantile = quantile
 
     def __len__(self) -> int:
         """Pairs of tenant and model in memory."""
-        return len(self._tenants)
+        return len(self.tenants)
 
     def estimate(self, tenant: str, model: str, prompt_bytes: int, bound: int | None = None) -> Estimate:
         """The estimate for a request. `bound`: on each answer, in tokens (`max_tokens`)."""
-        own, common = self._tenants.get((model, tenant)), self._models.get(model)
+        own, common = self.tenants.get((model, tenant)), self.models.get(model)
         prompt_tokens = self._prompt(own, common, prompt_bytes)
         output, source = self._output(own, common, size_class(prompt_bytes))
         if bound is not None:
@@ -150,8 +150,8 @@ class Estimator:
 
     def observe(self, use: ObservedUse) -> None:
         """Learn from a request that has ended, with or without success."""
-        _get_or_create(self._tenants, (use.model, use.tenant), MAX_TENANTS).observe(use)
-        _get_or_create(self._models, use.model, MAX_MODELS).observe(use)
+        _get_or_create(self.tenants, (use.model, use.tenant), MAX_TENANTS).observe(use)
+        _get_or_create(self.models, use.model, MAX_MODELS).observe(use)
 
     def _prompt(self, own: _LearnedLengths | None, common: _LearnedLengths | None, prompt_bytes: int) -> int:
         for learned in (own, common):
@@ -167,7 +167,7 @@ class Estimator:
         longest_cut = 0.0
         for learned, source in ((own, EstimateSource.TENANT), (common, EstimateSource.MODEL)):
             for outputs in () if learned is None else learned.output_histograms(size):
-                found = outputs.quantile(self._quantile)
+                found = outputs.quantile(self.quantile)
                 if found is not None:
                     return math.ceil(found), source
                 longest_cut = max(longest_cut, outputs.longest_censored())  # most were cut off: they are longer

@@ -34,7 +34,7 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[float, int, str]] = []
+        self.entries: list[tuple[float, int, str]] = []
         self._earliest: dict[str, float] = {}
         self._order = itertools.count()
 
@@ -43,13 +43,13 @@ class Deadlines:
         known = self._earliest.get(name)
         if known is None or at < known:
             self._earliest[name] = at
-            heapq.heappush(self._entries, (at, next(self._order), name))
+            heapq.heappush(self.entries, (at, next(self._order), name))
 
     def due(self, now: float, ends_at: Callable[[str], float | None]) -> str | None:
         """A name whose end, by `ends_at`, is reached; None: no more. `ends_at` returns None for a name that is gone or
         has no end."""
-        while self._entries and self._entries[0][0] <= now:
-            entry_at, _, name = heapq.heappop(self._entries)
+        while self.entries and self.entries[0][0] <= now:
+            entry_at, _, name = heapq.heappop(self.entries)
             if self._earliest.get(name) != entry_at:
                 continue  # set again, to an earlier time
             del self._earliest[name]

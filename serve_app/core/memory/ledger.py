@@ -38,8 +38,8 @@ class Ledger:
         self._growth_share = growth_share
         self._devices: dict[str, tuple[Device, LedgerNode]] = {}
         self._leases: dict[str, LeaseNode] = {}
-        self._owners: dict[str, Owner] = {}
-        self._owner_deadlines, self._lease_deadlines = Deadlines(), Deadlines()
+        self.lease_owners: dict[str, Owner] = {}
+        self.owner_deadlines, self._lease_deadlines = Deadlines(), Deadlines()
 
     # Devices
 
@@ -83,15 +83,15 @@ class Ledger:
         """
         if not ttl_s > 0:
             raise ValueError(f"ttl_s is {ttl_s}")
-        known = self._owners.get(owner)
+        known = self.lease_owners.get(owner)
         if known is None:
-            known = self._owners[owner] = Owner(ttl_s, now)
+            known = self.lease_owners[owner] = Owner(ttl_s, now)
         known.ttl_s, known.expires_at = ttl_s, now + ttl_s
-        self._owner_deadlines.set(owner, known.expires_at)
+        self.owner_deadlines.set(owner, known.expires_at)
 
     def heartbeat(self, owner: str, now: float) -> bool:
         """An owner is alive; False: unknown or expired, it has to join and report its holds again."""
-        known = self._owners.get(owner)
+        known = self.lease_owners.get(owner)
         if known is None:
             return False
         known.heartbeat(now)
@@ -99,7 +99,7 @@ class Ledger:
 
     def extend(self, span_s: float) -> None:
         """No heartbeat could be processed for this long: extend all expiries by it. O(n), and rare."""
-        for owner in self._owners.values():
+        for owner in self.lease_owners.values():
             owner.expires_at += span_s
         for lease in self._leases.values():
             if lease.expires_at is not None:
@@ -107,7 +107,7 @@ class Ledger:
 
     def leave(self, owner: str, *, memory_gone: bool = False) -> list[Lease]:
         """Remove an owner; returns the leases that ended. An unknown owner changes nothing."""
-        known = self._owners.pop(owner, None)
+        known = self.lease_owners.pop(owner, None)
         if known is None:
             return []
         ended: list[Lease] = []
@@ -145,7 +145,7 @@ class Ledger:
         """
         if lease_id in self._leases or lease_id in self._devices:
             raise LeaseConflict(f"lease {lease_id!r} exists already")
-        known = self._owners.get(owner)
+        known = self.lease_owners.get(owner)
         if known is None:
             raise LeaseNotFound(f"owner {owner!r} has not joined, or has expired")
         check_holds(kind, holds)
@@ -278,7 +278,7 @@ class Ledger:
             LeaseConflict: it is not ENDING.
         """
         lease = self._require_lease(lease_id)
-        owner = self._owners.get(lease.owner)
+        owner = self.lease_owners.get(lease.owner)
         if owner is None:
             raise LeaseNotFound(f"owner {lease.owner!r} has not joined again")
         if lease.phase is not Phase.ENDING:
@@ -292,7 +292,7 @@ class Ledger:
     def expire(self, now: float) -> list[Lease]:
         """End expired leases, and all leases of expired owners; returns the leases that ended."""
         ended: list[Lease] = []
-        while (owner := self._owner_deadlines.due(now, self._owner_ends_at)) is not None:
+        while (owner := self.owner_deadlines.due(now, self._owner_ends_at)) is not None:
             ended += self.leave(owner)
         while (lease_id := self._lease_deadlines.due(now, self._lease_ends_at)) is not None:
             ended += self.end(lease_id, memory_gone=False)
@@ -320,7 +320,7 @@ class Ledger:
 
     def knows(self, owner: str) -> bool:
         """Whether an owner has joined and has not expired by the last call of `expire`."""
-        return owner in self._owners
+        return owner in self.lease_owners
 
     def free(self, name: str, *, growth: bool = False) -> int:
         """Free amount of a device (bytes) or a lease (KV tokens). Raises LeaseNotFound."""
@@ -351,7 +351,7 @@ class Ledger:
         return device[1] if device is not None else self._require_lease(name)
 
     def _owner_ends_at(self, owner: str) -> float | None:
-        known = self._owners.get(owner)
+        known = self.lease_owners.get(owner)
         return None if known is None else known.expires_at
 
     def _lease_ends_at(self, lease_id: str) -> float | None:
@@ -359,7 +359,7 @@ class Ledger:
         return None if lease is None else lease.expires_at
 
     def _disown(self, lease: LeaseNode) -> None:
-        owner = self._owners.get(lease.owner)
+        owner = self.lease_owners.get(lease.owner)
         if owner is not None:
             owner.leases.pop(lease.name, None)
 

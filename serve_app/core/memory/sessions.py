@@ -137,9 +137,9 @@ class SessionLeases:
     def __init__(self, ledger: Ledger, epoch: int, now: float) -> None:
         self._ledger = ledger
         self._lease_suffixes = (f"#{epoch}.{number}" for number in itertools.count(1))
-        self._open: dict[str, SessionEntry] = {}
-        self._leases: dict[str, SessionEntry] = {}  # by lease, closed ones included
-        self._closed: set[str] = set()  # leases of closed sessions with a running request
+        self.by_session_id: dict[str, SessionEntry] = {}
+        self.by_lease: dict[str, SessionEntry] = {}  # by lease, closed ones included
+        self.closed_leases: set[str] = set()  # leases of closed sessions with a running request
         self._reserved_tokens: Counter[str] = Counter()  # tokens of open sessions, by engine
         self._changes: dict[str, SessionEntry | None] = {}
         self._opened_and_ended: list[SessionEntry] = []
@@ -162,12 +162,12 @@ class SessionLeases:
         # `growth`: its tokens were granted before, but running requests may have grown since
         self._ledger.reserve(entry.lease, LeaseKind.SESSION, SESSIONS_OWNER, [hold], expires_at=expires_at, growth=True)
         self._ledger.open_slots(entry.lease, 1)
-        self._leases[entry.lease] = entry
+        self.by_lease[entry.lease] = entry
         self.version += 1
         if entry.closed:
-            self._closed.add(entry.lease)
+            self.closed_leases.add(entry.lease)
         else:
-            self._open[entry.request.session_id] = entry
+            self.by_session_id[entry.request.session_id] = entry
             self._reserved_tokens[entry.engine] += entry.request.tokens
             self._opened_and_ended.append(entry)
 
@@ -178,13 +178,13 @@ class SessionLeases:
 
     def touch(self, lease: str, now: float) -> None:
         """A request of a session arrives or has ended: renew it. An unknown lease changes nothing."""
-        one = self._leases.get(lease)
+        one = self.by_lease.get(lease)
         if one is not None:
             self._ledger.renew(lease, now + one.request.ttl_s)
 
     def renew_in_use(self, now: float, unreported: Container[str] = ()) -> None:
         """Renew sessions with a running request, and those on engines where this is unknown. O(sessions)."""
-        for lease, one in self._leases.items():
+        for lease, one in self.by_lease.items():
             if one.engine in unreported or self._in_use(lease):
                 self.touch(lease, now)
 
@@ -194,16 +194,18 @@ class SessionLeases:
         self._mark_closed(one)
         if self._in_use(one.lease):
             self._ledger.resize(one.lease, [max(1, self._ledger.held(one.lease))])
-            self._changes[one.lease] = self._leases[one.lease] = replace(one, closed=True)
-            self._closed.add(one.lease)
+            self._changes[one.lease] = self.by_lease[one.lease] = replace(one, closed=True)
+            self.closed_leases.add(one.lease)
         else:
             self._ledger.end(one.lease)
             self.forget(one.lease)
 
     def end_unused(self, unreported: Container[str] = ()) -> list[str]:
         """End closed sessions without a running request, where this is known; returns their engines. O(closed)."""
-        there = [lease for lease in self._closed if lease in self._ledger]  # otherwise expired, and forgotten soon
-        ended = [self._leases[lease] for lease in there if not self._in_use(lease)]
+        there = [
+            lease for lease in self.closed_leases if lease in self._ledger
+        ]  # otherwise expired, and forgotten soon
+        ended = [self.by_lease[lease] for lease in there if not self._in_use(lease)]
         ended = [one for one in ended if one.engine not in unreported]
         for one in ended:
             self._ledger.end(one.lease)
@@ -212,19 +214,19 @@ class SessionLeases:
 
     def forget(self, lease: str) -> None:
         """A lease has expired, or ended with its engine; a lease of no session changes nothing."""
-        one = self._leases.pop(lease, None)
+        one = self.by_lease.pop(lease, None)
         if one is not None:
-            self._closed.discard(lease)
+            self.closed_leases.discard(lease)
             self._changes[lease] = None
             self.version += 1
-            if not one.closed and self._open.get(one.request.session_id) is one:
+            if not one.closed and self.by_session_id.get(one.request.session_id) is one:
                 self._mark_closed(one)
 
     def _in_use(self, lease: str) -> bool:
         return self._ledger.held(lease) > 0 or self._ledger.held(slots_of(lease)) > 0
 
     def _mark_closed(self, entry: SessionEntry) -> None:
-        del self._open[entry.request.session_id]
+        del self.by_session_id[entry.request.session_id]
         self._reserved_tokens[entry.engine] -= entry.request.tokens
         self.version += 1
         self._opened_and_ended.append(replace(entry, closed=True))
@@ -233,21 +235,21 @@ class SessionLeases:
 
     def get(self, session_id: str) -> SessionEntry | None:
         """An open session; None: unknown name."""
-        return self._open.get(session_id)
+        return self.by_session_id.get(session_id)
 
     def open_by_lease(self, lease: str) -> SessionEntry | None:
         """The open session that has this lease."""
-        one = self._leases.get(lease)
+        one = self.by_lease.get(lease)
         return None if one is None or one.closed else one
 
     def engine_of(self, lease: str) -> str | None:
         """The engine of a session's lease; None: not a session's lease."""
-        one = self._leases.get(lease)
+        one = self.by_lease.get(lease)
         return None if one is None else one.engine
 
     def leases_on(self, engine: str) -> list[str]:
         """The leases of sessions on an engine, closed ones included. O(sessions)."""
-        return [lease for lease, one in self._leases.items() if one.engine == engine]
+        return [lease for lease, one in self.by_lease.items() if one.engine == engine]
 
     def reserved_tokens(self, engine: str) -> int:
         """KV tokens of open sessions on an engine."""
@@ -255,11 +257,11 @@ class SessionLeases:
 
     def count_of_tenant(self, tenant: str) -> int:
         """Open sessions of a tenant. O(sessions)."""
-        return sum(one.request.tenant == tenant for one in self._open.values())
+        return sum(one.request.tenant == tenant for one in self.by_session_id.values())
 
     def open_sessions(self) -> list[SessionEntry]:
         """The entries of open sessions, oldest first."""
-        return list(self._open.values())
+        return list(self.by_session_id.values())
 
     def view(self, session_id: str, now: float) -> Session:
         """Raises LeaseNotFound."""
@@ -272,7 +274,7 @@ class SessionLeases:
 
     def all(self, now: float) -> list[Session]:
         """The open sessions, oldest first."""
-        return [self.view(name, now) for name in self._open]
+        return [self.view(name, now) for name in self.by_session_id]
 
     def take_changes(self) -> dict[str, SessionEntry | None]:
         """Checkpoint changes since the last call, by lease; None: the session has ended."""
@@ -285,7 +287,7 @@ class SessionLeases:
         return news
 
     def _require_open(self, session_id: str) -> SessionEntry:
-        one = self._open.get(session_id)
+        one = self.by_session_id.get(session_id)
         if one is None:
             raise LeaseNotFound(
                 f"there is no session {tenant_session_id(session_id)!r}: it was never opened, was closed, has "

@@ -18,12 +18,20 @@ from serve_app.core.queue.events import (
     ReplicaUse,
     refusal_error,
 )
-from serve_app.core.queue.policy import DEFAULT_MIN_SHARE, MAX_GUARD_SLOTS_SHARE, ClassBound, QueuePolicy, TenantPolicy
+from serve_app.core.queue.policy import (
+    DEFAULT_MIN_SHARE,
+    DEFAULT_NO_REPLICA_WAIT_S,
+    MAX_GUARD_SLOTS_SHARE,
+    ClassBound,
+    QueuePolicy,
+    TenantPolicy,
+)
 from serve_app.core.queue.vtc_charges import INPUT_WEIGHT, OUTPUT_WEIGHT
 from serve_app.core.queue.wait_forecast import Backlog
 
 __all__ = [
     "DEFAULT_MIN_SHARE",
+    "DEFAULT_NO_REPLICA_WAIT_S",
     "DEFAULT_RETRY_AFTER_S",
     "INPUT_WEIGHT",
     "MAX_GUARD_SLOTS_SHARE",

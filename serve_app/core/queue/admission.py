@@ -71,15 +71,15 @@ class Admission:
     """The queue of one model and the requests that run on its replicas."""
 
     def __init__(self, policy: QueuePolicy) -> None:
-        self._policy = policy
-        self._scheduler = Scheduler(policy)
-        self._queue, self._capacity, self._drain_rate = (
-            self._scheduler.queue,
-            self._scheduler.capacity,
-            self._scheduler.drain_rate,
+        self.policy = policy
+        self.scheduler = Scheduler(policy)
+        self.queue, self.capacity, self._drain_rate = (
+            self.scheduler.queue,
+            self.scheduler.capacity,
+            self.scheduler.drain_rate,
         )
         self._forecast = WaitForecast(
-            self._queue, self._capacity, self._drain_rate, lambda: self._policy.min_share, self._scheduler.guard_slots
+            self.queue, self.capacity, self._drain_rate, lambda: self.policy.min_share, self.scheduler.guard_slots
         )
         self._replica_start = ReplicaStart()
         self._now = -math.inf
@@ -93,31 +93,31 @@ class Admission:
             ValueError: a request of this id waits or runs already; the state is unchanged.
         """
         request_id = arrival.request_id
-        if request_id in self._queue or request_id in self._scheduler:
+        if request_id in self.queue or request_id in self.scheduler:
             raise ValueError(f"{request_id!r} waits or runs already")
         actions = self._advance(now)
         self._counters.arrived += 1
         if arrival.deadline is not None and arrival.deadline <= self._now:
             return [*actions, self._refuse(arrival, RefusalReason.DEADLINE)]
-        if self._no_slots_since is None and self._capacity.is_too_large(
+        if self._no_slots_since is None and self.capacity.is_too_large(
             arrival.slots, arrival.cost, arrival.only_replica
         ):
             return [*actions, self._refuse(arrival, RefusalReason.TOO_LARGE)]
-        waiting = self._queue.add(arrival, self._now - waited_s)
+        waiting = self.queue.add(arrival, self._now - waited_s)
         if self._no_slots_since is not None:
             self._replica_start.begin(self._now)
         actions += self._grant_all()
-        if request_id in self._queue:
+        if request_id in self.queue:
             actions += self._enforce_bounds(waiting)
         return actions
 
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """The client of a waiting or running request has left. An unknown id changes nothing."""
         actions = self._advance(now)
-        if self._queue.remove(request_id) is not None:
+        if self.queue.remove(request_id) is not None:
             self._counters.cancelled_waiting += 1
-        elif request_id in self._scheduler:
-            self._scheduler.cancel(request_id)
+        elif request_id in self.scheduler:
+            self.scheduler.cancel(request_id)
             self._counters.cancelled_running += 1
         else:
             return actions
@@ -131,7 +131,7 @@ class Admission:
         """
         if tokens < 0:
             raise ValueError(f"{request_id!r}: tokens is {tokens}")
-        self._scheduler.progress(request_id, tokens)
+        self.scheduler.progress(request_id, tokens)
         return self._advance(now) + self._grant_all()  # fair order has changed: another request is next and may fit
 
     def on_done(
@@ -147,9 +147,9 @@ class Admission:
         if (prompt_tokens or 0) < 0 or (output_tokens or 0) < 0:
             raise ValueError(f"{request_id!r}: prompt_tokens is {prompt_tokens}, output_tokens {output_tokens}")
         actions = self._advance(now)
-        if request_id not in self._scheduler:
+        if request_id not in self.scheduler:
             return actions
-        self._scheduler.done(request_id, prompt_tokens, output_tokens)
+        self.scheduler.done(request_id, prompt_tokens, output_tokens)
         self._counters.done += 1
         self._counters.done_tokens += (prompt_tokens or 0) + (output_tokens or 0)
         return actions + self._grant_all()
@@ -177,9 +177,9 @@ class Admission:
         if slots < 0 or session_kv < 0 or (kv_tokens is not None and kv_tokens < 0):
             raise ValueError(f"replica {replica_id!r}: slots {slots}, kv_tokens {kv_tokens}, session_kv {session_kv}")
         refusals = self._expire_waits(now)  # by the capacity before the change
-        new = not self._capacity.has_replica(replica_id)
+        new = not self.capacity.has_replica(replica_id)
         # Set before anything is granted on it.
-        self._scheduler.set_replica(replica_id, slots, kv_tokens, used_elsewhere, session_kv)
+        self.scheduler.set_replica(replica_id, slots, kv_tokens, used_elsewhere, session_kv)
         return refusals + self._after_replica_change(new)
 
     def on_kv_debt(self, replica_id: str, request_class: RequestClass | None, now: float) -> list[Action]:
@@ -189,14 +189,14 @@ class Admission:
         None: the KV debt is repaid.
         """
         actions = self._advance(now)
-        self._capacity.set_kv_debt(replica_id, request_class)
+        self.capacity.set_kv_debt(replica_id, request_class)
         return actions + self._grant_all()
 
     def on_uncounted_usage(
         self, request_class: RequestClass, tenant: str, prompt_tokens: int, output_tokens: int
     ) -> None:
         """A tenant was served without this queue (by router credit); its counter in the class is charged."""
-        self._scheduler.charge_uncounted(request_class, tenant, prompt_tokens, output_tokens)
+        self.scheduler.charge_uncounted(request_class, tenant, prompt_tokens, output_tokens)
 
     def on_replica_gone(self, replica_id: str, now: float) -> list[Action]:
         """A replica is dead: its slots and the requests that ran there are removed.
@@ -204,7 +204,7 @@ class Admission:
         Such a request may arrive again with the same id; then no `on_done` for its first run may follow.
         """
         actions = self._advance(now)
-        self._scheduler.drop_replica(replica_id)
+        self.scheduler.drop_replica(replica_id)
         return actions + self._after_replica_change(is_new=False)
 
     def on_start_reported(self, start_s: float) -> None:
@@ -213,8 +213,8 @@ class Admission:
 
     def on_policy(self, policy: QueuePolicy, now: float) -> list[Action]:
         """New bounds and shares, for waiting requests too; a queue now above its bound refuses none of them."""
-        self._policy = policy
-        self._scheduler.set_policy(policy)
+        self.policy = policy
+        self.scheduler.set_policy(policy)
         return self._advance(now) + self._grant_all()  # with new shares another request is first and may fit
 
     def on_tick(self, now: float) -> list[Action]:
@@ -224,22 +224,22 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._queue)
+        return len(self.queue)
 
     def ahead(self, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """Waiting requests of this class and above, by class; classes with none are left out."""
-        waiting = self._queue.count_by_class
+        waiting = self.queue.count_by_class
         return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
 
     @property
     def is_contended(self) -> bool:
         """Whether every arrival has to be decided here: requests wait, or some bound is zero."""
-        return bool(self._queue) or self._policy.has_zero_bound
+        return bool(self.queue) or self.policy.has_zero_bound
 
     @property
     def running(self) -> int:
         """Running requests on replicas that have slots (not on draining ones). O(replicas)."""
-        return self._capacity.requests
+        return self.capacity.requests
 
     @property
     def measured_start_s(self) -> float | None:
@@ -252,10 +252,10 @@ class Admission:
 
     def next_due(self) -> float | None:
         """The moment for the next `on_tick`; None while no request waits."""
-        oldest = self._queue.oldest()
+        oldest = self.queue.oldest()
         if oldest is None:
             return None
-        due, wait_ends = self._queue.next_deadline(), self._wait_ends(oldest)
+        due, wait_ends = self.queue.next_deadline(), self._wait_ends(oldest)
         return wait_ends if due is None else min(due, wait_ends)
 
     def predicted_wait_s(self, request_class: RequestClass, slots: int = 1, tenant: str | None = None) -> float | None:
@@ -263,7 +263,7 @@ class Admission:
 
         Without a tenant: the wait behind all waiting requests of the class.
         """
-        weight = 1.0 if tenant is None else self._policy.weight(tenant)
+        weight = 1.0 if tenant is None else self.policy.weight(tenant)
         return self._forecast.arrival_wait_s(request_class, slots, tenant, weight)
 
     def backlog(self, request_class: RequestClass) -> Backlog:
@@ -272,7 +272,7 @@ class Admission:
 
     def slots_by_tenant(self, request_class: RequestClass, most: int) -> dict[str, int] | None:
         """The slots that each tenant waits for in a class; None if more than `most` tenants wait."""
-        level = self._queue.class_queues[request_class]
+        level = self.queue.class_queues[request_class]
         return (
             {tenant_queue.tenant: tenant_queue.slots for tenant_queue in level.waiting_tenants()}
             if level.waiting_tenant_count <= most
@@ -282,7 +282,7 @@ class Admission:
     def is_full(self, request_class: RequestClass) -> bool:
         """Whether an arrival of this class is refused for every tenant because higher classes fill the queue. False if
         requests of its class or below wait: then eviction decides by tenant."""
-        line, policy = self._queue, self._policy
+        line, policy = self.queue, self.policy
         if any(line.count_by_class[level] for level in RequestClass if level <= request_class):
             return False
         tokens = policy.max_queued_tokens
@@ -290,7 +290,7 @@ class Admission:
 
     def status(self, request_id: str, now: float) -> QueueStatus | None:
         """Position and expected start of a request; None if it does not wait. The wait counts from `now`."""
-        waiting = self._queue.get(request_id)
+        waiting = self.queue.get(request_id)
         if waiting is None:
             return None
         status = self._forecast.status(waiting)
@@ -302,7 +302,7 @@ class Admission:
 
     def snapshot(self, now: float) -> Snapshot:
         """The present state in figures. O(replicas + tenants)."""
-        return snapshot(self._scheduler, self._forecast, self._counters, max(now, self._now))
+        return snapshot(self.scheduler, self._forecast, self._counters, max(now, self._now))
 
     def _advance(self, now: float) -> list[Action]:
         """Set the clock to `now` and refuse expired waits; the first step of every event."""
@@ -312,20 +312,20 @@ class Admission:
     def _expire_waits(self, now: float) -> list[Action]:
         """Set the clock to `now` and refuse the requests whose wait is over."""
         self._now = now = max(now, self._now)
-        self._drain_rate.advance(now, self._capacity.used, self._capacity.slots)
+        self._drain_rate.advance(now, self.capacity.used, self.capacity.slots)
         actions: list[Action] = []
-        while (late := self._queue.first_past_deadline(now)) is not None:
-            self._queue.remove(late.request_id)
+        while (late := self.queue.first_past_deadline(now)) is not None:
+            self.queue.remove(late.request_id)
             actions.append(self._refuse(late.arrival, RefusalReason.DEADLINE))
-        while (oldest := self._queue.oldest()) is not None and self._wait_ends(oldest) <= now:
-            self._queue.remove(oldest.request_id)
+        while (oldest := self.queue.oldest()) is not None and self._wait_ends(oldest) <= now:
+            self.queue.remove(oldest.request_id)
             actions.append(self._refuse(oldest.arrival, self._expiry_reason(oldest)))
         return actions
 
     def _grant_all(self) -> list[Action]:
         """Grant all requests that can run, in order."""
         grants: list[Action] = []
-        while (taken := self._scheduler.grant_next()) is not None:
+        while (taken := self.scheduler.grant_next()) is not None:
             waiting, replica_id = taken
             arrival = waiting.arrival
             self._counters.granted[arrival.request_class] += 1
@@ -340,11 +340,11 @@ class Admission:
             return []
         # The only candidate takes the next free slot, whenever that is; if it is refused, a lower class gets the slot.
         if not self._forecast.is_only_candidate(waiting) and (late := self._late_reason(waiting)) is not None:
-            self._queue.remove(arrival.request_id)
+            self.queue.remove(arrival.request_id)
             return [self._refuse(arrival, late)]
-        gone = evict_for(self._queue, self._policy, waiting)
+        gone = evict_for(self.queue, self.policy, waiting)
         if gone is None:
-            self._queue.remove(arrival.request_id)
+            self.queue.remove(arrival.request_id)
             return [self._refuse(arrival, RefusalReason.QUEUE_FULL)]
         if not gone:
             return []
@@ -358,30 +358,30 @@ class Admission:
         start, deadline = self._now + wait_s, waiting.arrival.deadline
         if deadline is not None and start > deadline:
             return RefusalReason.DEADLINE
-        return RefusalReason.TIMEOUT if start > waiting.arrived_s + self._policy.max_wait_s else None
+        return RefusalReason.TIMEOUT if start > waiting.arrived_s + self.policy.max_wait_s else None
 
     def _after_replica_change(self, is_new: bool) -> list[Action]:
-        if self._capacity.slots:
+        if self.capacity.slots:
             if self._no_slots_since is not None:
                 self._replica_start.replica_ready(self._now, is_new)
             self._no_slots_since = None
         else:
             if self._no_slots_since is None:
                 self._no_slots_since = self._now
-            if len(self._queue):
+            if len(self.queue):
                 self._replica_start.begin(self._now)
         return self._grant_all()
 
     def _wait_ends(self, waiting: QueuedRequest) -> float:
-        end = waiting.arrived_s + self._policy.max_wait_s
+        end = waiting.arrived_s + self.policy.max_wait_s
         if self._no_slots_since is None:
             return end
-        return min(end, max(waiting.arrived_s, self._no_slots_since) + self._policy.no_replica_wait_s)
+        return min(end, max(waiting.arrived_s, self._no_slots_since) + self.policy.no_replica_wait_s)
 
     def _expiry_reason(self, waiting: QueuedRequest) -> RefusalReason:
         if self._no_slots_since is not None:
             return RefusalReason.NO_REPLICA
-        capacity, slots, cost = self._capacity, waiting.slots, waiting.cost
+        capacity, slots, cost = self.capacity, waiting.slots, waiting.cost
         if capacity.could_fit(slots, cost, waiting.placement):
             return RefusalReason.TIMEOUT
         # A replica was large enough when the request arrived; that replica has left or shrunk and none replaced it.

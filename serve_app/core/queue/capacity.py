@@ -62,7 +62,7 @@ class Capacity:
     """
 
     def __init__(self) -> None:
-        self._replicas: dict[str, _ReplicaCapacity] = {}
+        self.replicas: dict[str, _ReplicaCapacity] = {}
         self._replica_of: dict[str, str] = {}  # replica id by id of a running request
         self._by_free: dict[int, list[IndexEntry]] = {}  # replicas by their number of free slots
         self._free_counts: list[int] = []  # the keys of `_by_free`, rising
@@ -85,14 +85,14 @@ class Capacity:
     @property
     def requests(self) -> int:
         """Running requests on replicas that have slots; requests on draining replicas do not count."""
-        return sum(len(replica.running) for replica in self._replicas.values() if replica.slots)
+        return sum(len(replica.running) for replica in self.replicas.values() if replica.slots)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._replica_of
 
     def has_replica(self, replica_id: str) -> bool:
         """Whether `set_replica` was called for this replica, and `drop_replica` not since."""
-        return replica_id in self._replicas
+        return replica_id in self.replicas
 
     @property
     def most_free_slots(self) -> int:
@@ -118,8 +118,8 @@ class Capacity:
             return False
         only, avoid = where
         if only is not None:
-            return only not in avoid and only in self._replicas and self._is_large_enough(only, slots, tokens)
-        hidden = Counter(self._replicas[one].size for one in avoid if one in self._replicas)
+            return only not in avoid and only in self.replicas and self._is_large_enough(only, slots, tokens)
+        hidden = Counter(self.replicas[one].size for one in avoid if one in self.replicas)
         return any(
             size[0] >= slots and size[2] >= tokens and replicas > hidden[size] for size, replicas in self._sizes.items()
         )
@@ -128,7 +128,7 @@ class Capacity:
         """Whether no replica would be large enough even without sessions; False for an `only` replica that has no slots
         now, since it may get them. O(distinct replica sizes)."""
         if only is not None:
-            one = self._replicas.get(only)
+            one = self.replicas.get(only)
             return one is not None and one.slots > 0 and (one.slots < slots or one.kv_tokens < tokens)
         return not any(size >= slots and kv_tokens >= tokens for size, kv_tokens, _ in self._sizes)
 
@@ -148,7 +148,7 @@ class Capacity:
     ) -> None:
         """Add a replica, or change its size, the slots and KV tokens used outside this queue (`used_elsewhere`) and the
         KV tokens among these that sessions hold (`session_kv`). Running requests stay."""
-        replica = self._replicas.setdefault(replica_id, _ReplicaCapacity())
+        replica = self.replicas.setdefault(replica_id, _ReplicaCapacity())
         before = replica.free
         self._count_size(replica.size, -1)
         replica.slots, replica.kv_tokens = slots, math.inf if kv_tokens is None else kv_tokens
@@ -160,7 +160,7 @@ class Capacity:
 
     def drop_replica(self, replica_id: str) -> list[str]:
         """Remove a replica; returns the ids of the requests that ran on it."""
-        replica = self._replicas.pop(replica_id, None)
+        replica = self.replicas.pop(replica_id, None)
         if replica is None:
             return []
         self._kv_debts.pop(replica_id, None)
@@ -178,7 +178,7 @@ class Capacity:
         """Let no request of this class or below start on a replica; None: no KV debt any more."""
         if request_class is None:
             self._kv_debts.pop(replica_id, None)
-        elif replica_id in self._replicas:
+        elif replica_id in self.replicas:
             self._kv_debts[replica_id] = request_class
         self.changes += 1
 
@@ -209,7 +209,7 @@ class Capacity:
         replica_id = self._choose(slots, tokens, affinity, where)
         if replica_id is None or request_id in self._replica_of:
             raise ValueError(f"{request_id!r} cannot take {slots} slots and {tokens} tokens")
-        replica = self._replicas[replica_id]
+        replica = self.replicas[replica_id]
         self._take_count += 1
         replica.last_take = self._take_count
         replica.running[request_id] = (slots, tokens)
@@ -227,7 +227,7 @@ class Capacity:
         replica_id = self._replica_of.pop(request_id, None)
         if replica_id is None:
             return 0
-        replica = self._replicas[replica_id]
+        replica = self.replicas[replica_id]
         before = replica.free
         slots, tokens = replica.running.pop(request_id)
         replica.used -= slots
@@ -247,7 +247,7 @@ class Capacity:
         """
         only, avoid = where or (None, _NONE)
         if only is not None:
-            entry = self._replicas[only].index_entry if only in self._replicas else None
+            entry = self.replicas[only].index_entry if only in self.replicas else None
             top = None if entry is None or only in avoid or only in self._closed else entry
         elif avoid:
             top = self._first_open(self._by_tokens, avoid)
@@ -282,12 +282,12 @@ class Capacity:
 
     def snapshot(self) -> Iterator[tuple[str, ReplicaUse]]:
         """Slots and KV tokens of every replica, total and in use."""
-        for replica_id, replica in self._replicas.items():
+        for replica_id, replica in self.replicas.items():
             kv_tokens = None if math.isinf(replica.kv_tokens) else int(replica.kv_tokens)
             yield replica_id, ReplicaUse(replica.slots, replica.used, kv_tokens, replica.kv_used)
 
     def _is_large_enough(self, replica_id: str, slots: int, tokens: int) -> bool:
-        replica = self._replicas[replica_id]
+        replica = self.replicas[replica_id]
         size, _, kv_tokens = replica.size
         return size >= slots and kv_tokens >= tokens
 
@@ -307,7 +307,7 @@ class Capacity:
         else:
             only, avoid = where
             if only is not None:
-                one = self._replicas.get(only)
+                one = self.replicas.get(only)
                 fits = one is not None and one.free >= slots and one.kv_free >= tokens
                 return only if fits and only not in avoid and only not in self._closed else None
             top = self._first_open(self._by_tokens, avoid)

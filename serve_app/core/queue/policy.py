@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from serve_app.types import RequestClass
 
-DEFAULT_NO_REPLICA_WAIT_S = 30.0  # a crashed replica of a small model is back sooner; for others refuse
+DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back in less; raise it for slow loads
 DEFAULT_MIN_SHARE = 0.05  # of granted tokens: a batch job goes on under overload, and higher classes hardly notice
 MAX_GUARD_SLOTS_SHARE = 0.5  # above it the lower classes would be left the smaller part of the slots
 DEFAULT_WEIGHT = 1.0  # tenants are equal unless configured

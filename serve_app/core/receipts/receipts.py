@@ -102,7 +102,7 @@ class Receipts:
             raise ValueError(f"limit is {limit}")
         self._limit = limit
         self.kept: OrderedDict[str, Receipt] = OrderedDict()
-        self._by_client: dict[str, str] = {}  # the latest request id by client id
+        self.by_client: dict[str, str] = {}  # the latest request id by client id
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -112,7 +112,7 @@ class Receipts:
         self._forget(self.kept.pop(receipt.request_id, None))
         self.kept[receipt.request_id] = receipt
         if receipt.client_id:
-            self._by_client[receipt.client_id] = receipt.request_id
+            self.by_client[receipt.client_id] = receipt.request_id
         if len(self.kept) > self._limit:
             self._forget(self.kept.popitem(last=False)[1])
 
@@ -120,12 +120,12 @@ class Receipts:
         """Find by our id, the OpenAI object's id, or the client's. None: there was none, or it is no longer kept."""
         wanted = request_id[:MAX_TEXT_CHARS]
         bare = next((wanted.removeprefix(one) for one in OBJECT_PREFIXES if wanted.startswith(one)), wanted)
-        for name in (wanted, bare, self._by_client.get(wanted, "")):
+        for name in (wanted, bare, self.by_client.get(wanted, "")):
             if (found := self.kept.get(name)) is not None:
                 return found
         return None
 
     def _forget(self, receipt: Receipt | None) -> None:
         client_id = None if receipt is None else receipt.client_id
-        if receipt is not None and client_id and self._by_client.get(client_id) == receipt.request_id:
-            del self._by_client[client_id]
+        if receipt is not None and client_id and self.by_client.get(client_id) == receipt.request_id:
+            del self.by_client[client_id]

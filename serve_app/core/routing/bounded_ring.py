@@ -55,7 +55,7 @@ class _RingReplica:
     slots: int
     load: int = 0
     is_open: bool = True
-    index: int = -1  # in `_open_replicas`; -1: not in it
+    index: int = -1  # in `open_replicas`; -1: not in it
 
 
 class BoundedRing:
@@ -76,7 +76,7 @@ class BoundedRing:
         self._bound, self.free_share = bound, free_share
         self._ring = HashRing()
         self._replicas: dict[str, _RingReplica] = {}
-        self._open_replicas: list[str] = []  # open and with slots, in arbitrary order, for random draws
+        self.open_replicas: list[str] = []  # open and with slots, in arbitrary order, for random draws
         self._by_load = KeyedHeap()  # the same replicas, the lowest load per slot first
         self._slots = 0  # of the open replicas
         self._load = 0  # of the open replicas
@@ -148,7 +148,7 @@ class BoundedRing:
         Args:
             key: requests with one key prefer one replica: a session id with its tenant, or a prefix key; None: no key.
         """
-        if not self._open_replicas:
+        if not self.open_replicas:
             return None
         if key is None:
             return self._two_choices(rng, slots) or self._least_busy(slots)
@@ -164,7 +164,7 @@ class BoundedRing:
 
     def _two_choices(self, rng: random.Random, slots: int) -> ReplicaChoice | None:
         """The less busy of two random replicas, if it has capacity."""
-        usable = self._open_replicas
+        usable = self.open_replicas
         first = rng.randrange(len(usable))
         best = usable[first]
         if len(usable) > 1:
@@ -183,7 +183,7 @@ class BoundedRing:
             return None
         replica_id = top[1]
         if slots > 1 and self._free_slots(replica_id) < slots:  # a larger, busier replica may have them free
-            replica_id = max(self._open_replicas, key=self._free_slots)
+            replica_id = max(self.open_replicas, key=self._free_slots)
         return ReplicaChoice(replica_id, Route.LEAST_BUSY) if self._free_slots(replica_id) >= slots else None
 
     def _free_slots(self, replica_id: str) -> int:
@@ -192,8 +192,8 @@ class BoundedRing:
 
     def _index(self, replica_id: str, replica: _RingReplica) -> None:
         if replica.is_open and replica.slots:
-            replica.index = len(self._open_replicas)
-            self._open_replicas.append(replica_id)
+            replica.index = len(self.open_replicas)
+            self.open_replicas.append(replica_id)
             self._by_load.set(replica_id, (replica.load / replica.slots, 0))
             self._slots += replica.slots
             self._load += replica.load
@@ -201,9 +201,9 @@ class BoundedRing:
     def _unindex(self, replica_id: str, replica: _RingReplica) -> None:
         if replica.index < 0:
             return
-        last = self._open_replicas.pop()
+        last = self.open_replicas.pop()
         if last != replica_id:  # the last entry moves to its index
-            self._open_replicas[replica.index] = last
+            self.open_replicas[replica.index] = last
             self._replicas[last].index = replica.index
         replica.index = -1
         self._by_load.discard(replica_id)

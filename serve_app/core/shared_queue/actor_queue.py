@@ -80,10 +80,10 @@ class ActorQueue:
         self.accounts = ActorCredit(ledger)
         self.granting = Granting(ledger, sessions, self._send, self.accounts)
         self.session_admission = SessionAdmission(ledger, sessions, self.granting, engines_of)
-        self._postponed: dict[str, tuple[str, str, Arrival, float]] = {}  # router, model, arrival, time
+        self.postponed: dict[str, tuple[str, str, Arrival, float]] = {}  # router, model, arrival, time
         self._closed_engines: frozenset[str] = frozenset()
         self._gather_until: dict[str, float] = {}  # by recovered model: when its postponed requests are admitted
-        self._calm_at: dict[str, float] = {}  # contended models with an empty queue: when they become calm
+        self.calm_at: dict[str, float] = {}  # contended models with an empty queue: when they become calm
         self._figures_at = -math.inf
         self._ledger = ledger
         self._notes: list[str] = []
@@ -204,7 +204,7 @@ class ActorQueue:
         """Time of the next `on_tick`; None: nothing is scheduled. O(models)."""
         models = self.granting.models.values()
         dues = [due for model_state in models if (due := model_state.admission.next_due()) is not None]
-        dues += self._calm_at.values()
+        dues += self.calm_at.values()
         dues += self._gather_until.values()
         return min(dues, default=None)
 
@@ -222,8 +222,8 @@ class ActorQueue:
             self.granting = Granting(self._ledger, self._sessions, self._send, self.accounts)
             self.granting.requests.closed_engines = self._closed_engines
             self.session_admission.restart(self.granting)
-            self._postponed.clear()
-            self._calm_at.clear()
+            self.postponed.clear()
+            self.calm_at.clear()
             self._mismatched.clear()
             raise
 
@@ -256,10 +256,10 @@ class ActorQueue:
             case Arrive(model, arrival, waited_s):
                 self._arrive(router, model, arrival, waited_s, now)
             case Done(ticket, prompt_tokens, output_tokens):
-                self._postponed.pop(ticket, None)
+                self.postponed.pop(ticket, None)
                 granting.requests.done(ticket, prompt_tokens, output_tokens, now)
             case Cancel(ticket):
-                self._postponed.pop(ticket, None)
+                self.postponed.pop(ticket, None)
                 granting.requests.cancel(ticket, now)
             case GiveBack(engine, slots, tokens):
                 self.accounts.give_back(router, engine, slots, tokens)
@@ -291,7 +291,7 @@ class ActorQueue:
         if arrival.deadline is not None:
             arrival = replace(arrival, deadline=arrival.deadline + now)
         if model in self.actor_sessions.state.recovering or now < self._gather_until.get(model, now):
-            self._postponed[arrival.request_id] = (router, model, arrival, now - waited_s)
+            self.postponed[arrival.request_id] = (router, model, arrival, now - waited_s)
         else:
             self.granting.requests.arrive(router, model, arrival, now - waited_s, now)
 
@@ -300,16 +300,14 @@ class ActorQueue:
         for ready in [model for model, until in self._gather_until.items() if until <= now]:
             del self._gather_until[ready]
             mine = [
-                self._postponed.pop(ticket)
-                for ticket, (_, model, *_) in list(self._postponed.items())
-                if model == ready
+                self.postponed.pop(ticket) for ticket, (_, model, *_) in list(self.postponed.items()) if model == ready
             ]
             for router, model, arrival, arrived_s in sorted(mine, key=lambda one: one[3]):
                 self.granting.requests.arrive(router, model, arrival, arrived_s, now)
 
     def _forget(self, routers: Sequence[str], now: float) -> None:
-        for ticket in [one for one, (router, *_) in self._postponed.items() if router in routers]:
-            del self._postponed[ticket]
+        for ticket in [one for one, (router, *_) in self.postponed.items() if router in routers]:
+            del self.postponed[ticket]
         self.granting.forget_routers(routers, now)
 
     def _hello(self, router: str, holds: tuple[Amount, ...], now: float) -> None:
@@ -355,13 +353,13 @@ class ActorQueue:
         contended = {name for name in self.actor_sessions.state.contended if name in models}
         for model in self.granting.requests.touched_models | contended:
             if model in models and models[model].admission.is_contended:
-                self._calm_at.pop(model, None)
+                self.calm_at.pop(model, None)
                 contended.add(model)
-            elif model in contended and now >= self._calm_at.setdefault(model, now + CALM_S):
+            elif model in contended and now >= self.calm_at.setdefault(model, now + CALM_S):
                 contended.discard(model)
         self.granting.requests.touched_models.clear()
-        for model in self._calm_at.keys() - contended:
-            del self._calm_at[model]
+        for model in self.calm_at.keys() - contended:
+            del self.calm_at[model]
         self.actor_sessions.set_contended(frozenset(contended | self.granting.kv_debt.engines), recovering)
         if now >= self._figures_at + FIGURES_S:
             self._figures_at, arrived = now, contended

@@ -44,24 +44,24 @@ class ActorSessions:
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
-        self._sessions: dict[str, ActorSession] = {}
+        self.sessions: dict[str, ActorSession] = {}
         self._ended_incarnations: dict[
             str, int
         ] = {}  # routers without a session: their last incarnation, ended last at the end
         self._woken: set[str] = set()
         self.state = ActorState(0, frozenset(), frozenset())
-        self._figures: dict[str, QueueFigures] = {}  # by model, updated last at the end
+        self.figures_by_model: dict[str, QueueFigures] = {}  # by model, updated last at the end
         self._figures_version = 0
 
     def __contains__(self, router: str) -> bool:
-        return router in self._sessions
+        return router in self.sessions
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.sessions)
 
     def is_stale(self, message: RouterMessage) -> bool:
         """Whether a message belongs to no session and begins none."""
-        session = self._sessions.get(message.router)
+        session = self.sessions.get(message.router)
         if message.epoch != self._epoch:
             return True
         if session is None or message.incarnation > session.incarnation:
@@ -74,17 +74,17 @@ class ActorSessions:
         return ActorReply(self._epoch, message.incarnation, 0, 1, (), None, is_stale=True)
 
     def get(self, router: str) -> ActorSession | None:
-        return self._sessions.get(router)
+        return self.sessions.get(router)
 
     def begin(self, message: RouterMessage) -> ActorSession:
         """Begin a session for a new incarnation of a router; pending actions of the last one are dropped."""
-        session = self._sessions[message.router] = ActorSession(message.router, message.incarnation)
+        session = self.sessions[message.router] = ActorSession(message.router, message.incarnation)
         self._ended_incarnations.pop(message.router, None)
         return session
 
     def end(self, router: str) -> None:
         """End a router's session: its next message is answered as stale."""
-        session = self._sessions.pop(router, None)
+        session = self.sessions.pop(router, None)
         if session is not None:
             self._ended_incarnations[router] = session.incarnation
             if len(self._ended_incarnations) > MAX_ENDED_SESSIONS:
@@ -93,32 +93,32 @@ class ActorSessions:
 
     def routers(self) -> list[str]:
         """All routers with a session."""
-        return list(self._sessions)
+        return list(self.sessions)
 
     def end_all(self) -> None:
         """End all sessions; watching routers are woken to begin a new incarnation."""
-        watching = list(self._sessions)
+        watching = list(self.sessions)
         for router in watching:
             self.end(router)
         self._woken.update(watching)
 
     def send(self, router: str, action: ActorAction) -> None:
         """Send an action to a router, if it has a session."""
-        session = self._sessions.get(router)
+        session = self.sessions.get(router)
         if session is not None:
             session.sending.put(action)
             self._woken.add(router)
 
     def send_all(self, action: ActorAction) -> None:
         """Send an action to all routers."""
-        for router in self._sessions:
+        for router in self.sessions:
             self.send(router, action)
 
     def acknowledgement_check(self) -> Callable[[], bool]:
         """Returns a check whether all actions sent until now are acknowledged, ended sessions excepted."""
-        marks = [(session, session.sending.last) for session in self._sessions.values()]
+        marks = [(session, session.sending.last) for session in self.sessions.values()]
         return lambda: all(
-            self._sessions.get(session.name) is not session or session.sending.last_acked >= last
+            self.sessions.get(session.name) is not session or session.sending.last_acked >= last
             for session, last in marks
         )
 
@@ -134,7 +134,7 @@ class ActorSessions:
         """The next reply for a router."""
         seq, actions = session.sending.next_batch()
         new = itertools.takewhile(
-            lambda one: one.version > session.sent_figures_version, reversed(self._figures.values())
+            lambda one: one.version > session.sent_figures_version, reversed(self.figures_by_model.values())
         )
         figures = tuple(new)
         session.sent_state_version, session.sent_figures_version = self.state.version, self._figures_version
@@ -159,7 +159,7 @@ class ActorSessions:
     def unresponsive(self, now: float) -> list[str]:
         """Routers with pending actions that have acknowledged none for `UNRESPONSIVE_S`. O(routers)."""
         found = []
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             if not len(session.sending):
                 session.unacked_since = None
             elif session.unacked_since is None or session.acked_at_check != session.sending.last_acked:
@@ -170,28 +170,28 @@ class ActorSessions:
 
     def extend(self) -> None:
         """Restart the unresponsive timers: this process stood still, and unread messages are waiting."""
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             session.unacked_since = None
 
     def set_figures(self, model: str, classes: tuple[ClassQueueFigures, ...]) -> None:
         """Set the figures of a model's queue; each router receives them with its next reply."""
         self._figures_version += 1
-        self._figures.pop(model, None)
-        self._figures[model] = QueueFigures(self._figures_version, model, classes)
+        self.figures_by_model.pop(model, None)
+        self.figures_by_model[model] = QueueFigures(self._figures_version, model, classes)
 
     def set_blocked(self, models: tuple[tuple[str, int], ...]) -> None:
         """Set the number of engines that wait for memory, by model; a change is sent to all routers at once."""
         if models != self.state.blocked:
             self.state = self.state._replace(version=self.state.version + 1, blocked=models)
-            self._woken.update(self._sessions)
+            self._woken.update(self.sessions)
 
     def set_contended(self, contended: frozenset[str], recovering: frozenset[str]) -> None:
         """Set the contended and recovering models; a change is sent to all routers at once."""
         if (contended, recovering) != (self.state.contended, self.state.recovering):
             self.state = ActorState(self.state.version + 1, contended, recovering, self.state.blocked)
-            for model in [name for name in self._figures if name not in contended]:
-                del self._figures[model]
-            self._woken.update(self._sessions)
+            for model in [name for name in self.figures_by_model if name not in contended]:
+                del self.figures_by_model[model]
+            self._woken.update(self.sessions)
 
     def take_woken(self) -> list[str]:
         """Routers with something new since the last call."""

@@ -186,22 +186,22 @@ class SendBuffer(Generic[T]):
 class ReceiveBuffer(Generic[T]):
     """The receiving end of a `SendBuffer`."""
 
-    __slots__ = ("_early", "last_taken")
+    __slots__ = ("early", "last_taken")
 
     def __init__(self) -> None:
-        self._early: dict[int, T] = {}
+        self.early: dict[int, T] = {}
         self.last_taken = 0  # the last number taken
 
     def accept(self, seq: int, items: Sequence[T]) -> Sequence[T]:
         """The items that can be taken now; duplicates are skipped, early items are kept."""
-        if seq == self.last_taken + 1 and not self._early:
+        if seq == self.last_taken + 1 and not self.early:
             self.last_taken += len(items)
             return items
         for number, item in enumerate(items, seq):
             if self.last_taken < number <= self.last_taken + WINDOW:
-                self._early[number] = item
+                self.early[number] = item
         taken: list[T] = []
-        while (found := self._early.pop(self.last_taken + 1, None)) is not None:
+        while (found := self.early.pop(self.last_taken + 1, None)) is not None:
             self.last_taken += 1
             taken.append(found)
         return taken

@@ -52,11 +52,11 @@ class Granting:
         self.kv_debt = KvDebt()
         self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, self.sync)
         self.models = self.requests.models
-        self._model_of: dict[str, str] = {}  # by engine, as routers report
+        self.model_of_engine: dict[str, str] = {}  # by engine, as routers report
 
     def grant_credit(self, router: str, engine: str, credit: tuple[int, int], is_calm: bool, now: float) -> None:
         """Answer a router's request for more credit; `is_calm`: neither the engine nor its model is contended."""
-        model = self._model_of.get(engine)
+        model = self.model_of_engine.get(engine)
         if (
             model is None
             or slots_of(engine) not in self._ledger
@@ -158,7 +158,7 @@ class Granting:
     def set_reachability(self, router: str, model: str, engine: str, usable: bool, now: float) -> None:
         """Set whether a router can send requests to an engine. O(requests of the router) if it newly can."""
         model_state = self.requests.model_state(model)
-        self._model_of[engine] = model
+        self.model_of_engine[engine] = model
         model_state.engines.setdefault(engine, EngineState()).reachable_from[router] = usable
         model_state.unreachable_cache.clear()
         self.sync(engine, now)
@@ -172,7 +172,7 @@ class Granting:
         self.requests.detach_from_sessions([router], self._sessions.leases_on(engine), now)
         for pool in (engine, *self._sessions.leases_on(engine)):
             self.accounts.give_back(router, pool, *self.accounts.account(router, pool))
-        model = self._model_of.get(engine)
+        model = self.model_of_engine.get(engine)
         if model is not None:
             self._remove_reachability(router, self.models[model].engines[engine])
             self.models[model].unreachable_cache.clear()
@@ -201,7 +201,7 @@ class Granting:
             had |= dict.fromkeys(self.accounts.remove_engine(lease), (0, 0))
             self._sessions.forget(lease)
         self.requests.drop_engine(engine, had)
-        model = self._model_of.get(engine)
+        model = self.model_of_engine.get(engine)
         if model is None:
             self.requests.detach_from_sessions(had, leases, now)
             return
@@ -218,13 +218,13 @@ class Granting:
 
     def unreconciled_routers(self, engine: str) -> set[str]:
         """Routers that must report again what runs on an engine that was declared gone and has returned."""
-        model = self._model_of.get(engine)
+        model = self.model_of_engine.get(engine)
         there = model is not None and slots_of(engine) in self._ledger
         return set(self.models[model].engines[engine].unreconciled) if model is not None and there else set()
 
     def sync(self, engine: str, now: float) -> None:
         """Update the free capacity of an engine: pay KV debt first, then inform the queue."""
-        model = self._model_of.get(engine)
+        model = self.model_of_engine.get(engine)
         if self.kv_debt.has_debt(engine) and engine not in self.requests.closed_engines:
             waits = None if model is None else self.models[model].highest_waiting_class
             least = min(RequestClass) if waits is None else waits
@@ -250,7 +250,7 @@ class Granting:
         """Reclaim KV tokens beyond the estimates of lower classes while a higher class waits; pay KV debt once no
         such request waits. O(engines with KV debt)."""
         for engine in self.kv_debt.engines:
-            model = self._model_of.get(engine)
+            model = self.model_of_engine.get(engine)
             one = None if model is None else self.models[model].engines[engine]
             if model is None or one is None:
                 continue
@@ -294,7 +294,7 @@ class Granting:
         for engine in [
             name for name, one in model_state.engines.items() if not one.reachable_from and not one.granted_slots
         ]:
-            del model_state.engines[engine], self._model_of[engine]
+            del model_state.engines[engine], self.model_of_engine[engine]
             self.requests.apply_actions(model, model_state.admission.on_replica_gone(engine, -math.inf))
         left = not model_state.routers and not model_state.engines
         if left and not self.requests.has_requests(model):
@@ -315,7 +315,7 @@ class Granting:
 
     def model_of(self, engine: str) -> str:
         """The model that an engine serves, as routers report; empty: unknown."""
-        return self._model_of.get(engine, "")
+        return self.model_of_engine.get(engine, "")
 
     # Inside
 

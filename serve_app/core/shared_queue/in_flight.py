@@ -64,7 +64,7 @@ class InFlight:
     def __init__(self, accounts: RouterCredit, session: RouterSession) -> None:
         self._accounts, self._router_session = accounts, session
         self.running: dict[str, RunningRequest] = {}
-        self._counts: Counter[str] = Counter()  # by model
+        self.counts: Counter[str] = Counter()  # by model
         self.touched_engines: set[str] = set()  # engines whose credit has changed
         self.dropped_engines: dict[
             str, tuple[str, bool, bool] | None
@@ -79,7 +79,7 @@ class InFlight:
 
     def count(self, model: str) -> int:
         """The number of running requests of a model."""
-        return self._counts[model]
+        return self.counts[model]
 
     def set_reachability(self, model: str, engine: str, usable: bool, single_request: bool) -> None:
         """See `RouterQueue.set_reachability`."""
@@ -128,7 +128,7 @@ class InFlight:
                     if pool in self._accounts:
                         self._accounts.add_credit(pool, -slots, -tokens)
                     else:
-                        self._reduce_draws(pool, slots, tokens)
+                        self.reduce_draws(pool, slots, tokens)
 
     def balance_credit(self, now: float, *, every: bool = False) -> None:
         """Return surplus credit and request missing credit, on engines with changes."""
@@ -253,7 +253,7 @@ class InFlight:
             self._accounts.add_credit(grant.engine, 0, grant.tokens)
             self.touched_engines.add(grant.engine)
 
-    def _reduce_draws(self, lease: str, slots: int, tokens: int) -> None:
+    def reduce_draws(self, lease: str, slots: int, tokens: int) -> None:
         """Reduce the draws on a session by what the actor could not book: it may have ended. O(requests)."""
         for run in self.running.values():
             drawn = run.drawn
@@ -303,13 +303,13 @@ class InFlight:
 
     def _begin(self, run: RunningRequest) -> None:
         self.running[run.arrival.request_id] = run
-        self._counts[run.model] += 1
+        self.counts[run.model] += 1
         if self._accounts.takes_no_more(run.engine) and self._accounts.set_reachability(run.model, run.engine, False):
             self._router_session.put(EngineReachability(run.model, run.engine, False))  # an engine for a single request
             self.touched_engines.add(run.engine)
 
     def _forget(self, request_id: str) -> None:
         model = self.running.pop(request_id).model
-        self._counts[model] -= 1
-        if not self._counts[model]:
-            del self._counts[model]
+        self.counts[model] -= 1
+        if not self.counts[model]:
+            del self.counts[model]

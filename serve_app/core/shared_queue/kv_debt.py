@@ -29,8 +29,8 @@ class KvDebt:
 
     def __init__(self) -> None:
         self._debts: dict[str, dict[OwedRequest, int]] = {}
-        self._engine_of_ticket: dict[str, str] = {}
-        self._request_of_ticket: dict[str, OwedRequest] = {}
+        self.engine_of_ticket: dict[str, str] = {}
+        self.request_of_ticket: dict[str, OwedRequest] = {}
 
     @property
     def engines(self) -> frozenset[str]:
@@ -46,7 +46,7 @@ class KvDebt:
         owed = self._debts.setdefault(engine, {})
         owed[request] = owed.get(request, 0) + tokens
         if request.ticket:
-            self._engine_of_ticket[request.ticket], self._request_of_ticket[request.ticket] = engine, request
+            self.engine_of_ticket[request.ticket], self.request_of_ticket[request.ticket] = engine, request
 
     def classes(self, engine: str) -> set[RequestClass]:
         """The classes of the requests with KV debt on an engine. O(debts there)."""
@@ -63,8 +63,8 @@ class KvDebt:
 
     def end_ticket(self, ticket: str) -> None:
         """A request with a ticket has ended; without debt nothing changes."""
-        if ticket in self._engine_of_ticket:
-            self._forget(self._engine_of_ticket[ticket], self._request_of_ticket[ticket])
+        if ticket in self.engine_of_ticket:
+            self._forget(self.engine_of_ticket[ticket], self.request_of_ticket[ticket])
 
     def end_unticketed(self, engine: str, router: str, request_id: str) -> None:
         """A request granted on credit has ended."""
@@ -95,7 +95,7 @@ class KvDebt:
         owed = self._debts.get(engine, {})
         if owed.pop(request, None) is None:
             return
-        self._engine_of_ticket.pop(request.ticket, None)
-        self._request_of_ticket.pop(request.ticket, None)
+        self.engine_of_ticket.pop(request.ticket, None)
+        self.request_of_ticket.pop(request.ticket, None)
         if not owed:
             del self._debts[engine]

@@ -46,61 +46,61 @@ class PendingRequests:
     """Waiting requests by id, model, ticket and end of their wait. O(log n) per method, unless stated."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, PendingRequest] = {}
-        self._queues: dict[str, Queues] = {}
-        self._counts: dict[str, int] = {}
+        self.by_request_id: dict[str, PendingRequest] = {}
+        self.queues: dict[str, Queues] = {}
+        self.counts: dict[str, int] = {}
         self._tokens: Counter[tuple[str, RequestClass]] = Counter()  # estimated
-        self._not_handed_in: OrderedDict[str, PendingRequest] = OrderedDict()  # in order of arrival
-        self._tickets: dict[str, PendingRequest] = {}
+        self.unsent: OrderedDict[str, PendingRequest] = OrderedDict()  # in order of arrival
+        self.tickets: dict[str, PendingRequest] = {}
         self._deadlines = KeyedHeap()
         self._entries = 0
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_id
+        return request_id in self.by_request_id
 
     def get(self, request_id: str) -> PendingRequest | None:
         """The waiting request of this id; None: there is none."""
-        return self._by_id.get(request_id)
+        return self.by_request_id.get(request_id)
 
     def by_id(self) -> dict[str, PendingRequest]:
         """All waiting requests, by id."""
-        return dict(self._by_id)
+        return dict(self.by_request_id)
 
     def set_status(self, ticket: str, status: QueueStatus) -> None:
         """The actor has reported a ticket's queue position; an unknown ticket changes nothing."""
-        waiting = self._tickets.get(ticket)
+        waiting = self.tickets.get(ticket)
         if waiting is not None:
             waiting.status, waiting.status_requested = replace(status, request_id=waiting.request_id), False
 
     def set_drawn(self, draw: SessionDraw) -> None:
         """The actor has drawn on a session for a ticket; without slots and tokens: the draw has ended."""
-        waiting = self._tickets.get(draw.ticket)
+        waiting = self.tickets.get(draw.ticket)
         if waiting is not None:
             waiting.drawn = draw if draw.slots or draw.tokens else None
 
     def draws(self) -> list[SessionDraw]:
         """The waiting requests' draws on sessions. O(waiting)."""
-        return [one.drawn for one in self._by_id.values() if one.drawn is not None]
+        return [one.drawn for one in self.by_request_id.values() if one.drawn is not None]
 
     def count(self, model: str) -> int:
         """The number of waiting requests of a model."""
-        return self._counts.get(model, 0)
+        return self.counts.get(model, 0)
 
     def count_by_class(self, model: str) -> dict[RequestClass, int]:
         """The number of waiting requests of a model, by requested class."""
-        queues = self._queues.get(model, {})
+        queues = self.queues.get(model, {})
         return {level: len(queues.get(level, ())) for level in RequestClass}
 
     def models(self) -> list[str]:
         """Models with waiting requests."""
-        return list(self._counts)
+        return list(self.counts)
 
     def add(self, waiting: PendingRequest, due: float) -> None:
         """Add a request that waits until `due` at most."""
         request_id, model = waiting.request_id, waiting.model
-        self._by_id[request_id] = self._not_handed_in[request_id] = waiting
-        queues = self._queues.setdefault(model, {})
-        self._counts[model] = self.count(model) + 1
+        self.by_request_id[request_id] = self.unsent[request_id] = waiting
+        queues = self.queues.setdefault(model, {})
+        self.counts[model] = self.count(model) + 1
         self._tokens[model, waiting.arrival.request_class] += waiting.arrival.cost
         self._entries += 1
         queues.setdefault(waiting.arrival.request_class, KeyedHeap()).set(
@@ -110,40 +110,40 @@ class PendingRequests:
 
     def remove(self, request_id: str) -> PendingRequest | None:
         """Remove and return a waiting request; None: unknown id."""
-        waiting = self._by_id.pop(request_id, None)
+        waiting = self.by_request_id.pop(request_id, None)
         if waiting is None:
             return None
         model = waiting.model
-        self._not_handed_in.pop(request_id, None)
-        self._tickets.pop(waiting.ticket, None)
-        self._queues[model][waiting.arrival.request_class].discard(request_id)
+        self.unsent.pop(request_id, None)
+        self.tickets.pop(waiting.ticket, None)
+        self.queues[model][waiting.arrival.request_class].discard(request_id)
         self._deadlines.discard(request_id)
-        self._counts[model] -= 1
+        self.counts[model] -= 1
         self._tokens[model, waiting.arrival.request_class] -= waiting.arrival.cost
-        if not self._counts[model]:
-            del self._counts[model], self._queues[model]
+        if not self.counts[model]:
+            del self.counts[model], self.queues[model]
             for level in RequestClass:
                 self._tokens.pop((model, level), None)
         return waiting
 
     def first(self, model: str) -> PendingRequest | None:
         """The next request to grant; None: none waits."""
-        queues = self._queues.get(model, {})
+        queues = self.queues.get(model, {})
         tops = (queues[level].peek() for level in _HIGHEST_FIRST if level in queues)
-        return next((self._by_id[top[1]] for top in tops if top is not None), None)
+        return next((self.by_request_id[top[1]] for top in tops if top is not None), None)
 
     def hand_in(self, waiting: PendingRequest, ticket: str) -> None:
         """A request was submitted to the actor's queue under this ticket."""
         waiting.ticket = ticket
-        self._tickets[ticket] = waiting
-        self._not_handed_in.pop(waiting.request_id, None)
+        self.tickets[ticket] = waiting
+        self.unsent.pop(waiting.request_id, None)
 
     def not_handed_in(self, limit: int, is_excluded: Callable[[str], bool]) -> list[PendingRequest]:
         """At most `limit` requests not yet submitted, without excluded models: higher classes first, then the oldest.
         O(n)."""
-        if not limit or not self._not_handed_in:
+        if not limit or not self.unsent:
             return []
-        found = (one for one in self._not_handed_in.values() if not is_excluded(one.model))
+        found = (one for one in self.unsent.values() if not is_excluded(one.model))
         return heapq.nsmallest(limit, found, lambda one: (-one.arrival.request_class, one.arrived_s))
 
     def is_full(self, model: str, policy: QueuePolicy, level: RequestClass) -> bool:
@@ -156,22 +156,22 @@ class PendingRequests:
 
     def take_ticket(self, ticket: str) -> PendingRequest | None:
         """The actor has decided on a ticket: remove and return its request; None: unknown ticket."""
-        waiting = self._tickets.get(ticket)
+        waiting = self.tickets.get(ticket)
         return None if waiting is None else self.remove(waiting.request_id)
 
     def forget_tickets(self) -> None:
         """The actor's queue is lost or a new one: no request counts as submitted."""
-        self._tickets.clear()
-        for request_id, waiting in self._by_id.items():
+        self.tickets.clear()
+        for request_id, waiting in self.by_request_id.items():
             if waiting.ticket:
                 waiting.arrival = replace(waiting.arrival, accepted=True)
             waiting.ticket, waiting.status, waiting.status_requested, waiting.drawn = "", None, False, None
-            self._not_handed_in[request_id] = waiting
+            self.unsent[request_id] = waiting
 
     def first_overdue(self, now: float) -> PendingRequest | None:
         """A request whose wait is over; None: there is none."""
         top = self._deadlines.peek()
-        return None if top is None or now < top[0][0] else self._by_id[top[1]]
+        return None if top is None or now < top[0][0] else self.by_request_id[top[1]]
 
     def next_due(self) -> float | None:
         """The time at which the next wait is over; None: none waits."""

@@ -51,8 +51,8 @@ class ActorRequests:
         self.touched_models: set[str] = set()  # models with a decision since the last event
         self.by_ticket: dict[str, ActorRequest] = {}
         self.tickets: dict[str, dict[str, None]] = {}  # by router, in order of arrival
-        self._grants_to_retry: list[str] = []  # tickets whose grant could not be charged or reached
-        self._waiting_for_session: dict[
+        self.grants_to_retry: list[str] = []  # tickets whose grant could not be charged or reached
+        self.waiting_for_session: dict[
             str, dict[str, None]
         ] = {}  # waiting tickets that need a session's slot, by session
 
@@ -113,7 +113,7 @@ class ActorRequests:
     def retry_grants(self, now: float) -> None:
         """Queue requests again, with their arrival time, whose grant could not be charged or whose router cannot reach
         the engine."""
-        again, self._grants_to_retry = self._grants_to_retry, []
+        again, self.grants_to_retry = self.grants_to_retry, []
         while again:
             for ticket in again:
                 request = self.by_ticket.get(ticket)
@@ -123,9 +123,9 @@ class ActorRequests:
                     for engine in list(self.models[request.model].engines):
                         self._sync(engine, now)
                 self._requeue(ticket, now)
-            before, self._grants_to_retry = self._grants_to_retry, []
+            before, self.grants_to_retry = self.grants_to_retry, []
             again = [one for one in before if self._is_avoid_outdated(one)]  # each at most once
-            self._grants_to_retry = [one for one in before if not self._is_avoid_outdated(one)]
+            self.grants_to_retry = [one for one in before if not self._is_avoid_outdated(one)]
 
     def has_waiting(self, model: str) -> bool:
         """Whether requests wait for a model."""
@@ -141,11 +141,11 @@ class ActorRequests:
     def grant_freed_sessions(self, now: float) -> None:
         """Grant a session's returned slot to the first waiting request that fits into the session's tokens."""
         freed, self.accounts.freed = self.accounts.freed, set()
-        for lease in sorted(freed & self._waiting_for_session.keys()):
+        for lease in sorted(freed & self.waiting_for_session.keys()):
             one, (slots, tokens) = self._sessions.open_by_lease(lease), self.accounts.free(lease)
             if one is None or not slots or one.engine in self.closed_engines:
                 continue
-            for ticket in self._waiting_for_session.get(lease, ()):
+            for ticket in self.waiting_for_session.get(lease, ()):
                 request = self.by_ticket[ticket]
                 drawn = request.drawn
                 whole = replace(
@@ -247,7 +247,7 @@ class ActorRequests:
         slots, tokens = self.accounts.free(one.lease)
         if not slots:
             request.awaited_session = one.lease
-            self._waiting_for_session.setdefault(one.lease, {})[arrival.request_id] = None
+            self.waiting_for_session.setdefault(one.lease, {})[arrival.request_id] = None
         if not tokens:
             return
         drawn = SessionDraw(arrival.request_id, one.lease, min(1, slots), min(tokens, arrival.cost))
@@ -270,10 +270,10 @@ class ActorRequests:
     def _end_session_wait(self, request: ActorRequest) -> None:
         """A request runs or has ended: it no longer waits for a session's slot."""
         if request.awaited_session:
-            waiting = self._waiting_for_session[request.awaited_session]
+            waiting = self.waiting_for_session[request.awaited_session]
             del waiting[request.arrival.request_id]
             if not waiting:
-                del self._waiting_for_session[request.awaited_session]
+                del self.waiting_for_session[request.awaited_session]
             request.awaited_session = ""
 
     def detach_from_sessions(self, routers: Iterable[str], leases: Sequence[str], now: float) -> None:
@@ -326,12 +326,12 @@ class ActorRequests:
             else:
                 reached = self.models[model].engines[action.replica_id].reachable_from
                 if request.router != SESSIONS_OWNER and not reached.get(request.router):
-                    self._grants_to_retry.append(action.request_id)
+                    self.grants_to_retry.append(action.request_id)
                     continue
                 try:
                     self._charge(request, action.replica_id)
                 except (InsufficientMemory, LeaseNotFound, LeaseConflict):
-                    self._grants_to_retry.append(action.request_id)  # while several requests end at once
+                    self.grants_to_retry.append(action.request_id)  # while several requests end at once
                     continue
             self._send(request.router, action)
 

@@ -44,7 +44,7 @@ class RouterCredit:
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
-        self._engines_with_credit: dict[str, KeyedHeap] = {}  # by model: usable engines with credit, most slots first
+        self.engines_with_credit: dict[str, KeyedHeap] = {}  # by model: usable engines with credit, most slots first
         self._grants = 0
 
     def __contains__(self, engine: str) -> bool:
@@ -86,18 +86,18 @@ class RouterCredit:
     def drop_engine(self, engine: str) -> None:
         """An engine is gone: remove its account."""
         account = self._accounts.pop(engine, None)
-        open_ones = None if account is None else self._engines_with_credit.get(account.model)
+        open_ones = None if account is None else self.engines_with_credit.get(account.model)
         if account is not None and open_ones is not None:  # none if no engine has credit
             open_ones.discard(engine)
             if not len(open_ones):
-                del self._engines_with_credit[account.model]
+                del self.engines_with_credit[account.model]
 
     def choose(self, model: str, slots: int, tokens: int, affinity: str | None) -> str | None:
         """An engine with this much credit: the affinity's, else the one with most slots, else any. O(engines) if the
         one with most slots has too few tokens."""
         if affinity is not None and self._fits(affinity, model, slots, tokens):
             return affinity
-        open_ones = self._engines_with_credit.get(model)
+        open_ones = self.engines_with_credit.get(model)
         top = None if open_ones is None else open_ones.peek()
         if top is None or -top[0][0] < slots:
             return None
@@ -212,7 +212,7 @@ class RouterCredit:
         self._index(engine, account)
 
     def _index(self, engine: str, account: _Account) -> None:
-        open_ones = self._engines_with_credit.setdefault(account.model, KeyedHeap())
+        open_ones = self.engines_with_credit.setdefault(account.model, KeyedHeap())
         if account.usable and account.credit_slots > 0:
             open_ones.set(engine, (-account.credit_slots, account.last_grant))
         else:

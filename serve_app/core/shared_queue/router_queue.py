@@ -72,14 +72,14 @@ class RouterQueue:
         self.pending = PendingRequests()
         self.in_flight = InFlight(self.accounts, self.router_session)
         self._ticket_numbers = itertools.count(1)
-        self._early_refusal = EarlyRefusal(self.router_session, self._policies)
-        self._credit_valid_until = -math.inf
+        self.early_refusal = EarlyRefusal(self.router_session, self._policies)
+        self.credit_valid_until = -math.inf
         self.alone = True  # the actor does not answer, or has not booked this router's accounts
         self.granted_on_credit = 0  # counters
         self.granted_by_actor = 0
         self._unmatched: dict[str, object] = {}  # requests that differed between both sides at the last check
         self.sessions = self.in_flight.sessions  # open sessions, by name
-        self._begin_incarnation(0, 0.0)
+        self.begin_incarnation(0, 0.0)
 
     def serve(self, model: str, policy: QueuePolicy) -> None:
         """Serve a model, with these bounds."""
@@ -114,7 +114,7 @@ class RouterQueue:
         if arrival.request_id in self.pending or arrival.request_id in self.in_flight:
             raise ValueError(f"{arrival.request_id!r} waits or runs already")
         if arrival.deadline is not None and arrival.deadline <= now:
-            return [self._early_refusal.refusal(model, arrival, RefusalReason.DEADLINE)]
+            return [self.early_refusal.refusal(model, arrival, RefusalReason.DEADLINE)]
         waiting = PendingRequest(model, arrival, now)
         alone = self.decides_alone(model)
         if arrival.session is not None and not alone:
@@ -126,12 +126,12 @@ class RouterQueue:
                 self._balance_credit(now)
                 return [granted]
         if not alone:
-            reason = self._early_refusal.refusal_reason(model, arrival, now)
+            reason = self.early_refusal.refusal_reason(model, arrival, now)
         else:
             full = self.pending.is_full(model, self._policies.get(model, DEFAULT_POLICY), arrival.request_class)
             reason = RefusalReason.QUEUE_FULL if full and not arrival.accepted else None
         if reason is not None:
-            return [self._early_refusal.refusal(model, arrival, reason)]
+            return [self.early_refusal.refusal(model, arrival, reason)]
         self._add_pending(waiting, now)
         return self._serve_alone(now, model)
 
@@ -173,7 +173,7 @@ class RouterQueue:
             reason = RefusalReason.TIMEOUT if served else RefusalReason.NO_REPLICA
             if deadline is not None and deadline <= now:
                 reason = RefusalReason.DEADLINE
-            actions.append(self._early_refusal.refusal(late.model, late.arrival, reason))
+            actions.append(self.early_refusal.refusal(late.model, late.arrival, reason))
         return actions
 
     def next_due(self) -> float | None:
@@ -200,7 +200,7 @@ class RouterQueue:
     def ahead(self, model: str, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """The number of waiting requests ahead of a request of this class, by requested class: of all routers in the
         actor's last figures, or of this router where that is more."""
-        return self._early_refusal.ahead(model, request_class, self.pending.count_by_class(model))
+        return self.early_refusal.ahead(model, request_class, self.pending.count_by_class(model))
 
     def status(self, request_id: str) -> QueueStatus | None:
         """The queue position of a request by the actor's last answer, or before that by its last figures; requests a
@@ -215,7 +215,7 @@ class RouterQueue:
             return waiting.status
         level = waiting.arrival.request_class
         ahead = sum(count for _, count in self.ahead(waiting.model, level))  # includes the request
-        start_s = self._early_refusal.expected_wait_s(
+        start_s = self.early_refusal.expected_wait_s(
             waiting.model, level, waiting.arrival.tenant, waiting.arrival.slots
         )
         return QueueStatus(request_id, level, max(1, ahead), start_s)
@@ -223,7 +223,7 @@ class RouterQueue:
     def next_message(self, now: float, *, beat: bool = False) -> RouterMessage | None:
         """The next message; None: nothing to send before the next heartbeat. `beat`: a heartbeat, with usage."""
         if self.router_session.is_too_far_behind:
-            self._begin_incarnation(self.router_session.epoch, now)
+            self.begin_incarnation(self.router_session.epoch, now)
         self._balance_credit(now, every=beat)
         return self.router_session.next_message(beat=beat)
 
@@ -266,15 +266,15 @@ class RouterQueue:
         if session.is_outdated(reply):
             return []
         if session.needs_new_incarnation(reply):
-            self._begin_incarnation(reply.epoch, now)
+            self.begin_incarnation(reply.epoch, now)
             return []
         if now >= sent_at + FENCE_S:
             return self.on_lost(now)
         before = session.contended, session.recovering
-        actions = [action for said in session.on_reply(reply) for action in self._on_action(said, now)]
+        actions = [action for said in session.on_reply(reply) for action in self.on_action(said, now)]
         if session.is_booked:
-            self._credit_valid_until = max(self._credit_valid_until, sent_at + FENCE_S)
-        self._early_refusal.on_reply(sent_at, reply.last_taken_event)
+            self.credit_valid_until = max(self.credit_valid_until, sent_at + FENCE_S)
+        self.early_refusal.on_reply(sent_at, reply.last_taken_event)
         self.alone = not session.is_booked
         actions += self._serve_alone(now, *self.pending.models())
         if self.alone:
@@ -284,17 +284,17 @@ class RouterQueue:
         self._balance_credit(now, every=(session.contended, session.recovering) != before)
         return actions
 
-    def _begin_incarnation(self, epoch: int, now: float) -> None:
+    def begin_incarnation(self, epoch: int, now: float) -> None:
         """Begin an incarnation: report the full state again."""
         self.pending.forget_tickets()
-        self._early_refusal.reset()
+        self.early_refusal.reset()
         self.alone = True
         rules = [ModelPolicy(model, policy) for model, policy in self._policies.items()]
         self.router_session.begin(
-            epoch, self.in_flight.begin_incarnation(rules, credit_valid=now < self._credit_valid_until)
+            epoch, self.in_flight.begin_incarnation(rules, credit_valid=now < self.credit_valid_until)
         )
 
-    def _on_action(self, action: ActorAction, now: float) -> list[Action]:
+    def on_action(self, action: ActorAction, now: float) -> list[Action]:
         match action:
             case Grant(ticket, engine, _):
                 return self._on_grant(ticket, engine, now)
@@ -333,7 +333,7 @@ class RouterQueue:
 
     def _grant_on_credit(self, waiting: PendingRequest, now: float) -> Grant | None:
         """Grant on credit; None: there is not enough, or it may belong to another router by now."""
-        if now >= self._credit_valid_until:
+        if now >= self.credit_valid_until:
             return None
         engine = self.in_flight.begin_on_credit(waiting)
         if engine is None:
@@ -367,7 +367,7 @@ class RouterQueue:
         arrival = replace(waiting.arrival, request_id=ticket, deadline=left_s)
         self.pending.hand_in(waiting, ticket)
         number = self.router_session.put(Arrive(waiting.model, arrival, now - waiting.arrived_s))
-        self._early_refusal.on_handed_in(number, waiting.model, arrival)
+        self.early_refusal.on_handed_in(number, waiting.model, arrival)
 
     def _withdraw(self, request_id: str) -> PendingRequest | None:
         """Remove a waiting request; cancels its queue entry at the actor."""

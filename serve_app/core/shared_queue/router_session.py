@@ -57,7 +57,7 @@ class RouterSession:
         self.incarnation += 1
         self.sending: SendBuffer[RouterEvent] = SendBuffer()
         self._receiving: ReceiveBuffer[ActorAction] = ReceiveBuffer()
-        self._progress: dict[str, int] = {}  # by ticket; tickets belong to an incarnation, usage does not
+        self.progress: dict[str, int] = {}  # by ticket; tickets belong to an incarnation, usage does not
         self._resend_wanted = self._has_more = False
         self._state_version = -1
         self._account_report_number = 0  # the event number of the last `AccountReport`
@@ -86,7 +86,7 @@ class RouterSession:
     @property
     def has_sums(self) -> bool:
         """Whether a heartbeat would carry usage or progress."""
-        return bool(self._progress or (self.is_booked and self._usage))
+        return bool(self.progress or (self.is_booked and self._usage))
 
     def put(self, event: RouterEvent) -> int:
         """Add an event; returns its number, which the actor acknowledges (`ActorReply.last_taken_event`)."""
@@ -100,12 +100,12 @@ class RouterSession:
 
     def end_request(self, event: Done) -> None:
         """A submitted request has ended; `event` has all its tokens, so unsent progress is dropped."""
-        self._progress.pop(event.ticket, None)
+        self.progress.pop(event.ticket, None)
         self.sending.put(event)
 
     def add_progress(self, ticket: str, output_tokens: int) -> None:
         """Add output tokens of a running request that the actor granted."""
-        self._progress[ticket] = self._progress.get(ticket, 0) + output_tokens
+        self.progress[ticket] = self.progress.get(ticket, 0) + output_tokens
 
     def add_usage(self, model: str, arrival: Arrival, requests: int, prompt_tokens: int, output_tokens: int) -> None:
         """Add use of requests granted on credit."""
@@ -120,9 +120,9 @@ class RouterSession:
         while self.sending.unsent < BATCH and self.is_booked and self._usage:
             of = next(iter(self._usage))
             self.sending.put(CreditUsage(*of, *self._usage.pop(of)))
-        while self.sending.unsent < BATCH and self._progress:
-            ticket = next(iter(self._progress))  # the one reported longest ago; new progress is added at the end
-            self.sending.put(TokenProgress(ticket, self._progress.pop(ticket)))
+        while self.sending.unsent < BATCH and self.progress:
+            ticket = next(iter(self.progress))  # the one reported longest ago; new progress is added at the end
+            self.sending.put(TokenProgress(ticket, self.progress.pop(ticket)))
         return self._message(*self.sending.next_batch())
 
     def watch_message(self) -> RouterMessage:

@@ -45,7 +45,7 @@ class SessionAdmission:
         self, ledger: Ledger, sessions: SessionLeases, granting: Granting, engines_of: Callable[[str], list[str]]
     ) -> None:
         self._ledger, self._sessions, self._granting, self._engines_of = ledger, sessions, granting, engines_of
-        self._waiting: dict[str, _PendingSession] = {}  # in order of arrival
+        self.pending_sessions: dict[str, _PendingSession] = {}  # in order of arrival
         self._tickets: dict[str, str] = {}  # session by ticket
         self._numbers = itertools.count(1)
         self._decisions: list[Action] = []
@@ -73,7 +73,7 @@ class SessionAdmission:
             return self._sessions.renew(ask.session_id, now)
         engines = self._check(ask)
         before = self.withdraw(ask.session_id, now)
-        waiting = self._waiting[ask.session_id] = _PendingSession(ask, now if before is None else before)
+        waiting = self.pending_sessions[ask.session_id] = _PendingSession(ask, now if before is None else before)
         if not self._open_at_once(waiting, now):
             if ask.wait_until is None or ask.wait_until <= now:
                 free = (
@@ -81,7 +81,7 @@ class SessionAdmission:
                     for one in self._candidate_engines(ask)
                 )
                 if ask.wait_until is not None or not any(one >= ask.tokens for one in free):
-                    del self._waiting[ask.session_id]
+                    del self.pending_sessions[ask.session_id]
                     raise InsufficientMemory(self._shortage(ask, engines))
                 waiting.ask = replace(ask, wait_until=now + RECALL_S)
             self._enqueue(waiting, now)
@@ -93,7 +93,7 @@ class SessionAdmission:
 
     def withdraw(self, session_id: str, now: float) -> float | None:
         """Withdraw a pending opening; returns since when it waited, None: it did not."""
-        waiting = self._waiting.pop(session_id, None)
+        waiting = self.pending_sessions.pop(session_id, None)
         if waiting is None:
             return None
         self._take_from_queue(waiting, now)
@@ -105,7 +105,7 @@ class SessionAdmission:
         granting.accounts.remove_router(SESSIONS_OWNER)
         self._tickets.clear()
         self._decisions.clear()
-        for waiting in self._waiting.values():
+        for waiting in self.pending_sessions.values():
             waiting.candidate_engines, waiting.ticket = (), ""
 
     def on_decision(self, action: Action) -> None:
@@ -125,9 +125,9 @@ class SessionAdmission:
     def on_tick(self, now: float) -> None:
         """End openings that waited too long outside the queue, and follow started and ended engines."""
         self._review(now)
-        for waiting in [one for one in self._waiting.values() if not one.ticket]:
+        for waiting in [one for one in self.pending_sessions.values() if not one.ticket]:
             if waiting.ask.wait_until is not None and waiting.ask.wait_until <= now:
-                del self._waiting[waiting.ask.session_id]
+                del self.pending_sessions[waiting.ask.session_id]
                 self._outcomes[waiting.ask.session_id] = self._wait_over_error(waiting.ask)
         self.settle(now)
 
@@ -138,7 +138,7 @@ class SessionAdmission:
 
     def waiting(self) -> list[SessionRequest]:
         """The pending openings, the oldest first."""
-        return [one.ask for one in self._waiting.values()]
+        return [one.ask for one in self.pending_sessions.values()]
 
     def _check(self, ask: SessionRequest) -> list[str]:
         """Refuse what cannot be opened even by waiting. Returns the model's engines."""
@@ -152,7 +152,7 @@ class SessionAdmission:
                 f"{ask.model} has more than {largest} to give",
                 code=SESSION_TOO_LARGE,
             )
-        others = (one for name, one in self._waiting.items() if name != ask.session_id)
+        others = (one for name, one in self.pending_sessions.items() if name != ask.session_id)
         having = self._sessions.count_of_tenant(ask.tenant) + sum(one.ask.tenant == ask.tenant for one in others)
         if having >= ask.per_tenant:
             raise Overloaded(
@@ -177,7 +177,7 @@ class SessionAdmission:
         best = max(self._candidate_engines(ask), key=self._ledger.free, default=None)
         if best is None or self._ledger.free(best) < ask.tokens or self._granting.requests.has_waiting(ask.model):
             return False
-        del self._waiting[ask.session_id]
+        del self.pending_sessions[ask.session_id]
         self._outcomes[ask.session_id] = self._sessions.reserve(ask, best, now)
         self._granting.sync(best, now)
         return True
@@ -210,18 +210,18 @@ class SessionAdmission:
 
     def _review(self, now: float) -> None:
         """Queue openings again whose candidate engines have changed."""
-        for waiting in list(self._waiting.values()):
+        for waiting in list(self.pending_sessions.values()):
             if waiting.candidate_engines != self._candidate_engines(waiting.ask):
                 self._take_from_queue(waiting, now)
                 self._enqueue(waiting, now, accepted=True)
 
     def _carry_out(self, action: Action, now: float) -> None:
         session_id = self._tickets.pop(action.request_id, "")
-        waiting = self._waiting.get(session_id)
+        waiting = self.pending_sessions.get(session_id)
         if waiting is None or waiting.ticket != action.request_id:
             return  # withdrawn; the cancellation returned the grant
         if isinstance(action, Refuse):
-            del self._waiting[session_id]
+            del self.pending_sessions[session_id]
             late = action.reason in (RefusalReason.DEADLINE, RefusalReason.TIMEOUT, RefusalReason.SESSIONS)
             self._outcomes[session_id] = self._wait_over_error(waiting.ask) if late else refusal_error(action)
             return
@@ -230,7 +230,7 @@ class SessionAdmission:
             self._granting.requests.cancel(action.request_id, now)
             self._enqueue(waiting, now, accepted=True)
             return
-        del self._waiting[session_id]
+        del self.pending_sessions[session_id]
         ask = waiting.ask
         self._granting.requests.release_holdings(action.request_id)  # before the queue processes its end
         self._outcomes[session_id] = self._sessions.reserve(ask, action.replica_id, now)

@@ -119,7 +119,7 @@ def test_the_end_of_the_node_ends_all_and_is_seen(fake: Any, tmp_path: Path) -> 
         assert wait_gone(cluster.mark, END_S) == []
         deadline = time.monotonic() + END_S  # the keeper's environment is gone a moment before it has ended
         while cluster.alive and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # bound: END_S
         assert not cluster.alive
 
 
@@ -151,7 +151,7 @@ def killed_owner(folder: Path, *, keeper_too: bool) -> str:
         os.kill(keeper, signal.SIGKILL)
         deadline = time.monotonic() + END_S  # a killed process is there until the kernel has taken it apart
         while keeper in marked(mark) and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # bound: END_S
     owner.kill()
     owner.wait()
     return mark
@@ -244,7 +244,7 @@ def _listeners(cluster: LocalCluster, ports: set[int]) -> list[Listener]:
     found = cluster.listeners()
     while ports - {one.port for one in found}:
         assert time.monotonic() < deadline, f"ports {sorted(ports)} are not among {found}"
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S)  # bound: END_S
         found = cluster.listeners()
     return found
 

@@ -96,7 +96,7 @@ def test_a_process_is_named_for_good_by_pid_and_start(start) -> None:
     process.kill()
     deadline = time.monotonic() + APPEAR_S  # until the kernel has ended it; it stays a zombie, not reaped yet
     while processes.start_ticks(process.pid) is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
+        time.sleep(0.01)  # bound: `deadline`, above
     assert processes.start_ticks(process.pid) is None
 
 

@@ -51,7 +51,7 @@ class Machine:
         deadline = time.monotonic() + STATE_S
         while not fulfilled():
             assert time.monotonic() < deadline, f"{what}\n{self.folder.log.read_text()}"
-            time.sleep(0.05)
+            time.sleep(0.05)  # bound: STATE_S
 
 
 def arguments(pid: int) -> list[str]:

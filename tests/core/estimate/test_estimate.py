@@ -192,7 +192,7 @@ def test_the_least_recent_tenants_are_forgotten() -> None:
         learner.observe(use(f"t{number}"))
     learner.observe(use("t0"))
     learner.observe(use("one more"))
-    names = {tenant for _, tenant in learner._tenants}
+    names = {tenant for _, tenant in learner.tenants}
     assert len(learner) == MAX_TENANTS
     assert {"t0", "one more"} <= names
     assert "t1" not in names
@@ -202,7 +202,7 @@ def test_models_are_bounded_too() -> None:
     learner = Estimator()
     for number in range(2 * MAX_MODELS):
         learner.observe(use(model=f"m{number}"))
-    assert len(learner._models) == MAX_MODELS
+    assert len(learner.models) == MAX_MODELS
 
 
 @pytest.mark.parametrize("quantile", [0.0, 1.0, -1.0])

@@ -170,5 +170,5 @@ def test_memory_follows_what_is_leased_however_often_owners_come_back() -> None:
         book.reserve(f"share-{turn}", LeaseKind.SHARE, "router", [Hold("grant", 1)])
         book.end(f"share-{turn}")
         book.expire(now)
-    assert len(book._owner_deadlines._entries) == 2
+    assert len(book.owner_deadlines.entries) == 2
     assert len(book) == 1

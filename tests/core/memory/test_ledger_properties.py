@@ -231,7 +231,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in [*self.reference.devices, *self.reference.entries]:
             limit = max(0, self.reference.limit(name, False) - self.reference.held(name))
             assert self.ledger.free(name) == limit
-        owners = self.ledger._owners
+        owners = self.ledger.lease_owners
         assert {owner: set(known.leases) for owner, known in owners.items()} == {
             owner: {name for name, entry in self.reference.entries.items() if entry.owner == owner}
             for owner in self.reference.owners

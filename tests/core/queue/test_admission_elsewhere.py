@@ -19,7 +19,7 @@ def arrival(name: str, level: RequestClass = NORMAL, tenant: str = "t", slots: i
 
 
 def free_on(admission: Admission) -> tuple[int, float]:
-    replica = admission._capacity._replicas["r"]
+    replica = admission.capacity.replicas["r"]
     return replica.free, replica.kv_free
 
 
@@ -54,7 +54,7 @@ def test_service_of_a_class_in_which_nobody_is_leaves_nothing_behind() -> None:
     admission = line()
     for number in range(100):
         admission.on_uncounted_usage(LOW, f"t{number}", 10, 10)
-    assert admission._scheduler.queue.class_queues[LOW].tenant_queues == {}
+    assert admission.scheduler.queue.class_queues[LOW].tenant_queues == {}
 
 
 def test_a_line_is_full_for_a_class_when_only_higher_ones_fill_it() -> None:

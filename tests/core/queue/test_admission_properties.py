@@ -365,7 +365,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         """Every tenant has been charged what it used."""
         seen = {
             (number, lane.tenant): lane.counter
-            for number, level in enumerate(self.admission._queue.class_queues)
+            for number, level in enumerate(self.admission.queue.class_queues)
             for lane in level.tenant_queues.values()
         }
         assert seen == self.reference.served

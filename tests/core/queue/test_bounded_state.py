@@ -31,7 +31,7 @@ def test_heap_knows_its_smallest_and_forgets_what_left(steps: list[tuple[int, tu
             plain[str(number)] = key
         assert heap.peek() == min(((key, item) for item, key in plain.items()), default=None)
         assert len(heap) == len(plain)
-        assert len(heap._entries) <= 2 * len(plain) + SLACK
+        assert len(heap.entries) <= 2 * len(plain) + SLACK
 
 
 def count_waiting() -> int:

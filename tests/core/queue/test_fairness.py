@@ -333,4 +333,4 @@ def test_a_share_follows_the_policy_and_the_replicas() -> None:
 
 
 def policy_with(line: Admission, **tenants: TenantPolicy) -> Any:
-    return dataclasses.replace(line._policy, tenants=tenants)
+    return dataclasses.replace(line.policy, tenants=tenants)

@@ -211,7 +211,7 @@ def test_a_client_s_name_for_a_request_is_forgotten_with_it(added: list[tuple[st
         for name in "uvw":
             found = kept.find(name)
             assert (None if found is None else found.request_id) in (there.get(name), None)
-        assert len(kept._by_client) <= len(kept)
+        assert len(kept.by_client) <= len(kept)
 
 
 def test_a_repeat_of_a_kept_answer_is_said_to_have_run_nowhere() -> None:

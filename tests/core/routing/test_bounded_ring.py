@@ -193,7 +193,7 @@ def test_with_no_replica_open_there_is_no_choice() -> None:
     routing, draw = routing_of({"a": 4, "b": 0}), random.Random(1)
     routing.set_open("a", False)
     routing.set_open("stranger", True)
-    assert (routing.choose("key", draw), routing.choose(None, draw), routing._open_replicas) == (None, None, [])
+    assert (routing.choose("key", draw), routing.choose(None, draw), routing.open_replicas) == (None, None, [])
     assert (routing.load_bound("a"), routing.load_bound("b"), routing.load_bound("stranger")) == (0, 0, 0)
 
 
@@ -278,7 +278,7 @@ class RoutingMachine(RuleBasedStateMachine):
 
     @invariant()
     def loads_agree(self) -> None:
-        assert len(self.routing._open_replicas) == len(self.usable())
+        assert len(self.routing.open_replicas) == len(self.usable())
         assert all(self.routing.load(name) == load for name, load in self.loads.items())
         assert all(name in self.routing for name in self.slots)
 

@@ -92,7 +92,7 @@ def test_a_dead_routers_requests_and_credit_come_back() -> None:
         world.wait(1.0)
         world.settle(1)
     assert other.state == "runs"
-    assert list(world.quota.queue.actor_sessions._sessions) == ["r1"]
+    assert list(world.quota.queue.actor_sessions.sessions) == ["r1"]
     assert {one.engine for one in world.quota.queue.granting.requests.by_ticket.values()} == {"e"}
 
 
@@ -349,7 +349,7 @@ def test_a_router_alone_goes_by_the_true_arrival_of_who_waits_anew() -> None:
     line.set_reachability(MODEL, "e", False, world.now)
     told = line.pending.get(f"q{first.number}")
     assert told is not None
-    line._on_action(Grant(told.ticket, "e", 0.0), world.now)  # where it cannot go: it waits anew
+    line.on_action(Grant(told.ticket, "e", 0.0), world.now)  # where it cannot go: it waits anew
     head = line.pending.first(MODEL)
     assert head is not None
     assert head.request_id == f"q{first.number}"

@@ -67,7 +67,7 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
                 told_at[event.ticket] = world.now
         most_said, most_kept = (
             max(most_said, len(told.events)),
-            max(most_kept, len(link.sending) + len(link._progress)),
+            max(most_kept, len(link.sending) + len(link.progress)),
         )
         answer = world.deliver(Message("r0", world.now, told))
         world.now += ROUND_TRIP_S

@@ -117,4 +117,4 @@ def test_what_was_taken_and_comes_again_out_of_order_leaves_nothing_behind() -> 
     receiving.accept(5, (5,))
     receiving.accept(1, (1, 2, 3))
     assert list(receiving.accept(4, (4,))) == [4, 5]
-    assert receiving._early == {}
+    assert receiving.early == {}

@@ -108,7 +108,7 @@ def test_figures_of_a_line_end_with_it() -> None:
             world.cancel("r0", request_id)
     world.settle(4)
     assert router.line.router_session.figures == {}
-    assert world.quota.queue.actor_sessions._figures == {}
+    assert world.quota.queue.actor_sessions.figures_by_model == {}
 
 
 def test_beyond_some_tenants_a_router_asks_instead_of_refusing_by_half_of_what_counts() -> None:
@@ -166,9 +166,9 @@ def test_a_router_refuses_exactly_whom_the_line_would(
     deadline = world.now + patience * wait_s
     arrival = Arrival("probe", level, tenant, 1, 10, deadline)
     by_line = [one for one in admission.on_arrive(arrival, world.now) if isinstance(one, Refuse)]
-    by_router = here._early_refusal.refusal_reason(MODEL, arrival, world.now)
+    by_router = here.early_refusal.refusal_reason(MODEL, arrival, world.now)
     assert by_router == (by_line[0].reason if by_line else None)
     assert by_router in (None, RefusalReason.DEADLINE, RefusalReason.TIMEOUT)
     if by_router is not None:
-        retry_s = here._early_refusal.refusal(MODEL, arrival, by_router).retry_after_s
+        retry_s = here.early_refusal.refusal(MODEL, arrival, by_router).retry_after_s
         assert retry_s == pytest.approx(by_line[0].retry_after_s, rel=0.1)

@@ -44,7 +44,7 @@ def answer(world: World, name: str) -> Message:
 def begun(world: World) -> Message:
     """The first message of another incarnation of the first router, which the actor has answered."""
     line = world.routers["r0"].line
-    line._begin_incarnation(line.router_session.epoch, world.now)
+    line.begin_incarnation(line.router_session.epoch, world.now)
     first = line.next_message(world.now)
     assert first is not None
     message = Message("r0", world.now, first)
@@ -97,7 +97,7 @@ def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
     world.settle_one("r0")
     old = answer(world, "r1")
     line = world.routers["r1"].line
-    line._begin_incarnation(line.router_session.epoch, world.now)
+    line.begin_incarnation(line.router_session.epoch, world.now)
     assert old.reply is not None
     forged = old.reply._replace(seq=1, actions=(CreditChange("e", 1, 1),))  # a number that the new one expects
     before = line.accounts.credit("e")
@@ -242,17 +242,17 @@ def test_nothing_is_left_of_what_has_ended() -> None:
     world.bring_to_rest()
     lines, places = world.quota.queue, world.quota.queue.granting
     kept = [
-        lines._postponed,
-        lines._calm_at,
+        lines.postponed,
+        lines.calm_at,
         places.requests.by_ticket,
-        places.requests._grants_to_retry,
+        places.requests.grants_to_retry,
         *places.requests.tickets.values(),
     ]
     assert [len(one) for one in kept] == [0] * len(kept)
     for name in world.routers:
         world.routers[name].alive = False
     world.wait(10.0)
-    assert (len(lines.actor_sessions), places.models, places._model_of) == (0, {}, {})
+    assert (len(lines.actor_sessions), places.models, places.model_of_engine) == (0, {}, {})
     assert [lease.lease_id for lease in world.quota.ledger.leases()] == ["e", "e/slots"]
 
 

@@ -14,7 +14,7 @@ def test_engines_without_credit_leave_one_after_the_other_and_leave_nothing() ->
         accounts.drop_engine(engine)
         assert accounts.choose("m", 1, 1, None) is None
     assert not accounts.names()
-    assert not accounts._engines_with_credit
+    assert not accounts.engines_with_credit
 
 
 def test_an_engine_that_got_credit_after_another_left_is_found() -> None:

@@ -261,7 +261,7 @@ def test_the_next_request_of_a_session_begins_as_the_one_before_ends_though_it_c
         assert (after.state, after.drawn) == ("runs", (1, tokens))
     assert (holder.state, waits.state) == ("runs", "waits")
     there.bring_to_rest()
-    assert not there.quota.queue.granting.requests._waiting_for_session
+    assert not there.quota.queue.granting.requests.waiting_for_session
 
 
 def test_what_a_session_does_not_cover_comes_from_its_engine_at_once_or_by_the_line() -> None:
@@ -328,10 +328,10 @@ def test_what_an_actor_could_not_book_of_a_session_is_on_no_request_any_more() -
     there.settle(1)
     assert (first.drawn, second.drawn) == ((1, 40), (0, 40)), "a session has one slot of its own"
     held = there.routers["r0"].line.in_flight
-    held._reduce_draws(lease(there, "s"), 1, 50)
+    held.reduce_draws(lease(there, "s"), 1, 50)
     assert [(one.drawn.slots, one.drawn.tokens) for one in held.running.values() if one.drawn] == [(0, 0), (0, 30)]
-    held._reduce_draws("another", 1, 50)
-    held._reduce_draws(lease(there, "s"), 1, 50)
+    held.reduce_draws("another", 1, 50)
+    held.reduce_draws(lease(there, "s"), 1, 50)
     assert [(one.drawn.slots, one.drawn.tokens) for one in held.running.values() if one.drawn] == [(0, 0), (0, 0)]
 
 

@@ -38,7 +38,7 @@ class WorldChecks:
         for engine, admission in [
             (one, each.admission) for each in lines.granting.models.values() for one in each.engines
         ]:
-            replica = admission._capacity._replicas.get(engine)
+            replica = admission.capacity.replicas.get(engine)
             promised = (0, 0) if replica is None else (replica.free, replica.kv_free)
             assert all(one <= free for one, free in zip(promised, lines.accounts.free(engine), strict=True)), engine
         for name, router in self.routers.items():
@@ -49,7 +49,7 @@ class WorldChecks:
                 peer.incarnation,
             ):
                 continue
-            if not line.router_session.is_booked or self.now >= line._credit_valid_until:
+            if not line.router_session.is_booked or self.now >= line.credit_valid_until:
                 continue
             for engine in self.reports:
                 credit, held = line.accounts.credit(engine), line.accounts.held(engine)
