@@ -40,7 +40,7 @@ class _Replica:
 
 class NearEngines:
     """The replicas of one model, and the handle of the one router that uses them
-    (`serve_app.ray_adapter.serve.Handle`)."""
+    (`serve_app.ray_adapter.Handle`)."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings

@@ -28,11 +28,10 @@ from serve_app.http.python_calls import (
     make_route_request,
 )
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
-from serve_app.quota import AWAY, QuotaActor
+from serve_app.quota import AWAY, QuotaActor, kv_store
 from serve_app.ray_adapter import (
     EngineHandle,
     EveryReplica,
-    cluster_secret,
     deployment_handle,
     in_fresh_context,
     on_fast_path,
@@ -80,7 +79,7 @@ class RouterReplica:
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
         admin = AdminRoutes(lambda: quota.call("figures"), AWAY, self._receipt_search.find_anywhere)
         self._app = RouterApp(
-            settings, keys, self._registry.models, self._metrics, cluster_secret(), book, admin, receipts
+            settings, keys, self._registry.models, self._metrics, kv_store.cluster_secret(), book, admin, receipts
         )
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(RefusalLogFilter())

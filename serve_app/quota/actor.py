@@ -33,9 +33,9 @@ from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import UNRESPONSIVE_S, ActorReply, RouterMessage
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.quota.inventory import Inventory, InventorySettings
+from serve_app.quota.kv_store import GcsStore, Unreadable
 from serve_app.quota.report import figures
 from serve_app.quota.stored_state import EPOCH, INVENTORY, NODE, checkpoint_entries, is_readable, unreadable_names
-from serve_app.ray_adapter import GcsStore, Unreadable
 
 logger = logging.getLogger("serve_app.quota")
 

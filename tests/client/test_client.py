@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 import serve_app
 from serve_app.client.client import Client
-from serve_app.client.connection import Connection
 from serve_app.errors import BadRequest, EngineFailed, NotFound, Overloaded, Unauthorized
 from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome
@@ -43,7 +43,7 @@ async def gone(router: asgi_client.Client, outcome: Outcome, count: int = 1) -> 
 
 
 def test_connect_is_the_package_s_own_name() -> None:
-    assert serve_app.connect.__module__ == "serve_app.client.client"
+    assert serve_app.connect.__module__ == "serve_app.client.connection"
     with pytest.raises(AttributeError, match="disconnect"):
         serve_app.disconnect  # noqa: B018 - it is the look-up that raises
 
@@ -321,7 +321,9 @@ def test_closing_leaves_the_cluster_once_whatever_happens() -> None:
     def broken() -> Any:
         raise RuntimeError("Ray is gone")
 
-    llm = Client(Connection(broken, KEY, lambda: left.append(1)))
+    leaving = contextlib.ExitStack()
+    leaving.callback(left.append, 1)
+    llm = Client(broken, KEY, leaving)
     with pytest.raises(RuntimeError, match="gone"):
         llm.sync.models()
     llm.close()

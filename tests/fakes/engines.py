@@ -204,7 +204,7 @@ class FakeCluster:
 
 
 class FakeHandle:
-    """Stands in for `serve_app.ray_adapter.serve.EngineHandle`, in one event loop."""
+    """Stands in for `serve_app.ray_adapter.EngineHandle`, in one event loop."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster

@@ -32,7 +32,7 @@ from serve_app.errors import InsufficientMemory, Unavailable
 from serve_app.quota import actor as quotas
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.quota.inventory import InventorySettings
-from serve_app.ray_adapter import Unreadable
+from serve_app.quota.kv_store import Unreadable
 
 SOON_S = 10.0  # for what takes milliseconds on an idle machine
 TOKENS = 1600
