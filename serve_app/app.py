@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
@@ -59,8 +59,7 @@ def build(args: Mapping[str, Any]) -> Application:
     settings = with_keys(configuration.load(file) if file is not None else configuration.parse(given))
     engines = {model.name: _engine(model, settings.quota) for model in settings.models}
     config = settings.model_dump(mode="json")
-    application: Application = _router(settings, config).bind(config, engines)
-    return application
+    return _router(settings, config).bind(config, engines)
 
 
 def with_keys(settings: Settings) -> Settings:
@@ -95,18 +94,8 @@ def _scale(model: ModelSettings) -> dict[str, Any]:
     replicas = model.replicas
     if not replicas.autoscaled:
         return {"num_replicas": replicas.min_replicas}
-    return {
-        "autoscaling_config": AutoscalingConfig(
-            min_replicas=replicas.min_replicas,
-            max_replicas=replicas.max_replicas,
-            target_ongoing_requests=replicas.target_ongoing_requests,
-            upscale_delay_s=replicas.upscale_delay_s,
-            downscale_delay_s=replicas.downscale_delay_s,
-            downscale_to_zero_delay_s=replicas.downscale_to_zero_delay_s,
-            look_back_period_s=replicas.look_back_s,
-            metrics_interval_s=replicas.metrics_interval_s,
-        )
-    }
+    same = replicas.model_dump(exclude={"look_back_s", "max_surge_percent"})  # under Serve's own names
+    return {"autoscaling_config": AutoscalingConfig(**same, look_back_period_s=replicas.look_back_s)}
 
 
 def _router_scale(settings: Settings) -> dict[str, Any]:
@@ -123,7 +112,7 @@ def _router_scale(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _router(settings: Settings, config: dict[str, Any]) -> Any:
+def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
     deployment = serve.deployment(
         name=ROUTER,
         max_ongoing_requests=UNBOUNDED,

@@ -23,7 +23,7 @@ from serve_app.cli.format import replica_states
 from serve_app.cli.progress import Progress
 from serve_app.cluster.local import LOOPBACK, InstanceState, RemoteDriver, driver_environment
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import APPLICATION, MARK
+from serve_app.names import MARK
 from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application, deployment_config
 from serve_app.system import marked
 
@@ -148,7 +148,7 @@ def export(settings: Settings, *, host: str | None, port: int | None, proxy_loca
         raise ConfigError(
             "auth.keys: give at least one key (or its digest): an exported configuration makes none", param="auth.keys"
         )
-    entry = application(settings.without_secrets(), name=APPLICATION)
+    entry = application(settings.without_secrets())
     return yaml.safe_dump(
         deployment_config([entry], host=host, port=port, proxy_location=proxy_location), sort_keys=False
     )

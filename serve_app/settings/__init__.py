@@ -16,9 +16,6 @@ from serve_app.settings.serve_config import (
     with_other_applications,
 )
 from serve_app.settings.settings import (
-    DEFAULT_GUARD_SLOTS_SHARE,
-    DEFAULT_MAX_QUEUED,
-    DEFAULT_MAX_WAIT_S,
     AdmissionSettings,
     AuthSettings,
     HttpSettings,
@@ -33,11 +30,8 @@ from serve_app.settings.versions import engine_version, router_version
 
 __all__ = [
     "BUILD",
-    "DEFAULT_GUARD_SLOTS_SHARE",
     "DEFAULT_KEY_FILE",
     "DEFAULT_KV_CACHE_GB",
-    "DEFAULT_MAX_QUEUED",
-    "DEFAULT_MAX_WAIT_S",
     "PRESETS",
     "AdmissionSettings",
     "AuthSettings",

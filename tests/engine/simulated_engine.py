@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from serve_app.engine.simulated import SimulatedEngine
-from serve_app.settings.settings import ModelSettings, SimulatedSettings
+from serve_app.settings import ModelSettings, SimulatedSettings
 from serve_app.transport import EngineInfo, Piece, Submit
 from serve_app.types import Operation
 

@@ -18,7 +18,7 @@ from serve_app.engine.memory_size import (
     memory_request,
 )
 from serve_app.errors import ConfigError
-from serve_app.settings.settings import DEFAULT_KV_CACHE_GB, ModelSettings
+from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
 
 WEIGHTS = 8 * GIB
 

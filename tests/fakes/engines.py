@@ -24,7 +24,7 @@ from ray.exceptions import ActorUnavailableError
 from serve_app.core.routing import outliers
 from serve_app.engine import EngineReplica, deployment
 from serve_app.router import QueueClient
-from serve_app.settings.settings import ModelSettings, SimulatedSettings
+from serve_app.settings import ModelSettings, SimulatedSettings
 from serve_app.transport import EngineLoad, channel
 from tests.fakes import quota as fake_quota
 from tests.fakes.quota import MODEL, SOON_S, Away, FakeQuota

@@ -10,8 +10,7 @@ import pytest
 from serve_app.errors import NotFound, Unavailable
 from serve_app.router import cold_start
 from serve_app.router.cold_start import ColdStartTrigger
-from serve_app.settings import AdmissionSettings
-from serve_app.settings.settings import AutoscaleSettings, ModelSettings
+from serve_app.settings import AdmissionSettings, AutoscaleSettings, ModelSettings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Operation
 from tests.fakes.engines import FakeCluster, model, run, turns, until

@@ -10,8 +10,7 @@ import pytest
 
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import CHANNELS, ONGOING
-from serve_app.settings import parse
-from serve_app.settings.settings import AutoscaleSettings
+from serve_app.settings import AutoscaleSettings, parse
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, Router
 
