@@ -56,19 +56,15 @@ def build(args: Mapping[str, Any]) -> Application:
     file = given.pop("config", None)
     if file is not None and given:
         raise ConfigError(f"config: give a file or keys, not both (also found {', '.join(given)})", param="config")
-    settings = with_keys(configuration.load(file) if file is not None else configuration.parse(given))
+    settings = configuration.load(file) if file is not None else configuration.parse(given)
+    if not settings.auth.keys:
+        key_file = Path(settings.auth.key_file or DEFAULT_KEY_FILE).expanduser()
+        logger.warning("no API key is configured: using the one in %s", key_file)
+        settings = settings.with_key(load_or_create_key(key_file))
+    settings = settings.without_secrets()
     engines = {model.name: _engine(model, settings.quota) for model in settings.models}
     config = settings.model_dump(mode="json")
     return _router(settings, config).bind(config, engines)
-
-
-def with_keys(settings: Settings) -> Settings:
-    """The settings with at least one key; every key is replaced by its SHA-256."""
-    if not settings.auth.keys:
-        file = Path(settings.auth.key_file or DEFAULT_KEY_FILE).expanduser()
-        logger.warning("no API key is configured: using the one in %s", file)
-        settings = settings.with_key(load_or_create_key(file))
-    return settings.without_secrets()
 
 
 def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
@@ -98,21 +94,16 @@ def _scale(model: ModelSettings) -> dict[str, Any]:
     return {"autoscaling_config": AutoscalingConfig(**same, look_back_period_s=replicas.look_back_s)}
 
 
-def _router_scale(settings: Settings) -> dict[str, Any]:
-    """A fixed number, written as a range: Serve collects numbers only from replicas of autoscaled deployments, and the
-    application's scaling policy needs the routers' numbers of waiting requests."""
-    scaled = [model.replicas for model in settings.models if model.replicas.autoscaled] or [UNSCALED]
-    return {
-        "autoscaling_config": AutoscalingConfig(
-            min_replicas=settings.router.replicas,
-            max_replicas=settings.router.replicas,
-            look_back_period_s=max(one.look_back_s for one in scaled),
-            metrics_interval_s=min(one.metrics_interval_s for one in scaled),  # the shortest interval of all models
-        )
-    }
-
-
 def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
+    scaled = [model.replicas for model in settings.models if model.replicas.autoscaled] or [UNSCALED]
+    # A fixed number, written as a range: Serve collects numbers only from replicas of autoscaled deployments, and the
+    # application's scaling policy needs the routers' numbers of waiting requests.
+    scale = AutoscalingConfig(
+        min_replicas=settings.router.replicas,
+        max_replicas=settings.router.replicas,
+        look_back_period_s=max(one.look_back_s for one in scaled),
+        metrics_interval_s=min(one.metrics_interval_s for one in scaled),  # the shortest interval of all models
+    )
     deployment = serve.deployment(
         name=ROUTER,
         max_ongoing_requests=UNBOUNDED,
@@ -121,6 +112,6 @@ def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
         logging_config=LOGGING,
         ray_actor_options={"num_cpus": settings.router.cpus},
         user_config=config,  # running replicas apply a changed one
-        **_router_scale(settings),
+        autoscaling_config=scale,
     )(RouterReplica)
     return pin_version(deployment, router_version())

@@ -56,7 +56,11 @@ T = TypeVar("T")
 ReplicasChanged = Callable[[frozenset[str]], None]
 
 # Options of a handle for gRPC, also from a driver.
-BY_GRPC = {"_by_reference": False, "request_serialization": "pickle", "response_serialization": "pickle"}
+GRPC: dict[str, Any] = {
+    "_by_reference": False,
+    "request_serialization": "pickle",
+    "response_serialization": "pickle",
+}
 
 
 def on_fast_path() -> bool:
@@ -83,15 +87,6 @@ def pin_version(deployment: Deployment, version: str) -> Deployment:
     pinned._pinned_version = version
     deployment._deployment_config = pinned
     return deployment
-
-
-def deployment_handle(name: str, application: str) -> DeploymentHandle[Any]:
-    """The caller's own handle to a deployment that exists or will exist soon.
-
-    `serve.get_deployment_handle` keeps one handle per name: closing the handle of a removed model would also close that
-    of the same model added again.
-    """
-    return DeploymentHandle(name, application)
 
 
 class DirectedRequestRouter(RequestRouter):
@@ -161,10 +156,13 @@ class EngineHandle:
 
     Calls run in a context of their own: Serve cancels the handle calls of a request together with the request, and
     takes the transport format of a reply from the calling request; our calls must not depend on the calling request.
+
+    The handle is made here: `serve.get_deployment_handle` keeps one handle per name, so that closing the handle of a
+    removed model would also close that of the same model added again.
     """
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._unary: DeploymentHandle[Any] = handle.options(**BY_GRPC)
+    def __init__(self, deployment: str, application: str) -> None:
+        self._unary: DeploymentHandle[Any] = DeploymentHandle(deployment, application).options(**GRPC)
         self._closed = False
 
     async def watch(self, listener: ReplicasChanged) -> None:
@@ -256,7 +254,7 @@ class EveryReplica:
     @functools.cached_property
     def _handle(self) -> DeploymentHandle[Any]:
         """Created at the first call; follows the replicas from then on."""
-        return deployment_handle(self._deployment, self._application).options(**BY_GRPC)
+        return DeploymentHandle(self._deployment, self._application).options(**GRPC)
 
     async def __call__(self, *arguments: Any) -> list[Coroutine[Any, Any, Any]]:
         """Call all replicas; returns their answers, to be awaited one by one. The call and the answers raise
@@ -313,13 +311,13 @@ class IngressHandle:
     def __init__(self, deployment: str, application: str, method: str) -> None:
         self.loop = home_loop()
         self._application, self._method = application, method
-        self._handle = deployment_handle(deployment, application)
+        self._handle: DeploymentHandle[Any] = DeploymentHandle(deployment, application)
         self._open_results: set[Any] = set()  # results being read
 
     @functools.cached_property
     def _remote(self) -> Callable[..., Any]:
         self._handle._init(_run_router_in_separate_loop=False)
-        return self._handle.options(method_name=self._method, stream=True, **BY_GRPC).remote
+        return self._handle.options(method_name=self._method, stream=True, **GRPC).remote
 
     async def stream(self, *arguments: Any, accept_s: float | None = None) -> AsyncGenerator[Any, None]:
         """The values that the method yields; closing the iterator ends the call on the replica.

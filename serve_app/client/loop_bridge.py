@@ -87,8 +87,8 @@ class LoopBridge:
 
     def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an async function in the home loop and wait for it. Raises as `home_to_wait_for`."""
-        self.home_to_wait_for()
-        running = self.submit(function, *args, **kwargs)
+        home = self.home_to_wait_for()
+        running = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), home)
         try:
             return running.result()
         except BaseException:  # Ctrl-C too: a coroutine without a waiter must not run on

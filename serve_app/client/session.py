@@ -10,19 +10,16 @@ import concurrent.futures
 import contextlib
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.options import CallOptions, ChatOptions, CompletionOptions, Messages, Prompt
 from serve_app.client.streams import Stream, Synchronous, blocking, blocking_stream
 from serve_app.errors import NotFound, ServeAppError
-
-if TYPE_CHECKING:
-    from openai.types import Completion
-    from openai.types.chat import ChatCompletion, ChatCompletionChunk
-
 
 logger = logging.getLogger("serve_app")
 

@@ -32,7 +32,6 @@ from serve_app.quota import AWAY, QuotaActor, kv_store
 from serve_app.ray_adapter import (
     EngineHandle,
     EveryReplica,
-    deployment_handle,
     in_fresh_context,
     on_fast_path,
 )
@@ -64,7 +63,7 @@ class RouterReplica:
             )
 
         def connect(model: ModelSettings) -> TcpHandle:
-            return TcpHandle(EngineHandle(deployment_handle(deployment_of(model.name), replica.app_name)))
+            return TcpHandle(EngineHandle(deployment_of(model.name), replica.app_name))
 
         self._config = config
         self._metrics = RouterMetrics()

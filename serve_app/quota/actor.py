@@ -55,7 +55,7 @@ class GpuMemoryQuota:
     """
 
     async def __init__(self, inventory: InventorySettings, defrag_above: float | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
-        self._shelf = GcsStore("quota")
+        self._shelf = GcsStore()
         stored = await _retry_until_done(self._shelf.load_all)
         for name in unreadable_names(stored):
             logger.error("stored entry %r cannot be read and is put aside: %r", name, stored[name])

@@ -167,11 +167,6 @@ class ModelSettings(FrozenSettings):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
-    def placed_by_ledger(self) -> bool:
-        """Whether the ledger may choose the node of its engines: it shares a device, or says what memory it needs."""
-        return self.memory_gb is not None or 0 < (self.gpus_per_rank or 0) < 1
-
-    @property
     def effective_session_slots(self) -> int:
         """Sequences kept for sessions; an embedding model has none: nothing of its requests stays in the cache."""
         return self.session_slots if self.task == "generate" else 0

@@ -37,8 +37,9 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
         "import_path": import_path,
         "args": settings.model_dump(mode="json"),
     }
-    placed = [model for model in settings.models if model.placed_by_ledger]
-    if settings.autoscaled or placed:
+    # The ledger may choose the node of an engine that shares a device, or says what memory it needs.
+    placed = [one for one in settings.models if one.memory_gb is not None or 0 < (one.gpus_per_rank or 0) < 1]
+    if placed or any(model.replicas.autoscaled for model in settings.models):
         entry["autoscaling_policy"] = {"policy_function": POLICY}
     if placed:
         starts = {

@@ -222,11 +222,6 @@ class Settings(FrozenSettings):
             )
         return self
 
-    @property
-    def autoscaled(self) -> bool:
-        """Whether the number of any model's replicas follows its load."""
-        return any(model.replicas.autoscaled for model in self.models)
-
     def without_secrets(self) -> Settings:
         """The same with every key by its SHA-256 alone."""
         keys = tuple(key.without_secret() for key in self.auth.keys)

@@ -96,7 +96,7 @@ class _Inventory:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     there = World()
-    monkeypatch.setattr(quotas, "GcsStore", lambda prefix: there)
+    monkeypatch.setattr(quotas, "GcsStore", lambda: there)
     monkeypatch.setattr(quotas, "Inventory", lambda settings, before: _Inventory(there, before))
     for name, span_s in (("TICK_S", 0.02), ("LOOK_S", 0.02), ("WATCH_S", 0.2)):
         monkeypatch.setattr(quotas, name, span_s)
