@@ -22,7 +22,8 @@ from unittest import mock
 from ray.exceptions import ActorUnavailableError
 
 from serve_app.core.routing import outliers
-from serve_app.engine import EngineReplica, deployment
+from serve_app.engine import deployment
+from serve_app.engine.deployment import EngineReplica
 from serve_app.router import QueueClient
 from serve_app.settings.settings import ModelSettings, SimulatedSettings
 from serve_app.transport import EngineLoad, channel
