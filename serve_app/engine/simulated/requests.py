@@ -17,6 +17,8 @@ from serve_app.types import Operation
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 MAX_CHOICES = 128  # OpenAI's bound on n; the router's own is lower
 
+Prompts = list[tuple[str, int]]  # texts with their lengths in tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -71,16 +73,8 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
     return Generation(tuple(choices), sum(tokens for _, tokens in prompts), stream, include_usage)
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """A checked embeddings request: texts with their lengths in tokens; `packed` asks for base64."""
-
-    inputs: tuple[tuple[str, int], ...]
-    packed: bool
-
-
-def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> Embedding:
-    """Read an embeddings body. Raises BadRequest as `parse_generation` does."""
+def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> tuple[Prompts, bool]:
+    """The texts of an embeddings body, and whether base64 is wanted. Raises BadRequest as `parse_generation` does."""
     inputs = _prompts(body, "input")
     for _, tokens in inputs:
         _check_length(tokens, max_model_len, "input")
@@ -89,7 +83,7 @@ def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> Embedding:
         raise BadRequest("encoding_format: float or base64 is wanted", param="encoding_format")
     if body.get("dimensions") is not None:
         raise BadRequest("dimensions: this model has one size", param="dimensions")
-    return Embedding(tuple(inputs), packing == "base64")
+    return inputs, packing == "base64"
 
 
 def parse_tokenize(body: dict[str, Any]) -> str:
@@ -136,7 +130,7 @@ def _content(content: Any, index: int) -> str:
     raise BadRequest(f"messages.{index}.content: a string or text parts are wanted", param="messages")
 
 
-def _prompts(body: dict[str, Any], param: str) -> list[tuple[str, int]]:
+def _prompts(body: dict[str, Any], param: str) -> Prompts:
     """A string, a list of strings, token ids or lists of token ids, as texts with their lengths in tokens."""
     given = body.get(param)
     if isinstance(given, str) or (given and _is_ids(given)):

@@ -185,16 +185,11 @@ class Writer:
 
 def embedding_document(model: str, vectors: Sequence[Sequence[float]], prompt_tokens: int, *, packed: bool) -> bytes:
     """The response to an embeddings request; `packed`: base64 of little-endian float32, as OpenAI's SDK asks for."""
-    data = [
-        {"object": "embedding", "index": index, "embedding": _packed(vector) if packed else list(vector)}
-        for index, vector in enumerate(vectors)
-    ]
+    layout = struct.Struct(f"<{EMBEDDING_SIZE}f")
+    told = [base64.b64encode(layout.pack(*vector)).decode() if packed else vector for vector in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(told)]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return _json({"object": "list", "data": data, "model": model, "usage": usage})
-
-
-def _packed(vector: Sequence[float]) -> str:
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 def _json(value: object) -> bytes:
