@@ -11,11 +11,11 @@ Invariant: an engine loads only within its grant, and ends when the actor answer
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from serve_app.core.memory import EngineReply, EngineReport, Hold
 from serve_app.engine.measured_memory import MemoryMeter
@@ -35,6 +35,7 @@ SendReport = Callable[[EngineReport], EngineReply]
 """Sends a report to the quota actor and waits for the answer; raises LeaseConflict, or Ray's errors if it is down."""
 
 
+@dataclass(eq=False)
 class MemoryGrant:
     """One engine's grant, from the first report to the last.
 
@@ -44,30 +45,24 @@ class MemoryGrant:
         away: what `send` raises while the actor is unavailable.
         lost: called from that thread when the grant is lost; the process must end.
         drain: called from that thread when the engine must free its memory: finish running requests and end.
-        meter: measures this process; None: a meter of resident memory.
+        meter: measures this process.
         stall_s: how long the engine may load without any progress; after that, `lost` is called.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        report: EngineReport,
-        send: SendReport,
-        away: tuple[type[BaseException], ...],
-        lost: Callable[[str], None],
-        drain: Callable[[], None],
-        meter: MemoryMeter | None = None,
-        stall_s: float = LOAD_STALL_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._report = report
-        self._meter = meter or MemoryMeter(report.ranks[0].node)
-        self._progress, self._clock = StallDetector(stall_s), clock
+    report: EngineReport
+    send: SendReport
+    away: tuple[type[BaseException], ...]
+    lost: Callable[[str], None]
+    drain: Callable[[], None]
+    meter: MemoryMeter
+    stall_s: float = LOAD_STALL_S
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._progress = StallDetector(self.stall_s)
         self._may_load = False
-        self.send, self._away, self._lost, self._drain = send, away, lost, drain
-        self._send_errors: tuple[type[BaseException], ...] = (LeaseConflict, *away)
         self._reply = EngineReply(why="the quota actor has not answered yet")
-        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="grant", daemon=True)
 
@@ -89,7 +84,7 @@ class MemoryGrant:
                     raise Unavailable(f"blocked: memory: {self._reply.why}", code="blocked_memory")
                 if now - told >= WAIT_LOG_INTERVAL_S:
                     told = now
-                    logger.warning("%s waits to load: %s", self._report.owner, self._reply.why)
+                    logger.warning("%s waits to load: %s", self.report.owner, self._reply.why)
                 await asyncio.sleep(ASK_BEAT_S / 2)
         except BaseException:  # mostly cancellation: Serve ends the replica while it waits
             await asyncio.shield(asyncio.to_thread(self.end))
@@ -98,8 +93,7 @@ class MemoryGrant:
 
     def engine_started(self, kv_tokens: int, kv_bytes: int, slots: int) -> None:
         """The engine has started; report its KV pool and its slots for the queue from now on."""
-        with self._lock:
-            self._report = dataclasses.replace(self._report, kv_tokens=kv_tokens, kv_bytes=kv_bytes, slots=slots)
+        self.report = replace(self.report, kv_tokens=kv_tokens, kv_bytes=kv_bytes, slots=slots)
 
     def end(self) -> None:
         """The engine's memory is free: send the last report. Idempotent."""
@@ -111,47 +105,47 @@ class MemoryGrant:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            with self._lock:
-                word = self._report
-            told, pause_s = self._current_report(word), BEAT_S if word.kv_tokens else ASK_BEAT_S
+            told = self._current_report()
+            pause_s = BEAT_S if told.kv_tokens else ASK_BEAT_S
             try:
                 self._reply = self.send(told)
                 self._may_load = self._may_load or self._reply.may_load
             except (LeaseConflict, InsufficientMemory) as error:
                 self._reply = EngineReply(why=error.message)
                 self._ended.set()
-                self._lost(error.message)
+                self.lost(error.message)
                 return
-            except self._away as error:
+            except self.away as error:
                 logger.warning("the quota actor does not answer: %s", error)
                 pause_s = ASK_BEAT_S  # a restarted actor waits for this report
             except Exception:  # an engine that stopped reporting would lose its grant and go on running
                 logger.exception("the engine's report to the quota actor failed; it will be sent again")
             if told.failed:
                 self._ended.set()
-                self._lost(told.failed)
+                self.lost(told.failed)
                 return
             if self._reply.drain:
-                self._drain()
+                self.drain()
             self._ended.wait(pause_s)
+        errors: tuple[type[BaseException], ...] = (LeaseConflict, *self.away)
         try:
-            self.send(dataclasses.replace(self._report, gone=True))
-        except self._send_errors as error:
+            self.send(replace(self.report, gone=True))
+        except errors as error:
             logger.warning("the quota actor did not receive the report that the memory is free: %s", error)
 
-    def _current_report(self, report: EngineReport) -> EngineReport:
+    def _current_report(self) -> EngineReport:
         """The report with the present measurements."""
-        holds = self._reply.holds
-        processes, measured = self._meter.measure(holds)
+        report, holds = self.report, self._reply.holds
+        processes, measured = self.meter.measure(holds)
         loading = self._may_load and not report.kv_tokens
-        sizes = (self._meter.resident_bytes, *(size or 0 for size in measured))
+        sizes = (self.meter.resident_bytes, *(size or 0 for size in measured))
         marks = (len(processes), *(size // PROGRESS_BYTES for size in sizes))
-        stalled_s = self._progress.observe(not loading, marks, self._clock())
-        return dataclasses.replace(
+        stalled_s = self._progress.observe(not loading, marks, self.clock())
+        return replace(
             report,
             holds=holds,
             loading=loading,
             failed="" if stalled_s is None else f"loading has made no progress for {stalled_s:.0f} s",
-            processes=((self._meter.node, processes),),
+            processes=((self.meter.node, processes),),
             measured_bytes=measured,
         )
