@@ -50,6 +50,7 @@ class _SimulatedRequest:
             self.waiter.set_result(None)
 
 
+@dataclass(eq=False)
 class SimulatedEngine:
     """An `EngineBackend` without a model. Not thread-safe: one event loop.
 
@@ -60,16 +61,13 @@ class SimulatedEngine:
         sleep: as `asyncio.sleep`.
     """
 
-    def __init__(
-        self,
-        settings: ModelSettings,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        self._settings = settings
-        self._clock, self._wall_clock, self._sleep = clock, wall_clock, sleep
+    settings: ModelSettings
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         kv_tokens = settings.simulated.kv_cache_tokens
         self._max_model_len = settings.max_model_len or min(DEFAULT_MAX_MODEL_LEN, kv_tokens)
         self._scheduler = SimulatedScheduler(
@@ -81,8 +79,6 @@ class SimulatedEngine:
         self._tokenizer = WordTokenizer()
         self._requests: dict[Sequence, _SimulatedRequest] = {}
         self._work = asyncio.Event()
-        self._thawed = asyncio.Event()
-        self._thawed.set()
         self._loop_task: asyncio.Task[None] | None = None
 
     async def start(self) -> EngineInfo:
@@ -97,14 +93,14 @@ class SimulatedEngine:
                 f"max_model_len ({self._max_model_len}) is above simulated.kv_cache_tokens ({kv_tokens})",
                 param="max_model_len",
             )
-        await self._sleep(self._settings.simulated.start_s)
+        await self.sleep(self.settings.simulated.start_s)
         self._loop_task = asyncio.create_task(self._run_steps(), name="simulated-engine-steps")
         self._loop_task.add_done_callback(self._fail_requests)
         return EngineInfo(
-            model=self._settings.name,
-            tasks=[self._settings.task],
+            model=self.settings.name,
+            tasks=[self.settings.task],
             max_model_len=self._max_model_len,
-            slots=self._settings.max_num_seqs,
+            slots=self.settings.max_num_seqs,
             kv_cache_tokens=kv_tokens,
             kv_cache_bytes=kv_tokens * KV_BYTES_PER_TOKEN,
         )
@@ -144,8 +140,8 @@ class SimulatedEngine:
         """Raises EngineFailed when no step loop runs, or a step is overdue by more than `health_stall_s`."""
         self._require_running()
         due = self._scheduler.due
-        overdue_s = 0.0 if due is None else self._clock() - due
-        if overdue_s > self._settings.health_stall_s:
+        overdue_s = 0.0 if due is None else self.clock() - due
+        if overdue_s > self.settings.health_stall_s:
             raise EngineFailed(f"the simulated engine is frozen: a step is {overdue_s:.1f} s overdue")
 
     def kill(self) -> None:
@@ -156,14 +152,6 @@ class SimulatedEngine:
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.wait([self._loop_task])
-
-    def freeze(self) -> None:
-        """For tests: run no further step until `thaw`, like a hung engine."""
-        self._thawed.clear()
-
-    def thaw(self) -> None:
-        """For tests: continue after `freeze`."""
-        self._thawed.set()
 
     def _require_running(self) -> None:
         if self._loop_task is None or self._loop_task.done():
@@ -176,9 +164,8 @@ class SimulatedEngine:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            await self._sleep(max(0.0, due - self._clock()))
-            await self._thawed.wait()
-            for sequence in self._scheduler.advance(self._clock()):
+            await self.sleep(max(0.0, due - self.clock()))
+            for sequence in self._scheduler.advance(self.clock()):
                 self._requests[sequence].wake()
 
     def _fail_requests(self, task: asyncio.Task[None]) -> None:
@@ -197,15 +184,15 @@ class SimulatedEngine:
             )
         if operation is Operation.DETOKENIZE:
             return self._answer({"prompt": self._tokenizer.decode(requests.parse_detokenize(body))})
-        embeds = self._settings.task == "embed"
+        embeds = self.settings.task == "embed"
         if operation is Operation.RESPONSES or embeds is not (operation is Operation.EMBEDDING):
-            raise BadRequest(f"{self._settings.name} does not answer {operation.value} requests", param="model")
+            raise BadRequest(f"{self.settings.name} does not answer {operation.value} requests", param="model")
         if embeds:
             return self._embed(submit, *requests.parse_embedding(body, max_model_len=self._max_model_len))
-        seed = self._settings.simulated.seed
+        seed = self.settings.simulated.seed
         generation = requests.parse_generation(operation, body, seed=seed, max_model_len=self._max_model_len)
-        created = int(self._wall_clock())
-        writer = Writer(operation, submit.request_id, self._settings.name, created, stream=generation.stream)
+        created = int(self.wall_clock())
+        writer = Writer(operation, submit.request_id, self.settings.name, created, stream=generation.stream)
         return (self._stream if generation.stream else self._generate)(submit, generation, writer)
 
     async def _stream(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Piece, None]:
@@ -222,11 +209,7 @@ class SimulatedEngine:
                         continue
                     sent[choice.index] = stop
                     body, group = writer.tokens(choice, start, stop)
-                    if not start:
-                        body = writer.opening(choice) + body
-                    if stop == choice.max_tokens:
-                        body += writer.closing(choice)
-                        open_choices -= 1
+                    open_choices -= stop == choice.max_tokens
                     if not open_choices:
                         body += writer.end(generation.usage if generation.include_usage else None)
                     yield Piece(body, status, media, [group], None if open_choices else _usage(generation))
@@ -234,15 +217,14 @@ class SimulatedEngine:
 
     async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Piece, None]:
         await self._finish(submit, generation.sizes)
-        choices = generation.choices
-        groups = [writer.tokens(choice, 0, choice.max_tokens)[1] for choice in choices]
-        yield Piece(writer.document(choices, generation.usage), 200, "json", groups, _usage(generation))
+        document, groups = writer.document(generation.choices, generation.usage)
+        yield Piece(document, 200, "json", groups, _usage(generation))
 
     async def _embed(self, submit: Submit, inputs: Prompts, packed: bool) -> AsyncGenerator[Piece, None]:
         await self._finish(submit, [(tokens, 0) for _, tokens in inputs])
-        vectors = [embedding(self._settings.simulated.seed, text) for text, _ in inputs]
+        vectors = [embedding(self.settings.simulated.seed, text) for text, _ in inputs]
         tokens = sum(tokens for _, tokens in inputs)
-        document = embedding_document(self._settings.name, vectors, tokens, packed=packed)
+        document = embedding_document(self.settings.name, vectors, tokens, packed=packed)
         yield Piece(document, 200, "json", usage=TokenUsage(tokens, 0, 0, FINISH_STOP))
 
     async def _answer(self, value: object, status: int = 200) -> AsyncGenerator[Piece, None]:
@@ -261,7 +243,7 @@ class SimulatedEngine:
         try:
             for sequence in request.sequences:
                 self._requests[sequence] = request
-                self._scheduler.add(sequence, self._clock())
+                self._scheduler.add(sequence, self.clock())
             self._work.set()
             yield request
         finally:

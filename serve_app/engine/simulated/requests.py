@@ -57,7 +57,10 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
     if n * len(prompts) > MAX_CHOICES:
         raise BadRequest(f"{n * len(prompts)} choices, at most {MAX_CHOICES} are possible", param="n")
     stream = _flag(body, "stream")
-    include_usage = _include_usage(body, stream)
+    options = body.get("stream_options")
+    if options is not None and not (isinstance(options, dict) and stream):
+        raise BadRequest("stream_options: an object is wanted, and only beside stream", param="stream_options")
+    include_usage = _flag(options or {}, "include_usage")
     stops = _stops(body)
     wanted = (_integer(body, "max_completion_tokens") if chat else None) or _integer(body, "max_tokens")
     choices: list[SimulatedChoice] = []
@@ -118,15 +121,13 @@ def _chat_prompt(body: dict[str, Any]) -> tuple[str, int]:
 
 
 def _content(content: Any, index: int) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        told = [part.get("text") if isinstance(part, dict) else None for part in content]
-        texts = [text for text in told if isinstance(text, str)]
-        if len(texts) == len(told):
-            return "".join(texts)
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list() if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+            return "".join(part["text"] for part in content)
     raise BadRequest(f"messages.{index}.content: a string or text parts are wanted", param="messages")
 
 
@@ -167,15 +168,6 @@ def _flag(body: dict[str, Any], param: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise BadRequest(f"{param}: true or false is wanted", param=param)
     return bool(value)
-
-
-def _include_usage(body: dict[str, Any], stream: bool) -> bool:
-    options = body.get("stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict) or not stream:
-        raise BadRequest("stream_options: an object is wanted, and only beside stream", param="stream_options")
-    return _flag(options, "include_usage")
 
 
 def _stops(body: dict[str, Any]) -> list[str]:
