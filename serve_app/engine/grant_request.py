@@ -14,8 +14,7 @@ import ray
 from serve_app.core.memory import EngineReport, Hold, Rank
 from serve_app.engine.engine_args import gpus_per_rank, model_path
 from serve_app.engine.environment import Platform
-from serve_app.engine.measured_memory import MemoryMeter
-from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant
+from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
 from serve_app.engine.memory_size import kv_bytes_of, memory_request
 from serve_app.quota import AWAY, QuotaActor
 from serve_app.settings import ModelSettings

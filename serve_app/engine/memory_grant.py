@@ -1,26 +1,32 @@
 """The memory grant of one engine: requested from the quota actor before the start, then reported until the end.
 
 A thread sends the reports: loading a model blocks the event loop, and an engine that stops reporting loses its grant.
+They have the engine's processes on this machine and their measured memory: resident, or on GPUs by NVML.
 
 An engine that hangs while loading would keep its memory and block the loading of all others: it reports a failure and
 ends.
 
-Invariant: an engine loads only within its grant, and ends when the actor answers that the grant is lost.
+Invariant: an engine loads only within its grant, and ends when the actor answers that the grant is lost. An amount that
+cannot be measured is None, never a number.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from serve_app.core.memory import EngineReply, EngineReport, Hold
-from serve_app.engine.measured_memory import MemoryMeter
+import psutil
+import pynvml
+
+from serve_app.core.memory import EngineReply, EngineReport, Hold, Process
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
+from serve_app.system import start_ticks
 
 logger = logging.getLogger("ray.serve")
 
@@ -31,8 +37,62 @@ LOAD_STALL_S = 600.0  # compiling a big model's graphs takes minutes in which ha
 PROGRESS_BYTES = 16 * 2**20  # smaller changes are Python's own, without any loading
 WAIT_LOG_INTERVAL_S = 10.0  # between log lines of an engine that waits
 
-SendReport = Callable[[EngineReport], EngineReply]
-"""Sends a report to the quota actor and waits for the answer; raises LeaseConflict, or Ray's errors if it is down."""
+
+@dataclass(slots=True)
+class MemoryMeter:
+    """Measures this process and its children.
+
+    Args:
+        node: this machine's id; devices of other machines cannot be measured here.
+        gpus: whether the devices are GPUs, which NVML measures; else the device is the machine's memory.
+    """
+
+    node: str
+    gpus: bool
+    resident_bytes: int = field(default=0, init=False)  # of all processes, at the last measurement
+    _failed: bool = field(default=False, init=False)
+
+    def measure(self, holds: Sequence[Hold]) -> tuple[tuple[Process, ...], tuple[int | None, ...]]:
+        """The processes, and their bytes on the device of each hold."""
+        me = psutil.Process()
+        resident: dict[int, int] = {}
+        for process in (me, *me.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                resident[process.pid] = process.memory_info().rss
+        self.resident_bytes = sum(resident.values())
+        processes = tuple((pid, ticks) for pid in resident if (ticks := start_ticks(pid)) is not None)
+        if self.gpus:
+            measured = self._on_gpus([hold.on for hold in holds], resident)
+        else:
+            measured = {f"{self.node}/0": self.resident_bytes}
+        return processes, tuple(measured.get(hold.on) for hold in holds)
+
+    def _on_gpus(self, devices: Sequence[str], ours: Mapping[int, int]) -> dict[str, int]:
+        """Bytes by device, without devices of other machines and devices on which NVML shows none of our processes:
+        NVML uses the host's process ids, which differ from a container's."""
+        found: dict[str, int] = {}
+        try:
+            pynvml.nvmlInit()
+            try:
+                for device in devices:
+                    node, _, index = device.rpartition("/")
+                    if node != self.node:
+                        continue
+                    handle = pynvml.nvmlDeviceGetHandleByIndex(int(index))
+                    used = [
+                        one.usedGpuMemory
+                        for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                        if one.pid in ours and one.usedGpuMemory is not None
+                    ]
+                    if used:
+                        found[device] = sum(used)
+            finally:
+                pynvml.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            if not self._failed:
+                logger.warning("NVML does not report this engine's GPU memory: %s", error)
+            self._failed = True
+        return found
 
 
 @dataclass(eq=False)
@@ -41,7 +101,8 @@ class MemoryGrant:
 
     Args:
         report: the first report: the engine's name, its ranks and the memory it requests.
-        send: sends a report; called from a thread of its own.
+        send: sends a report to the quota actor and waits for the answer; called from a thread of its own. Raises
+            LeaseConflict, or Ray's errors if the actor is down.
         away: what `send` raises while the actor is unavailable.
         lost: called from that thread when the grant is lost; the process must end.
         drain: called from that thread when the engine must free its memory: finish running requests and end.
@@ -51,7 +112,7 @@ class MemoryGrant:
     """
 
     report: EngineReport
-    send: SendReport
+    send: Callable[[EngineReport], EngineReply]
     away: tuple[type[BaseException], ...]
     lost: Callable[[str], None]
     drain: Callable[[], None]

@@ -13,8 +13,8 @@ import pynvml
 import pytest
 
 from serve_app.core.memory import Hold
-from serve_app.engine import measured_memory
-from serve_app.engine.measured_memory import MemoryMeter
+from serve_app.engine import memory_grant
+from serve_app.engine.memory_grant import MemoryMeter
 from serve_app.system import start_ticks
 
 ME = os.getpid()
@@ -74,7 +74,7 @@ def test_a_device_of_another_machine_is_not_measured_from_here() -> None:
 
 def test_on_gpus_it_is_what_nvml_shows_of_its_processes_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml({0: {ME: 700, 1: 9000}, 1: {ME: 300}})
-    monkeypatch.setattr(measured_memory, "pynvml", nvml)
+    monkeypatch.setattr(memory_grant, "pynvml", nvml)
     processes, measured = MemoryMeter("n", gpus=True).measure(GPUS)
     assert measured == (700, 300)
     assert (ME, start_ticks(ME)) in processes
@@ -91,7 +91,7 @@ def test_on_gpus_it_is_what_nvml_shows_of_its_processes_on_each_device(monkeypat
     ],
 )
 def test_what_nvml_does_not_show_is_not_taken_for_nothing(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_memory, "pynvml", nvml)
+    monkeypatch.setattr(memory_grant, "pynvml", nvml)
     measured_by = MemoryMeter("n", gpus=True)
     for _ in range(2):
         processes, measured = measured_by.measure(GPUS)
@@ -101,7 +101,7 @@ def test_what_nvml_does_not_show_is_not_taken_for_nothing(nvml: Nvml, monkeypatc
 
 
 def test_before_anything_is_granted_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_memory, "pynvml", Nvml(broken=True))
+    monkeypatch.setattr(memory_grant, "pynvml", Nvml(broken=True))
     assert MemoryMeter("n", gpus=True).measure([])[1] == ()
 
 
@@ -114,7 +114,7 @@ def test_without_a_driver_an_engine_on_gpus_is_not_measured(monkeypatch: pytest.
 
 
 def test_nvml_is_asked_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_memory, "pynvml", Nvml({0: {ME: 5}, 1: {ME: 6}}))
+    monkeypatch.setattr(memory_grant, "pynvml", Nvml({0: {ME: 5}, 1: {ME: 6}}))
     assert MemoryMeter("n", gpus=True).measure(GPUS)[1] == (5, 6)
     (resident,) = MemoryMeter("n", gpus=False).measure([Hold("n/0", 1)])[1]
     assert resident is not None
