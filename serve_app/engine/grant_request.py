@@ -54,7 +54,6 @@ def grant_of_this_replica(
         least_bytes=least_bytes * together,
         measures=settings.engine != "simulated",
     )
-
     here = ray.get_runtime_context().get_node_id()
     meter = MemoryMeter(here, gpus=bool(gpus_per_rank(settings, platform)))
     stall_s = LOAD_STALL_S + (settings.simulated.start_s if settings.engine == "simulated" else 0.0)

@@ -3,8 +3,9 @@
 Its text is noise; everything else about it is an ordinary model folder (safetensors, byte-level BPE tokenizer, chat
 template with tools), so the whole stack runs on it the way it runs on a real one.
 
-Invariant: the folder is a pure function of the seed and of the recipe in this file, byte for byte, on every machine;
-and the path `ensure_tiny_model` returns holds all of it, whoever else builds, crashes or damages files meanwhile.
+Invariant: the folder is a pure function of the seed and of the recipe (this file and the chat template), byte for byte,
+on every machine; and the path `ensure_tiny_model` returns holds all of it, whoever else builds, crashes or damages
+files meanwhile.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ MAX_POSITIONS = 8192  # long enough for prefix-cache and over-long-prompt tests
 CONTROL_TOKENS = PAD, TURN, END = "<|pad|>", "<|turn|>", "<|end|>"
 TOOL_CALL_TAGS = ("<tool_call>", "</tool_call>")  # vLLM's `hermes` tool parser looks for them in the text
 MANIFEST = "manifest.json"
+# The roles are the OpenAI ones; a tool's JSON goes into the system turn, one line each.
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 # By name in the model ("{}": the layer): rows, columns and the scale of its numbers, as the exponent of a power of two.
 # An odd byte-sized integer times a power of two: exact in float32, float16 and bfloat16 alike, so that changing `dtype`
@@ -109,41 +112,6 @@ bridge garden window music colour green blue yellow red
 """
 WORDS = tuple(_WORD_LIST.split())
 
-# The roles are the OpenAI ones; a tool's JSON goes into the system turn, one line each.
-CHAT_TEMPLATE = """\
-{%- set first = messages[0] if messages else none -%}
-{%- set system = first is not none and first.role in ['system', 'developer'] -%}
-{%- if tools or system -%}
-{{- '<|turn|>system\\n' -}}
-{%- if system -%}{{- first.content -}}{%- endif -%}
-{%- if tools -%}
-{%- if system -%}{{- '\\n\\n' -}}{%- endif -%}
-{{- 'Functions:\\n' -}}
-{%- for tool in tools -%}{{- (tool.function if tool.function else tool) | tojson -}}{{- '\\n' -}}{%- endfor -%}
-{{- 'Call one with <tool_call>{"name": "...", "arguments": {}}</tool_call>' -}}
-{%- endif -%}
-{{- '<|end|>\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-{%- if message.role not in ['system', 'developer', 'user', 'assistant', 'tool'] -%}
-{{- raise_exception('unknown role: ' ~ message.role) -}}
-{%- elif not (loop.first and system) -%}
-{{- '<|turn|>' ~ ('system' if message.role == 'developer' else message.role) ~ '\\n' -}}
-{%- set text = message.content if message.content is string else '' -%}
-{{- text -}}
-{%- for call in (message.tool_calls or []) -%}
-{%- set made = call.function if call.function else call -%}
-{%- set arguments = made.arguments or {} -%}
-{{- '\\n' if text or not loop.first else '' -}}
-{{- '<tool_call>{"name": ' ~ (made.name | tojson) ~ ', "arguments": ' -}}
-{{- (arguments if arguments is string else arguments | tojson) ~ '}</tool_call>' -}}
-{%- endfor -%}
-{{- '<|end|>\\n' -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|turn|>assistant\\n' -}}{%- endif -%}
-"""
-
 
 def default_root() -> Path:
     """`$XDG_CACHE_HOME/serve-app/models`, else `~/.cache/serve-app/models`."""
@@ -166,7 +134,8 @@ def ensure_tiny_model(root: Path | None = None, *, seed: int = 0) -> Path:
         RuntimeError: what was written does not read back as it was (a failing disk).
     """
     root = default_root() if root is None else root
-    recipe = Path(__file__).read_bytes()  # any change to this file makes a new folder: no number to forget
+    # any change to this file or the template makes a new folder: no number to forget
+    recipe = Path(__file__).read_bytes() + CHAT_TEMPLATE.read_bytes()
     target = root / f"tiny-{hashlib.sha256(b'%d ' % seed + recipe).hexdigest()[:12]}"
     if _is_intact(target):
         return target
@@ -211,7 +180,7 @@ def _write(folder: Path, seed: int) -> None:
     _write_json(folder / "config.json", CONFIG | ids)
     _write_json(folder / "generation_config.json", ids | {"do_sample": True, "temperature": 1.0})
     _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    shutil.copyfile(CHAT_TEMPLATE, folder / CHAT_TEMPLATE.name)
     save_file(_weights(seed, tokenizer), folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / MANIFEST, _manifest(folder, [path.name for path in folder.iterdir()]))
     for path in folder.iterdir():
