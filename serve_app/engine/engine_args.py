@@ -32,7 +32,7 @@ def kv_cache_bytes(settings: ModelSettings, platform: Platform) -> int | None:
 
 def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, Any]:
     """Keyword arguments of `vllm.AsyncEngineArgs`."""
-    arguments: dict[str, Any] = {
+    given: dict[str, Any] = {
         "model": model_path(settings),
         "served_model_name": [settings.name],
         "tensor_parallel_size": settings.tensor_parallel_size,
@@ -47,15 +47,13 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
         "trust_remote_code": False,
         "allowed_media_domains": list(settings.media_domains) or [NO_DOMAIN],
         "disable_log_stats": True,
-    }
-    optional = {
         "max_model_len": settings.max_model_len,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "quantization": settings.quantization,
         "kv_cache_memory_bytes": kv_cache_bytes(settings, platform),
         "reasoning_parser": settings.reasoning_parser,
     }
-    arguments |= {name: value for name, value in optional.items() if value is not None}
+    arguments = {name: value for name, value in given.items() if value is not None}  # else vLLM's own defaults
     if settings.task == "embed":
         arguments |= {"runner": "pooling", "convert": "embed"}
     return arguments | settings.extra_engine_args
