@@ -13,7 +13,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from serve_app import settings as configuration
-from serve_app.engine import EngineReplica, placement, platform
+from serve_app.engine import deployment, engine_args, environment
 from serve_app.errors import ConfigError
 from serve_app.http import RouterReplica
 from serve_app.names import ROUTER, deployment_of
@@ -68,7 +68,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
 
 def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
-    deployment = serve.deployment(
+    engine = serve.deployment(
         name=deployment_of(model.name),
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=model.drain_s,
@@ -79,11 +79,9 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
         logging_config=LOGGING,
         request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),  # type: ignore[arg-type]
         **_scale(model),
-        **placement(model, platform()),
-    )(EngineReplica)
-    return pin_version(deployment, engine_version(model)).bind(
-        model.model_dump(mode="json"), quota.model_dump(mode="json")
-    )
+        **engine_args.placement(model, environment.platform()),
+    )(deployment.EngineReplica)
+    return pin_version(engine, engine_version(model)).bind(model.model_dump(mode="json"), quota.model_dump(mode="json"))
 
 
 def _scale(model: ModelSettings) -> dict[str, Any]:
@@ -104,7 +102,7 @@ def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
         look_back_period_s=max(one.look_back_s for one in scaled),
         metrics_interval_s=min(one.metrics_interval_s for one in scaled),  # the shortest interval of all models
     )
-    deployment = serve.deployment(
+    router = serve.deployment(
         name=ROUTER,
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=ROUTER_DRAIN_S,
@@ -114,4 +112,4 @@ def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
         user_config=config,  # running replicas apply a changed one
         autoscaling_config=scale,
     )(RouterReplica)
-    return pin_version(deployment, router_version())
+    return pin_version(router, router_version())

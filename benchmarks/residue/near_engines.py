@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError
 
-from serve_app.engine import EngineReplica
+from serve_app.engine import deployment
 from serve_app.settings import ModelSettings
 from serve_app.transport import TcpServer
 
@@ -20,14 +20,14 @@ LOOPBACK = "127.0.0.1"
 NO_ACTOR = bytes(16)  # the actor id in Ray's errors
 
 
-class _Engine(EngineReplica):
+class _Engine(deployment.EngineReplica):
     """One that the garbage collector leaves alone: Serve awaits its `__del__`, so do we."""
 
     def __del__(self) -> None:  # type: ignore[override]
         pass
 
     async def end(self) -> None:
-        await EngineReplica.__del__(self)
+        await deployment.EngineReplica.__del__(self)
 
 
 class NearEngines:

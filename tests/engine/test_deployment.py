@@ -144,13 +144,14 @@ def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPa
         body = {"model": "m", "prompt": "a b c", "max_tokens": 5000, "stream": True}
         pieces = replica.backend.run(Submit(1, "r", Operation.COMPLETION, body))
         await anext(pieces)
-        replica.backend.freeze()
+        thawed = asyncio.Event()
+        replica.backend.sleep = lambda delay_s: thawed.wait()
         async with asyncio.timeout(SOON_S):
             while not await sees_it_frozen(replica):  # noqa: ASYNC110 - there is no event of it
                 await asyncio.sleep(0.01)
             while not ended:  # noqa: ASYNC110 - nor of this
                 await asyncio.sleep(0.01)
-        replica.backend.thaw()
+        thawed.set()
         await pieces.aclose()
         await replica.backend.shutdown()
 

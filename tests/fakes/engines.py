@@ -24,7 +24,9 @@ from unittest import mock
 from ray.exceptions import ActorUnavailableError
 
 from serve_app.core.routing import outliers
-from serve_app.engine import EngineReplica, deployment
+from serve_app.engine import deployment
+from serve_app.engine.deployment import EngineReplica
+from serve_app.engine.simulated import SimulatedEngine
 from serve_app.router import QueueClient
 from serve_app.settings import ModelSettings, SimulatedSettings
 from serve_app.transport import EngineLoad, Frame, Submit, channel
@@ -68,6 +70,21 @@ class FakeReplica:
         self.ended: list[str] = []  # methods of the calls that have ended, in order
         self.dead = False
         self.mute = False  # whether who asks for a channel is never answered
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        assert isinstance(engine.backend, SimulatedEngine)
+        engine.backend.sleep = self._sleep
+
+    async def _sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)  # bound: one step of the engine
+        await self._thawed.wait()
+
+    def freeze(self) -> None:
+        """Run no further step until `thaw`, like a hung engine."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        self._thawed.set()
 
     @property
     def connections(self) -> int:

@@ -168,9 +168,9 @@ async def held(router: Router, arrival: Arrival) -> AsyncIterator[RequestGrant]:
 
 def freeze(cluster: FakeCluster, *names: str) -> None:
     for name in names:
-        cluster[name].engine.backend.freeze()  # type: ignore[attr-defined]
+        cluster[name].freeze()
 
 
 def thaw(cluster: FakeCluster, *names: str) -> None:
     for name in names:
-        cluster[name].engine.backend.thaw()  # type: ignore[attr-defined]
+        cluster[name].thaw()

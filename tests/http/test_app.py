@@ -92,11 +92,11 @@ async def _gone_while_waiting(client: Client, cluster: FakeCluster) -> None:
 
 
 async def _gone_before_the_first_frame(client: Client, cluster: FakeCluster) -> None:
-    cluster["r1"].engine.backend.freeze()  # type: ignore[attr-defined]
+    cluster["r1"].freeze()
     task = client.posting(ask("p"))
     await until(lambda: cluster["r1"].work == 1, SOON_S, "handed in")
     await cancel(task)
-    cluster["r1"].engine.backend.thaw()  # type: ignore[attr-defined]
+    cluster["r1"].thaw()
 
 
 async def _gone_while_streaming(client: Client, cluster: FakeCluster) -> None:
@@ -190,11 +190,11 @@ def test_a_replica_lost_before_the_first_frame_is_not_seen_by_the_client(stream:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
         for name in ("r1", "r2"):
-            cluster[name].engine.backend.freeze()  # type: ignore[attr-defined]
+            cluster[name].freeze()
         tasks = [client.posting(ask(f"p {n}", stream=stream)) for n in range(6)]
         await until(lambda: cluster["r1"].work == cluster["r2"].work == 3, SOON_S, "three on each")
         cluster.kill("r1")
-        cluster["r2"].engine.backend.thaw()  # type: ignore[attr-defined]
+        cluster["r2"].thaw()
         replies = await asyncio.gather(*tasks)
         assert [reply.text for reply in replies] == [said(f"p {n}", 5) for n in range(6)]
         assert len(cluster.submits) == 9
