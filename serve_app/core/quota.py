@@ -89,18 +89,10 @@ class Quota:
         Raises:
             LeaseConflict: a device with leases has changed its size.
         """
-        there = {device.key for device in devices}
-        known = {use.device.key: use.device for use in self.ledger.devices()}
-        for key in known.keys() - there:
+        for key in {use.device.key for use in self.ledger.devices()} - {device.key for device in devices}:
             self._on_leases_ended(self.ledger.remove_device(key), now)
         for device in devices:
-            if known.get(device.key, device) == device:
-                self.ledger.add_device(device)
-            elif not self.ledger.leases_on(device.key):
-                self.ledger.remove_device(device.key)
-                self.ledger.add_device(device)
-            else:
-                raise LeaseConflict(f"device {device.key} has other bytes than before, and is in use")
+            self.ledger.add_device(device)
         if not self._restored:
             self._restored = True
             self._restore(now)
@@ -218,7 +210,7 @@ class Quota:
 
     def on_look_session(self, session_id: str, now: float) -> Session:
         """A session, without renewing it. Raises LeaseNotFound."""
-        return self.sessions.view(session_id, now)
+        return self.sessions.view(session_id)
 
     # Time
 
@@ -369,6 +361,6 @@ class Quota:
                 if lease.lease_id not in self.ledger:  # gone with its node
                     self._checkpoint.forget((EntryKind.ENGINE, lease.lease_id))
             elif lease.kind is LeaseKind.RESERVATION:
-                self.grants.reservations.forget(lease.lease_id)
+                self.grants.reservations.end(lease.lease_id)
             elif lease.kind is LeaseKind.SESSION:
                 self.queue.session_ended(lease.lease_id, lease.holds[0].on, now)

@@ -42,7 +42,7 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
                 "asked": one.requested_size,
                 "expires_in_s": round(one.expires_at - now, 1),
             }
-            for one in core.sessions.all(now)
+            for one in core.sessions.all()
         ],
         "sessions_waiting": [
             {"session": one.session_id, "model": one.model, "tokens": one.tokens}

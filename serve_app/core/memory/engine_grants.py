@@ -228,7 +228,7 @@ class EngineGrants:
         berth = self.reservations.take_for_engine(report, self._engines) if self._ledger.knows(report.owner) else None
         if berth is None:
             return
-        self.reservations.end(berth)
+        self.reservations.end(berth.name)
         if berth.hold.amount >= report.least_bytes:
             hold = Hold(berth.hold.on, min(report.wanted_bytes, berth.hold.amount))
             self._ledger.reserve(report.owner, LeaseKind.ENGINE, report.owner, (hold,))

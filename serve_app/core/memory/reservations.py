@@ -77,12 +77,7 @@ class Reservations:
 
     def restore(self, reservation: Reservation, now: float, ttl_s: float) -> None:
         """Restore a reservation. Raises as `add`."""
-        self._ledger.join(reservation.name, ttl_s, now)
-        try:
-            self._ledger.reserve(reservation.name, LeaseKind.RESERVATION, reservation.name, (reservation.hold,))
-        except Exception:
-            self._ledger.leave(reservation.name)
-            raise
+        self._ledger.reserve_alone(reservation.name, LeaseKind.RESERVATION, reservation.hold, ttl_s, now)
         self._put(reservation)
 
     def renew(self, reservation: Reservation, now: float) -> None:
@@ -96,14 +91,10 @@ class Reservations:
         self._put(bound)
         return bound
 
-    def end(self, reservation: Reservation) -> None:
-        """End a reservation and free its memory."""
-        self._ledger.leave(reservation.name)
-        self.forget(reservation.name)
-
-    def forget(self, name: str) -> None:
-        """The ledger has ended a reservation; another lease's name changes nothing."""
+    def end(self, name: str) -> None:
+        """End a reservation and free its memory, if the ledger has not ended it; an unknown name changes nothing."""
         if self._reservations.pop(name, None) is not None:
+            self._ledger.leave(name)
             self._changed[name] = None
 
     def keep_restarts(self, engines: set[str], now: float) -> None:
@@ -125,7 +116,7 @@ class Reservations:
         for berth in mine:
             if berth.node == here:
                 return berth
-            self.end(berth)
+            self.end(berth.name)
         free = (berth for berth in self.of(report.model) if not berth.replica and berth.replaces not in engines)
         return next((berth for berth in free if berth.node == here), None)
 

@@ -141,7 +141,7 @@ class StartPlanner:
         if mine is not None and mine.replaces:
             return None
         if mine is not None:
-            self._reservations.end(mine)  # Ray has no resources left on that node
+            self._reservations.end(mine.name)  # Ray has no resources left on that node
         if start.placed or self._grants.last_report(start.replica) is not None:
             return StartPlacement(start.replica, None, False)
         free = [berth for berth in self._reservations.of(model) if not berth.replica]

@@ -231,7 +231,7 @@ class World(WorldChecks):
         if engine not in self.reports:
             return
         slots, tokens = self.size[engine]
-        sessions = [one for one in self.quota.sessions.all(self.now) if one.engine == engine]
+        sessions = [one for one in self.quota.sessions.all() if one.engine == engine]
         leases = {one.session_id: self.quota.sessions.get(one.session_id) for one in sessions}
         there = {one.lease for one in leases.values() if one is not None}
         used = sum(req.tokens - (req.drawn[1] if req.lease in there else 0) for req in runs)
@@ -368,7 +368,7 @@ class World(WorldChecks):
         self.wait(0.6)
         self.quota.queue.session_admission.take_outcomes()
         self.settle(4)
-        for session in self.quota.sessions.all(self.now):
+        for session in self.quota.sessions.all():
             self.quota.on_renew_session(session.session_id, self.now)
         self.settle(2)
         opened = {one.lease for one in self.quota.sessions.open_sessions()}
