@@ -160,10 +160,10 @@ class StartBook:
                 for asked in ask.starts:
                     if asked.replica in model.starts:
                         model.starts[asked.replica].answered_at = now
-                for place in reply.placements:
-                    start = model.starts.get(place.replica)
+                for replica, node in reply.placements.items():
+                    start = model.starts.get(replica)
                     if start is not None and start.verdict is None:
-                        start.verdict = StartVerdict(wait=False, node=place.node)
+                        start.verdict = StartVerdict(wait=False, node=node)
                 if ask.more:
                     model.limit_target = model.requested_target
                     model.limit, model.need_known, model.answered_at = (

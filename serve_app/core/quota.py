@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container
+from dataclasses import replace
 
 from serve_app.core.memory import (
     LOADING_TTL_S,
@@ -70,12 +71,12 @@ class Quota:
     def __init__(self, epoch: int, checkpoint: dict[CheckpointKey, CheckpointValue], now: float) -> None:
         self.epoch = epoch
         self.ledger = Ledger()
-        self.grants = EngineGrants(self.ledger)
+        self._checkpoint = Checkpoint(checkpoint)
+        self.grants = EngineGrants(self.ledger, self._checkpoint)
         self.relocation = Relocation(self.ledger, self.grants)
-        self.sessions = SessionLeases(self.ledger, epoch, now)
+        self.sessions = SessionLeases(self.ledger, self._checkpoint, epoch, now)
         self.queue = ActorQueue(epoch, self.ledger, self.sessions, self.grants.running)
         self.starts = StartPlanner(self.ledger, self.grants)
-        self._checkpoint = Checkpoint(checkpoint)
         self._unreported = {name for kind, name in checkpoint if kind in (EntryKind.ENGINE, EntryKind.ROUTER)}
         self._recovers_until = now + RECOVERY_S
         self._restored = not checkpoint
@@ -254,30 +255,20 @@ class Quota:
 
     def unstored(self, name: str = "", kinds: Container[EntryKind] = tuple(EntryKind)) -> bool:
         """See `Checkpoint.unstored`."""
-        self._collect_changes()
+        self._collect_accounts()
         return self._checkpoint.unstored(name, kinds)
 
     def take_changes(self) -> CheckpointChanges:
         """See `Checkpoint.take_changes`."""
-        self._collect_changes()
+        self._collect_accounts()
         return self._checkpoint.take_changes()
 
     def stored(self) -> None:
         """See `Checkpoint.stored`."""
         self._checkpoint.stored()
 
-    def _collect_changes(self) -> None:
-        """Add changed reservations, sessions and accounts to the checkpoint."""
-        for name, berth in self.grants.reservations.take_changes().items():
-            if berth is None:
-                self._checkpoint.forget((EntryKind.RESERVATION, name))
-            else:
-                self._checkpoint.put((EntryKind.RESERVATION, name), berth)
-        for name, session in self.sessions.take_changes().items():
-            if session is None:
-                self._checkpoint.forget((EntryKind.SESSION, name))
-            else:
-                self._checkpoint.put((EntryKind.SESSION, name), session)
+    def _collect_accounts(self) -> None:
+        """Add opened accounts to the checkpoint."""
         for router, engine in self.queue.take_opened_accounts():
             known = self._checkpoint.get((EntryKind.ROUTER, router))
             if isinstance(known, RouterEntry) and engine not in known.engines:
@@ -294,20 +285,8 @@ class Quota:
         if told is None or owner not in self.ledger:
             return
         holds = self.ledger.lease(owner).holds
-        entry = EngineReport(
-            owner,
-            told.model,
-            told.ranks,
-            told.wanted_bytes,
-            told.least_bytes,
-            holds,
-            told.kv_tokens,
-            told.kv_bytes,
-            (),
-            told.processes,
-            slots=told.slots,
-        )
-        self._checkpoint.put((EntryKind.ENGINE, owner), EngineEntry(entry))
+        lasting = replace(told, holds=holds, measured_bytes=(), loading=False, measures=True, failed="")
+        self._checkpoint.put((EntryKind.ENGINE, owner), EngineEntry(lasting))
 
     def _restore(self, now: float) -> None:
         """Restore the checkpoint; entries that do not fit are gone with their nodes."""

@@ -283,12 +283,12 @@ class GpuMemoryQuota:
 
     def _warn(self) -> None:
         """Log each alarm once, when it is raised."""
-        alarms = {(one.owner, one.device): one for one in self.core.grants.alarms()}
+        alarms = {(one.replica, one.device): one for one in self.core.grants.alarms()}
         for key in alarms.keys() - self._alarmed:
             one = alarms[key]
             logger.error(
                 "engine %s of %s uses %d bytes of device %s, and %d were granted",
-                *(one.owner, one.model, one.measured_bytes, one.device, one.granted_bytes),
+                *(one.replica, one.model, one.measured_bytes, one.device, one.granted_bytes),
             )
         self._alarmed = set(alarms)
 

@@ -23,7 +23,6 @@ from autoscaling import placement_hook as module
 from autoscaling.placement_hook import NODE_LABEL, PARAMETERS, StartPlacer, install_hook
 from autoscaling.policies import ScaleUpLimit
 from serve_app.core.memory import StartsReply, StartsRequest
-from serve_app.core.memory.start_reservations import StartPlacement
 
 APP, M = "serve_app", "engine-m"
 DEPLOYMENT = DeploymentID(M, APP)
@@ -66,7 +65,7 @@ class Actor:
     """The quota actor's answers."""
 
     def __init__(self) -> None:
-        self.reply = StartsReply((StartPlacement("r", "b", True),), reserved_replicas=1, why="full")
+        self.reply = StartsReply({"r": "b"}, reserved_replicas=1, why="full")
         self.fails = False
         self.asked = threading.Event()
 

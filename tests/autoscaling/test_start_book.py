@@ -18,7 +18,6 @@ from autoscaling.start_book import (
     StartVerdict,
 )
 from serve_app.core.memory import Start, StartsReply, StartsRequest
-from serve_app.core.memory.start_reservations import StartPlacement
 
 M = "engine-m"
 ON_A = StartVerdict(wait=False, node="a")
@@ -31,22 +30,20 @@ def book() -> StartBook:
     return made
 
 
-def answer(
-    book: StartBook, now: float, *places: StartPlacement, held: int = 0, why: str = "", known: bool = True
-) -> None:
+def answer(book: StartBook, now: float, held: int = 0, why: str = "", known: bool = True, **places: str) -> None:
     book.record_replies(book.requests(now), [StartsReply(places, held, why, known)], now)
 
 
 def test_a_start_waits_for_its_place_and_gets_it(book: StartBook) -> None:
     assert book.verdict_for(M, "r", ["a", "b"], 0.0) == WAIT
     assert book.requests(0.0) == {M: StartsRequest("m", (Start("r", ("a", "b")),), requested_bytes=60)}
-    answer(book, 0.1, StartPlacement("r", "a", True))
+    answer(book, 0.1, r="a")
     assert book.verdict_for(M, "r", ["a", "b"], 0.1) == ON_A
 
 
 def test_what_is_placed_is_kept_for_until_it_has_come(book: StartBook) -> None:
     book.verdict_for(M, "r", ["a"], 0.0)
-    answer(book, 0.1, StartPlacement("r", "a", True))
+    answer(book, 0.1, r="a")
     book.record_placed(M, "r", 0.2)
     book.tick({"r"}, 1.0)
     assert book.requests(1.0)[M].starts == (Start("r", ("a",), placed=True),)
@@ -74,10 +71,10 @@ def test_where_ray_has_no_room_its_bundle_waits_after_a_moment(book: StartBook) 
 
 def test_a_place_where_ray_has_no_room_any_more_is_asked_for_anew(book: StartBook) -> None:
     book.verdict_for(M, "r", ["a", "b"], 0.0)
-    answer(book, 0.1, StartPlacement("r", "a", True))
+    answer(book, 0.1, r="a")
     assert book.verdict_for(M, "r", ["b"], 0.2) == WAIT
     assert book.requests(0.2)[M].starts == (Start("r", ("b",)),)
-    answer(book, 0.3, StartPlacement("r", "b", True))
+    answer(book, 0.3, r="b")
     assert book.verdict_for(M, "r", ["b"], 0.4) == StartVerdict(wait=False, node="b")
 
 
@@ -96,7 +93,7 @@ def test_what_was_kept_for_a_start_counts_once(book: StartBook) -> None:
     book.verdict_for(M, "r", ["a"], 0.3)
     answer(book, 0.4, held=1)
     assert book.scale_up_limit(M, 2, 1, ["a"], 0.5) == NO_ANSWER, "the start has no place yet"
-    answer(book, 0.6, StartPlacement("r", "a", True), held=0, why="full")
+    answer(book, 0.6, r="a", held=0, why="full")
     assert book.scale_up_limit(M, 2, 1, ["a"], 0.7) == ScaleUpLimit(0, "full")
 
 
@@ -104,7 +101,7 @@ def test_an_answer_to_an_earlier_target_counts_for_nothing(book: StartBook) -> N
     book.scale_up_limit(M, 1, 1, ["a"], 0.0)
     asks = book.requests(0.0)
     book.scale_up_limit(M, 2, 1, ["a"], 0.1)
-    book.record_replies(asks, [StartsReply((), 1)], 0.2)
+    book.record_replies(asks, [StartsReply({}, 1)], 0.2)
     assert book.scale_up_limit(M, 2, 1, ["a"], 0.3) == NO_ANSWER
 
 
@@ -118,7 +115,7 @@ def test_where_ray_has_no_room_or_nothing_is_known_the_target_is_not_held_back(b
 
 def test_bundles_that_do_not_come_are_given_up_once(book: StartBook) -> None:
     book.verdict_for(M, "r", ["a"], 0.0)
-    answer(book, 0.1, StartPlacement("r", "a", True))
+    answer(book, 0.1, r="a")
     assert book.verdict_for(M, "r", ["a"], 0.1) == ON_A
     book.record_placed(M, "r", 0.1)
     assert book.overdue(BUNDLE_WAIT_S) == []

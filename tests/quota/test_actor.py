@@ -26,7 +26,6 @@ from serve_app.core.memory import (
     StartsReply,
     StartsRequest,
 )
-from serve_app.core.memory.start_reservations import StartPlacement
 from serve_app.core.shared_queue import RouterQueue
 from serve_app.errors import InsufficientMemory, Unavailable
 from serve_app.quota import actor as quotas
@@ -397,7 +396,7 @@ def test_an_engine_that_ends_says_so_and_is_off_the_roster(world: World) -> None
 
 def test_a_start_is_told_its_place_which_outlives_the_actor(world: World) -> None:
     ask = (StartsRequest("m", (Start("r", ("n",)),), requested_bytes=40),)
-    place = (StartsReply((StartPlacement("r", "n", True),)),)
+    place = (StartsReply({"r": "n"}),)
 
     async def first(actor: GpuMemoryQuota) -> None:
         assert await actor.starts(ask) == place

@@ -15,7 +15,7 @@ from serve_app.core.memory.checkpoint import (
     RouterEntry,
 )
 from serve_app.core.memory.defrag_steps import Relocation
-from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants, OveruseAlarm
+from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import (
     DEFAULT_RESERVED_BYTES,
     GROWTH_SHARE,
@@ -68,7 +68,6 @@ __all__ = [
     "Lease",
     "LeaseKind",
     "Ledger",
-    "OveruseAlarm",
     "Phase",
     "Process",
     "Rank",

@@ -2,6 +2,8 @@
 
 Changes are ordered by the last change of each key: a freed holding is forgotten before its next holder is stored.
 
+Whoever keeps engines, routers, sessions and reservations puts them here at once.
+
 Invariant: all results of `take_changes`, applied in order, give the checkpoint.
 """
 
@@ -12,8 +14,6 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from serve_app.core.memory.reports import EngineReport
-from serve_app.core.memory.reservations import Reservation
-from serve_app.core.memory.sessions import SessionEntry
 
 
 class EntryKind(enum.StrEnum):
@@ -40,9 +40,7 @@ class RouterEntry:
     engines: frozenset[str] = frozenset()
 
 
-CheckpointValue = (
-    EngineEntry | RouterEntry | SessionEntry | Reservation | None
-)  # None: unreadable, only the key is known
+CheckpointValue = object  # an entry of these, a SessionEntry, a Reservation; None: unreadable, only the key is known
 CheckpointKey = tuple[EntryKind, str]
 CheckpointChanges = dict[CheckpointKey, tuple[bool, CheckpointValue]]  # to store (True) or to delete (False)
 
@@ -70,12 +68,14 @@ class Checkpoint:
     def put(self, key: CheckpointKey, value: CheckpointValue) -> None:
         if key not in self._entries or self._entries[key] != value:
             self._entries[key] = value
-            self._change(key, True, value)
+            self._changes.pop(key, None)
+            self._changes[key] = (True, value)
 
     def forget(self, key: CheckpointKey) -> None:
         if key in self._entries:
             del self._entries[key]
-            self._change(key, False, None)
+            self._changes.pop(key, None)
+            self._changes[key] = (False, None)
 
     def unstored(self, name: str = "", kinds: Container[EntryKind] = tuple(EntryKind)) -> bool:
         """Whether an entry of this name, or of these kinds, has an unstored change. O(changes)."""
@@ -95,7 +95,3 @@ class Checkpoint:
         since = self._changes
         self._changes = {key: change for key, change in changes.items() if key not in since} | since
         self._being_stored = {}
-
-    def _change(self, key: CheckpointKey, keep: bool, value: CheckpointValue) -> None:
-        self._changes.pop(key, None)
-        self._changes[key] = (keep, value)

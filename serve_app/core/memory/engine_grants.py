@@ -25,6 +25,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from math import inf
 
+from serve_app.core.memory.checkpoint import Checkpoint
 from serve_app.core.memory.device_choice import choose_devices, unplaced_demands, usable_devices
 from serve_app.core.memory.leases import Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
@@ -55,7 +56,7 @@ class BlockedEngine:
 class OveruseAlarm:
     """An engine that uses more of a device than it was granted."""
 
-    owner: str
+    replica: str
     model: str
     device: str
     granted_bytes: int
@@ -69,6 +70,7 @@ class _Engine:
     reported_at: float
     why: str = ""
     is_loading: bool = False
+    drains: bool = False
     has_fitted: bool = False  # it was within its grant once
     overuse_since: float | None = None
 
@@ -76,22 +78,19 @@ class _Engine:
 class EngineGrants:
     """The engines and their grants. O(waiting engines) per report while some wait, else O(log n)."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, checkpoint: Checkpoint) -> None:
         self._ledger = ledger
         self._engines: dict[str, _Engine] = {}  # in order of their first report
-        self._alarms: dict[tuple[str, str], OveruseAlarm] = {}
-        self._draining: set[str] = set()
         self._restarted: dict[str, float] = {}  # by model: when an engine was last drained for overuse
-        self._last_requests: dict[
-            str, tuple[int, int]
-        ] = {}  # by model: wanted and least bytes of its last engine without a fixed device
+        # by model: wanted and least bytes of its last engine without a fixed device
+        self.last_requests: dict[str, tuple[int, int]] = {}
         self.policy = PlacementPolicy()
-        self.reservations = Reservations(ledger)
+        self.reservations = Reservations(ledger, checkpoint)
 
     def report(
         self, report: EngineReport, now: float, *, frozen: bool = False, unreported: Set[str] = frozenset()
     ) -> EngineReply:
-        """Process an engine's report; returns what it may have.
+        """Process the report of an engine that has not ended; returns what it may have.
 
         Args:
             frozen: grant no memory (while other engines' holds are unknown).
@@ -101,9 +100,6 @@ class EngineGrants:
             LeaseConflict, InsufficientMemory: its reported holds belong to another engine by now.
         """
         owner = report.owner
-        if report.gone:
-            self.forget(owner, memory_gone=True)
-            return EngineReply(why="ended")
         self._ledger.join(owner, OWNER_TTL_S if report.kv_tokens or not report.holds else LOADING_TTL_S, now)
         engine = self._engines.get(owner)
         if engine is None:
@@ -113,7 +109,7 @@ class EngineGrants:
         engine.report, engine.reported_at = report, now
         engine.is_loading = engine.is_loading or (report.loading and not report.kv_tokens)
         if unplaced_demands(report) and len(report.ranks) == 1:
-            self._last_requests[report.model] = (report.wanted_bytes, report.least_bytes)
+            self.last_requests[report.model] = (report.wanted_bytes, report.least_bytes)
         if owner not in self._ledger:
             if report.holds:
                 self._ledger.reserve(owner, LeaseKind.ENGINE, owner, report.holds)  # held by an engine unknown here
@@ -133,33 +129,27 @@ class EngineGrants:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin to load with this answer
         self._check_overuse(engine, lease, now)
         turn, why = self._may_load(engine, lease, unreported)
-        return EngineReply(lease.holds, may_load=turn, why=why, drain=owner in self._draining)
+        return EngineReply(lease.holds, may_load=turn, why=why, drain=engine.drains)
 
     def forget(self, owner: str, *, memory_gone: bool) -> list[Lease]:
         """An engine is gone; `memory_gone`: its memory is free already. Returns the leases that ended."""
         self.lease_lost(owner)
-        if owner not in self._ledger:
-            self._ledger.leave(owner)
-            return []
-        ended = self._ledger.end(owner, memory_gone=memory_gone)
+        ended = self._ledger.end(owner, memory_gone=memory_gone) if owner in self._ledger else []
         return ended + self._ledger.leave(owner)
 
     def lease_lost(self, owner: str) -> None:
         """Remove an engine whose lease has ended, or that has none."""
         self._engines.pop(owner, None)
-        self._draining.discard(owner)
-        for key in [key for key in self._alarms if key[0] == owner]:
-            del self._alarms[key]
 
     def drain(self, owner: str) -> None:
         """Let an engine finish its requests and end. Raises LeaseNotFound."""
         if owner not in self._engines:
             raise LeaseNotFound(f"there is no engine {owner!r}")
-        self._draining.add(owner)
+        self._engines[owner].drains = True
 
     def draining(self) -> list[str]:
         """Engines that drain and have not ended."""
-        return sorted(self._draining)
+        return sorted(owner for owner, engine in self._engines.items() if engine.drains)
 
     def blocked(self, now: float) -> list[BlockedEngine]:
         """Engines that wait for memory, in FIFO order."""
@@ -178,7 +168,13 @@ class EngineGrants:
 
     def alarms(self) -> list[OveruseAlarm]:
         """Engines above their grant by the last measurement."""
-        return list(self._alarms.values())
+        return [
+            OveruseAlarm(owner, engine.report.model, hold.on, hold.amount, measured)
+            for owner, engine in self._engines.items()
+            if owner in self._ledger
+            for hold, measured in zip(self._ledger.lease(owner).holds, engine.report.measured_bytes, strict=False)
+            if measured is not None and measured > hold.amount
+        ]
 
     def last_report(self, owner: str) -> EngineReport | None:
         """The last report of an engine; None: unknown."""
@@ -201,13 +197,9 @@ class EngineGrants:
             if engine.report.model == model and engine.report.kv_tokens and owner in self._ledger
         ]
 
-    def last_request(self, model: str) -> tuple[int, int] | None:
-        """Wanted and least bytes of a model's last engine without a fixed device; None: none has reported."""
-        return self._last_requests.get(model)
-
     def expected(self) -> dict[str, Demand]:
         """By model, the least that its next engine probably needs: as its last one reported."""
-        found = {model: Demand(1, least) for model, (_, least) in self._last_requests.items()}
+        found = {model: Demand(1, least) for model, (_, least) in self.last_requests.items()}
         for engine in self._engines.values():
             nodes = {rank.node for rank in engine.report.ranks}
             found[engine.report.model] = Demand(
@@ -282,21 +274,15 @@ class EngineGrants:
         return {hold.on for hold in self._ledger.lease(owner).holds} if owner in self._ledger else set()
 
     def _check_overuse(self, engine: _Engine, lease: Lease, now: float) -> None:
-        over = False
-        for hold, measured in zip(lease.holds, engine.report.measured_bytes, strict=False):
-            key = (lease.lease_id, hold.on)
-            if measured is not None and measured > hold.amount:
-                self._alarms[key] = OveruseAlarm(lease.lease_id, engine.report.model, hold.on, hold.amount, measured)
-                over = over or measured > hold.amount * (1 + OVERUSE_SHARE)
-            else:
-                self._alarms.pop(key, None)
-                engine.has_fitted = engine.has_fitted or (measured is not None and engine.report.kv_tokens > 0)
-        if not (over and engine.has_fitted):
+        measured = zip(lease.holds, engine.report.measured_bytes, strict=False)
+        use = [(size, hold.amount) for hold, size in measured if size is not None]
+        engine.has_fitted |= engine.report.kv_tokens > 0 and any(size <= granted for size, granted in use)
+        if not (engine.has_fitted and any(size > granted * (1 + OVERUSE_SHARE) for size, granted in use)):
             engine.overuse_since = None
             return
         engine.overuse_since = now if engine.overuse_since is None else engine.overuse_since
-        model, owner = engine.report.model, lease.lease_id
+        model = engine.report.model
         due = max(engine.overuse_since + OVERUSE_S, self._restarted.get(model, -inf) + RESTART_INTERVAL_S)
-        if now >= due and owner not in self._draining:
+        if now >= due and not engine.drains:
             self._restarted[model] = now
-            self._draining.add(owner)
+            engine.drains = True

@@ -13,13 +13,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from serve_app.core.memory.checkpoint import Checkpoint, EntryKind
 from serve_app.core.memory.leases import Hold, LeaseKind
 from serve_app.core.memory.ledger import Ledger
-
-if TYPE_CHECKING:
-    from serve_app.core.memory.reports import EngineReport
+from serve_app.core.memory.reports import EngineReport
 
 RESERVATION_TTL_S = 10.0  # the controller renews every second; after a crash a new one starts within this time
 # Serve checks its replicas every 5 s and starts another for an ended one; a busy controller takes longer.
@@ -52,15 +50,9 @@ class Reservation:
 class Reservations:
     """All reservations, the oldest first."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, checkpoint: Checkpoint) -> None:
+        self._ledger, self._checkpoint = ledger, checkpoint
         self._reservations: dict[str, Reservation] = {}
-        self._changed: dict[str, Reservation | None] = {}  # since `take_changes`; None: it has ended
-
-    def take_changes(self) -> dict[str, Reservation | None]:
-        """The reservations changed since the last call, by name; None: it has ended."""
-        changed, self._changed = self._changed, {}
-        return changed
 
     def all(self) -> list[Reservation]:
         return list(self._reservations.values())
@@ -95,7 +87,7 @@ class Reservations:
         """End a reservation and free its memory, if the ledger has not ended it; an unknown name changes nothing."""
         if self._reservations.pop(name, None) is not None:
             self._ledger.leave(name)
-            self._changed[name] = None
+            self._checkpoint.forget((EntryKind.RESERVATION, name))
 
     def keep_restarts(self, engines: set[str], now: float) -> None:
         """Renew the reservations that replace one of these existing engines."""
@@ -121,4 +113,5 @@ class Reservations:
         return next((berth for berth in free if berth.node == here), None)
 
     def _put(self, reservation: Reservation) -> None:
-        self._reservations[reservation.name] = self._changed[reservation.name] = reservation
+        self._reservations[reservation.name] = reservation
+        self._checkpoint.put((EntryKind.RESERVATION, reservation.name), reservation)

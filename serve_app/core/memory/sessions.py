@@ -17,6 +17,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from serve_app.core.memory.checkpoint import Checkpoint, EntryKind
 from serve_app.core.memory.leases import Hold, LeaseKind, slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import LeaseNotFound
@@ -134,14 +135,13 @@ class SessionLeases:
         epoch: of the quota actor; part of lease names, so that they differ from those of earlier epochs.
     """
 
-    def __init__(self, ledger: Ledger, epoch: int, now: float) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, checkpoint: Checkpoint, epoch: int, now: float) -> None:
+        self._ledger, self._checkpoint = ledger, checkpoint
         self._lease_suffixes = (f"#{epoch}.{number}" for number in itertools.count(1))
         self.by_session_id: dict[str, SessionEntry] = {}
         self.by_lease: dict[str, SessionEntry] = {}  # by lease, closed ones included
         self.closed_leases: set[str] = set()  # leases of closed sessions with a running request
         self._reserved_tokens: Counter[str] = Counter()  # tokens of open sessions, by engine
-        self._changes: dict[str, SessionEntry | None] = {}
         self._opened_and_ended: list[SessionEntry] = []
         self.version = 0  # rises when an engine's capacity for sessions changes
         ledger.join(SESSIONS_OWNER, inf, now)
@@ -152,7 +152,7 @@ class SessionLeases:
             replace(request, wait_until=None), f"{request.session_id}{next(self._lease_suffixes)}", engine
         )
         self.restore(one, now)
-        self._changes[one.lease] = one
+        self._checkpoint.put((EntryKind.SESSION, one.lease), one)
         return self.view(request.session_id)
 
     def restore(self, entry: SessionEntry, now: float) -> None:
@@ -191,7 +191,8 @@ class SessionLeases:
         self._mark_closed(one)
         if self._in_use(one.lease):
             self._ledger.resize(one.lease, [max(1, self._ledger.held(one.lease))])
-            self._changes[one.lease] = self.by_lease[one.lease] = replace(one, closed=True)
+            self.by_lease[one.lease] = replace(one, closed=True)
+            self._checkpoint.put((EntryKind.SESSION, one.lease), self.by_lease[one.lease])
             self.closed_leases.add(one.lease)
         else:
             self.forget(one.lease)
@@ -212,7 +213,7 @@ class SessionLeases:
         if one is not None:
             self._ledger.leave(lease)
             self.closed_leases.discard(lease)
-            self._changes[lease] = None
+            self._checkpoint.forget((EntryKind.SESSION, lease))
             self.version += 1
             if not one.closed and self.by_session_id.get(one.request.session_id) is one:
                 self._mark_closed(one)
@@ -269,11 +270,6 @@ class SessionLeases:
     def all(self) -> list[Session]:
         """The open sessions, oldest first."""
         return [self.view(name) for name in self.by_session_id]
-
-    def take_changes(self) -> dict[str, SessionEntry | None]:
-        """Checkpoint changes since the last call, by lease; None: the session has ended."""
-        changes, self._changes = self._changes, {}
-        return changes
 
     def take_opened_and_ended(self) -> list[SessionEntry]:
         """Sessions opened and (`closed`) ended since the last call."""
