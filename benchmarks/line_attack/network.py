@@ -301,4 +301,4 @@ class Network:
         quota.on_open_session(SessionRequest("tenant session", MODEL, tokens, NEVER_S, wait_until=now + OPEN_S), now)
         self.actor.moved()
         self.clock.run(OPEN_S)
-        quota.on_look_session("tenant session", self.clock.now)
+        quota.sessions.view("tenant session")

@@ -30,8 +30,8 @@ from serve_app.core.shared_queue import RouterQueue
 from serve_app.errors import InsufficientMemory, Unavailable
 from serve_app.quota import actor as quotas
 from serve_app.quota.actor import GpuMemoryQuota
-from serve_app.quota.inventory import InventorySettings
 from serve_app.ray_adapter import Unreadable
+from serve_app.settings import QuotaSettings
 
 SOON_S = 10.0  # for what takes milliseconds on an idle machine
 TOKENS = 1600
@@ -111,7 +111,7 @@ def with_actor(*scenarios: Scenario) -> None:
     async def run(scenario: Scenario) -> None:
         actor = GpuMemoryQuota.__new__(GpuMemoryQuota)
         async with asyncio.timeout(SOON_S):
-            await actor.__init__(InventorySettings())  # type: ignore[misc]
+            await actor.__init__(QuotaSettings())  # type: ignore[misc]
             await scenario(actor)
         for task in actor.tasks:
             task.cancel()
@@ -208,7 +208,7 @@ def test_an_event_in_the_very_turn_in_which_a_write_ends_is_stored_by_the_next_o
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
         core, looks, later = actor.core, itertools.count(), list[asyncio.Task[Any]]()
-        stored, unstored = core.stored, core.unstored
+        stored, unstored = core.checkpoint.stored, core.unstored
 
         def ends() -> None:
             stored()
@@ -219,7 +219,7 @@ def test_an_event_in_the_very_turn_in_which_a_write_ends_is_stored_by_the_next_o
             assert next(looks) < 1_000, "it looks again and again, and lets nobody else run"
             return unstored(*args)
 
-        monkeypatch.setattr(core, "stored", ends)
+        monkeypatch.setattr(core.checkpoint, "stored", ends)
         monkeypatch.setattr(core, "unstored", looked)
         await actor.engine(replace(ENGINE, owner="a", ranks=(Rank("n", 1),)))
         await later[0]

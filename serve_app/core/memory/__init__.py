@@ -17,7 +17,6 @@ from serve_app.core.memory.checkpoint import (
 from serve_app.core.memory.defrag_steps import Relocation
 from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import (
-    DEFAULT_RESERVED_BYTES,
     GROWTH_SHARE,
     Device,
     DeviceUse,
@@ -45,7 +44,6 @@ from serve_app.core.memory.sessions import (
 from serve_app.core.memory.start_reservations import Start, StartPlanner, StartsReply, StartsRequest
 
 __all__ = [
-    "DEFAULT_RESERVED_BYTES",
     "FENCE_S",
     "GROWTH_SHARE",
     "LOADING_TTL_S",

@@ -17,12 +17,12 @@ from serve_app.core.memory.reports import EngineReport
 
 
 class EntryKind(enum.StrEnum):
-    """Kind of a checkpoint entry; the first part of its key."""
+    """Kind of a checkpoint entry, the first part of its key; in the order in which entries are restored."""
 
     ENGINE = "engine"
     ROUTER = "router"
-    SESSION = "session"
     RESERVATION = "berth"
+    SESSION = "session"
 
 
 @dataclass(frozen=True, slots=True)

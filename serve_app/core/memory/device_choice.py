@@ -53,8 +53,8 @@ def choose_devices(report: EngineReport, free: dict[str, int], policy: Placement
 def best_devices(
     ranks: int, wanted: int, least: int, free: Mapping[str, int], nodes: Sequence[str], policy: PlacementPolicy
 ) -> list[str] | None:
-    """Devices for the ranks of an engine on one of these nodes: the policy's choice for the wanted bytes, else those with
-    most free; None: too few have the least.
+    """Devices for the ranks of an engine on one of these nodes: the policy's choice for the wanted bytes, else those
+    with most free; None: too few have the least.
 
     Args:
         nodes: one, if there are several ranks.

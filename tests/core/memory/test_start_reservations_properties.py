@@ -90,7 +90,7 @@ class Machine(RuleBasedStateMachine):
                     self.speaks(replica, node, 30)
             self.quota.on_tick(self.now)
             for owner in self.quota.ending_engines():
-                self.quota.on_memory_gone(owner)
+                self.quota.on_processes_gone(owner, self.now)
                 self.engines.pop(owner, None)
             self.store()
 

@@ -254,7 +254,7 @@ class World(WorldChecks):
 
     def close_session(self, name: str) -> None:
         with contextlib.suppress(ServeAppError):
-            self.quota.on_close_session(f"t0 {name}", self.now)
+            self.quota.queue.close_session(f"t0 {name}", self.now)
         self.store()
 
     # The network
@@ -369,7 +369,7 @@ class World(WorldChecks):
         self.quota.queue.session_admission.take_outcomes()
         self.settle(4)
         for session in self.quota.sessions.all():
-            self.quota.on_renew_session(session.session_id, self.now)
+            self.quota.sessions.renew(session.session_id, self.now)
         self.settle(2)
         opened = {one.lease for one in self.quota.sessions.open_sessions()}
         for router in self.routers.values():
@@ -378,7 +378,7 @@ class World(WorldChecks):
             *self.quota.queue.session_admission.waiting(),
             *(one.request for one in self.quota.sessions.open_sessions()),
         ]:
-            self.quota.on_close_session(one.session_id, self.now)
+            self.quota.queue.close_session(one.session_id, self.now)
         for _ in range(200):
             self.settle(2)
             for name, router in self.routers.items():
