@@ -77,8 +77,8 @@ class StartBook:
     # The controller's loop
 
     def node_for(self, deployment: str, replica: str, nodes: Sequence[str], now: float) -> str | None:
-        """The node of a replica about to start; ANYWHERE: Ray chooses; None: it waits. `nodes`: those where Ray has free
-        resources."""
+        """The node of a replica about to start; ANYWHERE: Ray chooses; None: it waits. `nodes`: those with free
+        resources in Ray."""
         with self._lock:
             start = self._models[deployment].starts.setdefault(replica, _Start(tuple(nodes), now, now))
             start.nodes = tuple(nodes)

@@ -6,7 +6,7 @@ Rules
 - Every message is a heartbeat. An owner without a message for its time to live has left, and its leases end; an
   engine's memory is free once that has been observed. Time in which the actor itself stood still does not count.
 - The checkpoint outlives the actor: engines with their holds, routers by name, sessions in full. A change is stored
-  before the answer that depends on it is sent (`take_changes`).
+  before the answer that depends on it is sent (`changes`).
 - After a crash the actor begins a new epoch from the checkpoint. Messages of an older epoch change nothing; the reply
   has the new epoch, and the sender reports its full state. The checkpoint has all device memory. Of an engine's slots
   and tokens nothing is granted until every router that may hold part of it has reported, or its time is over; until
@@ -245,10 +245,10 @@ class Quota:
         self._collect_accounts()
         return self.checkpoint.unstored(name, kinds)
 
-    def take_changes(self) -> CheckpointChanges:
-        """See `Checkpoint.take_changes`."""
+    def changes(self) -> CheckpointChanges:
+        """See `Checkpoint.changes`."""
         self._collect_accounts()
-        return self.checkpoint.take_changes()
+        return self.checkpoint.changes()
 
     def _collect_accounts(self) -> None:
         """Add opened accounts to the checkpoint."""

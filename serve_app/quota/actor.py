@@ -249,13 +249,9 @@ class GpuMemoryQuota:
         return self._writing
 
     async def _write(self) -> None:
-        changes = self.core.take_changes()
-        try:
-            await asyncio.to_thread(self._put, changes)
-        except BaseException:
-            self.core.checkpoint.not_stored(changes)
-            raise
-        self.core.checkpoint.stored()
+        changes = self.core.changes()
+        await asyncio.to_thread(self._put, changes)
+        self.core.checkpoint.stored(changes)
 
     def _put(self, changes: CheckpointChanges) -> None:
         for (kind, name), (keep, value) in changes.items():

@@ -43,7 +43,9 @@ class Shell:
         self.quota.on_devices(DEVICES, self.now)
 
     def store(self) -> None:
-        for key, (keep, value) in self.quota.take_changes().items():
+        changes = self.quota.changes()
+        self.quota.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self.stored[key] = value
             else:
@@ -300,11 +302,14 @@ def test_what_could_not_be_stored_is_stored_the_next_time() -> None:
     shell = Shell()
     told = EngineReport("e", "m", (Rank("n", 0),), 40, 40)
     shell.quota.on_engine(told, shell.now)
-    first = shell.quota.take_changes()
+    first = shell.quota.changes()
     assert list(first) == [(EntryKind.ENGINE, "e")]
     shell.quota.on_engine(replace(told, holds=(Hold("n/0", 40),), gone=True), shell.now)
-    shell.quota.checkpoint.not_stored(first)
-    assert shell.quota.take_changes() == {(EntryKind.ENGINE, "e"): (False, None)}, "what came later counts"
+    assert shell.quota.changes() == {(EntryKind.ENGINE, "e"): (False, None)}, "what came later counts"
+    shell.quota.checkpoint.stored(first)
+    assert shell.quota.unstored("e"), "what was stored is no longer so"
+    shell.quota.checkpoint.stored(shell.quota.changes())
+    assert not shell.quota.unstored("e")
 
 
 @pytest.mark.parametrize("crash", [False, True])

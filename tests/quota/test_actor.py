@@ -210,8 +210,8 @@ def test_an_event_in_the_very_turn_in_which_a_write_ends_is_stored_by_the_next_o
         core, looks, later = actor.core, itertools.count(), list[asyncio.Task[Any]]()
         stored, unstored = core.checkpoint.stored, core.unstored
 
-        def ends() -> None:
-            stored()
+        def ends(changes: Any) -> None:
+            stored(changes)
             if not later:  # runs before the callback of the write that ends here
                 later.append(asyncio.create_task(actor.engine(replace(ENGINE, owner="b", ranks=(Rank("n", 2),)))))
 

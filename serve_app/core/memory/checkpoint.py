@@ -4,7 +4,7 @@ Changes are ordered by the last change of each key: a freed holding is forgotten
 
 Whoever keeps engines, routers, sessions and reservations puts them here at once.
 
-Invariant: all results of `take_changes`, applied in order, give the checkpoint.
+Invariant: all changes that were stored, and `changes` after them, give the checkpoint.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Checkpoint:
 
     def __init__(self, entries: Mapping[CheckpointKey, CheckpointValue]) -> None:
         self._entries = dict(entries)
-        self._changes: CheckpointChanges = {}
-        self._being_stored: CheckpointChanges = {}  # taken, not confirmed as stored
+        self._changes: CheckpointChanges = {}  # not confirmed as stored
 
     def __contains__(self, key: CheckpointKey) -> bool:
         return key in self._entries
@@ -79,19 +78,14 @@ class Checkpoint:
 
     def unstored(self, name: str = "", kinds: Container[EntryKind] = tuple(EntryKind)) -> bool:
         """Whether an entry of this name, or of these kinds, has an unstored change. O(changes)."""
-        return any(key[1] == name or key[0] in kinds for key in (*self._being_stored, *self._changes))
+        return any(key[1] == name or key[0] in kinds for key in self._changes)
 
-    def take_changes(self) -> CheckpointChanges:
-        """The changes to store next; report the result with `stored` or `not_stored`."""
-        self._being_stored, self._changes = self._changes, {}
-        return self._being_stored
+    def changes(self) -> CheckpointChanges:
+        """The changes to store next; report them with `stored`, unless storing them has failed."""
+        return dict(self._changes)
 
-    def stored(self) -> None:
-        """The changes taken last are stored."""
-        self._being_stored = {}
-
-    def not_stored(self, changes: CheckpointChanges) -> None:
-        """Storing failed: return these changes again, except those changed since."""
-        since = self._changes
-        self._changes = {key: change for key, change in changes.items() if key not in since} | since
-        self._being_stored = {}
+    def stored(self, changes: CheckpointChanges) -> None:
+        """These changes are stored; a key that was changed again since is not."""
+        for key, change in changes.items():
+            if self._changes.get(key) is change:
+                del self._changes[key]

@@ -30,7 +30,9 @@ class Shell:
         self.quota.on_devices(self.devices, self.now)
 
     def store(self) -> None:
-        for key, (keep, value) in self.quota.take_changes().items():
+        changes = self.quota.changes()
+        self.quota.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self.stored[key] = value
             else:

@@ -36,7 +36,9 @@ class Machine(RuleBasedStateMachine):
         self.engines: dict[str, tuple[str, tuple[Hold, ...]]] = {}  # replica -> its node, and what it was told it has
 
     def store(self) -> None:
-        for key, (keep, value) in self.quota.take_changes().items():
+        changes = self.quota.changes()
+        self.quota.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self.stored[key] = value
             else:

@@ -146,7 +146,9 @@ class World(WorldChecks):
         return router
 
     def store(self) -> None:
-        for key, (keep, value) in self.quota.take_changes().items():
+        changes = self.quota.changes()
+        self.quota.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self.stored[key] = value
             else:
