@@ -10,7 +10,6 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
-from serve_app.core.shared_queue import ActorReply, RouterMessage
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.settings import QuotaSettings
 
@@ -30,24 +29,12 @@ class QuotaActor:
         self._settings = settings
         self.handle = quota_actor(settings)
 
-    def reconnect(self) -> None:
-        """Find the actor again, or start it. Raises Ray's errors while it is away."""
-        self.handle = quota_actor(self._settings)
-
-    async def exchange(self, message: RouterMessage) -> ActorReply:
-        """See `GpuMemoryQuota.exchange`."""
-        return await self.call("exchange", message)  # type: ignore[no-any-return]
-
-    async def watch(self, message: RouterMessage) -> ActorReply:
-        """See `GpuMemoryQuota.watch`."""
-        return await self.call("watch", message)  # type: ignore[no-any-return]
-
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call any method of the actor by name."""
         try:
             return await getattr(self.handle, method).remote(*arguments)
         except ActorDiedError:
-            await asyncio.to_thread(self.reconnect)
+            self.handle = await asyncio.to_thread(quota_actor, self._settings)
             raise
 
     def engine(self, report: EngineReport, timeout_s: float) -> EngineReply:
@@ -66,7 +53,7 @@ class QuotaActor:
         try:
             return ray.get(getattr(self.handle, method).remote(*arguments), timeout=timeout_s)
         except ActorDiedError:
-            self.reconnect()
+            self.handle = quota_actor(self._settings)
             raise
 
 

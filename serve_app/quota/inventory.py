@@ -75,11 +75,10 @@ class Inventory:
         nodes = await asyncio.to_thread(ray.nodes)
         alive = {node["NodeID"]: node.get("Resources", {}) for node in nodes if node["Alive"]}
         self._alive = frozenset(alive)
-        for gone in (self._watches.keys() | self._devices.keys() | self._earlier_devices.keys()) - self._alive:
-            self._watches.pop(gone, None)
-            self._devices.pop(gone, None)
-            self._earlier_devices.pop(gone, None)
-            self._nvml_failed.discard(gone)
+        for known_nodes in (self._watches, self._devices, self._earlier_devices):
+            for gone in known_nodes.keys() - self._alive:
+                del known_nodes[gone]
+        self._nvml_failed &= self._alive
         for node, resources in alive.items():
             if node not in self._device_queries and (node not in self._devices or node in self._nvml_failed):
                 asked = self._ask_devices(node, int(resources.get("GPU", 0)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from serve_app.core.memory import BlockedEngine, DeviceUse, Lease, LeaseKind, Reservation, slots_of
+from serve_app.core.memory import BlockedEngine, DeviceUse, Lease, LeaseKind, slots_of
 from serve_app.core.quota import Quota
 
 SIZES = ("total_bytes", "reserved_bytes", "granted_bytes", "free_bytes")
@@ -29,7 +29,16 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         "devices": devices,
         "engines": [_engine(core, lease) for lease in core.ledger.leases(LeaseKind.ENGINE)],
         "waiting": [_waiting(one) for one in core.grants.blocked(now)],
-        "kept": [_reservation(one) for one in core.grants.reservations.all()],
+        "kept": [
+            {
+                "model": one.model,
+                "device": one.hold.on,
+                "bytes": one.hold.amount,
+                "replica": one.replica,
+                "after": one.replaces,
+            }
+            for one in core.grants.reservations.all()
+        ],
         "short": [{"model": model, "why": why} for model, why in sorted(core.starts.shortages(now).items())],
         "alarms": [asdict(one) for one in core.grants.alarms()],
         "sessions": [
@@ -67,16 +76,6 @@ def _device(use: DeviceUse) -> dict[str, Any]:
 def _waiting(one: BlockedEngine) -> dict[str, Any]:
     told = asdict(one)
     return {"replica": told.pop("owner"), "state": "blocked: memory"} | told | {"waits_s": round(one.waits_s, 1)}
-
-
-def _reservation(one: Reservation) -> dict[str, Any]:
-    return {
-        "model": one.model,
-        "device": one.hold.on,
-        "bytes": one.hold.amount,
-        "replica": one.replica,
-        "after": one.replaces,
-    }
 
 
 def _model_queue(core: Quota, model: str, now: float) -> dict[str, Any]:

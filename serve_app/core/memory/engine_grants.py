@@ -21,7 +21,7 @@ Invariant: no engine loads before its memory is reserved on every device it will
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from math import inf
 
@@ -153,17 +153,10 @@ class EngineGrants:
 
     def blocked(self, now: float) -> list[BlockedEngine]:
         """Engines that wait for memory, in FIFO order."""
+        waiting = [(engine.report, now - engine.first_reported_at, engine.why) for engine in self._waiting()]
         return [
-            BlockedEngine(
-                owner,
-                engine.report.model,
-                len(engine.report.ranks),
-                engine.report.wanted_bytes,
-                engine.report.least_bytes,
-                now - engine.first_reported_at,
-                engine.why,
-            )
-            for owner, engine in self._waiting()
+            BlockedEngine(told.owner, told.model, len(told.ranks), told.wanted_bytes, told.least_bytes, waits_s, why)
+            for told, waits_s, why in waiting
         ]
 
     def alarms(self) -> list[OveruseAlarm]:
@@ -210,40 +203,40 @@ class EngineGrants:
     def free_for_new(self) -> dict[str, int]:
         """Free bytes by device, zero if a waiting engine could use it."""
         free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
-        for _, engine in self._waiting():
-            for key in usable_devices(engine.report, free):
-                free[key] = 0
+        for engine in self._waiting():
+            free |= dict.fromkeys(usable_devices(engine.report, free), 0)
         return free
 
-    def _take_reservation(self, report: EngineReport) -> None:
+    def _waiting(self) -> list[_Engine]:
+        return [engine for owner, engine in self._engines.items() if owner not in self._ledger]
+
+    def _take_reservation(self, engine: _Engine) -> None:
         """Give an engine its reservation; a reservation that is too small ends."""
-        berth = self.reservations.take_for_engine(report, self._engines) if self._ledger.knows(report.owner) else None
+        told, berth = engine.report, self.reservations.take_for_engine(engine.report, self._engines)
         if berth is None:
             return
         self.reservations.end(berth.name)
-        if berth.hold.amount >= report.least_bytes:
-            hold = Hold(berth.hold.on, min(report.wanted_bytes, berth.hold.amount))
-            self._ledger.reserve(report.owner, LeaseKind.ENGINE, report.owner, (hold,))
-            self._engines[report.owner].why = ""
-
-    def _waiting(self) -> Iterator[tuple[str, _Engine]]:
-        return ((owner, engine) for owner, engine in self._engines.items() if owner not in self._ledger)
+        if berth.hold.amount >= told.least_bytes:
+            hold = Hold(berth.hold.on, min(told.wanted_bytes, berth.hold.amount))
+            self._ledger.reserve(told.owner, LeaseKind.ENGINE, told.owner, (hold,))
+            engine.why = ""
 
     def _grant_waiting(self) -> None:
         """Grant reservations first, then what is free, in FIFO order."""
-        for _, engine in list(self._waiting()):
-            self._take_reservation(engine.report)
+        for engine in self._waiting():
+            if self._ledger.knows(engine.report.owner):
+                self._take_reservation(engine)
         free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
-        for owner, engine in list(self._waiting()):
+        for engine in self._waiting():
+            owner = engine.report.owner
             try:
                 holds = choose_devices(engine.report, free, self.policy)
+                self._ledger.reserve(owner, LeaseKind.ENGINE, owner, holds)
             except InsufficientMemory as error:
                 engine.why = error.message
-                for key in usable_devices(engine.report, free):
-                    free[key] = 0  # kept for this engine, so that later ones cannot starve it
+                # kept for this engine, so that later ones cannot starve it
+                free |= dict.fromkeys(usable_devices(engine.report, free), 0)
                 continue
-            try:
-                self._ledger.reserve(owner, LeaseKind.ENGINE, owner, holds)
             except LeaseNotFound:  # expired owner; `expire` will remove it
                 continue
             engine.why = ""
@@ -254,24 +247,22 @@ class EngineGrants:
         """Whether an engine may load, and otherwise the reason."""
         if lease.phase is not Phase.RESERVED:
             return False, ""
-        if engine.is_loading:
-            return True, ""
-        why = self._load_conflict(lease, unreported) if engine.report.measures else ""
+        waits = engine.report.measures and not engine.is_loading
+        why = self._load_conflict(lease, unreported) if waits else ""
         engine.is_loading = not why
         return engine.is_loading, why
 
     def _load_conflict(self, lease: Lease, unreported: Set[str]) -> str:
         """What else changes the free memory on an engine's devices; empty: nothing."""
-        mine = {hold.on for hold in lease.holds}
-        for owner, other in self._engines.items():
-            loads = other.is_loading or (owner in unreported and not other.report.kv_tokens)
-            if loads and other.report.measures and mine & self._devices(owner):
+        there = [one for hold in lease.holds for one in self._ledger.leases_on(hold.on)]
+        for one in there:
+            other = self._engines.get(one.lease_id)
+            if other is None or not other.report.measures:
+                continue
+            if other.is_loading or (one.lease_id in unreported and not other.report.kv_tokens):
                 return f"{other.report.model} loads on the same device"
-        ending = any(one.phase is Phase.ENDING for device in mine for one in self._ledger.leases_on(device))
+        ending = any(one.phase is Phase.ENDING for one in there)
         return "an engine that has ended still has memory of the same device" if ending else ""
-
-    def _devices(self, owner: str) -> set[str]:
-        return {hold.on for hold in self._ledger.lease(owner).holds} if owner in self._ledger else set()
 
     def _check_overuse(self, engine: _Engine, lease: Lease, now: float) -> None:
         measured = zip(lease.holds, engine.report.measured_bytes, strict=False)
