@@ -109,10 +109,9 @@ class StartPlacer:
         if self._failed:
             return
         try:
+            self._scheduler = self._scheduler or self._find()
             if self._scheduler is None:
-                self._scheduler = self._find()
-                if self._scheduler is None:
-                    return  # the controller is still being built
+                return  # the controller is still being built
             install_hook(self._scheduler, self._application, self)
             self._book.tick(starting_replicas(self._scheduler, self._application), self._clock())
             self._ensure_thread()

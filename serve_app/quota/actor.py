@@ -86,7 +86,7 @@ class GpuMemoryQuota:
             self.devices_known.set()
         await _retry_until_done(lambda: self._shelf.put(INVENTORY, settings))
         self.tasks = [
-            asyncio.create_task(self._every(TICK_S, self._tick)),
+            asyncio.create_task(self._follow_time()),
             asyncio.create_task(self._follow_devices()),
         ]
         logger.info("the quota actor is up: epoch %d, %d checkpoint entries", epoch, len(roster))
@@ -260,16 +260,22 @@ class GpuMemoryQuota:
             else:
                 self._shelf.delete(f"{kind}:{name}")
 
-    def _tick(self) -> None:
-        relocation = self.core.relocation
-        above = self._defrag_above
-        if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
-            relocation.begin()
-        self.core.on_tick(time.monotonic())
-        for router in [name for name in self._news if not self.core.ledger.knows(name)]:
-            del self._news[router]
-        self._after_queue_event()
-        self._warn()
+    async def _follow_time(self) -> None:
+        """Run what is due, twice a second."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                relocation, above = self.core.relocation, self._defrag_above
+                if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
+                    relocation.begin()
+                self.core.on_tick(time.monotonic())
+                for router in [name for name in self._news if not self.core.ledger.knows(name)]:
+                    del self._news[router]
+                self._after_queue_event()
+                self._warn()
+                self._store()
+            except Exception:
+                logger.exception("periodic task of the quota actor failed and goes on")
 
     def _warn(self) -> None:
         """Log each alarm once, when it is raised."""
@@ -281,15 +287,6 @@ class GpuMemoryQuota:
                 *(one.replica, one.model, one.measured_bytes, one.device, one.granted_bytes),
             )
         self._alarmed = set(alarms)
-
-    async def _every(self, period_s: float, act: Callable[[], None]) -> None:
-        while True:
-            await asyncio.sleep(period_s)
-            try:
-                act()
-                self._store()
-            except Exception:
-                logger.exception("periodic task of the quota actor failed and goes on")
 
     async def _follow_devices(self) -> None:
         """Update the devices, and check the processes of ended and silent engines."""
