@@ -53,9 +53,7 @@ def placer_of_this_process(application: str, models: Mapping[str, Any], quota: M
     """
     known = {deployment: (str(name), asked) for deployment, (name, asked) in models.items()}
     actor = cache(partial(QuotaActor, QuotaSettings.model_validate(quota)))  # the first call, in a thread, starts it
-    placing = StartPlacer(
-        application, known, lambda asks: actor().starts(asks, ANSWER_S), controllers_scheduler, give_up_bundles
-    )
+    placing = StartPlacer(application, known, lambda asks: actor().starts(asks, ANSWER_S))
     placing.tick()  # Serve starts the first replicas before it calls the policy
     return placing
 
@@ -83,8 +81,6 @@ class StartPlacer:
         application: its name.
         models: by engine deployment, the model's name and the bytes in its settings, or None.
         ask: calls the quota actor; used in a separate thread.
-        find: Serve's scheduler in this process; None: there is none.
-        release: ends a replica whose bundles Ray has not placed.
         clock: seconds, monotonic.
     """
 
@@ -93,13 +89,11 @@ class StartPlacer:
         application: str,
         models: Mapping[str, tuple[str, int | None]],
         ask: AskQuotaActor,
-        find: Callable[[], Any],
-        release: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._application = application
         self._book = StartBook(models)
-        self._ask, self._find, self._release, self._clock = ask, find, release, clock
+        self._ask, self._clock = ask, clock
         self._scheduler: Any = None
         self._failed = self._actor_away = False
         self._thread: threading.Thread | None = None
@@ -109,7 +103,7 @@ class StartPlacer:
         if self._failed:
             return
         try:
-            self._scheduler = self._scheduler or self._find()
+            self._scheduler = self._scheduler or controllers_scheduler()
             if self._scheduler is None:
                 return  # the controller is still being built
             install_hook(self._scheduler, self._application, self)
@@ -161,7 +155,7 @@ class StartPlacer:
                 self._book.record_replies(asks, self._ask(tuple(asks.values())), self._clock())
                 self._actor_away = False
                 for replica in self._book.overdue(self._clock()):
-                    self._release(replica)
+                    give_up_bundles(replica)
             except Exception as error:  # noqa: BLE001 - after any error the next turn asks again
                 if not self._actor_away:
                     logger.warning("the quota actor does not place engine starts, and is asked again: %s", error)

@@ -58,9 +58,6 @@ class Checkpoint:
     def __iter__(self) -> Iterator[tuple[CheckpointKey, CheckpointValue]]:
         return iter(list(self._entries.items()))
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get(self, key: CheckpointKey) -> CheckpointValue:
         return self._entries.get(key)
 

@@ -148,9 +148,8 @@ class SessionLeases:
 
     def reserve(self, request: SessionRequest, engine: str, now: float) -> Session:
         """Open a session on an engine. Raises as `Ledger.reserve`."""
-        one = SessionEntry(
-            replace(request, wait_until=None), f"{request.session_id}{next(self._lease_suffixes)}", engine
-        )
+        lease = f"{request.session_id}{next(self._lease_suffixes)}"
+        one = SessionEntry(replace(request, wait_until=None), lease, engine)
         self.restore(one, now)
         self._checkpoint.put((EntryKind.SESSION, one.lease), one)
         return self.view(request.session_id)
