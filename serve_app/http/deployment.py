@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from functools import partial
 from typing import Any
 
 from ray import serve
@@ -72,7 +71,7 @@ class RouterReplica:
         self._metrics = RouterMetrics()
         quota = QuotaActor(settings.quota)
         name = replica.replica_id.unique_id
-        self._queue_client = QueueClient(name, partial(quota.call, "exchange"), partial(quota.call, "watch"), AWAY)
+        self._queue_client = QueueClient(name, quota.exchange, quota.watch, AWAY)
         in_fresh_context(self._queue_client.start(), "queues")
         self._registry = ModelRegistry(connect, name, self._queue_client)
         book = SessionClient(quota.call, self._queue_client.sessions, AWAY)

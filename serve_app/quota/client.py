@@ -10,6 +10,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
+from serve_app.core.shared_queue import ActorReply, RouterMessage
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.settings import QuotaSettings
 
@@ -28,6 +29,14 @@ class QuotaActor:
     def __init__(self, settings: QuotaSettings) -> None:
         self._settings = settings
         self.handle = quota_actor(settings)
+
+    async def exchange(self, message: RouterMessage) -> ActorReply:
+        """See `GpuMemoryQuota.exchange`."""
+        return await self.call("exchange", message)  # type: ignore[no-any-return]
+
+    async def watch(self, message: RouterMessage) -> ActorReply:
+        """See `GpuMemoryQuota.watch`."""
+        return await self.call("watch", message)  # type: ignore[no-any-return]
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call any method of the actor by name."""
