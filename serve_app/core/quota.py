@@ -116,8 +116,7 @@ class Quota:
             return EngineReply(why="ended")
         if report.failed:
             self.starts.record_failure(report.model, report.failed, now)
-        unknown = any(map(self._is_unreadable, self._unreported))
-        reply = self.grants.report(report, now, frozen=unknown, unreported=self._unreported)
+        reply = self.grants.report(report, now, frozen=bool(self._unreadable()), unreported=self._unreported)
         if report.owner in self.ledger:  # stored without what changes every second
             holds = self.ledger.lease(report.owner).holds
             lasting = replace(report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="")
@@ -210,9 +209,8 @@ class Quota:
             self.queue.actor_sessions.extend()
             self._recovers_until += stood_s
         if self._restored and now >= self._recovers_until:
-            for name in self._unreported:
-                if self._is_unreadable(name):
-                    self.checkpoint.forget((EntryKind.ENGINE, name))
+            for key in self._unreadable():
+                self.checkpoint.forget(key)
             self._unreported.clear()
         waiting = Counter(one.model for one in self.grants.blocked(now))
         self.queue.actor_sessions.set_blocked(tuple(sorted(waiting.items())))
@@ -282,9 +280,10 @@ class Quota:
             case _ if kind is EntryKind.ROUTER:
                 self.ledger.join(name, RECOVERY_S, now)
 
-    def _is_unreadable(self, name: str) -> bool:
-        """Whether this is an engine whose checkpoint entry could not be read."""
-        return (EntryKind.ENGINE, name) in self.checkpoint and self.checkpoint.get((EntryKind.ENGINE, name)) is None
+    def _unreadable(self) -> list[CheckpointKey]:
+        """The checkpoint keys of engines without a report whose entries could not be read."""
+        keys = [(EntryKind.ENGINE, name) for name in self._unreported]
+        return [key for key in keys if key in self.checkpoint and self.checkpoint.get(key) is None]
 
     def _closed_engines(self, speaker: str = "") -> frozenset[str]:
         """Engines that a router other than `speaker` may hold part of, without a report since the actor's start."""

@@ -76,7 +76,7 @@ class _Engine:
 
 
 class EngineGrants:
-    """The engines and their grants. O(waiting engines) per report while some wait, else O(log n)."""
+    """The engines and their grants. A report costs O(leases on its devices), and while engines wait O(those) too."""
 
     def __init__(self, ledger: Ledger, checkpoint: Checkpoint) -> None:
         self._ledger = ledger

@@ -132,6 +132,7 @@ class SessionLeases:
     """The sessions. O(1) per method, unless stated.
 
     Args:
+        checkpoint: where they are kept.
         epoch: of the quota actor; part of lease names, so that they differ from those of earlier epochs.
     """
 
