@@ -40,9 +40,6 @@ ASK_S = 0.2  # between requests while a start waits for its answer
 RENEW_S = 1.0  # between requests otherwise: a reservation without renewal lasts ten times that
 ANSWER_S = 5.0  # the actor answers in milliseconds
 
-AskQuotaActor = Callable[[tuple[StartsRequest, ...]], tuple[StartsReply, ...]]
-"""Calls the quota actor and waits for its answer; raises any error of the call."""
-
 
 def placer_of_this_process(application: str, models: Mapping[str, Any], quota: Mapping[str, Any]) -> StartPlacer:
     """The start placer of an application, in the process of Serve's controller.
@@ -80,7 +77,7 @@ class StartPlacer:
     Args:
         application: its name.
         models: by engine deployment, the model's name and the bytes in its settings, or None.
-        ask: calls the quota actor; used in a separate thread.
+        ask: calls the quota actor and waits for its answer, in a separate thread; raises any error of the call.
         clock: seconds, monotonic.
     """
 
@@ -88,7 +85,7 @@ class StartPlacer:
         self,
         application: str,
         models: Mapping[str, tuple[str, int | None]],
-        ask: AskQuotaActor,
+        ask: Callable[[tuple[StartsRequest, ...]], tuple[StartsReply, ...]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._application = application

@@ -61,7 +61,6 @@ class ScalingPolicy:
     """An application's scaling policy: engine deployments follow their load, the router deployment is not scaled.
 
     Args:
-        router: the router deployment's name.
         clock: seconds, monotonic.
         starts: arguments of `placer_of_this_process`; None: Ray alone decides where engines start.
         placing: a start placer instead of it, for tests.
@@ -69,12 +68,10 @@ class ScalingPolicy:
 
     def __init__(
         self,
-        router: str = ROUTER,
         clock: Callable[[], float] = time.monotonic,
         starts: Mapping[str, Any] | None = None,
         placing: StartPlacer | None = None,
     ) -> None:
-        self._router = router
         self._clock = clock
         self._placing = placing
         if starts is not None:
@@ -109,7 +106,7 @@ class ScalingPolicy:
         decisions: dict[Any, int] = {}
         states: States = {}
         for name, (deployment, context) in named.items():
-            if name == self._router:
+            if name == ROUTER:
                 continue
             target = context.target_num_replicas
             try:
@@ -126,16 +123,16 @@ class ScalingPolicy:
 
     def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
         """The routers' counts, by engine deployment, and the running routers."""
-        if self._router not in named:
+        if ROUTER not in named:
             return {}, frozenset()
-        context = named[self._router][1]
+        context = named[ROUTER][1]
         running = frozenset(context.running_replicas)
         try:
             raw = context.raw_metrics or {}
-            usable = self._usable(self._router, context, raw, now)
+            usable = self._usable(ROUTER, context, raw, now)
             return readings.router_counts(raw, usable), running
         except Exception as error:  # noqa: BLE001 - the engines' own numbers remain usable
-            self._failed(self._router, error)
+            self._failed(ROUTER, error)
             return {}, running
 
     def _decide(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from serve_app.core.memory import BlockedEngine, DeviceUse, Lease, LeaseKind, slots_of
+from serve_app.core.memory import BlockedEngine, Lease, LeaseKind, slots_of
 from serve_app.core.quota import Quota
 
 SIZES = ("total_bytes", "reserved_bytes", "granted_bytes", "free_bytes")
@@ -16,7 +16,18 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
     """Devices, engines, routers' shares, sessions, waiting engines and reservations as JSON values.
 
     In bytes and KV tokens."""
-    devices = [_device(use) for use in core.ledger.devices()]
+    devices: list[dict[str, Any]] = [
+        {
+            "device": use.device.key,
+            "node": use.device.node,
+            "total_bytes": use.device.total_bytes,
+            "reserved_bytes": use.device.reserved_bytes,
+            "granted_bytes": use.held_bytes,
+            "free_bytes": use.free_bytes,
+            "percent": round(100 * use.held_bytes / max(1, use.device.capacity_bytes), 1),
+        }
+        for use in core.ledger.devices()
+    ]
     fragmentation, by_node = core.relocation.fragmentation()
     return {
         "epoch": core.epoch,
@@ -58,18 +69,6 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         ],
         "lines": [_model_queue(core, model, now) for model in sorted(core.queue.granting.models)],
         "overdrawn_tokens": core.queue.accounts.overdrawn,
-    }
-
-
-def _device(use: DeviceUse) -> dict[str, Any]:
-    return {
-        "device": use.device.key,
-        "node": use.device.node,
-        "total_bytes": use.device.total_bytes,
-        "reserved_bytes": use.device.reserved_bytes,
-        "granted_bytes": use.held_bytes,
-        "free_bytes": use.free_bytes,
-        "percent": round(100 * use.held_bytes / max(1, use.device.capacity_bytes), 1),
     }
 
 

@@ -19,7 +19,6 @@ from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import (
     GROWTH_SHARE,
     Device,
-    DeviceUse,
     Hold,
     Lease,
     LeaseKind,
@@ -56,7 +55,6 @@ __all__ = [
     "CheckpointKey",
     "CheckpointValue",
     "Device",
-    "DeviceUse",
     "EngineEntry",
     "EngineGrants",
     "EngineReply",
