@@ -188,7 +188,9 @@ class FakeQuota:
 
     def _moved(self) -> None:
         """What follows every event of the core."""
-        for key, (keep, value) in self.core.take_changes().items():
+        changes = self.core.changes()
+        self.core.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self._stored[key] = value
             else:
