@@ -54,18 +54,20 @@ def status(state: InstanceState) -> dict[str, Any] | None:
 
 def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:
     nothing: dict[str, Any] = {"state": "starting", "message": "", "models": [], "routers": []}
-    token = state.token()
-    coming_up = _supervised(instance) and state.read_status() is None
-    if coming_up or not instance.address or token is None:
+    order = _order("status", state, instance)
+    if order is None or (_supervised(instance) and state.read_status() is None):
         return nothing
     try:
-        answer = ask(_order("status", instance, token))
+        return nothing | (ask(order) or {})
     except Unavailable as error:
         return nothing | {"state": "unreachable", "message": error.message}
-    return nothing | {key: value for key, value in (answer or {}).items() if key != "event"}
 
 
-def _order(what: str, instance: Instance, token: str) -> dict[str, Any]:
+def _order(what: str, state: InstanceState, instance: Instance) -> dict[str, Any] | None:
+    """An order to a driver; None: Ray has not started."""
+    token = state.token()
+    if not instance.address or token is None:
+        return None
     environment = driver_environment(instance.address, token, instance.mark)
     return {"do": what, "environment": environment, "models": list(instance.models), "name": APPLICATION}
 
@@ -116,12 +118,8 @@ def down(state: InstanceState, report: Callable[[str], None]) -> bool:
         return ran
     state.acquire()
     try:
-        left = bool(marked(instance.mark))
-        token = state.token()
-        if left and instance.address and token is not None:
-            report("Ending the application")
-            _shut_down_serve(instance, token, report)
-        if left:
+        if marked(instance.mark):
+            _shut_down_serve(state, instance, report)
             report("Ending what is left")
         clean_up(state)
     finally:
@@ -129,11 +127,14 @@ def down(state: InstanceState, report: Callable[[str], None]) -> bool:
     return ran
 
 
-def _shut_down_serve(instance: Instance, token: str, report: Callable[[str], None]) -> None:
-    try:
-        ask(_order("shutdown", instance, token), SERVE_SHUTDOWN_S + DEFAULT_QUESTION_S)
-    except Unavailable as error:
-        report(f"Serve could not be asked to end ({error.message})")
+def _shut_down_serve(state: InstanceState, instance: Instance, report: Callable[[str], None]) -> None:
+    order = _order("shutdown", state, instance)
+    if order is not None:
+        report("Ending the application")
+        try:
+            ask(order, SERVE_SHUTDOWN_S + DEFAULT_QUESTION_S)
+        except Unavailable as error:
+            report(f"Serve could not be asked to end ({error.message})")
 
 
 def _supervised(instance: Instance) -> bool:

@@ -31,7 +31,7 @@ class Progress:
 
     def begin(self, title: str) -> None:
         """Start a phase; a running phase is reported as done."""
-        self.done()
+        self._end("✓", "green", "")
         self._title, self._detail = title, ""
         self._began_at = self._printed_at = time.monotonic()
         if self._console.is_terminal:
@@ -54,18 +54,6 @@ class Progress:
             self._printed_at = now
             self._print(f"  {self._title}: {text} ({self.elapsed_s:.0f} s)")
 
-    def done(self) -> None:
-        """The phase succeeded; no effect without a running phase."""
-        self._end("✓", "green", "")
-
-    def fail(self) -> None:
-        """The phase failed; no effect without a running phase."""
-        self._end("✗", "red", "failed after ")
-
-    def leave(self) -> None:
-        """The phase was interrupted; no effect without a running phase."""
-        self._end("-", "yellow", "interrupted after ")
-
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began_at
@@ -82,13 +70,14 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self.done()
+            self._end("✓", "green", "")
         elif issubclass(kind, Exception):
-            self.fail()
+            self._end("✗", "red", "failed after ")
         else:
-            self.leave()
+            self._end("-", "yellow", "interrupted after ")
 
     def _end(self, sign: str, colour: str, how: str) -> None:
+        """Report how the phase ended; no effect without a running phase."""
         if not self._title:
             return
         if self._live is not None:

@@ -107,11 +107,9 @@ def main() -> int:
     try:
         driver.connect(order["environment"])
         ORDERS[order["do"]](order, commands)
-    except ServeAppError as error:
-        _send("error", message=error.message)
-        return 1
     except Exception as error:  # noqa: BLE001 - the boundary of the process: any error goes to the owner
-        _send("error", message=f"{type(error).__name__}: {error}")
+        reason = error.message if isinstance(error, ServeAppError) else f"{type(error).__name__}: {error}"
+        _send("error", message=reason)
         return 1
     return 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from serve_app.cluster.local.ports import PortBlock
 from serve_app.names import MARK
-from serve_app.system import common_environment
+from serve_app.system import OBJECT_STORE_BYTES, common_environment
 
 LOOPBACK = "127.0.0.1"
 RUN_DIR_LENGTH = 28  # a unix socket's path has 107 bytes at most; Ray and HAProxy add up to 77 to the folder's
@@ -52,8 +52,7 @@ def node_environment(mark: str, token: str, run_dir: Path, block: PortBlock, hos
         host: the endpoint's. Serve itself, the router replicas and the fallback proxy use loopback.
     """
     ports = {"stats_port": block.haproxy_stats, "metrics_port": block.haproxy_metrics}
-    ours = common_environment(mark, run_dir, **ports, host=host)
-    return ours | {
+    return common_environment(mark, run_dir, **ports, host=host) | {
         "RAY_AUTH_TOKEN": token,
         **LOOPBACK_ENVIRONMENT,
         "DASHBOARD_METRIC_PORT": str(block.head_metrics),
@@ -67,25 +66,15 @@ def node_environment(mark: str, token: str, run_dir: Path, block: PortBlock, hos
     }
 
 
-def ray_command(
-    run_dir: Path,
-    block: PortBlock,
-    *,
-    num_cpus: int | None,
-    num_gpus: int | None,
-    object_store_bytes: int,
-    dashboard: bool,
-) -> list[str]:
+def ray_command(run_dir: Path, block: PortBlock, *, num_cpus: int | None, dashboard: bool) -> list[str]:
     """`ray start` in the foreground for the only node. The kernel chooses ports given as 0."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     command += ["--node-ip-address", LOOPBACK, "--temp-dir", str(run_dir / "ray")]
     command += ["--port", "0", "--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
-    command += ["--object-store-memory", str(object_store_bytes), "--no-monitor", "--include-log-monitor", "false"]
+    command += ["--object-store-memory", str(OBJECT_STORE_BYTES), "--no-monitor", "--include-log-monitor", "false"]
     command += ["--log-style", "record", "--log-color", "false", "--include-dashboard", str(dashboard).lower()]
     if dashboard:
         command += ["--dashboard-host", LOOPBACK, "--dashboard-port", str(block.dashboard)]
     if num_cpus is not None:
         command += ["--num-cpus", str(num_cpus)]
-    if num_gpus is not None:
-        command += ["--num-gpus", str(num_gpus)]
     return command

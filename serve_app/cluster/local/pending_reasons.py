@@ -6,7 +6,7 @@ group and the sizes of the nodes give the reason at once. Pure: driver.py asks R
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 COUNTED = ("GPU", "CPU")
@@ -18,35 +18,29 @@ Group = Mapping[str, Any]  # an entry of Ray's placement group table
 Node = Mapping[str, Any]  # an entry of `ray.nodes()`
 
 
-def _without_place(details: Mapping[str, Any], application: str) -> Iterator[tuple[str, str]]:
-    """Deployment and actor name of each replica that has no node."""
-    found = details["applications"].get(application) or {"deployments": {}}
-    for name, deployment in found["deployments"].items():
-        if getattr(deployment["status"], "value", deployment["status"]) in IN_TROUBLE:
-            continue
-        yield from (
-            (name, replica["actor_name"]) for replica in deployment["replicas"] if replica.get("node_id") is None
-        )
+def unplaced(details: Mapping[str, Any], application: str) -> dict[str, list[str]]:
+    """Deployment -> the actor names of its replicas that have no node; `details`: Serve's details as a dictionary."""
+    found = (details["applications"].get(application) or {}).get("deployments", {})
+    actors = {
+        name: [replica["actor_name"] for replica in deployment["replicas"] if replica.get("node_id") is None]
+        for name, deployment in found.items()
+        if getattr(deployment["status"], "value", deployment["status"]) not in IN_TROUBLE
+    }
+    return {name: names for name, names in actors.items() if names}
 
 
-def has_unplaced(details: Mapping[str, Any], application: str) -> bool:
-    """Whether a replica of the application is unplaced; `details`: Serve's details as a dictionary."""
-    return next(_without_place(details, application), None) is not None
-
-
-def reasons(
-    details: Mapping[str, Any], application: str, groups: Sequence[Group], nodes: Sequence[Node]
-) -> dict[str, str]:
-    """Deployment -> the resources that its unplaced replicas wait for. Replicas without bundles are left out."""
+def reasons(actors: Mapping[str, Sequence[str]], groups: Iterable[Group], nodes: Sequence[Node]) -> dict[str, str]:
+    """Deployment -> the resources that its `unplaced` replicas wait for. Replicas without bundles are left out."""
     by_name = {group["name"]: group for group in groups}
-    waiting: dict[str, list[Group]] = {}
-    for deployment, actor in _without_place(details, application):
-        if actor in by_name:
-            waiting.setdefault(deployment, []).append(by_name[actor])
-    return {name: f"{_replicas(len(found))} for {wait_reason(found[0], nodes)}" for name, found in waiting.items()}
+    waiting = {deployment: [by_name[one] for one in names if one in by_name] for deployment, names in actors.items()}
+    return {
+        deployment: f"{replicas_wait(len(found))} for {wait_reason(found[0], nodes)}"
+        for deployment, found in waiting.items()
+        if found
+    }
 
 
-def _replicas(count: int) -> str:
+def replicas_wait(count: int) -> str:
     return "1 replica waits" if count == 1 else f"{count} replicas wait"
 
 

@@ -5,6 +5,7 @@ Invariant: the owner never waits for Ray: a thread reads the events, and the chi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -20,6 +21,7 @@ from serve_app.errors import Unavailable
 from serve_app.names import MARK
 
 END_S = 5.0  # a child that was asked to end, or has answered, ends well within this time
+SERVE_SHUTDOWN_S = 20.0  # engines need seconds to end; streams running then are cut
 DEFAULT_QUESTION_S = 30.0  # importing Ray and connecting takes 2 s, ten times that on a loaded machine
 
 
@@ -72,11 +74,11 @@ class RemoteDriver:
 
     def close(self) -> None:
         """End the child."""
-        if self._process.stdin is not None:
-            try:
-                self._process.stdin.close()
-            except BrokenPipeError:
-                self._process.kill()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            self._process.kill()
         self._process.terminate()
         if not self.wait(END_S):
             self._process.kill()
@@ -92,14 +94,13 @@ class RemoteDriver:
 
 
 def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict[str, Any] | None:
-    """Let a child execute one order; returns its status, None for an order without an answer.
+    """Let a child execute one order; returns its last answer, None for an order without one.
 
     Raises:
         Unavailable: the order failed, or did not end in time.
     """
-    remote = RemoteDriver(order)
     answer = None
-    try:
+    with contextlib.closing(RemoteDriver(order)) as remote:
         while True:
             event = remote.event(timeout_s)
             if event is None:
@@ -108,6 +109,4 @@ def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict
                 raise Unavailable(event["message"], code="cluster_failed")
             if event["event"] == "end":
                 return answer
-            answer = event
-    finally:
-        remote.close()
+            answer = {key: value for key, value in event.items() if key != "event"}

@@ -21,13 +21,14 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
+from serve_app.cluster.local.node import LOOPBACK
 from serve_app.errors import ConfigError, Unavailable
 
 DEFAULT_INSTANCE = "default"
@@ -53,7 +54,11 @@ class Instance:
     supervisor_pid: int | None = None  # the `up` command, which stops the instance on SIGTERM; None: owned by a program
     supervisor_ticks: int | None = None
     api_key_file: str | None = None
-    models: tuple[str, ...] = field(default=())
+    models: tuple[str, ...] = ()
+
+    def serve_options(self) -> dict[str, Any]:
+        """Serve's own options: routers bind loopback, only HAProxy binds the host of the endpoint."""
+        return {"host": LOOPBACK, "port": self.http_port, "proxy_location": "HeadOnly"}
 
 
 INSTANCE, STATUS = TypeAdapter(Instance), TypeAdapter(dict[str, Any])
@@ -108,24 +113,13 @@ class InstanceState:
         if not NAME.fullmatch(name):
             raise ConfigError(f"instance: {name!r} is no name (letters, digits, '.', '_', '-')", param="instance")
         self.name = name
-        self.folder = state_root(state_dir) / name
-        self._lock = FileLock(self.folder / "lock", thread_local=False)
-
-    @property
-    def token_file(self) -> Path:
-        return self.folder / "token"
-
-    @property
-    def generated_key_file(self) -> Path:
-        return self.folder / "api_key"
-
-    @property
-    def configured_key_file(self) -> Path:
-        return self.folder / "configured_api_key"
-
-    @property
-    def logs(self) -> Path:
-        return self.folder / "logs"
+        self.folder = folder = state_root(state_dir) / name
+        self.token_file = folder / "token"
+        self.generated_key_file = folder / "api_key"
+        self.configured_key_file = folder / "configured_api_key"
+        self.logs = folder / "logs"
+        self._record, self._status = folder / "instance.json", folder / "status.json"
+        self._lock = FileLock(folder / "lock", thread_local=False)
 
     def create(self) -> None:
         """Make the folder, mode 0700.
@@ -133,10 +127,11 @@ class InstanceState:
         Raises:
             ConfigError: it cannot be written; the message names the folder and the variable to set.
         """
+        probe = self.folder / ".probe"
         try:
             make_private(self.folder)
-            write_private(self.folder / ".probe", "")
-            (self.folder / ".probe").unlink()
+            write_private(probe, "")
+            probe.unlink()
         except OSError as error:
             raise ConfigError(
                 f"the state folder {self.folder} cannot be written ({error.strerror}); "
@@ -177,28 +172,28 @@ class InstanceState:
 
     def read(self) -> Instance | None:
         """The record of the running instance; None if there is none, or its file has an unknown shape."""
-        return _parsed(INSTANCE, self.folder / "instance.json")
+        return _parsed(INSTANCE, self._record)
 
     def write(self, instance: Instance) -> None:
-        write_private(self.folder / "instance.json", INSTANCE.dump_json(instance, indent=1).decode())
+        write_private(self._record, INSTANCE.dump_json(instance, indent=1).decode())
 
     def read_status(self) -> dict[str, Any] | None:
-        return _parsed(STATUS, self.folder / "status.json")
+        return _parsed(STATUS, self._status)
 
     def status_time_s(self) -> float:
         """The time when the status was written, Unix time; 0 if there is none."""
         try:
-            return (self.folder / "status.json").stat().st_mtime
+            return self._status.stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        write_private(self.folder / "status.json", json.dumps(status))
+        write_private(self._status, json.dumps(status))
 
     def clear(self) -> None:
         """Remove the running instance's record; the generated key and the logs stay."""
-        for name in ("instance.json", "status.json", self.token_file.name, self.configured_key_file.name):
-            (self.folder / name).unlink(missing_ok=True)
+        for file in (self._record, self._status, self.token_file, self.configured_key_file):
+            file.unlink(missing_ok=True)
 
     def new_token(self) -> str:
         """A new token for Ray: 64 hexadecimal digits, stored in the token file."""
