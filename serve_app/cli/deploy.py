@@ -116,7 +116,8 @@ def _follow(
                 if event["event"] == "end":
                     if is_declared and (not order["wait"] or (status is not None and status["state"] in FINAL_STATES)):
                         return status
-                    raise Unavailable(f"the process that deploys it has ended: {_last_line(log)}", code="deploy_failed")
+                    said = log.read_text(errors="replace").strip().splitlines() or ["without a word"]
+                    raise Unavailable(f"the process that deploys it has ended: {said[-1]}", code="deploy_failed")
                 if event["event"] == "phase":
                     is_declared = True
                     declared()
@@ -126,11 +127,6 @@ def _follow(
                     progress.detail(replica_states(status))
             left = "does not run" if is_declared else "is not declared"
             raise Unavailable(f"it {left} after {timeout_s:.0f} s; `serve-app status` says more", code="deploy_failed")
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "without a word"
 
 
 def export(settings: Settings, *, host: str | None, port: int | None, proxy_location: ProxyLocation | None) -> str:

@@ -114,7 +114,7 @@ def down(state: InstanceState, report: Callable[[str], None]) -> bool:
         _ask_supervisor(state, instance)
     if state.owned_elsewhere():
         report("Ending its processes; the program that owns it goes on")
-        end_marked(instance.mark, TERM_GRACE_S, spare=(os.getpid(),))
+        end_marked(instance.mark, TERM_GRACE_S)
         return ran
     state.acquire()
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import signal
 import subprocess
 import time
@@ -26,8 +27,8 @@ from serve_app.names import MARK
 
 POLL_S = 0.05  # the polling period for the end of processes
 LOG_TAIL_LINES = 20  # of Ray's start log, in the error
-T = TypeVar("T")
 KILL_S = 10.0  # SIGKILL acts at once; a process in uninterruptible disk sleep may take seconds
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +101,10 @@ def marked(mark: str, *, spare: Collection[int] = ()) -> list[int]:
     return [process.pid for process in _carriers(mark, spare)]
 
 
-def _signal(mark: str, number: signal.Signals, spare: Collection[int]) -> list[int]:
-    """Signal every process that carries the mark. Returns the processes found."""
+def _signal(mark: str, number: signal.Signals) -> list[int]:
+    """Signal every process that carries the mark, except this one. Returns the processes found."""
     found = []
-    for process in _carriers(mark, spare):
+    for process in _carriers(mark, (os.getpid(),)):
         found.append(process.pid)
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
@@ -118,17 +119,17 @@ def wait_gone(mark: str, timeout_s: float, *, spare: Collection[int] = ()) -> li
     return left
 
 
-def end_marked(mark: str, grace_s: float, *, spare: Collection[int] = ()) -> list[int]:
-    """End every process that carries the mark: SIGTERM, after `grace_s` SIGKILL, until no process is left.
+def end_marked(mark: str, grace_s: float) -> list[int]:
+    """End every process that carries the mark, except this one: SIGTERM, after `grace_s` SIGKILL, until none is left.
 
     Returns the processes found at first. With `grace_s` 0 they are killed at once.
     """
-    found = _signal(mark, signal.SIGTERM if grace_s > 0 else signal.SIGKILL, spare)
+    found = _signal(mark, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
     if grace_s > 0:
-        wait_gone(mark, grace_s, spare=spare)
+        wait_gone(mark, grace_s, spare=(os.getpid(),))
     deadline = time.monotonic() + KILL_S
     # repeated: a process may start another one between the listing and its own end
-    while _signal(mark, signal.SIGKILL, spare) and time.monotonic() < deadline:
+    while _signal(mark, signal.SIGKILL) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return found
 

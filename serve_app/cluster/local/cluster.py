@@ -165,7 +165,7 @@ class LocalCluster:
 
     def kill(self) -> None:
         """End every process of this cluster now."""
-        end_marked(self.mark, 0.0, spare=(os.getpid(),))
+        end_marked(self.mark, 0.0)
         if self._supervisor is not None:
             self._close_pipe(self._supervisor)
             self._supervisor.wait()
@@ -261,5 +261,5 @@ def clean_up(state: InstanceState, grace_s: float = TERM_GRACE_S) -> None:
     """End the remaining processes of an instance without owner, and remove its record. The caller owns the instance."""
     instance = state.read()
     if instance is not None:
-        end_marked(instance.mark, grace_s, spare=(os.getpid(),))
+        end_marked(instance.mark, grace_s)
         _forget(state, instance)

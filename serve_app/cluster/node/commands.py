@@ -22,7 +22,7 @@ from pathlib import Path
 
 from serve_app.cluster.local import TOKEN_BYTES, ask, write_private
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
-from serve_app.cluster.node.supervisor import LEFTOVER_GRACE_S, STOP_GRACE_S, without_serve
+from serve_app.cluster.node.supervisor import LEFTOVER_GRACE_S, STOP_GRACE_S, driver_environment
 from serve_app.errors import ConfigError, ServeAppError, Unavailable
 from serve_app.system import ask_to_end, await_start, end_marked, environment
 
@@ -82,9 +82,9 @@ def parse(words: Sequence[str], own_address: Callable[[str], str] = environment.
     return StartOrder(head, address, ip, tuple(arguments))
 
 
-def token_file(environ: Mapping[str, str] = os.environ) -> Path:
+def token_file() -> Path:
     """The path where Ray looks for the cluster's token."""
-    return Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def required_token(file: Path) -> Path:
@@ -163,7 +163,7 @@ def end(folder: NodeFolder) -> bool:
     if node is None:
         return False
     ask_to_end(node.keeper_pid, node.keeper_ticks, SUPERVISOR_STOP_S)
-    end_marked(node.mark, LEFTOVER_GRACE_S, spare=(os.getpid(),))
+    end_marked(node.mark, LEFTOVER_GRACE_S)
     shutil.rmtree(node.run_dir, ignore_errors=True)
     folder.forget(node.mark)
     return True
@@ -207,8 +207,7 @@ def client_environ(folder: NodeFolder) -> dict[str, str]:
     node = folder.node()
     if node is None:
         raise Unavailable("no node of serve-app runs here", code="not_running")
-    inherited = without_serve(environment.usable(os.environ))
-    return inherited | environment.client_environment(node.address, token_file())
+    return driver_environment(node.address, token_file())
 
 
 def ray(arguments: Sequence[str]) -> int:
@@ -237,22 +236,20 @@ def _run(module_and_arguments: Sequence[str], environ: Mapping[str, str]) -> int
 
 def main(words: Sequence[str]) -> int:
     """Run one command. Returns the exit status: 1 for a failure, 2 for wrong arguments."""
-    what, rest = (words[0], list(words[1:])) if words else ("", [])
-    commands: dict[str, Callable[[], int]] = {
-        "start": lambda: start(rest),
-        "stop": stop,
-        "ray": lambda: ray(rest),
-        "serve-app": lambda: serve_app(rest),
-        "token": make_token,
-    }
-    if what not in commands:
-        print(USAGE, file=sys.stderr)
-        return 2
     try:
-        return commands[what]()
-    except ConfigError as error:
-        print(f"node.sh: {error.message}", file=sys.stderr)
+        match list(words):
+            case ["start", *rest]:
+                return start(rest)
+            case ["stop", *_]:
+                return stop()
+            case ["ray", *rest]:
+                return ray(rest)
+            case ["serve-app", *rest]:
+                return serve_app(rest)
+            case ["token", *_]:
+                return make_token()
+        print(USAGE, file=sys.stderr)
         return 2
     except ServeAppError as error:
         print(f"node.sh: {error.message}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
