@@ -230,7 +230,7 @@ def chat(
 @_command
 def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = None) -> None:
     """End an instance, wherever it was started. Without a running instance it does nothing."""
-    ended = instances.down(InstanceState(instance, state_dir), print)
+    ended = instances.down(InstanceState(instance, state_dir))
     print(f"{instance}: ended" if ended else f"{instance}: nothing runs")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -42,13 +41,12 @@ def status(state: InstanceState) -> dict[str, Any] | None:
     instance = state.read()
     if instance is None or not marked(instance.mark):
         return None
-    seen = state.read_status() if time.time() - state.status_time_s() < STATUS_FRESH_S else None
     return {
         "instance": instance.name,
         "url": instance.url,
         "api_key_file": instance.api_key_file,
         "dashboard_url": instance.dashboard_url,
-        **(seen or _driver_status(state, instance)),
+        **(state.read_status(STATUS_FRESH_S) or _driver_status(state, instance)),
     }
 
 
@@ -99,8 +97,9 @@ def show(found: dict[str, Any], console: Console) -> None:
         console.print(f"API key in {found['api_key_file']}", markup=False, highlight=False, soft_wrap=True)
 
 
-def down(state: InstanceState, report: Callable[[str], None]) -> bool:
-    """End the instance, also one started by another program. Returns whether any of its processes ran.
+def down(state: InstanceState) -> bool:
+    """End the instance, also one started by another program, and print the steps. Returns whether any of its processes
+    ran.
 
     A living `up` is asked to end the instance, and awaited; processes left after that, or left by a dead owner, are
     ended here: first through Serve, then by signals.
@@ -110,31 +109,31 @@ def down(state: InstanceState, report: Callable[[str], None]) -> bool:
         return False
     ran = bool(marked(instance.mark))
     if state.owned_elsewhere() and _supervised(instance):
-        report("Asking the process that runs it to end")
+        print("Asking the process that runs it to end")
         _ask_supervisor(state, instance)
     if state.owned_elsewhere():
-        report("Ending its processes; the program that owns it goes on")
+        print("Ending its processes; the program that owns it goes on")
         end_marked(instance.mark, TERM_GRACE_S)
         return ran
     state.acquire()
     try:
         if marked(instance.mark):
-            _shut_down_serve(state, instance, report)
-            report("Ending what is left")
+            _shut_down_serve(state, instance)
+            print("Ending what is left")
         clean_up(state)
     finally:
         state.release()
     return ran
 
 
-def _shut_down_serve(state: InstanceState, instance: Instance, report: Callable[[str], None]) -> None:
+def _shut_down_serve(state: InstanceState, instance: Instance) -> None:
     order = _order("shutdown", state, instance)
     if order is not None:
-        report("Ending the application")
+        print("Ending the application")
         try:
             ask(order, SERVE_SHUTDOWN_S + DEFAULT_QUESTION_S)
         except Unavailable as error:
-            report(f"Serve could not be asked to end ({error.message})")
+            print(f"Serve could not be asked to end ({error.message})")
 
 
 def _supervised(instance: Instance) -> bool:

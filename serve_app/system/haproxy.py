@@ -200,16 +200,11 @@ class FallbackHaproxy:
     """A HAProxy on the endpoint's port while Serve's own is dead: Serve needs half a minute to notice, and its new
     HAProxy takes the port over as soon as it has routers. The fallback runs the last configuration without the admin
     socket, by which Serve would take it for its own HAProxy and start no new one. If Serve was shut down, so that no
-    new one comes, the fallback ends after `within_s`.
-
-    Args:
-        folder: the wrapper's folder.
-        within_s: the longest run of the fallback.
+    new one comes, the fallback ends after FALLBACK_S. `folder`: the wrapper's.
     """
 
-    def __init__(self, folder: Path, within_s: float = FALLBACK_S) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._within_s = within_s
         self._process: subprocess.Popen[bytes] | None = None
         self._until = 0.0  # of time.monotonic()
 
@@ -223,7 +218,7 @@ class FallbackHaproxy:
             self._process.terminate()
         elif front is None and last.exists():
             self._process = subprocess.Popen([self._folder / "haproxy", "stand-in"], stdin=subprocess.DEVNULL)
-            self._until = time.monotonic() + self._within_s
+            self._until = time.monotonic() + FALLBACK_S
             whole = self._folder / f"{FRONT}.new"
             whole.write_text(f"{self._process.pid}\n")
             whole.replace(self._folder / FRONT)

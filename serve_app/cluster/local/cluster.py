@@ -184,8 +184,10 @@ class LocalCluster:
 
     def _start(self, extra_environment: Mapping[str, str], num_cpus: int | None, dashboard: bool) -> None:
         """Start Ray under its supervisor, again after a transient error."""
+        host = self.instance.host
+        reachable = node.LOOPBACK if host in ("0.0.0.0", "::") else host  # from this machine
         for attempt in range(START_ATTEMPTS):
-            block = self._resources.enter_context(reserved_block(self.instance.host))
+            block = self._resources.enter_context(reserved_block(host))
             run_dir = _new_run_dir()
             log = run_dir / "start.log"
             port = self.instance.http_port or block.http
@@ -193,13 +195,13 @@ class LocalCluster:
                 self.instance,
                 run_dir=str(run_dir),
                 http_port=port,
-                url=f"http://{_reachable(self.instance.host)}:{port}",
+                url=f"http://{reachable}:{port}",
                 dashboard_url=f"http://{node.LOOPBACK}:{block.dashboard}" if dashboard else None,
             )
             self.state.write(self.instance)
             command = node.ray_command(run_dir, block, num_cpus=num_cpus, dashboard=dashboard)
             environment = node.usable_environment(os.environ)
-            environment |= node.node_environment(self.mark, self._token, run_dir, block, self.instance.host)
+            environment |= node.node_environment(self.mark, self._token, run_dir, block, host)
             self._supervisor = supervisor = _spawn(command, environment | dict(extra_environment), log)
             try:
                 address = await_start(supervisor, lambda run_dir=run_dir: _address(run_dir), log, NODE_START_S)
@@ -230,11 +232,6 @@ def _spawn(command: list[str], environment: Mapping[str, str], log: Path) -> sub
 def _address(run_dir: Path) -> str | None:
     """The node's address, which `ray start` writes last."""
     return (read_text(run_dir / "ray" / "ray_current_cluster") or "").strip() or None
-
-
-def _reachable(host: str) -> str:
-    """An address for connecting from this machine to a server bound to `host`."""
-    return node.LOOPBACK if host in ("0.0.0.0", "::") else host
 
 
 def _new_run_dir() -> Path:

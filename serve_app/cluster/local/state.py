@@ -15,11 +15,14 @@ Invariant: only the user can read these files, and a file is either the old or t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,8 +148,6 @@ class InstanceState:
         Raises:
             Unavailable: another process owns the instance; code "already_running".
         """
-        if self._lock.is_locked:
-            return
         try:
             self._lock.acquire(LOCK_WAIT_S, LOCK_POLL_S)
         except Timeout:
@@ -177,15 +178,12 @@ class InstanceState:
     def write(self, instance: Instance) -> None:
         write_private(self._record, INSTANCE.dump_json(instance, indent=1).decode())
 
-    def read_status(self) -> dict[str, Any] | None:
-        return _parsed(STATUS, self._status)
-
-    def status_time_s(self) -> float:
-        """The time when the status was written, Unix time; 0 if there is none."""
-        try:
-            return self._status.stat().st_mtime
-        except FileNotFoundError:
-            return 0.0
+    def read_status(self, within_s: float = math.inf) -> dict[str, Any] | None:
+        """The newest status, if it was written within the last `within_s`."""
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - self._status.stat().st_mtime < within_s:
+                return _parsed(STATUS, self._status)
+        return None
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         write_private(self._status, json.dumps(status))
@@ -219,8 +217,7 @@ class InstanceState:
 
 def _parsed(shape: TypeAdapter[T], path: Path) -> T | None:
     """The file's content; None if there is no file, or its shape is unknown."""
-    text = read_text(path)
     try:
-        return None if text is None else shape.validate_json(text)
-    except ValidationError:
+        return shape.validate_json(path.read_text())
+    except (FileNotFoundError, ValidationError):
         return None

@@ -123,7 +123,6 @@ def start(words: Sequence[str]) -> int:
     order = parse(words)
     token = required_token(token_file())
     folder = NodeFolder()
-    folder.create()
     with folder.locked():
         end(folder)
         run_dir = environment.new_run_dir(environment.RUN_DIR)
@@ -156,23 +155,19 @@ def start(words: Sequence[str]) -> int:
     return 0
 
 
-def end(folder: NodeFolder) -> bool:
-    """End the supervised node, and the processes that an unsupervised one left. The caller holds the lock. Returns
-    whether there was a node."""
+def end(folder: NodeFolder) -> None:
+    """End the supervised node, and the processes that an unsupervised one left. The caller holds the lock."""
     node = folder.node()
-    if node is None:
-        return False
-    ask_to_end(node.keeper_pid, node.keeper_ticks, SUPERVISOR_STOP_S)
-    end_marked(node.mark, LEFTOVER_GRACE_S)
-    shutil.rmtree(node.run_dir, ignore_errors=True)
-    folder.forget(node.mark)
-    return True
+    if node is not None:
+        ask_to_end(node.keeper_pid, node.keeper_ticks, SUPERVISOR_STOP_S)
+        end_marked(node.mark, LEFTOVER_GRACE_S)
+        shutil.rmtree(node.run_dir, ignore_errors=True)
+        folder.forget(node.mark)
 
 
 def stop() -> int:
     """End the node of this machine; on a head, first the other nodes, which nothing else ends."""
     folder = NodeFolder()
-    folder.create()
     with folder.locked():
         node = folder.node()
         if node is None:
@@ -212,11 +207,11 @@ def client_environ(folder: NodeFolder) -> dict[str, str]:
 
 def ray(arguments: Sequence[str]) -> int:
     """Run a Ray command. `ray stop` ends the supervised node; without one, it ends any Ray on this machine."""
-    here = NodeFolder().node() is not None
+    folder = NodeFolder()
+    here = folder.node() is not None
     if here and arguments[:1] == ["stop"]:
         return stop()
-    environ = client_environ(NodeFolder()) if here else dict(os.environ)
-    return _run(["ray.scripts.scripts", *arguments], environ)
+    return _run(["ray.scripts.scripts", *arguments], client_environ(folder) if here else os.environ)
 
 
 def serve_app(arguments: Sequence[str]) -> int:

@@ -51,11 +51,9 @@ class NodeFolder:
         self.log = self.path / "keeper.log"
         self._record, self._application = self.path / "machine.json", self.path / "application"
 
-    def create(self) -> None:
-        make_private(self.path)
-
     def locked(self) -> FileLock:
-        """Lock the folder: one command at a time starts or ends the node; another one waits."""
+        """Make the folder and lock it: one command at a time starts or ends the node; another one waits."""
+        make_private(self.path)
         return FileLock(self.path / "lock")
 
     def node(self) -> NodeRecord | None:

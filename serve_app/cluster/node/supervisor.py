@@ -34,7 +34,7 @@ import psutil
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.errors import ServeAppError
 from serve_app.names import MARK
-from serve_app.system import FallbackHaproxy, client_environment, end_marked, start_ticks, usable
+from serve_app.system import FallbackHaproxy, end_marked, environment, start_ticks
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LOOK_S = 0.5  # the polling period for ended processes
@@ -156,8 +156,9 @@ def reap() -> dict[int, int]:
 def driver_environment(address: str, token_file: Path) -> dict[str, str]:
     """This process's environment for a driver of the cluster: without the node's RAY_SERVE_ variables, which no driver
     may have."""
-    inherited = {name: value for name, value in usable(os.environ).items() if not name.startswith("RAY_SERVE_")}
-    return inherited | client_environment(address, token_file)
+    inherited = environment.usable(os.environ)
+    usable = {name: value for name, value in inherited.items() if not name.startswith("RAY_SERVE_")}
+    return usable | environment.client_environment(address, token_file)
 
 
 def children() -> dict[int, str]:

@@ -162,7 +162,7 @@ def test_an_owner_killed_takes_everything_with_it(tmp_path: Path) -> None:
     assert wait_gone(mark, END_S) == []
     state = InstanceState("one", tmp_path)
     run_dir = Path(state.read().run_dir)  # type: ignore[union-attr]
-    assert not instances.down(state, lambda text: None)  # nothing ran any more, but its folder was left
+    assert not instances.down(state)  # nothing ran any more, but its folder was left
     assert not run_dir.exists()
 
 
@@ -173,11 +173,11 @@ def test_down_ends_what_a_killed_owner_and_keeper_left(tmp_path: Path, monkeypat
     assert len(marked(mark)) == 2
     state = InstanceState("one", tmp_path)
     run_dir = Path(state.read().run_dir)  # type: ignore[union-attr]
-    assert instances.down(state, lambda text: None)
+    assert instances.down(state)
     assert marked(mark) == []
     assert asked == ["shutdown"]  # first through Serve
     assert not run_dir.exists()
-    assert not instances.down(state, lambda text: None)
+    assert not instances.down(state)
 
 
 def test_a_start_takes_down_what_a_dead_owner_left(fake: Any, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
         assert found is not None
         assert (found["state"], found["url"]) == ("running", cluster.url)
         assert [(one["name"], one["replicas"][0]["state"]) for one in found["models"]] == [("tiny", "RUNNING")]
-        assert instances.down(cluster.state, lambda text: None)
+        assert instances.down(cluster.state)
         assert marked(cluster.mark) == []
     finally:
         if driver is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import stat
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -160,24 +162,32 @@ def test_a_taken_port_is_refused_with_the_name_of_its_holder() -> None:
     ports.require_free("127.0.0.1", port)
 
 
+@contextmanager
+def block_of(seed: int) -> Iterator[ports.PortBlock]:
+    """The first free block in the order of this seed."""
+    random.seed(seed)
+    with ports.reserved_block("127.0.0.1") as block:
+        yield block
+
+
 def test_blocks_reserved_at_once_share_no_port() -> None:
-    with ports.reserved_block("127.0.0.1", seed=1) as first, ports.reserved_block("127.0.0.1", seed=1) as second:
+    with block_of(1) as first, block_of(1) as second:
         assert set(range(first.base, first.base + ports.BLOCK_PORTS)).isdisjoint(
             range(second.base, second.base + ports.BLOCK_PORTS)
         )
         assert {first.http, *first.ingress} <= set(range(first.base, first.base + ports.BLOCK_PORTS))
         assert len(set(first.probed)) == len(first.probed)
         between = first.base
-    with ports.reserved_block("127.0.0.1", seed=1) as again:
+    with block_of(1) as again:
         assert again.base == between  # given back when its context ended
 
 
 def test_a_block_with_a_port_in_use_is_stepped_over() -> None:
-    with ports.reserved_block("127.0.0.1", seed=2) as block:
+    with block_of(2) as block:
         taken = block.ingress[0]
         with socket.create_server(("127.0.0.1", taken)):
             pass
-    with socket.create_server(("127.0.0.1", taken)), ports.reserved_block("127.0.0.1", seed=2) as other:
+    with socket.create_server(("127.0.0.1", taken)), block_of(2) as other:
         assert taken not in other.ingress
 
 

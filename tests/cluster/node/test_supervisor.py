@@ -78,7 +78,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     monkeypatch.setattr(environment, "RUN_DIR", tmp_path / "run")
     machine = Machine(tmp_path)
     yield machine
-    machine.folder.create()
     with machine.folder.locked():
         commands.end(machine.folder)
 
