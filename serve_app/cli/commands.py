@@ -31,7 +31,6 @@ DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_RUNS = 3
-EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 P = ParamSpec("P")
 app = typer.Typer(
@@ -72,7 +71,7 @@ def _command(command: Callable[P, int | None]) -> Callable[P, None]:
             )
             code = EXIT_USAGE if isinstance(error, ConfigError | BadRequest) else EXIT_FAILED
         except KeyboardInterrupt:
-            code = EXIT_INTERRUPTED
+            code = running.EXIT_INTERRUPTED
         raise typer.Exit(code)
 
     return run

@@ -22,7 +22,7 @@ from rich.console import Console
 from serve_app.cli import keys
 from serve_app.cli.format import replica_states
 from serve_app.cli.progress import Progress
-from serve_app.cluster.local import InstanceState, RemoteDriver, driver_environment
+from serve_app.cluster.local import InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK
 from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application, deployment_config
@@ -50,13 +50,14 @@ def find(address: str | None, state: InstanceState) -> Target:
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
-        instance, token = state.read(), state.token()
-        if instance is None or token is None or not instance.address or not marked(instance.mark):
+        instance = state.read()
+        environment = None if instance is None else state.driver_environment(instance)
+        if instance is None or environment is None or not marked(instance.mark):
             raise Unavailable(
                 f"{state.name}: nothing runs; start it with `serve-app up`, or name a cluster with --address",
                 code="not_running",
             )
-        return Target(driver_environment(instance.address, token, instance.mark), state)
+        return Target(environment, state)
     # the mark, if a node's supervisor deploys: processes that it starts must end with the node
     passed_on = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH_") or name == MARK}
     return Target({"RAY_ADDRESS": address, **passed_on}, None)

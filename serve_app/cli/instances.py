@@ -22,7 +22,6 @@ from serve_app.cluster.local import (
     InstanceState,
     ask,
     clean_up,
-    driver_environment,
 )
 from serve_app.errors import Unavailable
 from serve_app.names import APPLICATION
@@ -63,11 +62,9 @@ def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:
 
 def _order(what: str, state: InstanceState, instance: Instance) -> dict[str, Any] | None:
     """An order to a driver; None: Ray has not started."""
-    token = state.token()
-    if not instance.address or token is None:
-        return None
-    environment = driver_environment(instance.address, token, instance.mark)
-    return {"do": what, "environment": environment, "models": list(instance.models), "name": APPLICATION}
+    environment = state.driver_environment(instance)
+    order = {"do": what, "environment": environment, "models": list(instance.models), "name": APPLICATION}
+    return None if environment is None else order
 
 
 def show(found: dict[str, Any], console: Console) -> None:

@@ -6,7 +6,6 @@ Invariant: each phase that began is reported exactly once as done, failed or lef
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -66,9 +65,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._end("✓", "green", "")
         elif issubclass(kind, Exception):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import requests
@@ -36,18 +35,11 @@ SHUTDOWN_S = 25.0  # for Serve's end; above the driver's own bound
 EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 
-class Interrupted(BaseException):
-    """The user or the system ends this process. Not an Exception, so that no error handler swallows it."""
-
-
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the context each SIGINT, SIGTERM or SIGHUP raises `Interrupted`, also repeatedly. Main thread only."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    """Within the context each SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, also repeatedly. Main thread only."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:
@@ -81,11 +73,11 @@ def up(options: UpOptions, console: Console) -> int:
         session = _Session(options, console)
         try:
             code = session.run()
-        except Interrupted:
+        except KeyboardInterrupt:
             code = 0 if session.serving else EXIT_INTERRUPTED
         try:
             session.take_down()
-        except Interrupted:
+        except KeyboardInterrupt:
             console.print("Killing what is left.")
             session.kill()
             code = EXIT_INTERRUPTED

@@ -16,6 +16,7 @@ from serve_app.system.processes import (
     holder_of,
     listening_ports,
     marked,
+    spawn,
     start_ticks,
 )
 
@@ -30,5 +31,6 @@ __all__ = [
     "holder_of",
     "listening_ports",
     "marked",
+    "spawn",
     "start_ticks",
 ]

@@ -14,11 +14,12 @@ import ipaddress
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -66,6 +67,22 @@ def ask_to_end(pid: int, ticks: int | None, timeout_s: float) -> None:
         process = psutil.Process(pid)
         process.terminate()
         process.wait(timeout_s)
+
+
+def spawn(module: str, *arguments: str, log: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a Python module in a session of its own, out of reach of the terminal's Ctrl-C, with its output in the log.
+
+    Args:
+        options: of `subprocess.Popen`.
+    """
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **options,
+        )
 
 
 def await_start(process: subprocess.Popen[bytes], ready: Callable[[], T | None], log: Path, timeout_s: float) -> T:

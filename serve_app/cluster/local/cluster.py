@@ -14,7 +14,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,8 +24,9 @@ from serve_app.cluster.local.ports import require_free, reserved_block
 from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState, read_text
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import APPLICATION
-from serve_app.system import Listener, await_start, end_marked, listening_ports, marked, start_ticks
+from serve_app.system import Listener, await_start, end_marked, listening_ports, marked, spawn, start_ticks
 
+SUPERVISOR = "serve_app.cluster.local.supervisor"
 NODE_START_S = 90.0  # 5 s on an idle machine with two cores; ten times that when it is loaded
 START_ATTEMPTS = 3  # see TRANSIENT_ERRORS
 # Errors of Ray after which another try can succeed: a port was taken before Ray bound it; or the agent was not up in
@@ -201,8 +201,9 @@ class LocalCluster:
             self.state.write(self.instance)
             command = node.ray_command(run_dir, block, num_cpus=num_cpus, dashboard=dashboard)
             environment = node.usable_environment(os.environ)
-            environment |= node.node_environment(self.mark, self._token, run_dir, block, host)
-            self._supervisor = supervisor = _spawn(command, environment | dict(extra_environment), log)
+            environment |= node.node_environment(self.mark, self._token, run_dir, block, host) | dict(extra_environment)
+            supervisor = spawn(SUPERVISOR, *command, log=log, stdin=subprocess.PIPE, env=environment)
+            self._supervisor = supervisor
             try:
                 address = await_start(supervisor, lambda run_dir=run_dir: _address(run_dir), log, NODE_START_S)
             except Unavailable:
@@ -215,18 +216,6 @@ class LocalCluster:
                 self.instance = dataclasses.replace(self.instance, address=address)
                 self.state.write(self.instance)
                 return
-
-
-def _spawn(command: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "serve_app.cluster.local.supervisor", *command],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal must reach this process only
-        )
 
 
 def _address(run_dir: Path) -> str | None:

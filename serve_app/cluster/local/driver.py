@@ -18,7 +18,7 @@ from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ig
 from ray.exceptions import RayError
 from ray.util import placement_group_table
 
-from serve_app.cluster.local import memory_waits, pending_reasons
+from serve_app.cluster.local import wait_reasons
 from serve_app.cluster.local.load_status import ReportedSeries
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
@@ -154,16 +154,16 @@ def application_status(models: Sequence[str], name: str) -> dict[str, Any]:
     _explain(details, name)
     state = describe(details, declared_models(details, name) or models, name, _reported_series(client, details, name))
     try:
-        return memory_waits.with_memory_waits(state, ask_quota("figures"))
+        return wait_reasons.with_memory_waits(state, ask_quota("figures"))
     except Unavailable:  # without the actor, memory waits are unknown
         return state
 
 
 def _explain(details: Mapping[str, Any], name: str) -> None:
     """Set the message of each deployment with unplaced replicas to the reason of their wait."""
-    unplaced = pending_reasons.unplaced(details, name)
+    unplaced = wait_reasons.unplaced(details, name)
     if unplaced:
-        found = pending_reasons.reasons(unplaced, placement_group_table().values(), ray.nodes())
+        found = wait_reasons.reasons(unplaced, placement_group_table().values(), ray.nodes())
         for deployment, message in found.items():
             details["applications"][name]["deployments"][deployment]["message"] = message
 

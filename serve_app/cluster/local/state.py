@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
-from serve_app.cluster.local.node import LOOPBACK
+from serve_app.cluster.local.node import LOOPBACK, driver_environment
 from serve_app.errors import ConfigError, Unavailable
 
 DEFAULT_INSTANCE = "default"
@@ -201,6 +201,15 @@ class InstanceState:
 
     def token(self) -> str | None:
         return read_text(self.token_file)
+
+    def driver_environment(self, instance: Instance) -> dict[str, str] | None:
+        """The environment of a driver of the running instance; None: its Ray has not started."""
+        token = self.token()
+        return (
+            driver_environment(instance.address, token, instance.mark)
+            if instance.address and token is not None
+            else None
+        )
 
     def keep_logs(self, sources: Iterable[Path]) -> None:
         """Move an ended run's logs (files and folders) to the logs folder, replacing those of the previous run."""

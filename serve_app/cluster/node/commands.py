@@ -24,7 +24,7 @@ from serve_app.cluster.local import TOKEN_BYTES, ask, write_private
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.cluster.node.supervisor import LEFTOVER_GRACE_S, STOP_GRACE_S, driver_environment
 from serve_app.errors import ConfigError, ServeAppError, Unavailable
-from serve_app.system import ask_to_end, await_start, end_marked, environment
+from serve_app.system import ask_to_end, await_start, end_marked, environment, spawn
 
 GCS_PORT = 6379  # Ray's default
 NODE_START_S = 120.0  # 3 s on an idle machine; a cold disk and a loaded machine take a minute
@@ -135,16 +135,9 @@ def start(words: Sequence[str]) -> int:
             shutil.rmtree(run_dir)
             raise
         folder.write(NodeRecord(mark, order.head, order.address, str(run_dir), order.arguments))
-        with folder.log.open("w") as log:
-            keeper = subprocess.Popen(
-                [sys.executable, "-m", "serve_app.cluster.node.supervisor", str(folder.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environ,
-                cwd=run_dir,  # a folder without Python modules
-                start_new_session=True,  # it outlives the launcher's terminal
-            )
+        module = "serve_app.cluster.node.supervisor"
+        # in a folder without Python modules
+        keeper = spawn(module, str(folder.path), log=folder.log, stdin=subprocess.DEVNULL, env=environ, cwd=run_dir)
         try:
             await_start(keeper, folder.running_node, folder.log, NODE_START_S)
         except Unavailable:

@@ -1,7 +1,9 @@
-"""The reasons why unplaced replicas wait, for `serve-app status`.
+"""Why replicas wait, for `serve-app status`: for a place, or for GPU memory. Pure: driver.py asks Ray and the actor.
 
 Serve reports after half a minute that a replica takes long to be scheduled, without the reason. The replica's placement
-group and the sizes of the nodes give the reason at once. Pure: driver.py asks Ray.
+group and the sizes of the nodes give the reason at once. A replica that waits for memory is `STARTING` for Serve; the
+quota actor's figures name it, the models that cannot scale up for lack of memory, and the replicas that use more than
+they were granted.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ COUNTED = ("GPU", "CPU")
 KIND = "accelerator_type:"
 # In these states Serve's own message on the deployment has more detail.
 IN_TROUBLE = ("UNHEALTHY", "DEPLOY_FAILED")
+
+BLOCKED = "blocked: memory"
+GB = 1e9
 
 Group = Mapping[str, Any]  # an entry of Ray's placement group table
 Node = Mapping[str, Any]  # an entry of `ray.nodes()`
@@ -65,3 +70,37 @@ def _amounts(resources: Mapping[str, float]) -> str:
     counted = " and ".join(f"{amount:g} {name}{'' if amount == 1 else 's'}" for name, amount in here)
     kinds = ", ".join(name.removeprefix(KIND) for name in resources if name.startswith(KIND))
     return f"{counted} ({kinds})" if kinds else counted
+
+
+def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The state, with the memory waits of its models from the quota actor's figures: a waiting model has the state
+    `blocked: memory`, and the state's message names the waits and the replicas that use more than granted."""
+    short = {one["model"]: one["why"] for one in figures["short"]}
+    models, waits, overuse = [], [], []
+    for told in state["models"]:
+        model = dict(told)
+        replicas = {replica["id"] for replica in model["replicas"]}
+        if model["name"] in short:
+            model["why"] = f"{model['why']}; held back: {short[model['name']]}"
+        # replicas that have ended do not count
+        waiting = [one for one in figures["waiting"] if one["model"] == model["name"] and one["replica"] in replicas]
+        if waiting:
+            model |= {"state": BLOCKED, "message": _wait(waiting)}
+            waits.append(f"{model['deployment']}: {model['message']}")
+        overuse += [
+            f"{model['deployment']}: {one['replica']} uses {one['measured_bytes'] / GB:.2f} GB of "
+            f"{one['granted_bytes'] / GB:.2f} GB granted"
+            + ("; it drains" if one["replica"] in figures["draining"] else "")
+            for one in figures["alarms"]
+            if one["replica"] in replicas
+        ]
+        models.append(model)
+    message = "; ".join(waits) or state["message"]
+    return {**state, "message": "; ".join(filter(None, [message, *overuse])), "models": models}
+
+
+def _wait(waiting: Sequence[Mapping[str, Any]]) -> str:
+    first = waiting[0]
+    wanted, least = (f"{first[name] / GB:.2f} GB" for name in ("wanted_bytes", "least_bytes"))
+    ranks = "" if first["ranks"] == 1 else f" on each of {first['ranks']} devices"
+    return f"{replicas_wait(len(waiting))} for {wanted} of memory{ranks} (at least {least}): {first['why']}"
