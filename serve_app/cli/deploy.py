@@ -20,8 +20,7 @@ import yaml
 from rich.console import Console
 
 from serve_app.cli import keys
-from serve_app.cli.format import replica_states
-from serve_app.cli.progress import Progress
+from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK

@@ -6,6 +6,8 @@ Invariant: each phase that began is reported exactly once as done, failed or lef
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -85,3 +87,17 @@ class Progress:
 
     def _print(self, what: str | Text) -> None:
         self._console.print(what, markup=False, highlight=False, soft_wrap=True)
+
+
+def replica_states(status: Mapping[str, Any]) -> str:
+    """The replica counts, like `tiny 1/2 (1 starting)  router 1`."""
+    parts = []
+    for model in status["models"]:
+        states = [replica["state"] for replica in model["replicas"]]
+        ready = states.count("RUNNING")
+        others = sorted({state.lower().replace("_", " ") for state in states if state != "RUNNING"})
+        rest = f" ({', '.join(others)})" if others else ""
+        parts.append(f"{model['name']} {ready}/{model['target']}{rest}")
+    if status["routers"]:
+        parts.append(f"router {sum(replica['state'] == 'RUNNING' for replica in status['routers'])}")
+    return "  ".join(parts)

@@ -7,9 +7,11 @@ start, or a cluster that dies.
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,7 @@ from rich.text import Text
 
 from serve_app.cli import keys
 from serve_app.cli.chat import Endpoint, session
-from serve_app.cli.format import curl_line, duration, state_line
-from serve_app.cli.progress import Progress
+from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import LOOPBACK, InstanceState, LocalCluster, RemoteDriver, clean_up, require_free
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.settings import Settings, application
@@ -252,3 +253,27 @@ class _Session:
                 elif line != shown:
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
                 shown = line
+
+
+def curl_line(url: str, key: str | None, settings: Settings) -> str:
+    """A curl command with a request to the first model; it can be pasted into a shell unchanged."""
+    model = settings.models[0]
+    body: dict[str, Any]
+    if model.task == "embed":
+        path, body = "/v1/embeddings", {"model": model.name, "input": "Hello"}
+    else:
+        messages = [{"role": "user", "content": "Hello"}]
+        path, body = "/v1/chat/completions", {"model": model.name, "messages": messages, "max_tokens": 32}
+    bearer = shlex.quote(f"Authorization: Bearer {key}") if key else '"Authorization: Bearer $API_KEY"'
+    return f"curl {url}{path} -H {bearer} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+def state_line(status: Mapping[str, Any], *, with_state: bool = True) -> str:
+    parts = [status["state"] if with_state else "", replica_states(status), status["message"]]
+    return "  ".join(part for part in parts if part)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

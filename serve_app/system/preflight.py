@@ -38,10 +38,10 @@ class Missing(NamedTuple):
     packages: Mapping[str, str]
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
+def _run(*command: str) -> subprocess.CompletedProcess[bytes] | None:
     """A finished command with its output; None: it does not start, or hangs."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+        return subprocess.run(command, capture_output=True, timeout=PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
 
@@ -51,7 +51,7 @@ def has_gpu() -> bool:
     if NVIDIA_PROC.is_dir() and any(NVIDIA_PROC.iterdir()):
         return True
     listing = _run("nvidia-smi", "-L")
-    return listing is not None and "GPU " in listing.stdout
+    return listing is not None and b"GPU " in listing.stdout
 
 
 def choose_device(wanted: str | None) -> str:

@@ -70,7 +70,8 @@ def ask_to_end(pid: int, ticks: int | None, timeout_s: float) -> None:
 
 
 def spawn(module: str, *arguments: str, log: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a Python module in a session of its own, out of reach of the terminal's Ctrl-C, with its output in the log.
+    """Start a Python module, with its output in the log, in a session of its own: it outlives the launcher's terminal
+    and gets no Ctrl-C.
 
     Args:
         options: of `subprocess.Popen`.
@@ -118,11 +119,11 @@ def marked(mark: str, *, spare: Collection[int] = ()) -> list[int]:
     return [process.pid for process in _carriers(mark, spare)]
 
 
-def _signal(mark: str, number: signal.Signals) -> list[int]:
-    """Signal every process that carries the mark, except this one. Returns the processes found."""
-    found = []
+def _signal(mark: str, number: signal.Signals) -> bool:
+    """Signal every process that carries the mark, except this one. Returns whether there was any."""
+    found = False
     for process in _carriers(mark, (os.getpid(),)):
-        found.append(process.pid)
+        found = True
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
     return found
@@ -136,19 +137,16 @@ def wait_gone(mark: str, timeout_s: float, *, spare: Collection[int] = ()) -> li
     return left
 
 
-def end_marked(mark: str, grace_s: float) -> list[int]:
+def end_marked(mark: str, grace_s: float) -> None:
     """End every process that carries the mark, except this one: SIGTERM, after `grace_s` SIGKILL, until none is left.
-
-    Returns the processes found at first. With `grace_s` 0 they are killed at once.
-    """
-    found = _signal(mark, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
+    With `grace_s` 0 they are killed at once."""
     if grace_s > 0:
+        _signal(mark, signal.SIGTERM)
         wait_gone(mark, grace_s, spare=(os.getpid(),))
     deadline = time.monotonic() + KILL_S
     # repeated: a process may start another one between the listing and its own end
     while _signal(mark, signal.SIGKILL) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    return found
 
 
 def listening_ports(root_pids: Iterable[int]) -> list[Listener]:

@@ -37,7 +37,7 @@ TERM_GRACE_S = 3.0  # when the supervisor is gone and this process ends the othe
 
 
 class LocalCluster:
-    """A running cluster, made by `start`; also a context manager that stops it. Any number of clusters can exist."""
+    """A running cluster, made by `start`. Any number of clusters can exist."""
 
     def __init__(self, state: InstanceState, instance: Instance, token: str) -> None:
         self.state = state
@@ -175,12 +175,6 @@ class LocalCluster:
         """Close the pipe, which ends the supervisor."""
         assert supervisor.stdin is not None
         supervisor.stdin.close()
-
-    def __enter__(self) -> LocalCluster:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
 
     def _start(self, extra_environment: Mapping[str, str], num_cpus: int | None, dashboard: bool) -> None:
         """Start Ray under its supervisor, again after a transient error."""

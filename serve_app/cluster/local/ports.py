@@ -78,14 +78,14 @@ def require_free(host: str, port: int) -> None:
 
 
 @contextmanager
-def reserved_block(host: str) -> Iterator[PortBlock]:
+def reserved_block(host: str, seed: int | None = None) -> Iterator[PortBlock]:
     """A block of free ports, reserved until the context ends.
 
     Raises:
         Unavailable: every block has a port in use.
     """
     bases = range(FIRST_PORT, LAST_PORT - BLOCK_PORTS + 1, BLOCK_PORTS)
-    for base in random.sample(bases, len(bases)):
+    for base in random.Random(seed).sample(bases, len(bases)):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reservation:
             try:
                 reservation.bind(("127.0.0.1", base))

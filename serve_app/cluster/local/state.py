@@ -148,6 +148,8 @@ class InstanceState:
         Raises:
             Unavailable: another process owns the instance; code "already_running".
         """
+        if self._lock.is_locked:
+            return
         try:
             self._lock.acquire(LOCK_WAIT_S, LOCK_POLL_S)
         except Timeout:
@@ -205,11 +207,9 @@ class InstanceState:
     def driver_environment(self, instance: Instance) -> dict[str, str] | None:
         """The environment of a driver of the running instance; None: its Ray has not started."""
         token = self.token()
-        return (
-            driver_environment(instance.address, token, instance.mark)
-            if instance.address and token is not None
-            else None
-        )
+        if not instance.address or token is None:
+            return None
+        return driver_environment(instance.address, token, instance.mark)
 
     def keep_logs(self, sources: Iterable[Path]) -> None:
         """Move an ended run's logs (files and folders) to the logs folder, replacing those of the previous run."""

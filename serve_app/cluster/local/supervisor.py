@@ -37,6 +37,7 @@ def _wait_for_end(node: subprocess.Popen[bytes], stop_requested: threading.Event
 
 def main(command: list[str]) -> int:
     """Run the command (`ray start ... --block`) until it ends or this process must end. Returns its exit status."""
+    mark = os.environ[MARK]
     stop_requested = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which then closes the pipe
@@ -49,7 +50,7 @@ def main(command: list[str]) -> int:
     except subprocess.TimeoutExpired:
         print("the node did not end in time and is killed", flush=True)
     finally:
-        end_marked(os.environ[MARK], LEFTOVER_GRACE_S)
+        end_marked(mark, LEFTOVER_GRACE_S)
     return node.wait()
 
 

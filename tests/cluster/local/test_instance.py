@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import stat
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,12 +66,12 @@ def test_only_processes_with_exactly_this_mark_are_found(start, mark: str) -> No
 
 def test_ending_leaves_others_alone_and_does_not_wait_for_a_deaf_process(start, mark: str) -> None:
     ours, deaf, other = start(SLEEPER, mark), start(DEAF, mark), start(SLEEPER, mark + "0")
-    assert processes.end_marked(mark, grace_s=0.3) == sorted([ours.pid, deaf.pid])
+    processes.end_marked(mark, grace_s=0.3)
     assert ours.wait(APPEAR_S) == -signal.SIGTERM
     assert deaf.wait(APPEAR_S) == -signal.SIGKILL
     assert other.poll() is None
     assert processes.marked(mark) == []
-    assert processes.end_marked(mark, grace_s=0.3) == []
+    processes.end_marked(mark, grace_s=0.3)  # once more is harmless
 
 
 def test_a_child_in_a_session_of_its_own_is_found_by_the_inherited_mark(start, mark: str) -> None:
@@ -162,32 +160,24 @@ def test_a_taken_port_is_refused_with_the_name_of_its_holder() -> None:
     ports.require_free("127.0.0.1", port)
 
 
-@contextmanager
-def block_of(seed: int) -> Iterator[ports.PortBlock]:
-    """The first free block in the order of this seed."""
-    random.seed(seed)
-    with ports.reserved_block("127.0.0.1") as block:
-        yield block
-
-
 def test_blocks_reserved_at_once_share_no_port() -> None:
-    with block_of(1) as first, block_of(1) as second:
+    with ports.reserved_block("127.0.0.1", seed=1) as first, ports.reserved_block("127.0.0.1", seed=1) as second:
         assert set(range(first.base, first.base + ports.BLOCK_PORTS)).isdisjoint(
             range(second.base, second.base + ports.BLOCK_PORTS)
         )
         assert {first.http, *first.ingress} <= set(range(first.base, first.base + ports.BLOCK_PORTS))
         assert len(set(first.probed)) == len(first.probed)
         between = first.base
-    with block_of(1) as again:
+    with ports.reserved_block("127.0.0.1", seed=1) as again:
         assert again.base == between  # given back when its context ended
 
 
 def test_a_block_with_a_port_in_use_is_stepped_over() -> None:
-    with block_of(2) as block:
+    with ports.reserved_block("127.0.0.1", seed=2) as block:
         taken = block.ingress[0]
         with socket.create_server(("127.0.0.1", taken)):
             pass
-    with socket.create_server(("127.0.0.1", taken)), block_of(2) as other:
+    with socket.create_server(("127.0.0.1", taken)), ports.reserved_block("127.0.0.1", seed=2) as other:
         assert taken not in other.ingress
 
 
