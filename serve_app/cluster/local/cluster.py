@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import secrets
 import shutil
@@ -199,7 +200,7 @@ class LocalCluster:
             supervisor = spawn(SUPERVISOR, *command, log=log, stdin=subprocess.PIPE, env=environment)
             self._supervisor = supervisor
             try:
-                address = await_start(supervisor, lambda run_dir=run_dir: _address(run_dir), log, NODE_START_S)
+                address = await_start(supervisor, functools.partial(_address, run_dir), log, NODE_START_S)
             except Unavailable:
                 text = log.read_text(errors="replace")
                 if attempt + 1 == START_ATTEMPTS or not any(words in text for words in TRANSIENT_ERRORS):
