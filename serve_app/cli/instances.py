@@ -5,18 +5,14 @@ Invariant: `down` leaves no process of the instance and may be repeated.
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from serve_app.cluster.local import (
-    DEFAULT_QUESTION_S,
     FIXED,
-    SERVE_SHUTDOWN_S,
+    SHUTDOWN_QUESTION_S,
     TERM_GRACE_S,
     Instance,
     InstanceState,
@@ -25,7 +21,7 @@ from serve_app.cluster.local import (
 )
 from serve_app.errors import Unavailable
 from serve_app.names import APPLICATION
-from serve_app.system import POLL_S, end_marked, marked, start_ticks
+from serve_app.system import ask_to_end, end_marked, marked, start_ticks
 
 STATUS_FRESH_S = 12.0  # `up` writes its state every 5 s; if it is older than this, Serve is asked
 SUPERVISOR_STOP_S = 75.0  # above all waits of `up` when it ends
@@ -105,9 +101,10 @@ def down(state: InstanceState) -> bool:
     if instance is None:
         return False
     ran = bool(marked(instance.mark))
-    if state.owned_elsewhere() and _supervised(instance):
+    pid = instance.supervisor_pid
+    if pid is not None and state.owned_elsewhere() and _supervised(instance):
         print("Asking the process that runs it to end")
-        _ask_supervisor(state, instance)
+        ask_to_end(pid, instance.supervisor_ticks, SUPERVISOR_STOP_S)
     if state.owned_elsewhere():
         print("Ending its processes; the program that owns it goes on")
         end_marked(instance.mark, TERM_GRACE_S)
@@ -128,7 +125,7 @@ def _shut_down_serve(state: InstanceState, instance: Instance) -> None:
     if order is not None:
         print("Ending the application")
         try:
-            ask(order, SERVE_SHUTDOWN_S + DEFAULT_QUESTION_S)
+            ask(order, SHUTDOWN_QUESTION_S)
         except Unavailable as error:
             print(f"Serve could not be asked to end ({error.message})")
 
@@ -137,11 +134,3 @@ def _supervised(instance: Instance) -> bool:
     """Whether the recorded `up` process still lives."""
     pid = instance.supervisor_pid
     return pid is not None and instance.supervisor_ticks == start_ticks(pid)
-
-
-def _ask_supervisor(state: InstanceState, instance: Instance) -> None:
-    assert instance.supervisor_pid is not None
-    os.kill(instance.supervisor_pid, signal.SIGTERM)
-    deadline = time.monotonic() + SUPERVISOR_STOP_S
-    while time.monotonic() < deadline and _supervised(instance) and state.owned_elsewhere():
-        time.sleep(POLL_S)

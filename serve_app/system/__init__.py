@@ -8,7 +8,6 @@ Never: imports Ray; `preflight` is a script for any Python 3 and imports only th
 from serve_app.system import environment
 from serve_app.system.haproxy import FallbackHaproxy
 from serve_app.system.processes import (
-    POLL_S,
     Listener,
     ask_to_end,
     await_start,
@@ -21,7 +20,6 @@ from serve_app.system.processes import (
 )
 
 __all__ = [
-    "POLL_S",
     "FallbackHaproxy",
     "Listener",
     "ask_to_end",

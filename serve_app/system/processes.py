@@ -63,10 +63,11 @@ def ask_to_end(pid: int, ticks: int | None, timeout_s: float) -> None:
     """Send SIGTERM to the process with this pid and start, and wait at most `timeout_s` for its end."""
     if ticks is None or start_ticks(pid) != ticks:
         return
-    with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or does not end in time
-        process = psutil.Process(pid)
-        process.terminate()
-        process.wait(timeout_s)
+    with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+        psutil.Process(pid).terminate()
+    deadline = time.monotonic() + timeout_s
+    while start_ticks(pid) == ticks and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def spawn(module: str, *arguments: str, log: Path, **options: Any) -> subprocess.Popen[bytes]:
@@ -97,14 +98,10 @@ def await_start(process: subprocess.Popen[bytes], ready: Callable[[], T | None],
         late = time.monotonic() > deadline
         if late or process.poll() is not None:
             within = f" within {timeout_s:.0f} s" if late else ""
-            raise Unavailable(f"Ray did not start{within}:\n{tail(log, LOG_TAIL_LINES)}", code="cluster_failed")
+            end = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+            raise Unavailable(f"Ray did not start{within}:\n{end}", code="cluster_failed")
         time.sleep(POLL_S)
     return found
-
-
-def tail(log: Path, lines: int) -> str:
-    """The last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def _carriers(mark: str, spare: Collection[int]) -> Iterator[psutil.Process]:

@@ -23,6 +23,7 @@ from serve_app.names import MARK
 END_S = 5.0  # a child that was asked to end, or has answered, ends well within this time
 SERVE_SHUTDOWN_S = 20.0  # engines need seconds to end; streams running then are cut
 DEFAULT_QUESTION_S = 30.0  # importing Ray and connecting takes 2 s, ten times that on a loaded machine
+SHUTDOWN_QUESTION_S = SERVE_SHUTDOWN_S + DEFAULT_QUESTION_S
 
 
 class RemoteDriver:
@@ -51,11 +52,9 @@ class RemoteDriver:
     def send(self, command: Mapping[str, Any]) -> None:
         """Send a command; no effect if the child has ended."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):
-            self._events.put({"event": "end"})
 
     def event(self, timeout_s: float) -> dict[str, Any] | None:
         """The next event, None if there is none within `timeout_s`. The last one is `{"event": "end"}`."""
@@ -75,10 +74,8 @@ class RemoteDriver:
     def close(self) -> None:
         """End the child."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        except BrokenPipeError:
-            self._process.kill()
         self._process.terminate()
         if not self.wait(END_S):
             self._process.kill()
