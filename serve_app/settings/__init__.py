@@ -9,7 +9,6 @@ from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key
 from serve_app.settings.model import DEFAULT_KV_CACHE_GB, AutoscaleSettings, ModelSettings, SimulatedSettings
 from serve_app.settings.presets import PRESETS
 from serve_app.settings.serve_config import (
-    BUILD,
     ProxyLocation,
     application,
     deployment_config,
@@ -29,7 +28,6 @@ from serve_app.settings.settings import (
 from serve_app.settings.versions import engine_version, router_version
 
 __all__ = [
-    "BUILD",
     "DEFAULT_KEY_FILE",
     "DEFAULT_KV_CACHE_GB",
     "PRESETS",
