@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import ServeAppError
-from serve_app.http.error_responses import REQUEST_ID_HEADER
-from serve_app.http.python_calls import AnswerPiece, Headers, HttpRequest, read_body, read_events
+from serve_app.http.error_responses import REQUEST_ID_HEADER, Headers
+from serve_app.http.python_calls import AnswerPiece, HttpRequest, read_body, read_events
 
 Message = MutableMapping[str, Any]
 AsgiApp = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
@@ -49,16 +49,22 @@ class AsgiBridge:
             await room.acquire()
             messages.put_nowait(message)
 
-        task = asyncio.ensure_future(self._app(_scope(request), _receiver(request.body), send))
+        scope = {"type": "http", "method": request.method, "path": request.path, "headers": request.headers}
+        task = asyncio.ensure_future(self._app(scope, _receiver(request.body), send))
         task.add_done_callback(lambda _: messages.put_nowait(None))  # else a failed task leaves `get` waiting
         try:
             head: tuple[int, Headers] | None = None
             while (message := await messages.get()) is not None:
                 room.release()
                 if message["type"] == "http.response.start":
-                    head = message["status"], [*message["headers"], *_request_id(request.headers, message["headers"])]
+                    headers = message["headers"]
+                    # as Serve adds it to an answer over HTTP: the caller's own, if it sent one
+                    request_id = dict(request.headers).get(REQUEST_ID) or dict(headers).get(REQUEST_ID_HEADER)
+                    head = message["status"], headers + ([] if request_id is None else [(REQUEST_ID, request_id)])
                     continue
-                for piece in _pieces(message["body"]):
+                body = message["body"]
+                for start in range(0, len(body), PIECE_BYTES) or (0,):
+                    piece = body[start : start + PIECE_BYTES]
                     yield piece if head is None else (*head, piece)
                     head = None
             if task.cancelled():  # not by this method: the caller must not take it for its own cancellation
@@ -81,22 +87,10 @@ class AsgiBridge:
                 yield msgspec.json.decode(event)
 
 
-class RefusalLogFilter(logging.Filter):
-    """Keeps refusals out of a replica's log: Serve logs a traceback for every error that a method raises."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not (isinstance(error, ServeAppError) and error.status != ServeAppError.status)
-
-
-def _scope(request: HttpRequest) -> Message:
-    return {"type": "http", "method": request.method, "path": request.path, "headers": request.headers}
-
-
-def _request_id(sent: Headers, answered: Headers) -> Headers:
-    """The `x-request-id` that Serve adds to an answer over HTTP: the caller's own, if it sent one."""
-    found = dict(sent).get(REQUEST_ID) or dict(answered).get(REQUEST_ID_HEADER)
-    return [] if found is None else [(REQUEST_ID, found)]
+def is_no_refusal(record: logging.LogRecord) -> bool:
+    """A filter that keeps refusals out of a replica's log: Serve logs a traceback for every error of a method."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, ServeAppError) and error.status != ServeAppError.status)
 
 
 def _receiver(body: bytes) -> Callable[[], Awaitable[Message]]:
@@ -109,9 +103,3 @@ def _receiver(body: bytes) -> Callable[[], Awaitable[Message]]:
         return asked.pop()
 
     return receive
-
-
-def _pieces(body: bytes) -> list[bytes]:
-    if len(body) <= PIECE_BYTES:
-        return [body]
-    return [body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)]

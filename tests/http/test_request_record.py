@@ -7,8 +7,8 @@ import pytest
 from serve_app.core.estimate import EstimateSource, ObservedUse
 from serve_app.core.queue import RefusalReason
 from serve_app.errors import EngineUnreachable, Forbidden, Overloaded, ServeAppError, Unavailable
-from serve_app.http.request_cost import RequestCost
 from serve_app.http.request_record import RequestRecord
+from serve_app.http.request_size import RequestCost
 from serve_app.transport import ResponseStream, TokenUsage, UnreadBytes
 from serve_app.types import Operation, Outcome, RequestClass
 

@@ -18,7 +18,7 @@ from serve_app.settings.settings import ModelSettings
 from serve_app.transport import EngineInfo
 from serve_app.types import Identity, RequestClass
 
-WHO = Identity("key", "tenant", RequestClass.HIGH, RequestClass.NORMAL)
+WHO = Identity("tenant", RequestClass.HIGH, RequestClass.NORMAL)
 INFO = EngineInfo("m", ["generate"], 8192, 64, 16_000, 16_000_000, kv_block_tokens=16)  # a block is 16,000 bytes
 GOOD = {"model": "m", "session_id": "a", "kv_tokens": 100}
 
@@ -55,7 +55,7 @@ def open_(
 ) -> tuple[dict[str, Any], Book]:
     book = Book()
     routes = SessionRoutes(book, line_of(model or ModelSettings(name="m")))  # type: ignore[arg-type]
-    headers = [] if header is None else [(b"x-session-id", header.encode())]
+    headers = {} if header is None else {b"x-session-id": header.encode()}
     route = HttpRoute(SessionCall.OPEN)
     settings = SessionSettings(per_tenant=per_tenant)
     status, _, told = asyncio.run(routes.answer(route, WHO, headers, body, settings))

@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES
 from serve_app.errors import BadRequest
 from serve_app.http.body import decode
-from serve_app.http.value_checks import MAX_ENTRIES, check_shapes
+from serve_app.http.contract import MAX_ENTRIES, check_shapes
 from serve_app.settings import HttpSettings
 
 BOUNDS = HttpSettings()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import NotFound
-from serve_app.http import KeyRing, RouterApp
+from serve_app.http import KeyRing
 from serve_app.ray_adapter import Handle
 from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
@@ -23,7 +23,7 @@ from serve_app.settings import Settings
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import Frame, Submit
 from serve_app.types import Operation, RequestClass
-from tests.fakes.asgi_client import KEY, SALT_SECRET, Client, ask
+from tests.fakes.asgi_client import KEY, Client, ask, router_app
 from tests.fakes.engines import MODEL, FakeCluster, FakeHandle, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, freeze
 
@@ -297,7 +297,7 @@ async def edge_of(cluster: FakeCluster, *replicas: str) -> tuple[Client, ModelRe
     fleet, handles = await two(cluster, *replicas)
     client = Client(cluster)
     told = configured(model(slots=1), named(OTHER, slots=1))
-    client.edge = RouterApp(told, KeyRing(told.auth), fleet.models, client.metrics, SALT_SECRET)
+    client.edge = router_app(told, fleet.models, client.metrics)
     return client, fleet, handles
 
 
@@ -349,7 +349,7 @@ def test_ready_is_whoever_can_serve_any_model_and_says_which_it_cannot() -> None
         told, quiet, queues = configured(model()), QuietHandle(), await cluster.queues("another")
         lines = dict(fleet.models)
         client = Client(cluster)  # a router that starts only now has never seen the broken one run
-        client.edge = RouterApp(told, KeyRing(told.auth), lines, client.metrics, SALT_SECRET)
+        client.edge = router_app(told, lines, client.metrics)
         assert (await client.get("/ready")).error["code"] == "not_ready"
         await cluster.add("r1")
         await cluster.beside(named(OTHER)).add("other.r1")
