@@ -20,14 +20,15 @@ from typing import Any
 from serve_app.core.estimate import Estimator
 from serve_app.core.queue import Arrival
 from serve_app.core.receipts import Receipts
-from serve_app.errors import BadRequest, NotFound, ServeAppError, Unauthorized
+from serve_app.errors import BadRequest, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
 from serve_app.http.body import BodyThread, Receive, decode, read
+from serve_app.http.error_responses import CLIENT_ID_HEADER
 from serve_app.http.idempotency import IdempotencyCache, Owner, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
-from serve_app.http.local_routes import LocalRoutes
+from serve_app.http.local_routes import LocalRoutes, model_named
 from serve_app.http.queue_status import QueueComments
-from serve_app.http.request_record import RequestRecord, outcome_of_status
+from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
 from serve_app.http.response import REPLAYED, HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
 from serve_app.router import ModelRouter, RouterMetrics, SessionClient
@@ -40,7 +41,6 @@ logger = logging.getLogger("ray.serve")
 Scope = MutableMapping[str, Any]
 HeaderMap = Mapping[bytes, bytes]  # by name in lower case
 
-CLIENT_ID_HEADER = b"x-request-id"  # the client's, or HAProxy's own; Serve sends it back
 # Serve acts on it before this app runs: with it an abandoned request would keep its slot to the end.
 REFUSED_HEADER = b"x-request-disconnect-disabled"
 MAX_BYTES_PER_TOKEN = 32  # of text to tokenize, against the model's length: eight times what language needs
@@ -86,7 +86,7 @@ class RouterApp:
         self.models = models
         self._metrics = metrics
         self._salt = functools.cache(functools.partial(tenant_salt, salt_secret))
-        self._session_client, self._session_routes = session_client, SessionRoutes(session_client, self._model)
+        self._session_client, self._session_routes = session_client, SessionRoutes(session_client, models)
         self._local_routes = local_routes
         self.receipts = receipts
         self._kept_answers = IdempotencyCache(time.monotonic)
@@ -148,7 +148,7 @@ class RouterApp:
         )
         try:
             sent, size = await self._read_body(headers, receive)
-            model = self._model(sent.get("model"))
+            model = model_named(self.models, sent.get("model"))
             record.model = model.settings.name
             http, longest = self.settings.http, model.max_model_len
             body, wanted = await self._body_thread.run(
@@ -174,7 +174,7 @@ class RouterApp:
             record.outcome = Outcome.CANCELLED_QUEUED if is_queued else Outcome.CANCELLED_RUNNING
             raise
         except ServeAppError as error:
-            record.set_error(error)
+            record.outcome, record.error = outcome_of(error), error
             raise
         finally:
             self._record_end(record)
@@ -214,17 +214,6 @@ class RouterApp:
         finally:
             exchange.on_sent = None
             self._kept_answers.finish(owner, head)
-
-    def _model(self, name: object) -> ModelRouter:
-        if not isinstance(name, str):
-            raise BadRequest("`model` must be a string, the name of a model", param="model")
-        model = self.models.get(name)
-        if model is None:
-            known = ", ".join(sorted(self.models))
-            raise NotFound(
-                f"the model {name!r} does not exist here; there is {known}", param="model", code="model_not_found"
-            )
-        return model
 
     async def _run(self, call: _HttpCall) -> None:
         """Wait for a replica, and relay its answer."""

@@ -131,9 +131,11 @@ def split(
     """
     clean = {name: value for name, value in body.items() if name in FORWARDED}
     if len(clean) != len(body):
-        _refuse_fields(body)
-    _refuse_values(operation, clean)
-    check_shapes(clean)
+        for name in body.keys() & REFUSED.keys():
+            value = body[name]
+            if value and not (name == "best_of" and type(value) is int and value == 1):
+                raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
+    check_values(operation, clean)
     _bound_output(operation, clean, bounds.max_output_tokens, max_model_len)
     contract = Contract(
         request_class=class_of(body, identity),
@@ -145,15 +147,14 @@ def split(
     return clean, contract
 
 
-def _refuse_fields(body: Mapping[str, Any]) -> None:
-    for name in body.keys() & REFUSED.keys():
-        value = body[name]
-        if value and not (name == "best_of" and type(value) is int and value == 1):
-            raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
+def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
+    """Refuse fields that are forwarded for another operation or value, wrong shapes that vLLM's own validation does not
+    handle, grammars too large for any engine (most too costly grammars are found when they are compiled,
+    `engine.grammar_queue`), and lists longer than `MAX_ENTRIES`.
 
-
-def _refuse_values(operation: Operation, clean: Mapping[str, Any]) -> None:
-    """Fields that are forwarded for one operation or value and refused for another."""
+    Raises:
+        BadRequest: `param` is the field or its path.
+    """
     template = clean.get("chat_template_kwargs")
     if type(template) is dict and template.get("chat_template") is not None:
         name = "chat_template_kwargs.chat_template"
@@ -162,25 +163,16 @@ def _refuse_values(operation: Operation, clean: Mapping[str, Any]) -> None:
         raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
     if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
         raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")
-
-
-def check_shapes(body: Mapping[str, Any]) -> None:
-    """Refuse wrong shapes that vLLM's own validation does not handle, grammars too large for any engine (most too
-    costly grammars are found when they are compiled, `engine.grammar_queue`), and lists longer than `MAX_ENTRIES`.
-
-    Raises:
-        BadRequest: `param` is the field or its path.
-    """
-    if type(body.get("messages", [])) is not list:
+    if type(clean.get("messages", [])) is not list:
         raise BadRequest("`messages` must be an array of messages", param="messages")
-    if body.get("structured_outputs") is not None and type(body["structured_outputs"]) is not dict:
+    if clean.get("structured_outputs") is not None and type(clean["structured_outputs"]) is not dict:
         raise BadRequest("`structured_outputs` must be an object", param="structured_outputs")
     for name, most in MAX_ENTRIES.items():
-        value = body.get(name)
+        value = clean.get(name)
         if isinstance(value, dict | list) and len(value) > most:
             raise BadRequest(f"`{name}` may have {most} entries, it has {len(value)}", param=name)
     for name in _GRAMMAR_FIELDS:
-        if name in body and len(repr(body[name])) > MAX_GRAMMAR_BYTES:
+        if name in clean and len(repr(clean[name])) > MAX_GRAMMAR_BYTES:
             raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
 
 

@@ -21,6 +21,7 @@ Headers = list[tuple[bytes, bytes]]
 Answer = tuple[int, Headers, bytes]  # status, headers and body, or the first bytes of it
 
 JSON: Headers = [(b"content-type", b"application/json")]
+CLIENT_ID_HEADER = b"x-request-id"  # the client's, or HAProxy's own; Serve sends it back
 # The id inside the OpenAI object; Serve adds `x-request-id`, which echoes the client's header.
 REQUEST_ID_HEADER = b"x-serve-app-request-id"
 MAX_RETRY_AFTER_S = 86_400.0  # a day; longer waits are sent as a day

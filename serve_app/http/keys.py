@@ -44,24 +44,20 @@ class KeyRing:
         Raises:
             Unauthorized: no key, a malformed key, or an unknown one.
         """
-        identity = self._identities.get(hashlib.sha256(_presented(headers)).digest())
+        value = headers.get(b"authorization")
+        if value is None:
+            key = headers.get(b"x-api-key", b"")
+        else:
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() != b"bearer":
+                raise Unauthorized("the Authorization header must read `Bearer <API key>`")
+        key = key.strip()
+        if not key:
+            raise Unauthorized("no API key was sent: an `Authorization: Bearer <API key>` header is needed")
+        identity = self._identities.get(hashlib.sha256(key).digest())
         if identity is None:
             raise Unauthorized("the API key is not valid here")
         return identity
-
-
-def _presented(headers: Mapping[bytes, bytes]) -> bytes:
-    value = headers.get(b"authorization")
-    if value is not None:
-        scheme, _, key = value.partition(b" ")
-        if scheme.lower() != b"bearer":
-            raise Unauthorized("the Authorization header must read `Bearer <API key>`")
-    else:
-        key = headers.get(b"x-api-key", b"")
-    key = key.strip()
-    if not key:
-        raise Unauthorized("no API key was sent: an `Authorization: Bearer <API key>` header is needed")
-    return key
 
 
 def tenant_salt(secret: bytes, tenant: str) -> str:

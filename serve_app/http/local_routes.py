@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.errors import Forbidden, NotFound, Unavailable
+from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
 from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.http.routes import HttpRoute, LocalCall
 from serve_app.router import ModelRouter, RouterMetrics
@@ -38,7 +38,7 @@ class LocalRoutes:
     Args:
         models: by name.
         get_figures: asks the quota actor for its figures.
-        actor_errors: what `get_figures` raises while the actor is unreachable.
+        actor_errors: what `get_figures` raises while the actor is unreachable; TimeoutError is one of them.
         find_receipt: a receipt by any id of its request, as plain data; None: no router has it. Bounded in time.
     """
 
@@ -65,12 +65,7 @@ class LocalRoutes:
                 cards = await asyncio.gather(*(self._card(model) for model in self.models.values()))
                 found = {"object": "list", "data": cards}
             case LocalCall.MODEL:
-                model = self.models.get(route.argument)
-                if model is None:
-                    raise NotFound(
-                        f"the model {route.argument!r} does not exist", param="model", code="model_not_found"
-                    )
-                found = await self._card(model)
+                found = await self._card(model_named(self.models, route.argument))
             case LocalCall.METRICS:
                 if not (identity.admin or identity.metrics):
                     raise Forbidden(
@@ -111,7 +106,7 @@ class LocalRoutes:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await self.get_figures()
-        except (TimeoutError, *self.actor_errors) as error:
+        except self.actor_errors as error:
             raise Unavailable("the quota actor does not answer at the moment", code="no_quota") from error
 
     async def _metrics_text(self) -> bytes:
@@ -125,3 +120,15 @@ class LocalRoutes:
             self.metrics.set_replicas(name, model.placed, model.health.ejected_count, model.health.ejections)
             self.metrics.set_engines(name, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
         return self.metrics.render()
+
+
+def model_named(models: Mapping[str, ModelRouter], name: object) -> ModelRouter:
+    if not isinstance(name, str):
+        raise BadRequest("`model` must be a string, the name of a model", param="model")
+    model = models.get(name)
+    if model is None:
+        known = ", ".join(sorted(models))
+        raise NotFound(
+            f"the model {name!r} does not exist here; there is {known}", param="model", code="model_not_found"
+        )
+    return model

@@ -29,6 +29,7 @@ class RequestRecord:
         request_class: the key's default class, until the body is read.
         slots: of a replica's batch.
         granted_at: when it was last submitted to a replica.
+        error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
     """
 
@@ -51,10 +52,6 @@ class RequestRecord:
     usage: TokenUsage | None = None
     service_level: ServiceLevel | None = None
     streamed: bool = True
-
-    def set_error(self, error: ServeAppError) -> None:
-        """Set the error that ends the request, and its outcome."""
-        self.outcome, self.error = outcome_of(error), error
 
     def token_use(self) -> ObservedUse | None:
         """The tokens it used, for estimates; None if it generated nothing, or its use is unknown."""

@@ -226,8 +226,14 @@ def _prompt_size(value: Any) -> int:
     if type(value[0]) is int:
         return BYTES_PER_TOKEN * len(value)
     size = 0
-    for item in value:  # a list in it is a prompt of its own
-        size += _message_size(item) if type(item) is dict else _prompt_size(item)
+    for item in value:
+        if type(item) is dict:
+            size += _message_size(item)
+        elif type(item) is str:
+            size += _text_size(item)
+        elif type(item) is list and item:  # one level only: a list in a list is a batch; vLLM accepts no deeper
+            ids = type(item[0]) is int
+            size += BYTES_PER_TOKEN * len(item) if ids else sum(_message_size(m) for m in item if type(m) is dict)
     return size
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ from serve_app.core.shared_queue import SESSION_TOO_LARGE
 from serve_app.errors import BadRequest, Overloaded, Unavailable
 from serve_app.http.contract import class_of
 from serve_app.http.error_responses import JSON, Answer
+from serve_app.http.local_routes import model_named
 from serve_app.http.routes import HttpRoute, SessionCall
 from serve_app.router import ModelRouter, SessionClient
 from serve_app.settings import ModelSettings, SessionSettings
@@ -67,11 +68,11 @@ class SessionRoutes:
     """Answers the session routes.
 
     Args:
-        model_of: the model of this name; raises for an unknown one.
+        models: by name.
     """
 
-    def __init__(self, session_client: SessionClient, model_of: Callable[[object], ModelRouter]) -> None:
-        self._session_client, self._model_of = session_client, model_of
+    def __init__(self, session_client: SessionClient, models: Mapping[str, ModelRouter]) -> None:
+        self._session_client, self._models = session_client, models
 
     async def answer(
         self,
@@ -115,7 +116,7 @@ class SessionRoutes:
     ) -> Session:
         asked = _parse(body)
         session_id = _session_id(asked.session_id, header)
-        found = self._model_of(asked.model)
+        found = model_named(self._models, asked.model)
         model = found.settings
         sizes = asked.model_dump(include={"vram_gb", "kv_tokens"}, exclude_none=True)
         if len(sizes) != 1:

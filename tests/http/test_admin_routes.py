@@ -47,7 +47,7 @@ def who(*, admin: bool) -> Identity:
 
 
 def asked(path: str, figures: GetFigures = there, *, admin: bool = True) -> Answer:
-    local = LocalRoutes({}, RouterMetrics(), figures, (AwayError,), receipt)
+    local = LocalRoutes({}, RouterMetrics(), figures, (AwayError, TimeoutError), receipt)
     return asyncio.run(local.answer(routes.resolve("GET", path), who(admin=admin)))
 
 

@@ -38,23 +38,18 @@ class Book:
         )
 
 
-def line_of(model: ModelSettings) -> Any:
+def lines_of(model: ModelSettings) -> Any:
     async def info() -> EngineInfo:
         return INFO
 
-    def found(name: object) -> Any:
-        if name != model.name:
-            raise NotFound("no such model", param="model", code="model_not_found")
-        return SimpleNamespace(settings=model, info=info, ready=True)
-
-    return found
+    return {model.name: SimpleNamespace(settings=model, info=info, ready=True)}
 
 
 def open_(
     body: dict[str, Any], *, header: str | None = None, model: ModelSettings | None = None, per_tenant: int = 8
 ) -> tuple[dict[str, Any], Book]:
     book = Book()
-    routes = SessionRoutes(book, line_of(model or ModelSettings(name="m")))  # type: ignore[arg-type]
+    routes = SessionRoutes(book, lines_of(model or ModelSettings(name="m")))  # type: ignore[arg-type]
     headers = {} if header is None else {b"x-session-id": header.encode()}
     route = HttpRoute(SessionCall.OPEN)
     settings = SessionSettings(per_tenant=per_tenant)
