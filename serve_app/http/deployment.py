@@ -29,7 +29,6 @@ from serve_app.ray_adapter import (
 )
 from serve_app.router import ModelRegistry, QueueClient, ReceiptSearch, RouterMetrics, SessionClient
 from serve_app.settings import ModelSettings, parse
-from serve_app.transport import TcpHandle
 
 logger = logging.getLogger("ray.serve")
 
@@ -54,8 +53,8 @@ class RouterReplica:
                 "RAY_SERVE_THROUGHPUT_OPTIMIZED=1 in the environment of `ray start` (about three times the throughput)"
             )
 
-        def connect(model: ModelSettings) -> TcpHandle:
-            return TcpHandle(EngineHandle(deployment_handle(deployment_of(model.name), replica.app_name)))
+        def connect(model: ModelSettings) -> EngineHandle:
+            return EngineHandle(deployment_handle(deployment_of(model.name), replica.app_name))
 
         self._config = config
         self._metrics = RouterMetrics()

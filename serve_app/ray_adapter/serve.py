@@ -119,8 +119,7 @@ class DirectedRequestRouter(RequestRouter):
 
 
 class Handle(Protocol):
-    """How a router reaches the replicas of one engine deployment: `serve_app.transport.tcp.TcpHandle`, or a
-    test's handle."""
+    """How a router calls the replicas of one engine deployment: `EngineHandle`, or a test's handle."""
 
     async def watch(self, listener: ReplicasChanged) -> None:
         """Call `listener`, in this event loop, with the running replicas now and after each change."""
@@ -128,17 +127,6 @@ class Handle(Protocol):
 
     async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
         """A unary call of `method` on one replica; cancelling it cancels it there."""
-        ...
-
-    async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
-        """Read the channel to one replica until it ends; cancelling this ends it there.
-
-        Args:
-            on_message: called with each message (an encoded `Batch`) in the turn of the loop in which it came.
-
-        Raises:
-            CALL_ERRORS, EngineUnreachable: the channel ended, or could not be opened.
-        """
         ...
 
     async def call_any_replica(self) -> None:

@@ -63,7 +63,7 @@ def test_the_lines_and_the_engines_are_counted_over_all_routers() -> None:
 def test_serves_own_count_of_channels_and_rings_is_not_used() -> None:
     serve = quick(served_total=50.0, queued=3.0)
     serve.router_tells("r1", waiting=0, granted=7)
-    serve.engine_tells("e1", ongoing=7, channels=30)
+    serve.engine_tells("e1", ongoing=7)
     assert Controller(serve).tick() == 1
 
 

@@ -14,7 +14,6 @@ from serve_app.http import KeyRing, LocalRoutes, RouterApp
 from serve_app.router import ModelRouter, RouterMetrics, SessionClient
 from serve_app.router.model_queue import QueueView
 from serve_app.settings import KeySettings, Settings
-from serve_app.transport import TcpHandle
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.router import LONG, SOON_S
 
@@ -75,7 +74,6 @@ class Client:
     Args:
         routers: how many router replicas there are; `name` tells them apart.
         admission, http: settings.
-        wired: frames and requests go over connections of their own, as in production (`tests.fakes.tcp.run`).
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class Client:
         *,
         admission: dict[str, Any] | None = None,
         http: dict[str, Any] | None = None,
-        wired: bool = False,
     ) -> None:
         keys = (
             KeySettings(key=KEY, tenant="people", max_class="high", metrics=True),
@@ -95,14 +92,13 @@ class Client:
         told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}
         settings = Settings.model_validate(told)
         self.handle = cluster.handle()
-        self._over = TcpHandle(self.handle) if wired else self.handle  # type: ignore[arg-type]
         self._cluster, self._name, self._routers, self._settings = cluster, name, routers, settings
         self.metrics = RouterMetrics()
 
     async def start(self) -> Client:
         client = await self._cluster.queues(self._name)
         admission = self._settings.admission
-        self.model = ModelRouter(self._cluster.settings, self._over, admission, self._name, self._routers, client)
+        self.model = ModelRouter(self._cluster.settings, self.handle, admission, self._name, self._routers, client)
         self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics)
         await self.model.start()
         await turns(20)
@@ -186,9 +182,6 @@ class Client:
     def at_rest(self) -> bool:
         """Whether nothing waits and nothing is granted."""
         return not any(self.view.waiting.values()) and not any(use.used for use in self.view.replicas.values())
-
-    def submits(self) -> list[str]:
-        return [replica for method, replica in self.handle.calls if method == "submit"]
 
 
 async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> Client:

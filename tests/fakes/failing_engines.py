@@ -18,18 +18,18 @@ class Broken:
 
     def __init__(self, cluster: FakeCluster, *names: str) -> None:
         self.calls = 0
-        self._whole = {name: cluster[name].engine.submit for name in names}
+        self._whole = {name: cluster[name].engine.wire.run for name in names}
         self._cluster = cluster
         for name in names:
-            cluster[name].engine.submit = self._submit  # type: ignore[method-assign]
+            cluster[name].engine.wire.run = self._run  # type: ignore[method-assign]
 
-    async def _submit(self, *_: Any, **__: Any) -> None:
+    async def _run(self, *_: Any, **__: Any) -> None:
         self.calls += 1
         raise EngineFailed("no luck")
 
     def mend(self) -> None:
-        for name, submit in self._whole.items():
-            self._cluster[name].engine.submit = submit  # type: ignore[method-assign]
+        for name, run in self._whole.items():
+            self._cluster[name].engine.wire.run = run  # type: ignore[method-assign]
 
 
 def takes(router: Router) -> dict[str, str]:

@@ -89,13 +89,10 @@ class Router:
         cluster: FakeCluster,
         name: str = "router",
         routers: int = 1,
-        *,
-        over: Callable[[FakeHandle], Any] = lambda below: below,
         **admission: Any,
     ) -> None:
         self._cluster, self._name, self._routers = cluster, name, routers
         self.handle = cluster.handle()
-        self._over = over(self.handle)
         self._admission = AdmissionSettings(**admission)
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}
@@ -105,7 +102,7 @@ class Router:
     async def start(self) -> Router:
         self.client = await self._cluster.queues(self._name)
         settings, admission = self._cluster.settings, self._admission
-        self.model = ModelRouter(settings, self._over, admission, self._name, self._routers, self.client)
+        self.model = ModelRouter(settings, self.handle, admission, self._name, self._routers, self.client)
         await self.model.start()
         await turns(10)
         return self
@@ -144,9 +141,6 @@ class Router:
 
     def asking(self, tokens: int = 5, **more: Any) -> asyncio.Task[list[Frame]]:
         return asyncio.create_task(self.ask(tokens, **more))
-
-    def submits(self) -> list[str]:
-        return [replica for method, replica in self.handle.calls if method == "submit"]
 
     @property
     def view(self) -> QueueView:

@@ -215,7 +215,7 @@ def test_a_model_back_at_once_does_not_meet_its_former_self() -> None:
         assert present is not former
         await turns(20)
         assert await serve(present)
-        assert cluster["r1"].attachments == 2  # of the former one and the present one: each its own
+        assert cluster["r1"].connections == 2  # of the former one and the present one: each its own
         assert await runs
         await fleet.wait_settled()
         assert [handle.closed for _, handle in handles.made] == [1, 0, 0]

@@ -34,7 +34,7 @@ def test_a_cancel_while_waiting_gives_the_place_back() -> None:
         await turns(5)
         running.cancel()
         await last
-        assert (router.relayed, len(router.submits())) == (["1", "3"], 2)
+        assert (router.relayed, len(cluster.submits)) == (["1", "3"], 2)
         await router.settled()
 
     run(scenario, model(slots=1))
@@ -93,7 +93,7 @@ def test_a_refusal_says_why_and_when_to_come_back(cause: str) -> None:
         assert (refused.value.code, refused.value.status) == (cause, 429)
         assert refused.value.retry_after_s is not None
         assert refused.value.retry_after_s > 0
-        assert len(router.submits()) == 1
+        assert len(cluster.submits) == 1
         running.cancel()
         await router.settled()
 
@@ -193,7 +193,7 @@ def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -
             request.cancel()
         await asyncio.wait(busy)
         cluster["r1"].mute = cluster["r2"].mute = True
-        await until(lambda: not cluster["r1"].attachments and not cluster["r2"].attachments, SOON_S, "detached")
+        await until(lambda: not cluster["r1"].connections and not cluster["r2"].connections, SOON_S, "detached")
         cluster["r2"].mute = False
         await asyncio.gather(*(router.model.serve_unqueued(make, relay) for _ in range(4)))
         assert len(told) == 5
