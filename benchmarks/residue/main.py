@@ -38,7 +38,7 @@ from benchmarks.common.output import write_json
 from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
-from serve_app.http import KeyRing, LocalRoutes, RouterApp
+from serve_app.http import LocalRoutes, RouterApp
 from serve_app.router import ModelRouter, QueueClient, RouterMetrics, SessionClient
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 
@@ -117,9 +117,9 @@ class Router:
         self.metrics = RouterMetrics()
         self.receipts = Receipts()
         self._models: dict[str, ModelRouter] = {}
-        ring, models, sessions = KeyRing(self._settings.auth), self._models, SessionClient(_away, {}, ())
+        models, sessions = self._models, SessionClient(_away, {}, ())
         local = LocalRoutes(models, self.metrics, _away, (), _away)
-        self._edge = RouterApp(self._settings, ring, models, self.metrics, bytes(32), sessions, local, self.receipts)
+        self._edge = RouterApp(self._settings, models, self.metrics, bytes(32), sessions, local, self.receipts)
         self._made = itertools.count()
         self.ended = 0
 

@@ -27,7 +27,6 @@ from serve_app.http.python_calls import (
 if TYPE_CHECKING:
     from serve_app.http.app import RouterApp
     from serve_app.http.deployment import RouterReplica
-    from serve_app.http.keys import KeyRing
     from serve_app.http.local_routes import LocalRoutes
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "CallKind",
     "Headers",
     "HttpRequest",
-    "KeyRing",
     "LocalRoutes",
     "RouterApp",
     "RouterReplica",
@@ -50,7 +48,7 @@ __all__ = [
 ]
 
 # A client needs the Python calls only; these names import Ray Serve, the router and its metrics.
-_LATE = {"KeyRing": "keys", "LocalRoutes": "local_routes", "RouterApp": "app", "RouterReplica": "deployment"}
+_LATE = {"LocalRoutes": "local_routes", "RouterApp": "app", "RouterReplica": "deployment"}
 
 
 def __getattr__(name: str) -> Any:

@@ -64,18 +64,19 @@ class RouterApp:
 
     Args:
         settings: the whole configuration.
-        keys: who may call.
         models: the models served now, by name.
         salt_secret: makes each tenant's prefix-cache salt; the same in every router replica.
         session_client: finds and opens agent sessions.
         local_routes: answers the routes that need no engine.
         receipts: keeps the receipts of this router's requests.
+
+    Raises:
+        ConfigError: there is no key; so does `configure`, which changes nothing then.
     """
 
     def __init__(
         self,
         settings: Settings,
-        keys: KeyRing,
         models: Mapping[str, ModelRouter],
         metrics: RouterMetrics,
         salt_secret: bytes,
@@ -92,11 +93,11 @@ class RouterApp:
         self._kept_answers = IdempotencyCache(time.monotonic)
         self._body_thread = BodyThread()
         self.estimator = Estimator()
-        self.configure(settings, keys)
+        self.configure(settings)
 
-    def configure(self, settings: Settings, keys: KeyRing) -> None:
+    def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on."""
-        self.settings, self.keys = settings, keys
+        self.keys, self.settings = KeyRing(settings.auth), settings
         self.estimator.configure(settings.admission.output_quantile)
         self._service_levels = settings.admission.service_levels
 
@@ -124,7 +125,8 @@ class RouterApp:
             if isinstance(route.target, routes.SessionCall):
                 opens = route.target is routes.SessionCall.OPEN
                 body = (await self._read_body(headers, receive))[0] if opens else {}
-                answer = await self._session_routes.answer(route, identity, headers, body, self.settings.sessions)
+                session_id, per_tenant = headers.get(b"x-session-id"), self.settings.sessions.per_tenant
+                answer = await self._session_routes.answer(route, identity, session_id, body, per_tenant)
             else:
                 answer = await self._local_routes.answer(route, identity)
             await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")

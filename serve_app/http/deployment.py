@@ -13,7 +13,6 @@ from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
 from serve_app.http.error_responses import Headers
-from serve_app.http.keys import KeyRing
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
@@ -67,8 +66,7 @@ class RouterReplica:
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
         find_receipt = self._receipt_search.find_anywhere
         local = LocalRoutes(models, self._metrics, lambda: quota.call("figures"), AWAY, find_receipt)
-        keys = KeyRing(settings.auth)
-        self._app = RouterApp(settings, keys, models, self._metrics, cluster_secret(), sessions, local, receipts)
+        self._app = RouterApp(settings, models, self._metrics, cluster_secret(), sessions, local, receipts)
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
@@ -79,7 +77,7 @@ class RouterReplica:
         if config == self._config:
             return
         settings = parse(config)
-        self._app.configure(settings, KeyRing(settings.auth))
+        self._app.configure(settings)
         for model in self._registry.apply(settings):
             self._metrics.remove_model(model)
         self._config = config

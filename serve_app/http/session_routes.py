@@ -34,7 +34,7 @@ from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.local_routes import model_named
 from serve_app.http.routes import HttpRoute, SessionCall
 from serve_app.router import ModelRouter, SessionClient
-from serve_app.settings import ModelSettings, SessionSettings
+from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo
 from serve_app.types import Identity
 
@@ -75,14 +75,13 @@ class SessionRoutes:
         self._session_client, self._models = session_client, models
 
     async def answer(
-        self,
-        route: HttpRoute,
-        identity: Identity,
-        headers: Mapping[bytes, bytes],
-        body: Mapping[str, Any],
-        settings: SessionSettings,
+        self, route: HttpRoute, identity: Identity, header: bytes | None, body: Mapping[str, Any], per_tenant: int
     ) -> Answer:
         """The complete answer to a session route.
+
+        Args:
+            header: X-Session-Id; it and `body` are read only to open a session.
+            per_tenant: the most sessions that a tenant may have.
 
         Raises:
             BadRequest: a wrong field, see `param`. Forbidden: a class above the key's. Otherwise as `SessionClient`.
@@ -90,7 +89,7 @@ class SessionRoutes:
         tenant, session_id = identity.tenant, route.argument
         match route.target:
             case SessionCall.OPEN:
-                session = await self._open(identity, headers.get(b"x-session-id"), body, settings)
+                session = await self._open(identity, header, body, per_tenant)
             case SessionCall.GET:
                 session = await self._session_client.get(tenant, session_id)
             case SessionCall.RENEW:
@@ -112,7 +111,7 @@ class SessionRoutes:
         return 201 if route.target is SessionCall.OPEN else 200, JSON, msgspec.json.encode(found)
 
     async def _open(
-        self, identity: Identity, header: bytes | None, body: Mapping[str, Any], settings: SessionSettings
+        self, identity: Identity, header: bytes | None, body: Mapping[str, Any], per_tenant: int
     ) -> Session:
         asked = _parse(body)
         session_id = _session_id(asked.session_id, header)
@@ -126,7 +125,7 @@ class SessionRoutes:
         request_class = class_of(body, identity)
         if not model.effective_session_slots:
             raise BadRequest(f"{model.name} takes no sessions: its session_slots are 0", param="model")
-        if not settings.per_tenant:
+        if not per_tenant:
             raise Overloaded("no tenant may have sessions here: sessions.per_tenant is 0", code="too_many_sessions")
         info = await found.info()
         if info is None:
@@ -141,7 +140,7 @@ class SessionRoutes:
             requested_size=f"{size:g} GB" if field == "vram_gb" else f"{size:.0f} tokens",
             granted_bytes=granted,
             per_engine=model.effective_session_slots,
-            per_tenant=settings.per_tenant,
+            per_tenant=per_tenant,
             request_class=request_class,
         )
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.core.receipts import Receipts
-from serve_app.http import KeyRing, LocalRoutes, RouterApp
+from serve_app.http import LocalRoutes, RouterApp
 from serve_app.router import ModelRouter, RouterMetrics, SessionClient
 from serve_app.router.model_queue import QueueView
 from serve_app.settings import KeySettings, Settings
@@ -65,7 +65,7 @@ def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: R
         raise TimeoutError
 
     sessions, local = SessionClient(away, {}, ()), LocalRoutes(models, metrics, away, (), away)
-    return RouterApp(settings, KeyRing(settings.auth), models, metrics, SALT_SECRET, sessions, local, Receipts())
+    return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, Receipts())
 
 
 class Client:

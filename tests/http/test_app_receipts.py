@@ -196,7 +196,7 @@ def test_another_quantile_holds_from_the_next_request_on() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         edge = client.edge
         admission = edge.settings.admission.model_copy(update={"output_quantile": 0.3})
-        edge.configure(edge.settings.model_copy(update={"admission": admission}), edge.keys)
+        edge.configure(edge.settings.model_copy(update={"admission": admission}))
         assert edge.estimator.quantile == 0.3
 
     check(scenario)

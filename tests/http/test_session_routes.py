@@ -13,7 +13,6 @@ from serve_app.core.memory import Session, SessionRequest
 from serve_app.errors import BadRequest, Forbidden, NotFound, Overloaded
 from serve_app.http.routes import HttpRoute, SessionCall, WrongMethod, resolve
 from serve_app.http.session_routes import SessionRoutes, granted_size
-from serve_app.settings import SessionSettings
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import EngineInfo
 from serve_app.types import Identity, RequestClass
@@ -50,10 +49,9 @@ def open_(
 ) -> tuple[dict[str, Any], Book]:
     book = Book()
     routes = SessionRoutes(book, lines_of(model or ModelSettings(name="m")))  # type: ignore[arg-type]
-    headers = {} if header is None else {b"x-session-id": header.encode()}
+    sent = None if header is None else header.encode()
     route = HttpRoute(SessionCall.OPEN)
-    settings = SessionSettings(per_tenant=per_tenant)
-    status, _, told = asyncio.run(routes.answer(route, WHO, headers, body, settings))
+    status, _, told = asyncio.run(routes.answer(route, WHO, sent, body, per_tenant))
     assert status == 201
     return json.loads(told), book
 

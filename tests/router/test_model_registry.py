@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import NotFound
-from serve_app.http import KeyRing
 from serve_app.ray_adapter import Handle
 from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
@@ -326,7 +325,7 @@ def test_changed_keys_and_bounds_hold_for_the_next_request() -> None:
         assert (await client.get("/health", key=NEXT_KEY)).status == 401
         keys = {"keys": [{"key": NEXT_KEY, "max_class": "low", "default_class": "low"}]}
         told = configured(model(slots=1), auth=keys, http={"max_sequences": 1, "max_body_bytes": 1024})
-        client.edge.configure(told, KeyRing(told.auth))
+        client.edge.configure(told)
         fleet.apply(told)
         assert (await client.get("/health")).status == 401
         assert (await client.get("/health", key=NEXT_KEY)).status == 200
