@@ -65,8 +65,10 @@ class AsgiBridge:
                     head = message["status"], headers + ([] if request_id is None else [(CLIENT_ID_HEADER, request_id)])
                     continue
                 body = message["body"]
-                for start in range(0, len(body), PIECE_BYTES) or (0,):
-                    piece = body[start : start + PIECE_BYTES]
+                pieces = [body]
+                if len(body) > PIECE_BYTES:
+                    pieces = [body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)]
+                for piece in pieces:
                     yield piece if head is None else (*head, piece)
                     head = None
             if task.cancelled():  # not by this method: the caller must not take it for its own cancellation
