@@ -163,7 +163,7 @@ class RouterApp:
                 record.streamed = bool(body.get("stream"))
             comments = None
             if wanted.queue_status:
-                comments = QueueComments(lambda: model.status(record.request_id), exchange.send_comment)
+                comments = QueueComments(lambda: model.queue.status(record.request_id), exchange.send_comment)
             call = _HttpCall(record, wanted, body, prompt_bytes, model, exchange, comments)
             if wanted.idempotency_key is None:
                 await self._run(call)

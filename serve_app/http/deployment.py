@@ -62,7 +62,7 @@ class RouterReplica:
         in_fresh_context(self._queue_client.start(), "queues")
         self._registry = ModelRegistry(connect, name, self._queue_client)
         models = self._registry.models
-        sessions = SessionClient(quota.call, self._queue_client.sessions, AWAY)
+        sessions = SessionClient(quota.call, self._queue_client.core.sessions, AWAY)
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
         find_receipt = self._receipt_search.find_anywhere
         local = LocalRoutes(models, self._metrics, lambda: quota.call("figures"), AWAY, find_receipt)
@@ -87,8 +87,8 @@ class RouterReplica:
         All counts are of one moment: a request just granted must not be reported as both, or as neither."""
         models = self._registry.models
         waiting = {f"{WAITING_PREFIX}{name}": model.waiting for name, model in models.items()}
-        blocked = {f"{BLOCKED_PREFIX}{name}": model.blocked for name, model in models.items()}
-        return waiting | blocked | {f"{GRANTED_PREFIX}{name}": model.granted for name, model in models.items()}
+        blocked = {f"{BLOCKED_PREFIX}{name}": model.queue.blocked for name, model in models.items()}
+        return waiting | blocked | {f"{GRANTED_PREFIX}{name}": model.queue.granted for name, model in models.items()}
 
     async def receipt(self, request_id: str) -> dict[str, Any] | None:
         """The receipt of a request that this replica received; the other router replicas call this."""

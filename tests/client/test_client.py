@@ -282,7 +282,7 @@ def test_a_sync_stream_that_another_thread_closes_ends() -> None:
         reading = asyncio.create_task(asyncio.to_thread(list, stream))
         await until(lambda: cluster["r1"].work == 4, SOON_S, "in the engine")
         queued = asyncio.create_task(asyncio.to_thread(list, waits))
-        await until(lambda: sum(router.view.waiting.values()) == 1, SOON_S, "in the line")
+        await until(lambda: router.model.queue.waiting == 1, SOON_S, "in the line")
         waits.close()
         assert await queued == []
         stream.close()

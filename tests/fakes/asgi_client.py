@@ -12,7 +12,6 @@ from typing import Any
 from serve_app.core.receipts import Receipts
 from serve_app.http import LocalRoutes, RouterApp
 from serve_app.router import ModelRouter, RouterMetrics, SessionClient
-from serve_app.router.model_queue import QueueView
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.router import LONG, SOON_S
@@ -175,13 +174,10 @@ class Client:
         """How many requests ended how."""
         return {key: int(n) for (key,), n in self.figures("serve_app_requests_total", "outcome").items()}
 
-    @property
-    def view(self) -> QueueView:
-        return self.model.queue.view()
-
     def at_rest(self) -> bool:
         """Whether nothing waits and nothing is granted."""
-        return not any(self.view.waiting.values()) and not any(use.used for use in self.view.replicas.values())
+        queue = self.model.queue
+        return not queue.waiting and not any(queue.core.account(name)[0] for name in queue.known_engines)
 
 
 async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> Client:

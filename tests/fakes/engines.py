@@ -182,7 +182,7 @@ class FakeCluster:
         client = QueueClient(name, self.quota.exchange, self.quota.watch, (Away,))
         self._clients.append(client)
         await client.start()
-        await until(lambda: not client.alone, SOON_S, "the actor knows the router")
+        await until(lambda: not client.core.alone, SOON_S, "the actor knows the router")
         return client
 
     def listen(self, listener: Callable[[frozenset[str]], None]) -> None:

@@ -34,8 +34,6 @@ class Broken:
 
 def takes(router: Router) -> dict[str, str]:
     """How many requests each replica takes: "all" that there is room for, "one" as its probe, or "none"."""
-    health = router.model.health
-    return {
-        name: "none" if not health.is_usable(name) else "one" if health.takes_one_request(name) else "all"
-        for name in router.model.replicas
-    }
+    replicas = router.model.replica_set
+    words = {(True, False): "all", (True, True): "one", (False, False): "none"}
+    return {name: words[replicas.takes_requests(name)] for name in replicas.running}

@@ -304,7 +304,7 @@ class Caller:
 
 async def spoken(*callers: Caller) -> None:
     """Until all routers are known to the actor and have heard so."""
-    await until(lambda: not any(one.shared.alone for one in callers), SOON_S, "all routers are booked")
+    await until(lambda: not any(one.shared.core.alone for one in callers), SOON_S, "all routers are booked")
 
 
 async def waits(caller: Caller, actor: FakeQuota, *names: str) -> None:

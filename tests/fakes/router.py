@@ -13,7 +13,6 @@ from serve_app.core.queue.admission import Arrival
 from serve_app.core.routing import AffinityKey, TargetReason
 from serve_app.engine.simulated.text import text_key, text_of
 from serve_app.router import ModelRouter, RequestTrace
-from serve_app.router.model_queue import QueueView
 from serve_app.router.request_grant import RequestGrant
 from serve_app.settings import AdmissionSettings
 from serve_app.transport import Channel, Frame, ResponseStream, Submit
@@ -143,16 +142,14 @@ class Router:
         return asyncio.create_task(self.ask(tokens, **more))
 
     @property
-    def view(self) -> QueueView:
-        return self.model.queue.view()
-
-    @property
     def used(self) -> dict[str, int]:
-        return {name: use.used for name, use in self.view.replicas.items()}
+        """Slots of each engine that its requests hold."""
+        queue = self.model.queue
+        return {name: queue.core.account(name)[0] for name in sorted(queue.known_engines)}
 
     @property
     def waiting(self) -> int:
-        return sum(self.view.waiting.values())
+        return self.model.queue.waiting
 
     async def settled(self) -> None:
         """Nothing waits and nothing is granted."""
@@ -162,7 +159,7 @@ class Router:
 @contextlib.asynccontextmanager
 async def held(router: Router, arrival: Arrival) -> AsyncIterator[RequestGrant]:
     """A place on a replica that nothing runs on, for the block."""
-    grant = await router.model.acquire(arrival)
+    grant = await router.model.acquire(arrival, None, None, RequestTrace())
     try:
         yield grant
     finally:

@@ -118,7 +118,7 @@ def test_a_caller_that_is_cancelled_takes_its_request_with_it() -> None:
         reading = asyncio.create_task(
             anext(inside.stream(make_request(CallKind.STREAM_COMPLETE, call("waits to be streamed"))))
         )
-        await until(lambda: sum(client.view.waiting.values()) == 2, SOON_S, "in the line")
+        await until(lambda: client.model.queue.waiting == 2, SOON_S, "in the line")
         for task in (queued, reading, running):
             task.cancel()
         await asyncio.wait({running, queued, reading})

@@ -173,7 +173,7 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int) ->
             left = counted.pop(Outcome.CANCELLED_QUEUED, 0) + counted.pop(Outcome.CANCELLED_RUNNING, 0)
             counted[Outcome.CANCELLED_RUNNING] = left
             assert +counted == +count(client, chaos.requests)
-            assert client.at_rest(), client.view
+            assert client.at_rest()
             channels = client.model.replica_set.channels.values()
             assert not any(link.is_busy for link in channels)
             await until(lambda: not any(link.is_open for link in channels), SETTLE_S, "channels closed")  # noqa: B023

@@ -113,13 +113,13 @@ def test_a_replica_that_failed_comes_back_where_every_request_is_long() -> None:
 
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         broken = Broken(cluster, "r1")
-        while not client.model.health.ejected_count:
+        while not client.model.replica_set.outliers.ejected_count:
             assert (await client.post(ask("p", 200))).status == 200
         broken.mend()
         async with asyncio.timeout(SOON_S):
-            while client.model.health.ejected_count:
+            while client.model.replica_set.outliers.ejected_count:
                 assert (await client.post(ask("p", 200))).status == 200
-        assert client.model.health.ejections[FailureKind.CONSECUTIVE] >= 1
+        assert client.model.replica_set.ejections[FailureKind.CONSECUTIVE] >= 1
 
     check(scenario, "r1", "r2", waits=SHORT)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import NotFound
 from serve_app.ray_adapter import Handle
+from serve_app.router import RequestTrace
 from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.queue_client import QueueClient
@@ -90,7 +91,11 @@ async def serve(
         told.extend(frames)
 
     arrival = Arrival(request, RequestClass.NORMAL, "tenant")
-    await line.serve(arrival, lambda number: Submit(number, request, Operation.COMPLETION, body), relay)
+
+    def make(number: int) -> Submit:
+        return Submit(number, request, Operation.COMPLETION, body)
+
+    await line.serve(arrival, make, relay, None, RequestTrace())
     return len(told)
 
 

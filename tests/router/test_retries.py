@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.queue.admission import Arrival
 from serve_app.core.routing import outliers
 from serve_app.errors import EngineFailed, EngineUnreachable
-from serve_app.router import retries
+from serve_app.router import model_router
 from serve_app.transport import channel
 from tests.fakes.engines import FakeCluster, run, turns, until
 from tests.fakes.router import LONG, NORMAL, SOON_S, Router, freeze, held, thaw
@@ -63,7 +63,7 @@ def test_a_request_gives_up_when_nobody_may_wait_longer_and_gives_its_slot_back(
         await cluster.stop_engines()  # the engine is dead, its replica is not
         with pytest.raises(EngineFailed, match="is ending"):
             await router.ask()
-        assert len(router.handle.calls) > retries.MAX_LOSSES  # an engine that never had the request does not count
+        assert len(router.handle.calls) > model_router.MAX_LOSSES  # an engine that never had the request does not count
         assert router.relayed == []
         await router.settled()
 
@@ -71,13 +71,13 @@ def test_a_request_gives_up_when_nobody_may_wait_longer_and_gives_its_slot_back(
 
 
 def test_a_request_under_which_engines_die_is_not_tried_for_ever() -> None:
-    losses = retries.RetryLimit(give_up_at=100.0)
-    died = [losses.count_loss(EngineFailed("died"), 0.0) for _ in range(retries.MAX_LOSSES)]
-    assert died == [False] * (retries.MAX_LOSSES - 1) + [True]
+    losses = model_router.RetryLimit(give_up_at=100.0)
+    died = [losses.count_loss(EngineFailed("died"), 0.0) for _ in range(model_router.MAX_LOSSES)]
+    assert died == [False] * (model_router.MAX_LOSSES - 1) + [True]
 
 
 def test_the_time_that_an_engine_had_the_request_was_no_waiting() -> None:
-    losses = retries.RetryLimit(give_up_at=60.0)
+    losses = model_router.RetryLimit(give_up_at=60.0)
     assert not losses.count_loss(EngineFailed("died"), 75.0, ran_s=75.0)  # frozen: Serve takes 75 s to find that out
     assert losses.count_loss(EngineUnreachable("away"), 135.0, ran_s=60.0)
 
@@ -100,7 +100,7 @@ def test_a_request_on_a_replica_that_is_frozen_for_longer_than_anyone_waits_runs
 
 
 def test_engines_that_never_had_the_request_only_cost_time() -> None:
-    losses = retries.RetryLimit(give_up_at=100.0)
+    losses = model_router.RetryLimit(give_up_at=100.0)
     assert not any(losses.count_loss(EngineUnreachable("away"), float(now)) for now in range(100))
     assert losses.count_loss(EngineUnreachable("away"), 100.0)
 
@@ -230,7 +230,7 @@ def test_a_replica_that_leaves_while_it_is_asked_is_no_error_of_the_scrape() -> 
             raise EngineUnreachable(f"{replica_id} has left")
 
         router.model.engine_info.call = left  # type: ignore[method-assign]
-        assert await router.model.load("r1") is None
+        assert await router.model.engine_info.fetch_load("r1") is None
         await router.settled()
 
     run(scenario)
