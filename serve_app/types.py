@@ -68,7 +68,6 @@ class Operation(enum.StrEnum):
 class Identity:
     """The caller's identity and rights; the API key alone decides them."""
 
-    key_id: str
     tenant: str
     max_class: RequestClass
     default_class: RequestClass

@@ -38,8 +38,8 @@ from benchmarks.common.output import write_json
 from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
-from serve_app.http import KeyRing, RouterApp
-from serve_app.router import ModelRouter, QueueClient, RouterMetrics
+from serve_app.http import LocalRoutes, RouterApp
+from serve_app.router import ModelRouter, QueueClient, RouterMetrics, SessionClient
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 
 MODEL = "simulated"
@@ -117,8 +117,9 @@ class Router:
         self.metrics = RouterMetrics()
         self.receipts = Receipts()
         self._models: dict[str, ModelRouter] = {}
-        ring = KeyRing(self._settings.auth)
-        self._edge = RouterApp(self._settings, ring, self._models, self.metrics, bytes(32), receipts=self.receipts)
+        models, sessions = self._models, SessionClient(_away, {}, ())
+        local = LocalRoutes(models, self.metrics, _away, (), _away)
+        self._edge = RouterApp(self._settings, models, self.metrics, bytes(32), sessions, local, self.receipts)
         self._made = itertools.count()
         self.ended = 0
 
@@ -244,6 +245,11 @@ class Router:
                 if sample.name == "serve_app_requests_total":
                     found[sample.labels["outcome"]] += int(sample.value)
         return dict(found)
+
+
+async def _away(*_: Any) -> Any:
+    """No quota actor and no other router: the benchmark asks for no session and no receipt."""
+    raise TimeoutError
 
 
 async def _tasks_left(before: int) -> int:

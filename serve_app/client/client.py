@@ -40,11 +40,6 @@ from serve_app.client.session import AgentSession, SyncAgentSession
 from serve_app.client.streams import Stream, Synchronous, blocking, blocking_stream
 from serve_app.errors import BadRequest, NotFound
 from serve_app.http import (
-    CHAT,
-    COMPLETE,
-    EMBED,
-    STREAM,
-    STREAM_COMPLETE,
     CallKind,
     HttpRequest,
     make_request,
@@ -83,23 +78,23 @@ class Client:
 
     async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """A chat completion."""
-        return await self._unary(ChatCompletion, CHAT, messages, options)
+        return await self._unary(ChatCompletion, CallKind.CHAT, messages, options)
 
     def stream(self, messages: Messages, **options: Unpack[ChatOptions]) -> Stream[ChatCompletionChunk]:
         """A chat completion as it is generated; the request is sent at the first read."""
-        return Stream(self._chunks(ChatCompletionChunk, STREAM, messages, options))
+        return Stream(self._chunks(ChatCompletionChunk, CallKind.STREAM, messages, options))
 
     async def complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Completion:
         """A completion of a text, of token ids, or of several of either."""
-        return await self._unary(Completion, COMPLETE, prompt, options)
+        return await self._unary(Completion, CallKind.COMPLETE, prompt, options)
 
     def stream_complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Stream[Completion]:
         """A completion as it is generated; the request is sent at the first read."""
-        return Stream(self._chunks(Completion, STREAM_COMPLETE, prompt, options))
+        return Stream(self._chunks(Completion, CallKind.STREAM_COMPLETE, prompt, options))
 
     async def embed(self, input: Prompt, **options: Unpack[EmbedOptions]) -> CreateEmbeddingResponse:
         """Embeddings of one or many texts, in the same order; for models with `task: embed`."""
-        return await self._unary(CreateEmbeddingResponse, EMBED, input, options)
+        return await self._unary(CreateEmbeddingResponse, CallKind.EMBED, input, options)
 
     def session(self, session_id: str | None = None, **asked: Unpack[SessionOptions]) -> AgentSession:
         """KV cache reserved for one agent: `async with llm.session("agent-7", vram_gb=0.25) as session`.

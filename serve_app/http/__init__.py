@@ -10,16 +10,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from serve_app.http.error_responses import error_response
+from serve_app.http.error_responses import Headers, error_response
 from serve_app.http.python_calls import (
-    CHAT,
-    COMPLETE,
-    EMBED,
-    STREAM,
-    STREAM_COMPLETE,
     AnswerPiece,
     CallKind,
-    Headers,
     HttpRequest,
     make_request,
     make_route_request,
@@ -31,19 +25,14 @@ from serve_app.http.python_calls import (
 if TYPE_CHECKING:
     from serve_app.http.app import RouterApp
     from serve_app.http.deployment import RouterReplica
-    from serve_app.http.keys import KeyRing
+    from serve_app.http.local_routes import LocalRoutes
 
 __all__ = [
-    "CHAT",
-    "COMPLETE",
-    "EMBED",
-    "STREAM",
-    "STREAM_COMPLETE",
     "AnswerPiece",
     "CallKind",
     "Headers",
     "HttpRequest",
-    "KeyRing",
+    "LocalRoutes",
     "RouterApp",
     "RouterReplica",
     "error_response",
@@ -55,7 +44,7 @@ __all__ = [
 ]
 
 # A client needs the Python calls only; these names import Ray Serve, the router and its metrics.
-_LATE = {"KeyRing": "keys", "RouterApp": "app", "RouterReplica": "deployment"}
+_LATE = {"LocalRoutes": "local_routes", "RouterApp": "app", "RouterReplica": "deployment"}
 
 
 def __getattr__(name: str) -> Any:

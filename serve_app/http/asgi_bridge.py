@@ -15,13 +15,12 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import ServeAppError
-from serve_app.http.error_responses import REQUEST_ID_HEADER
-from serve_app.http.python_calls import AnswerPiece, Headers, HttpRequest, read_body, read_events
+from serve_app.http.error_responses import CLIENT_ID_HEADER, REQUEST_ID_HEADER, Headers
+from serve_app.http.python_calls import AnswerPiece, HttpRequest, read_body, read_events
 
 Message = MutableMapping[str, Any]
 AsgiApp = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
-REQUEST_ID = b"x-request-id"
 PIECE_BYTES = 2**20  # of an answer in one message: a process outside the cluster accepts 4 MiB, gRPC's default
 
 
@@ -49,16 +48,27 @@ class AsgiBridge:
             await room.acquire()
             messages.put_nowait(message)
 
-        task = asyncio.ensure_future(self._app(_scope(request), _receiver(request.body), send))
+        scope = {"type": "http", "method": request.method, "path": request.path, "headers": request.headers}
+        # No message comes after the body: a caller that disconnects cancels the task instead.
+        sent: asyncio.Queue[Message] = asyncio.Queue()
+        sent.put_nowait({"type": "http.request", "body": request.body, "more_body": False})
+        task = asyncio.ensure_future(self._app(scope, sent.get, send))
         task.add_done_callback(lambda _: messages.put_nowait(None))  # else a failed task leaves `get` waiting
         try:
             head: tuple[int, Headers] | None = None
             while (message := await messages.get()) is not None:
                 room.release()
                 if message["type"] == "http.response.start":
-                    head = message["status"], [*message["headers"], *_request_id(request.headers, message["headers"])]
+                    headers = message["headers"]
+                    # as Serve adds it to an answer over HTTP: the caller's own, if it sent one
+                    request_id = dict(request.headers).get(CLIENT_ID_HEADER) or dict(headers).get(REQUEST_ID_HEADER)
+                    head = message["status"], headers + ([] if request_id is None else [(CLIENT_ID_HEADER, request_id)])
                     continue
-                for piece in _pieces(message["body"]):
+                body = message["body"]
+                pieces = [body]
+                if len(body) > PIECE_BYTES:
+                    pieces = [body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)]
+                for piece in pieces:
                     yield piece if head is None else (*head, piece)
                     head = None
             if task.cancelled():  # not by this method: the caller must not take it for its own cancellation
@@ -81,37 +91,7 @@ class AsgiBridge:
                 yield msgspec.json.decode(event)
 
 
-class RefusalLogFilter(logging.Filter):
-    """Keeps refusals out of a replica's log: Serve logs a traceback for every error that a method raises."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not (isinstance(error, ServeAppError) and error.status != ServeAppError.status)
-
-
-def _scope(request: HttpRequest) -> Message:
-    return {"type": "http", "method": request.method, "path": request.path, "headers": request.headers}
-
-
-def _request_id(sent: Headers, answered: Headers) -> Headers:
-    """The `x-request-id` that Serve adds to an answer over HTTP: the caller's own, if it sent one."""
-    found = dict(sent).get(REQUEST_ID) or dict(answered).get(REQUEST_ID_HEADER)
-    return [] if found is None else [(REQUEST_ID, found)]
-
-
-def _receiver(body: bytes) -> Callable[[], Awaitable[Message]]:
-    """The body in one piece, and no message after it: a caller that disconnects cancels the task instead."""
-    asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if not asked:
-            await asyncio.Event().wait()
-        return asked.pop()
-
-    return receive
-
-
-def _pieces(body: bytes) -> list[bytes]:
-    if len(body) <= PIECE_BYTES:
-        return [body]
-    return [body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)]
+def is_no_refusal(record: logging.LogRecord) -> bool:
+    """A filter that keeps refusals out of a replica's log: Serve logs a traceback for every error of a method."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, ServeAppError) and error.status != ServeAppError.status)

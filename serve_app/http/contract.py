@@ -6,7 +6,9 @@ changed, and the whole request is checked before anything is forwarded.
 
 Every field of vLLM 0.32.0's request models is in exactly one of these (a test compares them with the installed vLLM):
 
-- `FORWARDED`: what to generate and how. vLLM checks the values, those of `logprobs` and `prompt_logprobs` too.
+- `FORWARDED`: what to generate and how. vLLM checks the values, those of `logprobs` and `prompt_logprobs` too. Only
+  what would harm a shared engine is refused here (found by fuzzing vLLM 0.32.0): some wrong shapes end in an error that
+  names no field, and a request that passes must cost an engine time in proportion to its size.
 - `CONSUMED`: the contract's fields in the body (`split` reads its headers). `priority` is a class name or 0 low .. 3
   critical, `service_tier` an OpenAI value or a class name. `priority` wins where both are given, yet both must be
   valid. "auto" means the key's default class. A class above the key's bound is a 403, never a silent demotion.
@@ -22,11 +24,11 @@ is true, so refusing it would refuse nearly every caller of the Responses API; n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
 from serve_app.errors import BadRequest, Forbidden
-from serve_app.http.value_checks import check_shapes
 from serve_app.settings import HttpSettings
 from serve_app.types import CLASS_ALIASES, Contract, Identity, Operation, RequestClass
 
@@ -34,6 +36,8 @@ MAX_SESSION_ID_CHARS = 128  # a UUID has 36; session ids are kept in routing tab
 MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound of payment APIs, so their client code works here
 MAX_DEADLINE_MS = 86_400_000  # a day, OpenAI's batch window; an absolute time in milliseconds is far above it
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's and vLLM's default `max_tokens` of a completion
+# vLLM searches each stop string in the text of every step; OpenAI's bound is 4.
+MAX_ENTRIES = {"stop": 16, "bad_words": 1024, "stop_token_ids": 1024, "logit_bias": 1024}
 
 _FORWARDED_FOR: dict[str, str] = {
     "what to answer": "model messages prompt input tokens instructions suffix documents user metadata",
@@ -75,7 +79,6 @@ STRIPPED: dict[str, str] = {
 
 _NO_STORE = "is not supported: no responses are stored here, send the whole conversation in `input`"
 _UNTRUSTED = "is not accepted from clients"
-_REMOVED = "does nothing any more: use `response_format` or `structured_outputs`"
 
 REFUSED: dict[str, str] = {
     "use_beam_search": "is not supported: beams fork inside the engine, so their number cannot be admitted",
@@ -88,12 +91,10 @@ REFUSED: dict[str, str] = {
     "chat_template": f"{_UNTRUSTED}: it is a program that runs on the server",
     "media_io_kwargs": f"{_UNTRUSTED}: it changes how media are loaded",
     "mm_processor_kwargs": f"{_UNTRUSTED}: it changes what preprocessing costs",
-    "guided_json": _REMOVED,
-    "guided_regex": _REMOVED,
-    "guided_choice": _REMOVED,
-    "guided_grammar": _REMOVED,
-    "guided_decoding_backend": _REMOVED,
-    "guided_whitespace_pattern": _REMOVED,
+    **{
+        f"guided_{name}": "does nothing any more: use `response_format` or `structured_outputs`"
+        for name in ("json", "regex", "choice", "grammar", "decoding_backend", "whitespace_pattern")
+    },
 }
 
 _OUTPUT_FIELDS: dict[Operation, tuple[str, ...]] = {
@@ -101,6 +102,7 @@ _OUTPUT_FIELDS: dict[Operation, tuple[str, ...]] = {
     Operation.COMPLETION: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
 }
+_GRAMMAR_FIELDS = ("response_format", "structured_outputs", "text")  # of tools the engine knows which are enforced
 _VISIBLE = re.compile(rb"[\x21-\x7e]+")
 _CLASS_NAMES = ", ".join(CLASS_ALIASES)
 _HIGHEST_CLASS = max(RequestClass)
@@ -109,7 +111,7 @@ _HIGHEST_CLASS = max(RequestClass)
 def split(
     operation: Operation,
     body: Mapping[str, Any],
-    headers: Iterable[tuple[bytes, bytes]],
+    headers: Mapping[bytes, bytes],
     identity: Identity,
     bounds: HttpSettings,
     max_model_len: int | None = None,
@@ -117,7 +119,7 @@ def split(
     """The body to forward, and the contract.
 
     Args:
-        headers: as in ASGI's scope: names in lower case. If a header is sent twice, the last one counts.
+        headers: by name in lower case.
         max_model_len: of the model, in tokens, if known; an output bound set here is never above it.
 
     `Contract.deadline_s` counts from the arrival. With `bounds.max_output_tokens` set, a request without a bound of
@@ -129,30 +131,30 @@ def split(
     """
     clean = {name: value for name, value in body.items() if name in FORWARDED}
     if len(clean) != len(body):
-        _refuse_fields(body)
-    _refuse_values(operation, clean)
-    check_shapes(clean)
+        for name in body.keys() & REFUSED.keys():
+            value = body[name]
+            if value and not (name == "best_of" and type(value) is int and value == 1):
+                raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
+    check_values(operation, clean)
     _bound_output(operation, clean, bounds.max_output_tokens, max_model_len)
-    known = dict(headers)
     contract = Contract(
         request_class=class_of(body, identity),
-        session_id=_header_text(known, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
-        deadline_s=_deadline(known),
-        idempotency_key=_header_text(known, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
-        queue_status=_wants_queue_status(known) and operation.generates and clean.get("stream") is True,
+        session_id=_header_text(headers, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
+        deadline_s=_deadline(headers),
+        idempotency_key=_header_text(headers, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
+        queue_status=_wants_queue_status(headers) and operation.generates and clean.get("stream") is True,
     )
     return clean, contract
 
 
-def _refuse_fields(body: Mapping[str, Any]) -> None:
-    for name in body.keys() & REFUSED.keys():
-        value = body[name]
-        if value and not (name == "best_of" and type(value) is int and value == 1):
-            raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
+def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
+    """Refuse fields that are forwarded for another operation or value, wrong shapes that vLLM's own validation does not
+    handle, grammars too large for any engine (most too costly grammars are found when they are compiled,
+    `engine.grammar_queue`), and lists longer than `MAX_ENTRIES`.
 
-
-def _refuse_values(operation: Operation, clean: Mapping[str, Any]) -> None:
-    """Fields that are forwarded for one operation or value and refused for another."""
+    Raises:
+        BadRequest: `param` is the field or its path.
+    """
     template = clean.get("chat_template_kwargs")
     if type(template) is dict and template.get("chat_template") is not None:
         name = "chat_template_kwargs.chat_template"
@@ -161,23 +163,29 @@ def _refuse_values(operation: Operation, clean: Mapping[str, Any]) -> None:
         raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
     if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
         raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")
+    if type(clean.get("messages", [])) is not list:
+        raise BadRequest("`messages` must be an array of messages", param="messages")
+    if clean.get("structured_outputs") is not None and type(clean["structured_outputs"]) is not dict:
+        raise BadRequest("`structured_outputs` must be an object", param="structured_outputs")
+    for name, most in MAX_ENTRIES.items():
+        value = clean.get(name)
+        if isinstance(value, dict | list) and len(value) > most:
+            raise BadRequest(f"`{name}` may have {most} entries, it has {len(value)}", param=name)
+    for name in _GRAMMAR_FIELDS:
+        if name in clean and len(repr(clean[name])) > MAX_GRAMMAR_BYTES:
+            raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
 
 
 def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, max_model_len: int | None) -> None:
-    names = _OUTPUT_FIELDS.get(operation)
-    if names is None:
-        return
-    given = False
-    for name in names:
-        value = clean.get(name)
-        if value is None:
-            continue
+    names = _OUTPUT_FIELDS.get(operation, ())
+    given = [name for name in names if clean.get(name) is not None]
+    for name in given:
+        value = clean[name]
         if type(value) is not int:
             raise BadRequest(f"`{name}` must be an integer", param=name)
         if cap is not None and value > cap:
             raise BadRequest(f"`{name}` is {value}, {cap} output tokens are allowed in one request", param=name)
-        given = True
-    if cap is not None and not given:
+    if names and cap is not None and not given:
         silent = operation is Operation.COMPLETION and names[0] not in clean
         longest = cap if max_model_len is None else min(cap, max_model_len)  # vLLM refuses a bound above the model's
         clean[names[0]] = min(longest, COMPLETION_DEFAULT_TOKENS) if silent else longest
@@ -185,18 +193,12 @@ def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, 
 
 def class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:
     """The class that a body requests by `priority` or `service_tier`. Raises as `split`."""
-    tier = body.get("service_tier")
-    number = body.get("priority")
-    if tier is None and number is None:
-        return identity.default_class
-    wanted, field = identity.default_class, "service_tier"
-    if tier is not None:
-        wanted = _class_named("service_tier", tier, identity)
-    if number is not None:
-        field = "priority"
-        is_number = type(number) is int and 0 <= number <= _HIGHEST_CLASS
-        wanted = RequestClass(number) if is_number else _class_named("priority", number, identity)
-    if wanted > identity.max_class:
+    wanted, field = identity.default_class, None
+    for name in ("service_tier", "priority"):  # the last one given counts
+        value = body.get(name)
+        if value is not None:
+            wanted, field = _class_named(name, value, identity), name
+    if field is not None and wanted > identity.max_class:
         raise Forbidden(
             f"`{field}` asks for class {wanted.label!r}, this API key may ask for {identity.max_class.label!r} at most",
             param=field,
@@ -207,6 +209,8 @@ def class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:
 def _class_named(field: str, value: Any, identity: Identity) -> RequestClass:
     if type(value) is str and value in CLASS_ALIASES:
         return identity.default_class if value == "auto" else CLASS_ALIASES[value]
+    if field == "priority" and type(value) is int and 0 <= value <= _HIGHEST_CLASS:
+        return RequestClass(value)
     numbers = f", or a whole number from 0 to {int(_HIGHEST_CLASS)}" if field == "priority" else ""
     raise BadRequest(f"`{field}` must be one of {_CLASS_NAMES}{numbers}", param=field)
 

@@ -10,23 +10,12 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.core.receipts import Receipts
-from serve_app.http.admin_routes import AdminRoutes
 from serve_app.http.app import RouterApp
-from serve_app.http.asgi_bridge import AsgiBridge, RefusalLogFilter
-from serve_app.http.keys import KeyRing
+from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
+from serve_app.http.error_responses import Headers
+from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
-from serve_app.http.python_calls import (
-    CHAT,
-    COMPLETE,
-    EMBED,
-    STREAM,
-    STREAM_COMPLETE,
-    AnswerPiece,
-    Headers,
-    HttpRequest,
-    make_request,
-    make_route_request,
-)
+from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
 from serve_app.quota import AWAY, QuotaActor, kv_store
 from serve_app.ray_adapter import (
@@ -66,21 +55,18 @@ class RouterReplica:
 
         self._config = config
         self._metrics = RouterMetrics()
-        quota = QuotaActor(settings.quota)
-        name = replica.replica_id.unique_id
+        quota, name, receipts = QuotaActor(settings.quota), replica.replica_id.unique_id, Receipts()
         self._queue_client = QueueClient(name, quota.exchange, quota.watch, AWAY)
         in_fresh_context(self._queue_client.start(), "queues")
         self._registry = ModelRegistry(connect, name, self._queue_client)
-        book = SessionClient(quota.call, self._queue_client.core.sessions, AWAY)
-        keys = KeyRing(settings.auth)
-        receipts = Receipts()
+        models = self._registry.models
+        sessions = SessionClient(quota.call, self._queue_client.core.sessions, AWAY)
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
-        admin = AdminRoutes(lambda: quota.call("figures"), AWAY, self._receipt_search.find_anywhere)
-        self._app = RouterApp(
-            settings, keys, self._registry.models, self._metrics, kv_store.cluster_secret(), book, admin, receipts
-        )
+        find_receipt = self._receipt_search.find_anywhere
+        local = LocalRoutes(models, self._metrics, lambda: quota.call("figures"), AWAY, find_receipt)
+        self._app = RouterApp(settings, models, self._metrics, kv_store.cluster_secret(), sessions, local, receipts)
         self._bridge = AsgiBridge(self._app)
-        logger.addFilter(RefusalLogFilter())
+        logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
         await self._registry.wait_settled()
 
@@ -89,7 +75,7 @@ class RouterReplica:
         if config == self._config:
             return
         settings = parse(config)
-        self._app.configure(settings, KeyRing(settings.auth))
+        self._app.configure(settings)
         for model in self._registry.apply(settings):
             self._metrics.remove_model(model)
         self._config = config
@@ -115,23 +101,23 @@ class RouterReplica:
 
     async def chat(self, messages: Any = None, **call: Any) -> dict[str, Any]:
         """A complete chat completion, as plain data."""
-        return await self._bridge.answer(make_request(CHAT, {"messages": messages, **call}))
+        return await self._bridge.answer(make_request(CallKind.CHAT, {"messages": messages, **call}))
 
     async def stream(self, messages: Any = None, **call: Any) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a chat completion; for `handle.options(stream=True)`."""
-        return self._bridge.stream(make_request(STREAM, {"messages": messages, **call}))
+        return self._bridge.stream(make_request(CallKind.STREAM, {"messages": messages, **call}))
 
     async def complete(self, prompt: Any = None, **call: Any) -> dict[str, Any]:
         """A complete text completion, as plain data."""
-        return await self._bridge.answer(make_request(COMPLETE, {"prompt": prompt, **call}))
+        return await self._bridge.answer(make_request(CallKind.COMPLETE, {"prompt": prompt, **call}))
 
     async def stream_complete(self, prompt: Any = None, **call: Any) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a completion; for `handle.options(stream=True)`."""
-        return self._bridge.stream(make_request(STREAM_COMPLETE, {"prompt": prompt, **call}))
+        return self._bridge.stream(make_request(CallKind.STREAM_COMPLETE, {"prompt": prompt, **call}))
 
     async def embed(self, input: Any = None, **call: Any) -> dict[str, Any]:
         """Embeddings, as plain data."""
-        return await self._bridge.answer(make_request(EMBED, {"input": input, **call}))
+        return await self._bridge.answer(make_request(CallKind.EMBED, {"input": input, **call}))
 
     async def models(self, api_key: str | None = None) -> dict[str, Any]:
         """The list of models, as GET /v1/models."""

@@ -18,27 +18,27 @@ from serve_app.http.routes import WrongMethod
 from serve_app.types import Operation
 
 Headers = list[tuple[bytes, bytes]]
+Answer = tuple[int, Headers, bytes]  # status, headers and body, or the first bytes of it
 
+JSON: Headers = [(b"content-type", b"application/json")]
+CLIENT_ID_HEADER = b"x-request-id"  # the client's, or HAProxy's own; Serve sends it back
 # The id inside the OpenAI object; Serve adds `x-request-id`, which echoes the client's header.
 REQUEST_ID_HEADER = b"x-serve-app-request-id"
 MAX_RETRY_AFTER_S = 86_400.0  # a day; longer waits are sent as a day
-SSE_DONE = b"data: [DONE]\n\n"
 _RETRY_MS = b"retry-after-ms"
 
 
-def error_response(error: ServeAppError) -> tuple[int, Headers, bytes]:
+def error_response(error: ServeAppError) -> Answer:
     """Status, headers and JSON body of a refusal that comes before any byte of an answer. The caller adds the
     Content-Length, as for every complete answer."""
-    body = _encode(error.body())
-    headers: Headers = [(b"content-type", b"application/json")]
-    headers += _retry_headers(error.retry_after_s)
+    headers = JSON + _retry_headers(error.retry_after_s)
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 409:
         headers.append((b"x-should-retry", b"false"))  # the SDK retries a 409 by default, in vain
     if isinstance(error, WrongMethod):
         headers.append((b"allow", ", ".join(error.allow).encode()))
-    return error.status, headers, body
+    return error.status, headers, _encode(error.body())
 
 
 def sse_error(error: ServeAppError, operation: Operation = Operation.CHAT) -> bytes:
@@ -69,7 +69,7 @@ def sse_retry_comment(error: ServeAppError) -> bytes:
 
 def _last_event(body: dict[str, Any], operation: Operation) -> bytes:
     if operation is not Operation.RESPONSES:
-        return b"data: " + _encode(body) + b"\n\n" + SSE_DONE
+        return b"data: " + _encode(body) + b"\n\ndata: [DONE]\n\n"
     said = body["error"]
     event = {"type": "error", "code": said["code"], "message": said["message"], "param": said["param"], **body}
     return b"event: error\ndata: " + _encode(event) + b"\n\n"

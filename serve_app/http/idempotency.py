@@ -2,10 +2,10 @@
 
 Invariant: while an answer is kept or in progress, a repeat with the same body gets exactly its bytes and runs nothing;
 a run that ended without a full answer leaves no entry, and the next repeat runs. All answers, those in progress
-included, are within `max_bytes`; beyond it, the tenant with the most bytes loses its oldest answer.
+included, are within `MAX_BYTES`; beyond it, the tenant with the most bytes loses its oldest answer.
 
 Each router replica keeps its own answers: a repeat that reaches another replica, or comes too late, runs again. An
-answer longer than `max_answer_bytes` is not kept, and its repeats are refused (409): the key forbids a second run.
+answer longer than `MAX_ANSWER_BYTES` is not kept, and its repeats are refused (409): the key forbids a second run.
 """
 
 from __future__ import annotations
@@ -20,31 +20,22 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import AnswerNotKept, BadRequest
+from serve_app.http.error_responses import Answer, Headers
 
 KEPT_S = 600.0  # a client's retries are over within minutes: the OpenAI SDK's own time limit is ten
 MAX_BYTES = 64 * 2**20  # per router replica; about 30,000 chat answers
 MAX_ANSWER_BYTES = 4 * 2**20  # about 15,000 chunks of a stream
 ENTRY_BYTES = 1024  # of an answer besides its body: key, headers, Python objects
 
-Headers = list[tuple[bytes, bytes]]
 Owner = tuple[str, str]  # tenant, key
 _encoder = msgspec.json.Encoder(order="deterministic")
-
-
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
-    """A complete answer, as it was sent."""
-
-    status: int
-    headers: Headers
-    body: bytes
 
 
 @dataclass(slots=True)
 class _Entry:
     fingerprint: bytes
     changed_at: float
-    answer: KeptAnswer | None = None
+    answer: Answer | None = None  # complete, as it was sent
     is_dropped: bool = False  # not kept: too long, or evicted for lack of capacity
     parts: list[bytes] = field(default_factory=list)
     bytes: int = ENTRY_BYTES
@@ -65,28 +56,19 @@ def fingerprint(operation: str, body: Mapping[str, Any]) -> bytes:
 
 
 class IdempotencyCache:
-    """The kept answers of one router replica. Each call is O(1) in their number, but O(tenants) when `max_bytes` is
+    """The kept answers of one router replica. Each call is O(1) in their number, but O(tenants) when `MAX_BYTES` is
     reached.
 
     Args:
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        kept_s: float = KEPT_S,
-        max_bytes: int = MAX_BYTES,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._kept_s = kept_s
-        self._max_bytes = max_bytes
-        self._max_answer_bytes = max_answer_bytes
         self.tenants: dict[str, _Tenant] = {}
         self.bytes = 0
 
-    async def claim(self, owner: Owner, body_fingerprint: bytes) -> KeptAnswer | None:
+    async def claim(self, owner: Owner, body_fingerprint: bytes) -> Answer | None:
         """The kept answer, awaited while its run is in progress; or None: the caller runs it and must call `finish`.
 
         Raises:
@@ -110,7 +92,7 @@ class IdempotencyCache:
             if entry.is_dropped:
                 raise AnswerNotKept(
                     f"the answer to the first request under this Idempotency-Key was not kept: it has more than "
-                    f"{self._max_answer_bytes} bytes, or there was no room; to run it again, send another key",
+                    f"{MAX_ANSWER_BYTES} bytes, or there was no room; to run it again, send another key",
                     param="Idempotency-Key",
                 )
             if entry.answer is not None:
@@ -123,13 +105,12 @@ class IdempotencyCache:
         entry = tenant.entries[owner[1]]
         if entry.is_dropped:
             return
+        if entry.bytes + len(body) - ENTRY_BYTES > MAX_ANSWER_BYTES:
+            self._drop_in_progress(tenant, owner[1])
+            return
         entry.parts.append(body)
         entry.bytes += len(body)
-        if entry.bytes - ENTRY_BYTES > self._max_answer_bytes:
-            tenant.bytes, self.bytes = tenant.bytes + len(body), self.bytes + len(body)
-            self._drop_in_progress(tenant, owner[1])
-        else:
-            self._add_bytes(tenant, len(body))
+        self._add_bytes(tenant, len(body))
 
     def finish(self, owner: Owner, head: tuple[int, Headers] | None) -> None:
         """End the run that `claim` allowed; `head`: status and headers of its full answer, None without one."""
@@ -146,14 +127,14 @@ class IdempotencyCache:
             entry.bytes = ENTRY_BYTES
             self._add_bytes(tenant, ENTRY_BYTES)
         else:
-            entry.answer, entry.parts = KeptAnswer(*head, b"".join(entry.parts)), []
+            entry.answer, entry.parts = (*head, b"".join(entry.parts)), []
         tenant.kept[key] = entry
 
     def _add_bytes(self, tenant: _Tenant, more: int) -> None:
         """Charge `more` bytes to this tenant; evict the oldest answers of the tenant with the most bytes if needed."""
         tenant.bytes += more
         self.bytes += more
-        while self.bytes > self._max_bytes:
+        while self.bytes > MAX_BYTES:
             largest = max(self.tenants.values(), key=lambda one: one.bytes)
             if largest.kept:
                 self._evict_oldest(largest)
@@ -177,6 +158,6 @@ class IdempotencyCache:
         self.bytes -= entry.bytes
 
     def _evict_expired(self, tenant: _Tenant) -> None:
-        horizon = self._clock() - self._kept_s
+        horizon = self._clock() - KEPT_S
         while tenant.kept and next(iter(tenant.kept.values())).changed_at <= horizon:
             self._evict_oldest(tenant)

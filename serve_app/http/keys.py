@@ -11,77 +11,53 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from serve_app.errors import ConfigError, Unauthorized
-from serve_app.settings import AuthSettings, KeySettings
+from serve_app.settings import AuthSettings
 from serve_app.types import Identity, RequestClass
-
-_KEY_ID_BYTES = 4  # enough to tell keys apart in receipts, too little to test guesses of a weak key against
 
 
 class KeyRing:
     """The keys that may call.
 
-    Args:
-        auth: the configured keys.
-        generated: the key of `load_or_create_key`, used where none is configured.
-
     Raises:
-        ConfigError: there is no key at all, or one is given twice (`param` names it).
+        ConfigError: there is no key at all.
     """
 
-    def __init__(self, auth: AuthSettings, generated: str | None = None) -> None:
-        keys = auth.keys or ((KeySettings.model_validate({"key": generated}),) if generated else ())
-        if not keys:
+    def __init__(self, auth: AuthSettings) -> None:
+        if not auth.keys:
             raise ConfigError("auth.keys: no API key, and nothing is served without one", param="auth.keys")
         self._identities: dict[bytes, Identity] = {}
-        for index, settings in enumerate(keys):
-            digest = _digest_of(settings)
-            if digest in self._identities:
-                raise ConfigError(f"auth.keys.{index}: this key is given twice", param=f"auth.keys.{index}")
-            self._identities[digest] = _identity(settings, digest)
+        for key in auth.keys:
+            self._identities[bytes.fromhex(key.without_secret().key_sha256 or "")] = Identity(
+                tenant=key.tenant,
+                max_class=RequestClass[key.max_class.upper()],
+                default_class=RequestClass[key.default_class.upper()],
+                admin=key.admin,
+                metrics=key.metrics,
+            )
 
-    def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Identity:
-        """The identity of the request's key. `headers` as in ASGI's scope: names in lower case; of two the last counts.
+    def identify(self, headers: Mapping[bytes, bytes]) -> Identity:
+        """The identity of the request's key, by headers with names in lower case.
 
         Raises:
             Unauthorized: no key, a malformed key, or an unknown one.
         """
-        identity = self._identities.get(hashlib.sha256(_presented(dict(headers))).digest())
+        value = headers.get(b"authorization")
+        if value is None:
+            key = headers.get(b"x-api-key", b"")
+        else:
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() != b"bearer":
+                raise Unauthorized("the Authorization header must read `Bearer <API key>`")
+        key = key.strip()
+        if not key:
+            raise Unauthorized("no API key was sent: an `Authorization: Bearer <API key>` header is needed")
+        identity = self._identities.get(hashlib.sha256(key).digest())
         if identity is None:
             raise Unauthorized("the API key is not valid here")
         return identity
-
-
-def _presented(headers: Mapping[bytes, bytes]) -> bytes:
-    value = headers.get(b"authorization")
-    if value is not None:
-        scheme, _, key = value.partition(b" ")
-        if scheme.lower() != b"bearer":
-            raise Unauthorized("the Authorization header must read `Bearer <API key>`")
-    else:
-        key = headers.get(b"x-api-key", b"")
-    key = key.strip()
-    if not key:
-        raise Unauthorized("no API key was sent: an `Authorization: Bearer <API key>` header is needed")
-    return key
-
-
-def _digest_of(settings: KeySettings) -> bytes:
-    return bytes.fromhex(settings.without_secret().key_sha256 or "")
-
-
-def _identity(settings: KeySettings, digest: bytes) -> Identity:
-    key_id = hashlib.blake2s(digest, digest_size=_KEY_ID_BYTES, person=b"key-id").hexdigest()
-    return Identity(
-        key_id=key_id,
-        tenant=settings.tenant,
-        max_class=RequestClass[settings.max_class.upper()],
-        default_class=RequestClass[settings.default_class.upper()],
-        admin=settings.admin,
-        metrics=settings.metrics,
-    )
 
 
 def tenant_salt(secret: bytes, tenant: str) -> str:

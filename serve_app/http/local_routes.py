@@ -1,93 +1,131 @@
-"""Routes that a router answers without an engine: models, health, readiness, metrics."""
+"""Routes that a router answers without an engine: models, health, readiness, metrics, and what operators ask.
+
+    GET /admin/quota            the ledger of GPU memory
+    GET /admin/requests/{id}    the receipt of a request, from whichever router received it
+
+Invariant: only a key with `auth.keys[].admin` gets an answer from the routes under `/admin`, whatever its class.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from serve_app.errors import Forbidden, NotFound, Unavailable
+from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
+from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.http.routes import HttpRoute, LocalCall
 from serve_app.router import ModelRouter, RouterMetrics
 from serve_app.types import Identity
 
-Headers = list[tuple[bytes, bytes]]
-Answer = tuple[int, Headers, bytes]
+ANSWER_TIMEOUT_S = 2.0  # the quota actor answers in milliseconds, and within seconds after its own death
+SHOWN_ID_CHARS = 64  # of an unknown request id, in the error
 
-JSON: Headers = [(b"content-type", b"application/json")]
+GetFigures = Callable[[], Awaitable[dict[str, Any]]]
+FindReceipt = Callable[[str], Awaitable[dict[str, Any] | None]]
+
 _TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 
 
+@dataclass(frozen=True, slots=True)
 class LocalRoutes:
     """Answers the routes that need no engine slot.
 
     Args:
         models: by name.
+        get_figures: asks the quota actor for its figures.
+        actor_errors: what `get_figures` raises while the actor is unreachable; TimeoutError is one of them.
+        find_receipt: a receipt by any id of its request, as plain data; None: no router has it. Bounded in time.
     """
 
-    def __init__(self, models: Mapping[str, ModelRouter], metrics: RouterMetrics) -> None:
-        self._models = models
-        self._metrics = metrics
-        self._created = int(time.time())
+    models: Mapping[str, ModelRouter]
+    metrics: RouterMetrics
+    get_figures: GetFigures
+    actor_errors: tuple[type[BaseException], ...]
+    find_receipt: FindReceipt
+    created: int = field(default_factory=lambda: int(time.time()))
 
     async def answer(self, route: HttpRoute, identity: Identity) -> Answer:
         """The complete answer to a local route.
 
         Raises:
-            NotFound: an unknown model. Unavailable: not ready. Forbidden: the metrics name all tenants.
+            NotFound: an unknown model, or no router has the receipt. Unavailable: not ready, or the quota actor does
+            not answer. Forbidden: the key is not an operator's; the metrics name all tenants.
         """
         match route.target:
             case LocalCall.HEALTH:
                 return 200, JSON, b'{"status":"ok"}'
             case LocalCall.READY:
-                return self._ready()
+                found: object = self._readiness()
             case LocalCall.MODELS:
-                cards = await asyncio.gather(*(self._card(model) for model in self._models.values()))
-                return 200, JSON, msgspec.json.encode({"object": "list", "data": cards})
+                cards = await asyncio.gather(*(self._card(model) for model in self.models.values()))
+                found = {"object": "list", "data": cards}
             case LocalCall.MODEL:
-                model = self._models.get(route.argument)
-                if model is None:
-                    raise NotFound(
-                        f"the model {route.argument!r} does not exist", param="model", code="model_not_found"
+                found = await self._card(model_named(self.models, route.argument))
+            case LocalCall.METRICS:
+                if not (identity.admin or identity.metrics):
+                    raise Forbidden(
+                        "this key may not read the metrics: set metrics or admin on it (auth.keys)", code="not_admin"
                     )
-                return 200, JSON, msgspec.json.encode(await self._card(model))
-            case _ if not (identity.admin or identity.metrics):
-                raise Forbidden(
-                    "this key may not read the metrics: set metrics or admin on it (auth.keys)", code="not_admin"
-                )
-            case _:
                 return 200, _TEXT, await self._metrics_text()
+            case _ if not identity.admin:
+                raise Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
+            case LocalCall.QUOTA:
+                found = await self._quota()
+            case _:
+                found = await self.find_receipt(route.argument)
+                if found is None:
+                    shown = route.argument[:SHOWN_ID_CHARS]
+                    raise NotFound(
+                        f"no receipt of {shown!r}: it has not ended yet, or ended too long ago",
+                        code="request_not_found",
+                    )
+        return 200, JSON, msgspec.json.encode(found)
 
-    def _ready(self) -> Answer:
+    def _readiness(self) -> dict[str, Any]:
         """Ready while any model can be served: a model that is added, loads or fails must not stop the traffic of the
         others. A model that scales from zero can be served without a replica."""
         missing = [
-            name for name, model in self._models.items() if not model.ready and model.settings.replicas.min_replicas
+            name for name, model in self.models.items() if not model.ready and model.settings.replicas.min_replicas
         ]
-        if len(missing) == len(self._models):
+        if len(missing) == len(self.models):
             raise Unavailable(f"no replica of {', '.join(missing)} is running", code="not_ready")
-        return 200, JSON, msgspec.json.encode({"status": "ready", "without_replica": missing})
+        return {"status": "ready", "without_replica": missing}
 
     async def _card(self, model: ModelRouter) -> dict[str, Any]:
-        card: dict[str, Any] = {
-            "id": model.settings.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "serve-app",
-        }
+        card = {"id": model.settings.name, "object": "model", "created": self.created, "owned_by": "serve-app"}
         info = await model.info()
-        if info is not None:
-            card["max_model_len"] = info.max_model_len
-        return card
+        return card if info is None else card | {"max_model_len": info.max_model_len}
+
+    async def _quota(self) -> dict[str, Any]:
+        """The ledger, as `serve-app quota --json` prints it."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self.get_figures()
+        except self.actor_errors as error:
+            raise Unavailable("the quota actor does not answer at the moment", code="no_quota") from error
 
     async def _metrics_text(self) -> bytes:
-        for name, model in list(self._models.items()):
+        for name, model in list(self.models.items()):
             names = sorted(model.replica_set.running)
             loads = await asyncio.gather(*(model.engine_info.fetch_load(replica) for replica in names))
-            if self._models.get(name) is not model:
+            if self.models.get(name) is not model:
                 continue  # removed meanwhile, with its metrics
-            self._metrics.set_model(model, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
-        return self._metrics.render()
+            self.metrics.set_model(model, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
+        return self.metrics.render()
+
+
+def model_named(models: Mapping[str, ModelRouter], name: object) -> ModelRouter:
+    if not isinstance(name, str):
+        raise BadRequest("`model` must be a string, the name of a model", param="model")
+    model = models.get(name)
+    if model is None:
+        known = ", ".join(sorted(models))
+        raise NotFound(
+            f"the model {name!r} does not exist here; there is {known}", param="model", code="model_not_found"
+        )
+    return model

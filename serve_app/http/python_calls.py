@@ -11,46 +11,43 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import enum
 import json
 import math
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 
+from serve_app import errors
 from serve_app.errors import DROPPED, BadRequest, ConfigError, EngineFailed, LeaseNotFound, ServeAppError, Unavailable
 from serve_app.http.contract import CONSUMED, FORWARDED, REFUSED, STRIPPED
+from serve_app.http.error_responses import Answer, Headers
 
-Headers: TypeAlias = list[tuple[bytes, bytes]]
-Head: TypeAlias = tuple[int, Headers, bytes]  # status, headers and first bytes of an answer
-AnswerPiece: TypeAlias = Head | bytes  # an answer is a head, then bytes
+AnswerPiece: TypeAlias = Answer | bytes  # an answer is a head with its first bytes, then bytes
 
 EVENT_END = b"\n\n"
 SHOWN_BODY_CHARS = 200  # of an error that is not in OpenAI's format: enough to see its origin
 NEAR_ENOUGH = 0.75  # of `difflib`: `max_token` finds `max_tokens`, `prio` finds nothing
 
 # Keywords sent as headers; all others are fields of the body.
-_HEADER_OF = {"session": b"x-session-id", "idempotency_key": b"idempotency-key"}
-_CONTRACT_KEYWORDS = frozenset({"api_key", "deadline_s", "extra_body", *_HEADER_OF})
+_HEADER_OF = {"api_key": b"authorization", "session": b"x-session-id", "idempotency_key": b"idempotency-key"}
+_CONTRACT_KEYWORDS = frozenset({"deadline_s", "extra_body", *_HEADER_OF})
 _KNOWN_FIELDS = FORWARDED | CONSUMED | STRIPPED.keys() | REFUSED.keys()
 
 
-@dataclass(frozen=True, slots=True)
-class CallKind:
-    """A method of the handle: its name, its route, the field of its first argument, whether its answer is a stream."""
+class CallKind(enum.Enum):
+    """A method of the handle: its route, the field of its first argument, whether its answer is a stream."""
 
-    name: str
-    path: str
-    first_field: str
-    streamed: bool = False
+    CHAT = "/v1/chat/completions", "messages", False
+    STREAM = "/v1/chat/completions", "messages", True
+    COMPLETE = "/v1/completions", "prompt", False
+    STREAM_COMPLETE = "/v1/completions", "prompt", True
+    EMBED = "/v1/embeddings", "input", False
 
-
-CHAT = CallKind("chat", "/v1/chat/completions", "messages")
-STREAM = CallKind("stream", "/v1/chat/completions", "messages", streamed=True)
-COMPLETE = CallKind("complete", "/v1/completions", "prompt")
-STREAM_COMPLETE = CallKind("stream_complete", "/v1/completions", "prompt", streamed=True)
-EMBED = CallKind("embed", "/v1/embeddings", "input")
+    def __init__(self, path: str, first_field: str, streamed: bool) -> None:
+        self.path, self.first_field, self.streamed = path, first_field, streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,9 @@ def make_request(kind: CallKind, arguments: Mapping[str, Any]) -> HttpRequest:
     body = {name: value for name, value in given.items() if name not in _CONTRACT_KEYWORDS}
     for name in body:
         if name not in _KNOWN_FIELDS:
-            raise BadRequest(f"{kind.name}() has no argument `{name}`{_hint(name)}", param=name)
+            near = difflib.get_close_matches(name, _KNOWN_FIELDS | _CONTRACT_KEYWORDS, n=1, cutoff=NEAR_ENOUGH)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise BadRequest(f"{kind.name.lower()}() has no argument `{name}`{hint}", param=name)
     if "stream" in body:
         raise BadRequest("`stream` is not an argument: stream() and stream_complete() are methods", param="stream")
     body |= extra
@@ -101,7 +100,7 @@ def make_route_request(
     return HttpRequest(method, path, _headers({} if api_key is None else {"api_key": api_key}), _encoded(given))
 
 
-async def read_head(pieces: AsyncGenerator[AnswerPiece, None]) -> Head:
+async def read_head(pieces: AsyncGenerator[AnswerPiece, None]) -> Answer:
     """Status, headers and first bytes of an answer."""
     head = await anext(pieces, None)
     if not isinstance(head, tuple):
@@ -116,8 +115,7 @@ async def read_body(pieces: AsyncGenerator[AnswerPiece, None]) -> bytes:
         ServeAppError: the answer is an error.
     """
     async with contextlib.aclosing(pieces):
-        status, headers, body = await read_head(pieces)
-        return await _read_rest(status, headers, body, pieces)
+        return await _read_rest(await read_head(pieces), pieces)
 
 
 async def read_events(pieces: AsyncGenerator[AnswerPiece, None]) -> AsyncGenerator[bytes, None]:
@@ -127,32 +125,30 @@ async def read_events(pieces: AsyncGenerator[AnswerPiece, None]) -> AsyncGenerat
         ServeAppError: the answer is an error, or an event of the stream is one.
     """
     async with contextlib.aclosing(pieces):
-        status, headers, rest = await read_head(pieces)
-        if status >= 400:
-            await _read_rest(status, headers, rest, pieces)
+        head = await read_head(pieces)
+        if head[0] >= 400:
+            await _read_rest(head, pieces)
+        rest = head[2]
         more: AnswerPiece | None = b""
-        while more is not None:
-            *ended, rest = (rest + _bytes(more)).split(EVENT_END)
+        while isinstance(more, bytes):
+            *ended, rest = (rest + more).split(EVENT_END)
             for event in ended:
                 data = event.removeprefix(b"data:").strip()
                 error = error_in(data)
                 if error is not None:
-                    await _read_rest(status, headers, b"", pieces)  # so that the router ends the request normally
+                    await _read_rest(head, pieces)  # so that the router ends the request normally
                     raise error
                 if data != b"[DONE]":
                     yield data
             more = await anext(pieces, None)
 
 
-async def _read_rest(status: int, headers: Headers, body: bytes, pieces: AsyncGenerator[AnswerPiece, None]) -> bytes:
-    body = b"".join([body, *[_bytes(piece) async for piece in pieces]])
+async def _read_rest(head: Answer, pieces: AsyncGenerator[AnswerPiece, None]) -> bytes:
+    status, headers, first = head
+    body = b"".join([first, *[piece async for piece in pieces if isinstance(piece, bytes)]])
     if status >= 400:
         raise error_of(status, headers, body)
     return body
-
-
-def _bytes(piece: AnswerPiece) -> bytes:
-    return piece if isinstance(piece, bytes) else piece[2]
 
 
 def error_of(status: int, headers: Headers, body: bytes) -> ServeAppError:
@@ -187,14 +183,12 @@ def _error(
     return _BY_CODE.get(code, found)(message, param=param, retry_after_s=retry_after_s, code=code)
 
 
-def _subclasses(kind: type[ServeAppError]) -> Iterator[type[ServeAppError]]:
-    yield kind
-    for below in kind.__subclasses__():
-        if below is not ConfigError:  # raised before any request
-            yield from _subclasses(below)
-
-
-_CLASSES = list(_subclasses(ServeAppError))[::-1]  # reversed: of several with one status or type, the base class wins
+# The last first: of several with one status or type, the base class wins. ConfigError is raised before any request.
+_CLASSES = [
+    kind
+    for kind in reversed(vars(errors).values())
+    if isinstance(kind, type) and issubclass(kind, ServeAppError) and kind is not ConfigError
+]
 _BY_STATUS: dict[Any, type[ServeAppError]] = {kind.status: kind for kind in _CLASSES}
 _BY_TYPE: dict[Any, type[ServeAppError]] = {kind.type: kind for kind in _CLASSES}
 _BY_CODE: dict[str | None, type[ServeAppError]] = {kind.code: kind for kind in _CLASSES}
@@ -203,33 +197,24 @@ _BY_CODE |= {"session_not_found": LeaseNotFound, "slow_client": EngineFailed}
 
 def _headers(given: Mapping[str, Any]) -> Headers:
     headers: Headers = []
-    if "api_key" in given:
-        headers.append((b"authorization", b"Bearer " + _text("api_key", given["api_key"])))
     for name, header in _HEADER_OF.items():
         if name in given:
-            headers.append((header, _text(name, given[name])))
+            if type(given[name]) is not str:
+                raise BadRequest(f"`{name}` must be a string", param=name)
+            text = given[name].encode("utf-8", "surrogatepass")  # the ASGI app validates these bytes
+            headers.append((header, b"Bearer " + text if name == "api_key" else text))
+    seconds = given.get("deadline_s", 0)
+    if type(seconds) not in (int, float) or not math.isfinite(seconds):
+        raise BadRequest("`deadline_s` must be a number of seconds from now", param="deadline_s")
     if "deadline_s" in given:
-        headers.append((b"x-deadline-ms", _milliseconds(given["deadline_s"])))
+        headers.append((b"x-deadline-ms", b"%d" % math.ceil(seconds * 1000)))
     return headers
 
 
-def _text(name: str, value: Any) -> bytes:
-    if type(value) is not str:
-        raise BadRequest(f"`{name}` must be a string", param=name)
-    return value.encode("utf-8", "surrogatepass")  # the ASGI app validates these bytes
-
-
-def _milliseconds(seconds: Any) -> bytes:
-    if type(seconds) not in (int, float) or not math.isfinite(seconds):
-        raise BadRequest("`deadline_s` must be a number of seconds from now", param="deadline_s")
-    return b"%d" % math.ceil(seconds * 1000)
-
-
 def _encoded(body: Mapping[str, Any]) -> bytes:
-    if not body:
-        return b""
+    """The body as JSON; one that is empty is none."""
     try:
-        return _json(body)
+        return _json(body) if body else b""
     except (TypeError, ValueError, RecursionError) as error:
         name, said = _unencodable_field(body), str(error)
     raise BadRequest(f"`{name}` cannot be written as JSON: {said}", param=name)
@@ -254,8 +239,3 @@ def _plain(value: Any) -> Any:
     if dump is None:
         raise TypeError(f"{type(value).__name__} has no form in JSON")
     return dump(mode="json", exclude_unset=True, exclude_none=True)
-
-
-def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name, _KNOWN_FIELDS | _CONTRACT_KEYWORDS, n=1, cutoff=NEAR_ENOUGH)
-    return f"; did you mean `{near[0]}`?" if near else ""

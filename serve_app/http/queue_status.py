@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 
 from serve_app.core.queue import QueueStatus
 
@@ -34,16 +33,12 @@ class QueueComments:
     ) -> None:
         self._get_status, self._send_comment = get_status, send_comment
         self._ended = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> QueueComments:
         self._task = asyncio.create_task(self._run(), name="queue-status")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._task is not None
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._ended.set()
         if kind is asyncio.CancelledError:  # else a comment being sent is completed: an error event may follow it
             self._task.cancel()
@@ -51,26 +46,21 @@ class QueueComments:
 
     async def end(self) -> None:
         """End the wait. Raises what `send_comment` has raised; a second call has no effect."""
-        assert self._task is not None
         self._ended.set()
         await self._task
 
     async def _run(self) -> None:
         position, silent_s, pause_s = 0, 0.0, FIRST_COMMENT_S
-        while not await self._ended_within(pause_s):
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), pause_s)
+            if self._ended.is_set():
+                return
             silent_s, pause_s = silent_s + pause_s, STATUS_POLL_S
             status = self._get_status()
             if status is not None and (status.position != position or silent_s >= MAX_SILENCE_S):
-                await self._send_comment(comment_text(status))
+                text = f"queue position={status.position}"
+                if status.expected_start_s is not None:
+                    text += f" expected_start_s={status.expected_start_s:.1f}"
+                await self._send_comment(text)
                 position, silent_s = status.position, 0.0
-
-    async def _ended_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), seconds)
-        return self._ended.is_set()
-
-
-def comment_text(status: QueueStatus) -> str:
-    """The text of the comment for a status."""
-    text = f"queue position={status.position}"
-    return text if status.expected_start_s is None else f"{text} expected_start_s={status.expected_start_s:.1f}"

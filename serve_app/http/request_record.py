@@ -5,89 +5,57 @@ Invariant: every error and every answer has exactly one outcome.
 
 from __future__ import annotations
 
-from serve_app.core.estimate import EstimateSource, ObservedUse
+from dataclasses import dataclass, field
+
+from serve_app.core.estimate import ObservedUse
 from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import Receipt, ServedRequest, ServiceLevel, judge
 from serve_app.errors import EngineFailed, Overloaded, ServeAppError
-from serve_app.http.request_cost import RequestCost
+from serve_app.http.request_size import NO_COST, RequestCost
 from serve_app.router import RequestTrace
 from serve_app.transport import FINISH_STOP, ResponseStream, TokenUsage
 from serve_app.types import Operation, Outcome, RequestClass
 
-_REASONS = {reason.value: reason for reason in RefusalReason} | {
-    "kv_budget": RefusalReason.TIMEOUT
-}  # by the error's code
+# By the error's code.
+_REASONS = {reason.value: reason for reason in RefusalReason} | {"kv_budget": RefusalReason.TIMEOUT}
 
 
+@dataclass(slots=True)
 class RequestRecord:
     """One request. Times are seconds of the host's monotonic clock.
 
     Args:
         client_id: the request id that the client sent.
         request_class: the key's default class, until the body is read.
+        slots: of a replica's batch.
+        granted_at: when it was last submitted to a replica.
+        error: the one that ended it; `outcome` is `outcome_of` it.
+        service_level: the target of its class, if it generates.
     """
 
-    __slots__ = (
-        "client_id",
-        "cost",
-        "deadline_s",
-        "error",
-        "first_token_s",
-        "granted_at",
-        "model",
-        "operation",
-        "outcome",
-        "request_class",
-        "request_id",
-        "service_level",
-        "slots",
-        "started",
-        "stream",
-        "streamed",
-        "tenant",
-        "trace",
-        "usage",
-    )
-
-    def __init__(
-        self,
-        request_id: str,
-        client_id: str | None,
-        operation: Operation,
-        tenant: str,
-        request_class: RequestClass,
-        started: float,
-    ) -> None:
-        self.request_id, self.client_id = request_id, client_id
-        self.operation = operation
-        self.tenant = tenant
-        self.request_class = request_class
-        self.started = started
-        self.model = ""
-        self.outcome = Outcome.INTERNAL_ERROR
-        self.error: ServeAppError | None = None
-        self.deadline_s: float | None = None
-        self.cost: RequestCost | None = None
-        self.slots = 0  # of a replica's batch
-        self.trace = RequestTrace()
-        self.granted_at: float | None = None  # when it was last submitted to a replica
-        self.stream: ResponseStream | None = None
-        self.first_token_s: float | None = None
-        self.usage: TokenUsage | None = None
-        self.service_level: ServiceLevel | None = None  # the target of its class, if it generates
-        self.streamed = True
-
-    @property
-    def is_granted(self) -> bool:
-        return self.granted_at is not None
-
-    def set_error(self, error: ServeAppError) -> None:
-        """Set the error that ends the request, and its outcome."""
-        self.outcome, self.error = outcome_of(error), error
+    request_id: str
+    client_id: str | None
+    operation: Operation
+    tenant: str
+    request_class: RequestClass
+    started: float
+    model: str = ""
+    outcome: Outcome = Outcome.INTERNAL_ERROR
+    error: ServeAppError | None = None
+    deadline_s: float | None = None
+    cost: RequestCost = NO_COST
+    slots: int = 0
+    trace: RequestTrace = field(default_factory=RequestTrace)
+    granted_at: float | None = None
+    stream: ResponseStream | None = None
+    first_token_s: float | None = None
+    usage: TokenUsage | None = None
+    service_level: ServiceLevel | None = None
+    streamed: bool = True
 
     def token_use(self) -> ObservedUse | None:
         """The tokens it used, for estimates; None if it generated nothing, or its use is unknown."""
-        if not self.operation.generates or self.stream is None or self.cost is None:
+        if not self.operation.generates or self.stream is None:
             return None
         usage = self.usage or TokenUsage(completion_tokens=self.stream.tokens)
         if not usage.completion_tokens:
@@ -104,14 +72,15 @@ class RequestRecord:
 
     def receipt(self, now: float) -> Receipt:
         """The receipt of the ended request."""
-        wait_s = (now if self.granted_at is None else self.granted_at) - self.started
-        cost, trace, error = self.cost, self.trace, self.error
-        output = None if self.stream is None else self.stream.tokens
-        if self.usage is not None:
-            output = self.usage.completion_tokens
+        cost, trace, error, usage, stream = self.cost, self.trace, self.error, self.usage, self.stream
+        granted = self.granted_at is not None
+        output = None if stream is None else stream.tokens
+        if usage is not None:
+            output = usage.completion_tokens
         served = self._served(now, output or 0)
         # a replayed answer is not judged
-        level = self.service_level if self.is_granted or self.outcome is not Outcome.OK else None
+        level = self.service_level if granted or self.outcome is not Outcome.OK else None
+        unnamed = RefusalReason.NO_REPLICA if self.outcome is Outcome.REFUSED else None
         return Receipt(
             request_id=self.request_id,
             client_id=self.client_id,
@@ -120,9 +89,9 @@ class RequestRecord:
             model=self.model,
             outcome=self.outcome,
             arrived=self.started,
-            wait_s=wait_s,
+            wait_s=(now if self.granted_at is None else self.granted_at) - self.started,
             total_s=now - self.started,
-            granted=self.is_granted,
+            granted=granted,
             ahead=trace.ahead,
             first_token_s=served.ttft_s,
             replica_id=trace.replica_id,
@@ -130,17 +99,17 @@ class RequestRecord:
             losses=trace.losses,
             sequences=trace.sequences,
             slots=self.slots,
-            estimated_prompt=0 if cost is None else cost.prompt_tokens,
-            estimated_output=0 if cost is None else cost.output_tokens,
-            source=EstimateSource.PRIOR if cost is None else cost.source,
-            prompt_tokens=self.usage.prompt_tokens if self.usage is not None else None,
+            estimated_prompt=cost.prompt_tokens,
+            estimated_output=cost.output_tokens,
+            source=cost.source,
+            prompt_tokens=None if usage is None else usage.prompt_tokens,
             output_tokens=output,
             kv_token_s=trace.kv_token_s,
-            refused=_refusal_reason(error),
+            refused=None if error is None else _REASONS.get(error.code, unnamed),
             retry_after_s=None if error is None else error.retry_after_s,
             deadline_s=self.deadline_s,
             itl_s=served.itl_s,
-            longest_gap_s=None if served.itl_s is None or self.stream is None else self.stream.pace.longest_gap_s,
+            longest_gap_s=None if served.itl_s is None or stream is None else stream.pace.longest_gap_s,
             slo=None if level is None else judge(level, served),
             ttft_slo_s=None if level is None else level.ttft_s,
             itl_slo_s=None if level is None else level.itl_s,
@@ -150,16 +119,14 @@ class RequestRecord:
         """The values judged against its service level: tokens count when they arrive here, not when the client reads
         them."""
         pace = None if self.stream is None else self.stream.pace
-        answers = 1 if self.cost is None else self.cost.answers
         if pace is None or pace.first_at is None:
             return ServedRequest(self.outcome, now - self.started, self.first_token_s, is_streamed=self.streamed)
-        ended = pace.last_at if self.outcome is Outcome.OK else now
         return ServedRequest(
             self.outcome,
-            ended - self.started,
+            (pace.last_at if self.outcome is Outcome.OK else now) - self.started,
             pace.first_at - self.started,
             pace.last_at - pace.first_at,
-            output / answers,
+            output / self.cost.answers,
             self.streamed,
         )
 
@@ -172,22 +139,8 @@ def outcome_of_status(status: int) -> Outcome:
 
 
 def outcome_of(error: ServeAppError) -> Outcome:
-    match error:
-        case EngineFailed():
-            return Outcome.ENGINE_FAILED
-        case Overloaded():
-            return Outcome.REFUSED
-        case _ if error.status == 503:
-            return Outcome.REFUSED
-        case _ if error.status < 500:
-            return Outcome.BAD_REQUEST
-        case _:
-            return Outcome.INTERNAL_ERROR
-
-
-def _refusal_reason(error: ServeAppError | None) -> RefusalReason | None:
-    """The queue's reason for the refusal; None: the queue did not refuse the request."""
-    if error is None:
-        return None
-    found = _REASONS.get(error.code or "")
-    return RefusalReason.NO_REPLICA if found is None and outcome_of(error) is Outcome.REFUSED else found
+    if isinstance(error, EngineFailed):
+        return Outcome.ENGINE_FAILED
+    if isinstance(error, Overloaded) or error.status == 503:
+        return Outcome.REFUSED
+    return Outcome.BAD_REQUEST if error.status < 500 else Outcome.INTERNAL_ERROR

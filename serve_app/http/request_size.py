@@ -1,7 +1,8 @@
-"""Measures a request by its body alone: sequences, text, bounds, and the key of its prefix.
+"""Measures a request by its body: sequences, text, bounds, the key of its prefix, and its estimated cost in KV tokens.
 
 Invariant: for any JSON body, `sequence_count` raises only `BadRequest` and the other functions raise nothing: misplaced
-values count as nothing here, and vLLM refuses them by name.
+values count as nothing here, and vLLM refuses them by name. An estimate never exceeds the request's own bound, and
+equals it until similar requests were observed.
 
 These are estimates for admission and routing, made in microseconds for each request, without a tokenizer.
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from serve_app.core.estimate import EstimateSource, Estimator, LengthRule
 from serve_app.core.routing import AffinityKey, TargetReason
 from serve_app.errors import BadRequest
 from serve_app.settings import HttpSettings
@@ -82,15 +85,70 @@ def output_bound(body: Mapping[str, Any]) -> int | None:
     return max(given[0], 0) if given else None
 
 
-def answers(operation: Operation, body: Mapping[str, Any]) -> int:
-    """The number of answers of a generating request, each with its own output: `n` x prompts."""
-    n = body.get("n")
-    return (n if type(n) is int and n > 0 else 1) * prompts(operation, body)
+@dataclass(frozen=True, slots=True)
+class RequestCost:
+    """The estimated cost of a request, in tokens.
+
+    Args:
+        prompt_bytes: of its prompts.
+        prompt_tokens: of its prompts together.
+        output_tokens: of its answers together.
+        answers: the number of answers requested.
+        source: the data behind the output estimate.
+        max_kv_tokens: the upper bound of prompts and answers together; None: the request names no bound.
+        prompts: the number of prompts.
+    """
+
+    prompt_bytes: int
+    prompt_tokens: int
+    output_tokens: int
+    answers: int
+    source: EstimateSource
+    max_kv_tokens: int | None
+    prompts: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Prompts and answers together, at least 1."""
+        return max(1, self.prompt_tokens + self.output_tokens)
 
 
-def prompts(operation: Operation, body: Mapping[str, Any]) -> int:
-    """The number of prompts of a generating request."""
-    return _count(body.get("prompt") if operation is Operation.COMPLETION else None)
+NO_COST = RequestCost(0, 0, 0, 1, EstimateSource.PRIOR, None)  # of a request that was not estimated
+
+
+def estimate(
+    estimator: Estimator, operation: Operation, body: Mapping[str, Any], tenant: str, model: str, size: int
+) -> RequestCost:
+    """The estimated cost of a request; `size`: bytes of its prompts."""
+    if not operation.generates:
+        tokens = -(-size // BYTES_PER_TOKEN)
+        return RequestCost(size, tokens, 0, 1, EstimateSource.PRIOR, tokens)
+    n, bound = body.get("n"), output_bound(body)
+    prompts = _count(body.get("prompt")) if operation is Operation.COMPLETION else 1
+    answers = (n if type(n) is int and n > 0 else 1) * prompts
+    found = estimator.estimate(tenant, model, size, bound)
+    # Without observed requests the client's own bound is the better guess: an excess is returned soon, a shortage
+    # costs other requests their blocks.
+    each = bound if found.source is EstimateSource.PRIOR and bound is not None else found.output_tokens
+    most = None if bound is None else found.prompt_tokens + answers * bound
+    return RequestCost(size, found.prompt_tokens, answers * each, answers, found.source, most, prompts)
+
+
+def slots_of(
+    operation: Operation, sequences: int, cost: RequestCost, length_rule: LengthRule | None, max_slots: int
+) -> int:
+    """The slots that the request occupies in a replica's batch.
+
+    Args:
+        length_rule: slots of long sequences; not for embeddings: an embedding is one step, bounded by its tokens.
+        max_slots: the slots of the largest replica.
+    """
+    if operation is Operation.EMBEDDING:
+        return min(sequences, max_slots)  # inputs end one by one: a call with many takes one whole replica at most
+    if length_rule is None:
+        return sequences
+    tokens_each = cost.prompt_tokens / cost.prompts + cost.output_tokens / cost.answers
+    return length_rule.slots(sequences, tokens_each, max_slots)
 
 
 def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:
@@ -217,23 +275,13 @@ def _leading(messages: Any) -> list[str]:
 def _joined(content: Any) -> str:
     if type(content) is str:
         return content[:PREFIX_CHARS]
-    found: list[str] = []
-    room = PREFIX_CHARS
-    for text in _texts(content[:PREFIX_CHARS] if type(content) is list else None):
-        found.append(text[:room])
-        room -= len(found[-1])
-        if room <= 0:
-            break
-    return "".join(found)
+    parts = content[:PREFIX_CHARS] if type(content) is list else None
+    return "".join([text[:PREFIX_CHARS] for text in _texts(parts)])[:PREFIX_CHARS]
 
 
 def _lead(prompt: Any) -> str:
-    if type(prompt) is list and prompt:
-        if type(prompt[0]) is not int:
-            return _lead(prompt[0]) if type(prompt[0]) is str else _ids(prompt[0])
-        return _ids(prompt)
-    return prompt[:PREFIX_CHARS] if type(prompt) is str else ""
-
-
-def _ids(prompt: Any) -> str:
+    if type(prompt) is list and prompt and type(prompt[0]) is not int:
+        prompt = prompt[0]
+    if type(prompt) is str:
+        return prompt[:PREFIX_CHARS]
     return ",".join(map(str, prompt[:PREFIX_TOKEN_IDS])) if type(prompt) is list else ""

@@ -11,26 +11,25 @@ page is public, so a browser's preflight is refused.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from serve_app.errors import MethodNotAllowed, NotFound
 from serve_app.types import Operation
 
-MODEL_PREFIX = "/v1/models/"
-SESSION_PREFIX = "/v1/sessions/"
-REQUEST_PREFIX = "/admin/requests/"
-RENEW_SUFFIX = "/renew"
 SHOWN_PATH_CHARS = 200  # of an unknown path in the error: enough to see the mistake
 
 
 class LocalCall(enum.StrEnum):
-    """Routes that the router answers without an engine."""
+    """Routes that the router answers without an engine; the last two are for operators."""
 
     MODELS = "models"
     MODEL = "model"
     HEALTH = "health"
     READY = "ready"
     METRICS = "metrics"
+    QUOTA = "quota"
+    REQUEST = "request"
 
 
 class SessionCall(enum.StrEnum):
@@ -42,24 +41,15 @@ class SessionCall(enum.StrEnum):
     CLOSE = "close"
 
 
-class AdminCall(enum.StrEnum):
-    """Calls for operators."""
-
-    QUOTA = "quota"
-    REQUEST = "request"
-
-
-RouteTarget = Operation | LocalCall | SessionCall | AdminCall
+RouteTarget = Operation | LocalCall | SessionCall
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """The target of a request. `argument` is the model's id for `LocalCall.MODEL`, the session's id for calls on one
-    session, the request's id for `AdminCall.REQUEST`, else empty; `is_head`: send no body."""
+    """The target of a request. `argument` is the id of the model, the session or the request in the path, if any."""
 
     target: RouteTarget
     argument: str = ""
-    is_head: bool = False
 
 
 class WrongMethod(MethodNotAllowed):
@@ -80,29 +70,18 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("GET", "/health", LocalCall.HEALTH),
     ("GET", "/ready", LocalCall.READY),
     ("GET", "/metrics", LocalCall.METRICS),
-    ("GET", "/admin/quota", AdminCall.QUOTA),
+    ("GET", "/admin/quota", LocalCall.QUOTA),
 )
-
-
-def _build() -> dict[tuple[str, str], HttpRoute]:
-    table: dict[tuple[str, str], HttpRoute] = {}
-    for method, path, target in ROUTES:
-        table[method, path] = HttpRoute(target)
-        if method == "GET":
-            table["HEAD", path] = HttpRoute(target, is_head=True)
-    return table
-
-
-_TABLE = _build()
-_METHODS: dict[str, tuple[str, ...]] = {
-    path: tuple(method for method, known in _TABLE if known == path) for _, path, _ in ROUTES
+_ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what comes before and after an id; methods
+    ("/v1/models/", "", {"GET": LocalCall.MODEL, "HEAD": LocalCall.MODEL}),
+    ("/admin/requests/", "", {"GET": LocalCall.REQUEST, "HEAD": LocalCall.REQUEST}),
+    ("/v1/sessions/", "/renew", {"POST": SessionCall.RENEW}),
+    ("/v1/sessions/", "", {"GET": SessionCall.GET, "HEAD": SessionCall.GET, "DELETE": SessionCall.CLOSE}),
+)
+_TABLE = {
+    path: {one: HttpRoute(target) for one in (("GET", "HEAD") if method == "GET" else (method,))}
+    for method, path, target in ROUTES
 }
-_PREFIX_TARGETS: dict[str, RouteTarget] = {
-    MODEL_PREFIX: LocalCall.MODEL,
-    REQUEST_PREFIX: AdminCall.REQUEST,
-}  # by the rest
-_PREFIX_METHODS = ("GET", "HEAD")
-_SESSION_METHODS = {"GET": SessionCall.GET, "HEAD": SessionCall.GET, "DELETE": SessionCall.CLOSE}
 
 
 def resolve(method: str, path: str) -> HttpRoute:
@@ -112,32 +91,25 @@ def resolve(method: str, path: str) -> HttpRoute:
         NotFound: no such path; code "unknown_url".
         WrongMethod: the path exists, but not with this method.
     """
-    route = _TABLE.get((method, path))
-    return route if route is not None else _resolve_by_prefix(method, path)
-
-
-def _resolve_by_prefix(method: str, path: str) -> HttpRoute:
-    plain = path[:-1] if len(path) > 1 and path.endswith("/") else path
-    route = _TABLE.get((method, plain))
-    if route is not None:
-        return route
-    allow = _METHODS.get(plain)
-    prefix = next((one for one in _PREFIX_TARGETS if plain.startswith(one)), None)
-    if allow is None and prefix is not None:
-        allow = _PREFIX_METHODS
-        if method in allow:
-            return HttpRoute(_PREFIX_TARGETS[prefix], argument=plain.removeprefix(prefix), is_head=method == "HEAD")
-    if allow is None and plain.startswith(SESSION_PREFIX):
-        name = plain.removeprefix(SESSION_PREFIX)
-        renewed = name.removesuffix(RENEW_SUFFIX)
-        calls = {"POST": SessionCall.RENEW} if renewed != name else _SESSION_METHODS
-        allow = tuple(calls)
-        if method in calls:
-            return HttpRoute(calls[method], argument=renewed, is_head=method == "HEAD")
-    if allow is not None:
-        error = WrongMethod(f"{method[:20]} is not a method of {plain[:SHOWN_PATH_CHARS]}, it has {', '.join(allow)}")
-        error.allow = allow
+    plain, routes = path, _TABLE.get(path)
+    if routes is None:
+        plain = path[:-1] if len(path) > 1 and path.endswith("/") else path
+        routes = _TABLE.get(plain) or _with_id(plain)
+    if method in routes:
+        return routes[method]
+    if routes:
+        error = WrongMethod(f"{method[:20]} is not a method of {plain[:SHOWN_PATH_CHARS]}, it has {', '.join(routes)}")
+        error.allow = tuple(routes)
         raise error
     near = "/v1" + plain
-    hint = f"; did you mean {near}?" if near in _METHODS else ""
+    hint = f"; did you mean {near}?" if near in _TABLE else ""
     raise NotFound(f"there is no {path[:SHOWN_PATH_CHARS]} here{hint}", code="unknown_url")
+
+
+def _with_id(plain: str) -> dict[str, HttpRoute]:
+    """The routes by method of a path with an id in it; empty: there are none."""
+    for before, after, targets in _ID_ROUTES:
+        rest = plain.removeprefix(before)
+        if rest != plain and rest.endswith(after):
+            return {method: HttpRoute(target, rest.removesuffix(after)) for method, target in targets.items()}
+    return {}

@@ -10,13 +10,13 @@ Invariant: a tenant can neither read nor change another tenant's sessions: it ge
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_app.core.memory import (
     Session,
@@ -30,14 +30,13 @@ from serve_app.core.memory import (
 from serve_app.core.shared_queue import SESSION_TOO_LARGE
 from serve_app.errors import BadRequest, Overloaded, Unavailable
 from serve_app.http.contract import class_of
+from serve_app.http.error_responses import JSON, Answer
+from serve_app.http.local_routes import model_named
 from serve_app.http.routes import HttpRoute, SessionCall
 from serve_app.router import ModelRouter, SessionClient
-from serve_app.settings import ModelSettings, SessionSettings
+from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo
 from serve_app.types import Identity
-
-Headers = list[tuple[bytes, bytes]]
-Answer = tuple[int, Headers, bytes]
 
 DEFAULT_TTL_S = 600.0  # a tool may take minutes; a dead agent keeps its memory no longer than this
 MIN_TTL_S = 5.0  # above the 1 s in which a router learns of a session's use, and the actor's own restart
@@ -47,27 +46,42 @@ MAX_VRAM_GB = 1e6  # a petabyte; a larger number is a mistake
 MAX_KV_TOKENS = 2**40
 GB = 10**9
 ID_BYTES = 8  # of a generated id: 64 bits
-SESSION_HEADER, SESSION_HEADER_NAME = b"x-session-id", "X-Session-Id"
-
-_JSON: Headers = [(b"content-type", b"application/json")]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")  # valid in a path, a header and a table
-_FIELDS = ("model", "session_id", "vram_gb", "kv_tokens", "ttl_s", "wait_s", "priority", "service_tier")
+
+
+class _SessionFields(BaseModel):
+    """The body that opens a session; null counts as not given. `class_of` reads the last two."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    model: Any = None
+    session_id: Any = None
+    vram_gb: float | None = Field(None, gt=0, le=MAX_VRAM_GB)
+    kv_tokens: int | None = Field(None, gt=0, le=MAX_KV_TOKENS)
+    ttl_s: float | None = Field(None, ge=MIN_TTL_S, le=MAX_TTL_S)
+    wait_s: float | None = Field(None, ge=0, le=MAX_WAIT_S)
+    priority: Any = None
+    service_tier: Any = None
 
 
 class SessionRoutes:
     """Answers the session routes.
 
     Args:
-        model_of: the model of this name; raises for an unknown one.
+        models: by name.
     """
 
-    def __init__(self, session_client: SessionClient, model_of: Callable[[object], ModelRouter]) -> None:
-        self._session_client, self._model_of = session_client, model_of
+    def __init__(self, session_client: SessionClient, models: Mapping[str, ModelRouter]) -> None:
+        self._session_client, self._models = session_client, models
 
     async def answer(
-        self, route: HttpRoute, identity: Identity, headers: Headers, body: Mapping[str, Any], settings: SessionSettings
+        self, route: HttpRoute, identity: Identity, header: bytes | None, body: Mapping[str, Any], per_tenant: int
     ) -> Answer:
         """The complete answer to a session route.
+
+        Args:
+            header: X-Session-Id; it and `body` are read only to open a session.
+            per_tenant: the most sessions that a tenant may have.
 
         Raises:
             BadRequest: a wrong field, see `param`. Forbidden: a class above the key's. Otherwise as `SessionClient`.
@@ -75,37 +89,43 @@ class SessionRoutes:
         tenant, session_id = identity.tenant, route.argument
         match route.target:
             case SessionCall.OPEN:
-                return _session_answer(201, await self._open(identity, headers, body, settings))
+                session = await self._open(identity, header, body, per_tenant)
             case SessionCall.GET:
-                return _session_answer(200, await self._session_client.get(tenant, session_id))
+                session = await self._session_client.get(tenant, session_id)
             case SessionCall.RENEW:
-                return _session_answer(200, await self._session_client.renew(tenant, session_id))
+                session = await self._session_client.renew(tenant, session_id)
             case _:
                 await self._session_client.close(tenant, session_id)
                 gone = {"id": session_id, "object": "session", "deleted": True}
-                return 200, _JSON, msgspec.json.encode(gone)
+                return 200, JSON, msgspec.json.encode(gone)
+        found = {
+            "id": tenant_session_id(session.session_id),
+            "object": "session",
+            "model": session.model,
+            "replica": session.engine,
+            "kv_tokens": session.tokens,
+            "granted_bytes": session.granted_bytes,
+            "ttl_s": session.ttl_s,
+            "expires_in_s": round(max(0.0, session.expires_at), 3),  # in seconds from now: see `serve_app.quota`
+        }
+        return 201 if route.target is SessionCall.OPEN else 200, JSON, msgspec.json.encode(found)
 
     async def _open(
-        self, identity: Identity, headers: Headers, body: Mapping[str, Any], settings: SessionSettings
+        self, identity: Identity, header: bytes | None, body: Mapping[str, Any], per_tenant: int
     ) -> Session:
-        unknown = [name for name in body if name not in _FIELDS]
-        if unknown:
-            raise BadRequest(
-                f"`{unknown[0]}` is no field of a session; they are {', '.join(_FIELDS)}", param=unknown[0]
-            )
-        session_id = _session_id(body, dict(headers).get(SESSION_HEADER))
-        found = self._model_of(body.get("model"))
+        asked = _parse(body)
+        session_id = _session_id(asked.session_id, header)
+        found = model_named(self._models, asked.model)
         model = found.settings
-        field = _size_field(body)
-        size = _number(
-            body, field, 0, MAX_VRAM_GB if field == "vram_gb" else MAX_KV_TOKENS, is_integer=field == "kv_tokens"
-        )
-        ttl_s = _number(body, "ttl_s", MIN_TTL_S, MAX_TTL_S, DEFAULT_TTL_S)
-        wait_s = _number(body, "wait_s", 0.0, MAX_WAIT_S, 0.0)
+        sizes = asked.model_dump(include={"vram_gb", "kv_tokens"}, exclude_none=True)
+        if len(sizes) != 1:
+            given = "both are given" if sizes else "neither is given"
+            raise BadRequest(f"give one of `vram_gb` and `kv_tokens`; {given}", param="vram_gb")
+        ((field, size),) = sizes.items()
         request_class = class_of(body, identity)
         if not model.effective_session_slots:
             raise BadRequest(f"{model.name} takes no sessions: its session_slots are 0", param="model")
-        if not settings.per_tenant:
+        if not per_tenant:
             raise Overloaded("no tenant may have sessions here: sessions.per_tenant is 0", code="too_many_sessions")
         info = await found.info()
         if info is None:
@@ -116,15 +136,15 @@ class SessionRoutes:
             session_name(identity.tenant, session_id),
             model.name,
             tokens,
-            ttl_s,
+            asked.ttl_s or DEFAULT_TTL_S,
             requested_size=f"{size:g} GB" if field == "vram_gb" else f"{size:.0f} tokens",
             granted_bytes=granted,
             per_engine=model.effective_session_slots,
-            per_tenant=settings.per_tenant,
+            per_tenant=per_tenant,
             request_class=request_class,
         )
         try:
-            return await self._session_client.open(ask, wait_s)
+            return await self._session_client.open(ask, asked.wait_s or 0.0)
         except BadRequest as error:
             if error.code != SESSION_TOO_LARGE:
                 raise
@@ -151,63 +171,29 @@ def granted_size(field: str, size: float, model: ModelSettings, info: EngineInfo
     return tokens, granted if model.buckets_gb else bytes_for_tokens(tokens, *pool)
 
 
-def _session_answer(status: int, session: Session) -> Answer:
-    """`expires_at` is in seconds from now: see `serve_app.quota`."""
-    body = {
-        "id": tenant_session_id(session.session_id),
-        "object": "session",
-        "model": session.model,
-        "replica": session.engine,
-        "kv_tokens": session.tokens,
-        "granted_bytes": session.granted_bytes,
-        "ttl_s": session.ttl_s,
-        "expires_in_s": round(max(0.0, session.expires_at), 3),
-    }
-    return status, _JSON, msgspec.json.encode(body)
+def _parse(body: Mapping[str, Any]) -> _SessionFields:
+    try:
+        return _SessionFields.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field, reason = str(first["loc"][0]), first["msg"]
+        if first["type"] == "extra_forbidden":
+            reason = f"a session has no such field, it has {', '.join(_SessionFields.model_fields)}"
+        raise BadRequest(f"`{field}`: {reason}", param=field) from None
 
 
-def _session_id(body: Mapping[str, Any], header: bytes | None) -> str:
-    given = body.get("session_id")
-    param = "session_id"
-    if given is None and header is not None:
-        given, param = header.decode("latin-1"), SESSION_HEADER_NAME
-    elif given is not None and header is not None and given != header.decode("latin-1"):
-        raise BadRequest("`session_id` and X-Session-Id differ; give one of them", param=param)
-    if given is None:
+def _session_id(given: Any, header: bytes | None) -> str:
+    """The id in the body or in the header; a new one, if there is none."""
+    param, shown = "session_id", None if header is None else header.decode("latin-1")
+    if given is None and shown is None:
         return f"session-{secrets.token_hex(ID_BYTES)}"
+    if given is None:
+        given, param = shown, "X-Session-Id"
+    elif shown is not None and given != shown:
+        raise BadRequest("`session_id` and X-Session-Id differ; give one of them", param=param)
     if type(given) is not str or _ID.fullmatch(given) is None:
         raise BadRequest(
             f"`{param}` must be 1 to 128 letters, digits, `.`, `_`, `:` or `-`, the first a letter or digit",
             param=param,
         )
     return given
-
-
-def _size_field(body: Mapping[str, Any]) -> str:
-    given = [name for name in ("vram_gb", "kv_tokens") if body.get(name) is not None]
-    if len(given) != 1:
-        found = "both are given" if given else "neither is given"
-        raise BadRequest(f"give one of `vram_gb` and `kv_tokens`; {found}", param="vram_gb")
-    return given[0]
-
-
-def _number(
-    body: Mapping[str, Any],
-    name: str,
-    minimum: float,
-    maximum: float,
-    default: float = 0.0,
-    *,
-    is_integer: bool = False,
-) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    kind = "a whole number" if is_integer else "a number"
-    if type(value) not in ((int,) if is_integer else (int, float)) or not math.isfinite(value):
-        raise BadRequest(f"`{name}` must be {kind}", param=name)
-    above = name in ("vram_gb", "kv_tokens")  # a size of 0 is refused
-    if not minimum <= value <= maximum or (above and value <= minimum):
-        bounds = f"above {minimum:g} and at most {maximum:g}" if above else f"from {minimum:g} to {maximum:g}"
-        raise BadRequest(f"`{name}` must be {kind} {bounds}", param=name)
-    return float(value)

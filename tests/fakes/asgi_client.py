@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.http import KeyRing, RouterApp
-from serve_app.router import ModelRouter, RouterMetrics
+from serve_app.core.receipts import Receipts
+from serve_app.http import LocalRoutes, RouterApp
+from serve_app.router import ModelRouter, RouterMetrics, SessionClient
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.router import LONG, SOON_S
@@ -56,6 +57,16 @@ def ask(prompt: str, tokens: int = 5, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True} | more
 
 
+def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: RouterMetrics) -> RouterApp:
+    """An ASGI app that reaches no quota actor and no other router."""
+
+    async def away(*_: Any) -> Any:
+        raise TimeoutError
+
+    sessions, local = SessionClient(away, {}, ()), LocalRoutes(models, metrics, away, (), away)
+    return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, Receipts())
+
+
 class Client:
     """A router replica and its callers.
 
@@ -87,8 +98,7 @@ class Client:
         client = await self._cluster.queues(self._name)
         admission = self._settings.admission
         self.model = ModelRouter(self._cluster.settings, self.handle, admission, self._name, self._routers, client)
-        keys = KeyRing(self._settings.auth)
-        self.edge = RouterApp(self._settings, keys, {MODEL: self.model}, self.metrics, SALT_SECRET)
+        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics)
         await self.model.start()
         await turns(20)
         return self

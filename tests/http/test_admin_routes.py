@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from serve_app.errors import Forbidden, NotFound, Unavailable
-from serve_app.http import admin_routes, routes
-from serve_app.http.admin_routes import AdminRoutes, GetFigures
+from serve_app.http import local_routes, routes
+from serve_app.http.error_responses import Answer
 from serve_app.http.keys import KeyRing
-from serve_app.http.local_routes import Answer
+from serve_app.http.local_routes import GetFigures, LocalRoutes
+from serve_app.router import RouterMetrics
 from serve_app.settings import AuthSettings
 from serve_app.types import Identity, RequestClass
 
@@ -42,13 +43,12 @@ async def silent() -> dict[str, Any]:
 
 
 def who(*, admin: bool) -> Identity:
-    return Identity("key", "tenant", RequestClass.CRITICAL, RequestClass.NORMAL, admin=admin)
+    return Identity("tenant", RequestClass.CRITICAL, RequestClass.NORMAL, admin=admin)
 
 
 def asked(path: str, figures: GetFigures = there, *, admin: bool = True) -> Answer:
-    return asyncio.run(
-        AdminRoutes(figures, (AwayError,), receipt).answer(routes.resolve("GET", path), who(admin=admin))
-    )
+    local = LocalRoutes({}, RouterMetrics(), figures, (AwayError, TimeoutError), receipt)
+    return asyncio.run(local.answer(routes.resolve("GET", path), who(admin=admin)))
 
 
 def test_an_operator_sees_the_ledger() -> None:
@@ -65,7 +65,7 @@ def test_another_key_does_not_whatever_its_class(path: str) -> None:
 
 @pytest.mark.parametrize("figures", [gone, silent])
 def test_while_the_actor_is_away_it_says_so_in_time(figures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_routes, "ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(local_routes, "ANSWER_TIMEOUT_S", 0.05)
     with pytest.raises(Unavailable) as refused:
         asked(QUOTA, figures)
     assert (refused.value.status, refused.value.code) == (503, "no_quota")
@@ -85,13 +85,13 @@ def test_a_request_that_nobody_knows_is_a_404_that_names_it() -> None:
 def test_the_right_comes_with_the_key_alone() -> None:
     keys = [{"key": "sk-operator-0123456789", "admin": True}, {"key": "sk-somebody-0123456789"}]
     ring = KeyRing(AuthSettings.model_validate({"keys": keys}))
-    found = [ring.identify([(b"authorization", f"Bearer {one['key']}".encode())]).admin for one in keys]
+    found = [ring.identify({b"authorization": f"Bearer {one['key']}".encode()}).admin for one in keys]
     assert found == [True, False]
 
 
 @pytest.mark.parametrize("path", [QUOTA, KNOWN])
 def test_the_routes_are_gets(path: str) -> None:
-    assert isinstance(routes.resolve("GET", path).target, routes.AdminCall)
-    assert routes.resolve("HEAD", path).is_head
+    assert routes.resolve("GET", path).target in (routes.LocalCall.QUOTA, routes.LocalCall.REQUEST)
+    assert routes.resolve("HEAD", path) == routes.resolve("GET", path)
     with pytest.raises(routes.WrongMethod):
         routes.resolve("POST", path)

@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.core.routing import outliers
 from serve_app.errors import BadRequest, EngineFailed
-from serve_app.http import app
+from serve_app.http import app, idempotency
 from serve_app.settings import AdmissionSettings
 from serve_app.transport import Piece, stream
 from serve_app.types import Outcome
@@ -321,7 +321,7 @@ def test_a_repeat_of_an_answer_too_long_to_keep_is_refused_and_runs_nothing(
 ) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        monkeypatch.setattr(client.edge.kept_answers, "_max_answer_bytes", 100)
+        monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 100)
         repeated = {"Idempotency-Key": "one"}
         whole = await client.post(ask("p", 30, stream=stream), headers=repeated)
         assert whole.text == said("p", 30)

@@ -168,7 +168,7 @@ def test_tokenizing_and_embedding_leave_receipts_and_teach_nothing() -> None:
         assert reply.status == 200
         (found,) = receipts(client)
         assert (found.outcome, found.replica_id) == (Outcome.OK, "r1")
-        assert len(client.edge.costs.estimator) == 0
+        assert len(client.edge.estimator) == 0
 
     check(scenario)
 
@@ -196,8 +196,8 @@ def test_another_quantile_holds_from_the_next_request_on() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         edge = client.edge
         admission = edge.settings.admission.model_copy(update={"output_quantile": 0.3})
-        edge.configure(edge.settings.model_copy(update={"admission": admission}), edge.keys)
-        assert edge.costs.estimator.quantile == 0.3
+        edge.configure(edge.settings.model_copy(update={"admission": admission}))
+        assert edge.estimator.quantile == 0.3
 
     check(scenario)
 
@@ -205,7 +205,7 @@ def test_another_quantile_holds_from_the_next_request_on() -> None:
 def test_a_call_by_handle_leaves_one_like_any_other() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         call = {"prompt": "one two", "model": ask("")["model"], "max_tokens": 3, "api_key": BATCH_KEY}
-        answer = await AsgiBridge(client.edge).answer(python_calls.make_request(python_calls.COMPLETE, call))
+        answer = await AsgiBridge(client.edge).answer(python_calls.make_request(python_calls.CallKind.COMPLETE, call))
         (found,) = receipts(client)
         assert (found.request_id, found.tenant, found.output_tokens) == (answer["id"], "batch", 3)
 

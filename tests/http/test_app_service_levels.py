@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from serve_app.core.receipts import SloVerdict
-from serve_app.http.keys import KeyRing
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, ask, running
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S
@@ -115,7 +114,7 @@ def test_levels_change_while_requests_run() -> None:
         client = await Client(cluster, **levels(normal=EASY)).start()
         settings = client.edge.settings
         admission = type(settings.admission).model_validate(levels(normal={"ttft_slo_s": NEVER})["admission"])
-        client.edge.configure(settings.model_copy(update={"admission": admission}), KeyRing(settings.auth))
+        client.edge.configure(settings.model_copy(update={"admission": admission}))
         await client.post(ask("p", 7))
         assert counted(client) == (1, 0, {"ttft": 1}, 0)
 

@@ -14,11 +14,10 @@ import pytest
 
 from serve_app.errors import BadRequest, EngineFailed, Forbidden, NotFound, Overloaded, ServeAppError, Unauthorized
 from serve_app.http import asgi_bridge
-from serve_app.http.asgi_bridge import AsgiBridge, RefusalLogFilter
+from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
 from serve_app.http.python_calls import (
-    COMPLETE,
-    STREAM_COMPLETE,
     AnswerPiece,
+    CallKind,
     HttpRequest,
     make_request,
     make_route_request,
@@ -56,9 +55,9 @@ def test_answers_are_those_over_http() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
         over = json.loads((await client.post(asgi_client.ask("p", 7, stream=False))).body)
-        whole = await inside.answer(make_request(COMPLETE, call(tokens=7)))
+        whole = await inside.answer(make_request(CallKind.COMPLETE, call(tokens=7)))
         assert (whole["choices"], whole["usage"]) == (over["choices"], over["usage"])
-        chunks = [chunk async for chunk in inside.stream(make_request(STREAM_COMPLETE, call(tokens=7)))]
+        chunks = [chunk async for chunk in inside.stream(make_request(CallKind.STREAM_COMPLETE, call(tokens=7)))]
         assert "".join(map(text_of, chunks)) == said("p", 7)
         assert (await inside.answer(make_route_request(KEY, "GET", "/v1/models")))["data"][0]["id"] == MODEL
         assert client.outcomes == {Outcome.OK: 3}
@@ -75,9 +74,9 @@ def test_refusals_are_those_over_http(streamed: bool) -> None:
         async def refused(kind: type[ServeAppError], **changes: Any) -> ServeAppError:
             asked = call(**changes)
             answered = (
-                anext(inside.stream(make_request(STREAM_COMPLETE, asked)))
+                anext(inside.stream(make_request(CallKind.STREAM_COMPLETE, asked)))
                 if streamed
-                else inside.answer(make_request(COMPLETE, asked))
+                else inside.answer(make_request(CallKind.COMPLETE, asked))
             )
             with pytest.raises(kind) as raised:
                 await answered
@@ -97,10 +96,12 @@ def test_refusals_are_those_over_http(streamed: bool) -> None:
 def test_a_deadline_passed_in_the_line_is_a_refusal_with_its_code() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
-        async with aclosing(inside.stream(make_request(STREAM_COMPLETE, call("fills it", LONG, n=4)))) as filling:
+        async with aclosing(
+            inside.stream(make_request(CallKind.STREAM_COMPLETE, call("fills it", LONG, n=4)))
+        ) as filling:
             await anext(filling)
             with pytest.raises(Overloaded) as late:
-                await inside.answer(make_request(COMPLETE, call(deadline_s=0.05)))
+                await inside.answer(make_request(CallKind.COMPLETE, call(deadline_s=0.05)))
         assert late.value.code == "deadline"
         assert late.value.retry_after_s is not None
         await gone(client, Outcome.REFUSED)
@@ -111,10 +112,12 @@ def test_a_deadline_passed_in_the_line_is_a_refusal_with_its_code() -> None:
 def test_a_caller_that_is_cancelled_takes_its_request_with_it() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
-        running = asyncio.create_task(inside.answer(make_request(COMPLETE, call("runs", LONG, n=4))))
+        running = asyncio.create_task(inside.answer(make_request(CallKind.COMPLETE, call("runs", LONG, n=4))))
         await until(lambda: cluster["r1"].work == 4, SOON_S, "in the engine")
-        queued = asyncio.create_task(inside.answer(make_request(COMPLETE, call("waits"))))
-        reading = asyncio.create_task(anext(inside.stream(make_request(STREAM_COMPLETE, call("waits to be streamed")))))
+        queued = asyncio.create_task(inside.answer(make_request(CallKind.COMPLETE, call("waits"))))
+        reading = asyncio.create_task(
+            anext(inside.stream(make_request(CallKind.STREAM_COMPLETE, call("waits to be streamed"))))
+        )
         await until(lambda: client.model.queue.waiting == 2, SOON_S, "in the line")
         for task in (queued, reading, running):
             task.cancel()
@@ -129,12 +132,12 @@ def test_a_caller_that_is_cancelled_takes_its_request_with_it() -> None:
 def test_a_stream_that_is_closed_takes_its_request_with_it() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
-        stream = inside.stream(make_request(STREAM_COMPLETE, call("long", LONG)))
+        stream = inside.stream(make_request(CallKind.STREAM_COMPLETE, call("long", LONG)))
         assert [text_of(await anext(stream)) for _ in range(3)]
         await stream.aclose()
         await gone(client, Outcome.CANCELLED_RUNNING)
         thrown_at = inside.stream(
-            make_request(STREAM_COMPLETE, call("long", LONG))
+            make_request(CallKind.STREAM_COMPLETE, call("long", LONG))
         )  # as Serve ends the stream of a lost caller
         await anext(thrown_at)
         with pytest.raises(asyncio.CancelledError):
@@ -148,7 +151,7 @@ def test_a_stream_that_is_closed_takes_its_request_with_it() -> None:
 def test_an_engine_lost_in_mid_stream_is_an_error_after_what_was_told() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
-        stream = inside.stream(make_request(STREAM_COMPLETE, call("long", LONG)))
+        stream = inside.stream(make_request(CallKind.STREAM_COMPLETE, call("long", LONG)))
         told = text_of(await anext(stream))
         cluster.kill("r1")
 
@@ -239,7 +242,7 @@ def record_of(error: BaseException | None) -> logging.LogRecord:
 
 
 def test_a_replica_s_log_holds_failures_and_no_refusals() -> None:
-    keeps = RefusalLogFilter().filter
+    keeps = is_no_refusal
     assert not keeps(record_of(Overloaded("full")))
     assert not keeps(record_of(Unauthorized("no")))
     assert keeps(record_of(ServeAppError("our fault")))

@@ -19,8 +19,8 @@ from serve_app.types import Contract, Identity, Operation, RequestClass
 
 BOUNDS = HttpSettings()
 NORMAL, LOW, HIGH, CRITICAL = RequestClass.NORMAL, RequestClass.LOW, RequestClass.HIGH, RequestClass.CRITICAL
-ANYONE = Identity(key_id="k", tenant="t", max_class=CRITICAL, default_class=NORMAL)
-BATCH_ONLY = Identity(key_id="b", tenant="t", max_class=LOW, default_class=LOW)
+ANYONE = Identity(tenant="t", max_class=CRITICAL, default_class=NORMAL)
+BATCH_ONLY = Identity(tenant="t", max_class=LOW, default_class=LOW)
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 # Where vLLM keeps its request models, and the classes (with what they inherit) that our routes are parsed into.
@@ -62,14 +62,14 @@ def contract_of(
     operation: Operation = Operation.CHAT,
     **headers: str,
 ) -> Contract:
-    sent = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    sent = {name.replace("_", "-").encode(): value.encode("latin-1") for name, value in headers.items()}
     return split(operation, {**BODY, **(body or {})}, sent, identity, BOUNDS)[1]
 
 
 def clean(
     body: dict[str, Any], operation: Operation = Operation.CHAT, bounds: HttpSettings = BOUNDS, **more: Any
 ) -> dict[str, Any]:
-    return split(operation, body, [], ANYONE, bounds, **more)[0]
+    return split(operation, body, {}, ANYONE, bounds, **more)[0]
 
 
 def refused(field: str, body: dict[str, Any], operation: Operation = Operation.CHAT, **more: Any) -> BadRequest:
@@ -173,7 +173,7 @@ def test_any_body_is_forwarded_clean_or_refused_and_is_never_changed(
 ) -> None:
     before = copy.deepcopy(body)
     try:
-        forwarded, found = split(operation, body, [(k.encode(), v) for k, v in headers.items()], BATCH_ONLY, BOUNDS)
+        forwarded, found = split(operation, body, {k.encode(): v for k, v in headers.items()}, BATCH_ONLY, BOUNDS)
     except (BadRequest, Forbidden) as error:
         assert error.param  # noqa: PT017
     else:

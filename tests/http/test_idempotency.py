@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from serve_app.errors import AnswerNotKept, BadRequest
-from serve_app.http.idempotency import ENTRY_BYTES, IdempotencyCache, KeptAnswer, fingerprint
+from serve_app.http import idempotency
+from serve_app.http.error_responses import Answer
+from serve_app.http.idempotency import ENTRY_BYTES, IdempotencyCache, fingerprint
 
 OWNER = ("tenant", "key")
 PRINT = fingerprint("chat", {"model": "m", "messages": []})
-ANSWER = KeptAnswer(200, [(b"content-type", b"application/json")], b"{}")
+ANSWER: Answer = (200, [(b"content-type", b"application/json")], b"{}")
 WAIT_S = 5.0  # bound of a wait that ends in microseconds unless it hangs
 
 
@@ -24,25 +26,23 @@ class Clock:
         return self.now
 
 
-def end(replays: IdempotencyCache, owner: tuple[str, str] = OWNER, answer: KeptAnswer | None = ANSWER) -> None:
+def end(replays: IdempotencyCache, owner: tuple[str, str] = OWNER, answer: Answer | None = ANSWER) -> None:
     if answer is not None:
-        replays.add(owner, answer.body)
-    replays.finish(owner, None if answer is None else (answer.status, answer.headers))
+        replays.add(owner, answer[2])
+    replays.finish(owner, None if answer is None else answer[:2])
 
 
-async def settled(
-    replays: IdempotencyCache, owner: tuple[str, str] = OWNER, answer: KeptAnswer | None = ANSWER
-) -> None:
+async def settled(replays: IdempotencyCache, owner: tuple[str, str] = OWNER, answer: Answer | None = ANSWER) -> None:
     assert await replays.claim(owner, PRINT) is None
     end(replays, owner, answer)
 
 
-def of(size: int) -> KeptAnswer:
-    return KeptAnswer(200, [], b"x" * size)
+def of(size: int) -> Answer:
+    return 200, [], b"x" * size
 
 
 def test_a_repeat_gets_the_kept_answer() -> None:
-    async def scenario() -> KeptAnswer | None:
+    async def scenario() -> Answer | None:
         replays = IdempotencyCache(Clock())
         await settled(replays)
         return await replays.claim(OWNER, PRINT)
@@ -51,7 +51,7 @@ def test_a_repeat_gets_the_kept_answer() -> None:
 
 
 def test_a_repeat_waits_for_the_run_under_way() -> None:
-    async def scenario() -> tuple[bool, KeptAnswer | None]:
+    async def scenario() -> tuple[bool, Answer | None]:
         replays = IdempotencyCache(Clock())
         assert await replays.claim(OWNER, PRINT) is None
         repeat = asyncio.ensure_future(replays.claim(OWNER, PRINT))
@@ -90,7 +90,7 @@ def test_another_request_under_the_same_key_is_refused_and_names_the_header() ->
 
 
 def test_tenants_do_not_see_each_others_keys() -> None:
-    async def scenario() -> KeptAnswer | None:
+    async def scenario() -> Answer | None:
         replays = IdempotencyCache(Clock())
         await settled(replays)
         return await replays.claim(("other", "key"), PRINT)
@@ -98,10 +98,12 @@ def test_tenants_do_not_see_each_others_keys() -> None:
     assert asyncio.run(scenario()) is None
 
 
-def test_an_answer_is_forgotten_after_its_time() -> None:
-    async def scenario() -> KeptAnswer | None:
+def test_an_answer_is_forgotten_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "KEPT_S", 10.0)
+
+    async def scenario() -> Answer | None:
         clock = Clock()
-        replays = IdempotencyCache(clock, kept_s=10.0)
+        replays = IdempotencyCache(clock)
         await settled(replays)
         clock.now = 10.0
         return await replays.claim(OWNER, PRINT)
@@ -109,9 +111,11 @@ def test_an_answer_is_forgotten_after_its_time() -> None:
     assert asyncio.run(scenario()) is None
 
 
-def test_memory_stays_within_its_bound_and_the_newest_are_kept() -> None:
+def test_memory_stays_within_its_bound_and_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 20 * ENTRY_BYTES)
+
     async def scenario() -> None:
-        replays = IdempotencyCache(Clock(), max_bytes=20 * ENTRY_BYTES)
+        replays = IdempotencyCache(Clock())
         for number in range(1000):
             await settled(replays, ("tenant", str(number)))
             assert replays.bytes <= 20 * ENTRY_BYTES
@@ -121,9 +125,11 @@ def test_memory_stays_within_its_bound_and_the_newest_are_kept() -> None:
     asyncio.run(scenario())
 
 
-def test_a_tenant_that_fills_the_store_takes_its_own_room_and_nobody_elses() -> None:
+def test_a_tenant_that_fills_the_store_takes_its_own_room_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 100 * ENTRY_BYTES)
+
     async def scenario() -> None:
-        replays = IdempotencyCache(Clock(), max_bytes=100 * ENTRY_BYTES)
+        replays = IdempotencyCache(Clock())
         for number in range(20):
             await settled(replays, ("light", str(number)), of(ENTRY_BYTES))
         for number in range(1000):
@@ -134,9 +140,13 @@ def test_a_tenant_that_fills_the_store_takes_its_own_room_and_nobody_elses() -> 
     asyncio.run(scenario())
 
 
-def test_answers_that_are_being_made_count_and_the_largest_tenants_oldest_is_not_kept() -> None:
+def test_answers_that_are_being_made_count_and_the_largest_tenants_oldest_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 100 * ENTRY_BYTES)
+
     async def scenario() -> None:
-        replays = IdempotencyCache(Clock(), max_bytes=100 * ENTRY_BYTES)
+        replays = IdempotencyCache(Clock())
         for number in range(500):
             assert await replays.claim(("heavy", str(number)), PRINT) is None
             replays.add(("heavy", str(number)), b"x" * ENTRY_BYTES)
@@ -152,9 +162,11 @@ def test_answers_that_are_being_made_count_and_the_largest_tenants_oldest_is_not
     asyncio.run(scenario())
 
 
-def test_an_answer_too_long_to_keep_holds_nothing_and_a_repeat_is_told_so() -> None:
+def test_an_answer_too_long_to_keep_holds_nothing_and_a_repeat_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 1000)
+
     async def scenario() -> None:
-        replays = IdempotencyCache(Clock(), max_answer_bytes=1000)
+        replays = IdempotencyCache(Clock())
         assert await replays.claim(OWNER, PRINT) is None
         repeat = asyncio.ensure_future(replays.claim(OWNER, PRINT))
         await asyncio.sleep(0)
@@ -172,9 +184,11 @@ def test_an_answer_too_long_to_keep_holds_nothing_and_a_repeat_is_told_so() -> N
     asyncio.run(scenario())
 
 
-def test_a_long_answer_that_did_not_end_well_is_run_again() -> None:
+def test_a_long_answer_that_did_not_end_well_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 10)
+
     async def scenario() -> None:
-        replays = IdempotencyCache(Clock(), max_answer_bytes=10)
+        replays = IdempotencyCache(Clock())
         await settled(replays, answer=of(10))
         other = ("tenant", "other")
         assert await replays.claim(other, PRINT) is None

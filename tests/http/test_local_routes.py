@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from serve_app.http.keys import KeyRing
 from serve_app.router import engine_info
 from serve_app.settings import AuthSettings
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, cancel, running, started
@@ -54,7 +53,7 @@ def test_metrics_are_for_operators_and_scrapers() -> None:
         assert (await client.get("/metrics")).status == 200
         keys = {"sk-operator-0123456789": {"admin": True}, BATCH_KEY: {}}
         auth = AuthSettings.model_validate({"keys": [{"key": key, **role} for key, role in keys.items()]})
-        client.edge.configure(client.edge.settings, KeyRing(auth))
+        client.edge.configure(client.edge.settings.model_copy(update={"auth": auth}))
         assert [(await client.get("/metrics", key=key)).status for key in keys] == [200, 403]
 
     run(scenario)

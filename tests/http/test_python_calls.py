@@ -18,11 +18,9 @@ from serve_app.errors import BadRequest, EngineFailed, Overloaded, ServeAppError
 from serve_app.http.contract import CONSUMED, FORWARDED
 from serve_app.http.error_responses import error_response, sse_error
 from serve_app.http.python_calls import (
-    CHAT,
     DROPPED,
-    EMBED,
-    STREAM,
     AnswerPiece,
+    CallKind,
     HttpRequest,
     error_in,
     error_of,
@@ -63,7 +61,7 @@ def sent(asked: HttpRequest) -> dict[str, Any]:
 
 def test_keywords_become_the_headers_and_the_body_that_http_would_bring() -> None:
     asked = make_request(
-        CHAT,
+        CallKind.CHAT,
         {
             "api_key": "sk-1",
             "messages": HELLO,
@@ -83,8 +81,8 @@ def test_keywords_become_the_headers_and_the_body_that_http_would_bring() -> Non
         b"idempotency-key": b"k",
     }
     assert sent(asked) == {"messages": HELLO, "model": "tiny", "priority": "high"}
-    assert sent(make_request(STREAM, {"messages": HELLO})) == {"messages": HELLO, "stream": True}
-    assert make_request(EMBED, {"input": "x"}).headers == []
+    assert sent(make_request(CallKind.STREAM, {"messages": HELLO})) == {"messages": HELLO, "stream": True}
+    assert make_request(CallKind.EMBED, {"input": "x"}).headers == []
     assert make_route_request("sk-1", "GET", "/v1/models") == HttpRequest(
         "GET", "/v1/models", [(b"authorization", b"Bearer sk-1")], b""
     )
@@ -94,21 +92,21 @@ def test_keywords_become_the_headers_and_the_body_that_http_would_bring() -> Non
 
 def test_a_deadline_is_rounded_up_and_judged_elsewhere() -> None:
     for given_s, header in ((0.0001, b"1"), (0, b"0"), (-3, b"-3000"), (1e300, b"%d" % (int(1e300) * 1000))):
-        assert dict(make_request(CHAT, {"deadline_s": given_s}).headers)[b"x-deadline-ms"][:6] == header[:6]
+        assert dict(make_request(CallKind.CHAT, {"deadline_s": given_s}).headers)[b"x-deadline-ms"][:6] == header[:6]
 
 
 def test_extra_body_is_laid_over_the_body_unchecked() -> None:
-    asked = make_request(CHAT, {"messages": HELLO, "seed": 1, "extra_body": {"seed": 2, "made_up": True}})
+    asked = make_request(CallKind.CHAT, {"messages": HELLO, "seed": 1, "extra_body": {"seed": 2, "made_up": True}})
     assert sent(asked) == {"messages": HELLO, "seed": 2, "made_up": True}
 
 
 def test_an_unknown_keyword_is_an_error_that_names_the_near_one() -> None:
     for name, near in (("max_token", "max_tokens"), ("deadline", "deadline_s"), ("sesion", "session")):
         with pytest.raises(BadRequest, match=f"did you mean `{near}`") as refused:
-            make_request(CHAT, {"messages": HELLO, name: 1})
+            make_request(CallKind.CHAT, {"messages": HELLO, name: 1})
         assert refused.value.param == name
     with pytest.raises(BadRequest, match=r"chat\(\) has no argument `xyzzy`$"):
-        make_request(CHAT, {"xyzzy": 1})
+        make_request(CallKind.CHAT, {"xyzzy": 1})
 
 
 def circle() -> list[Any]:
@@ -146,13 +144,13 @@ def deep() -> list[Any]:
 )
 def test_what_has_no_form_in_http_is_refused_by_name(arguments: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        make_request(CHAT, arguments)
+        make_request(CallKind.CHAT, arguments)
     assert refused.value.param == param
 
 
 def test_half_a_surrogate_pair_goes_on_for_the_edge_to_refuse() -> None:
     asked = make_request(
-        CHAT, {"messages": [{"role": "user", "content": "\ud800"}], "session": "\ud800", "api_key": "\ud800"}
+        CallKind.CHAT, {"messages": [{"role": "user", "content": "\ud800"}], "session": "\ud800", "api_key": "\ud800"}
     )
     assert asked.body.isascii()
     assert dict(asked.headers)[b"x-session-id"] == b"\xed\xa0\x80"
@@ -162,7 +160,9 @@ def test_an_object_of_the_openai_package_becomes_plain() -> None:
     from openai.types.chat import ChatCompletionMessage
 
     message = ChatCompletionMessage.model_validate({"role": "assistant", "content": "x", "refusal": None})
-    assert sent(make_request(CHAT, {"messages": [message]})) == {"messages": [{"role": "assistant", "content": "x"}]}
+    assert sent(make_request(CallKind.CHAT, {"messages": [message]})) == {
+        "messages": [{"role": "assistant", "content": "x"}]
+    }
 
 
 def test_typed_keywords_are_fields_that_are_served() -> None:

@@ -7,26 +7,27 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from serve_app.core.estimate import EstimateSource, ObservedUse
+from serve_app.core.estimate import EstimateSource, Estimator, ObservedUse
 from serve_app.core.estimate.estimate import MIN_SEEN
 from serve_app.http import request_size
-from serve_app.http.request_cost import CostEstimator
+from serve_app.http.request_size import RequestCost
 from serve_app.types import Operation
 from tests.http.test_request_size import bodies, operations
 
 TENANT, MODEL = "tenant", "model"
 
 
-def taught(output_tokens: int, *, cut: bool = False, prompt_tokens: int = 50) -> CostEstimator:
+def taught(output_tokens: int, *, cut: bool = False, prompt_tokens: int = 50) -> Estimator:
     """Prompts of 100 bytes, answers of so many tokens."""
-    costs = CostEstimator(0.8)
+    costs = Estimator(0.8)
     for _ in range(MIN_SEEN):
         costs.observe(ObservedUse(TENANT, MODEL, 100, prompt_tokens, output_tokens, is_cut_off=cut))
     return costs
 
 
-def completion(**body: Any) -> tuple[Operation, dict[str, Any], str, str, int]:
-    return Operation.COMPLETION, {"prompt": "x" * 100} | body, TENANT, MODEL, 100
+def estimated(costs: Estimator, **body: Any) -> RequestCost:
+    """Of a completion."""
+    return request_size.estimate(costs, Operation.COMPLETION, {"prompt": "x" * 100} | body, TENANT, MODEL, 100)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +45,14 @@ def completion(**body: Any) -> tuple[Operation, dict[str, Any], str, str, int]:
 def test_before_anything_was_learned_a_request_is_given_what_it_asks_for(
     operation: Operation, body: dict[str, Any], tokens: int, most: int | None
 ) -> None:
-    cost = CostEstimator(0.8).estimate(operation, body, TENANT, MODEL, request_size.prompt_bytes(operation, body))
+    size = request_size.prompt_bytes(operation, body)
+    cost = request_size.estimate(Estimator(0.8), operation, body, TENANT, MODEL, size)
     assert (cost.tokens, cost.max_kv_tokens, cost.source) == (tokens, most, EstimateSource.PRIOR)
 
 
 def test_what_was_learned_replaces_a_wide_bound_and_not_a_narrow_one() -> None:
     costs = taught(40)
-    wide, narrow, none = (costs.estimate(*completion(**body)) for body in ({"max_tokens": 900}, {"max_tokens": 7}, {}))
+    wide, narrow, none = (estimated(costs, **body) for body in ({"max_tokens": 900}, {"max_tokens": 7}, {}))
     assert 37 <= wide.output_tokens == none.output_tokens <= 44
     assert (narrow.output_tokens, wide.max_kv_tokens, none.max_kv_tokens) == (7, wide.prompt_tokens + 900, None)
     assert wide.source is EstimateSource.TENANT
@@ -59,26 +61,27 @@ def test_what_was_learned_replaces_a_wide_bound_and_not_a_narrow_one() -> None:
 
 def test_each_of_several_answers_is_given_what_one_needs() -> None:
     costs = taught(40)
-    assert costs.estimate(*completion(n=3)).output_tokens == 3 * costs.estimate(*completion()).output_tokens
+    assert estimated(costs, n=3).output_tokens == 3 * estimated(costs).output_tokens
 
 
 def test_answers_that_were_all_cut_off_teach_nothing_but_the_bound() -> None:
-    cost = taught(40, cut=True).estimate(*completion(max_tokens=900))
+    cost = estimated(taught(40, cut=True), max_tokens=900)
     assert (cost.output_tokens, cost.source) == (900, EstimateSource.PRIOR)
 
 
 def test_another_quantile_holds_for_what_comes_next() -> None:
-    costs = CostEstimator(0.8)
+    costs = Estimator(0.8)
     for tokens in range(1, 101):
         costs.observe(ObservedUse(TENANT, MODEL, 100, 25, tokens))
-    before = costs.estimate(*completion()).output_tokens
+    before = estimated(costs).output_tokens
     costs.configure(0.3)
-    assert costs.estimate(*completion()).output_tokens < before / 2
+    assert estimated(costs).output_tokens < before / 2
 
 
 @given(operations, bodies)
 def test_any_body_costs_something_and_never_more_than_it_bounds(operation: Operation, body: dict[str, Any]) -> None:
-    for costs in (CostEstimator(0.8), taught(40)):
-        cost = costs.estimate(operation, body, TENANT, MODEL, request_size.prompt_bytes(operation, body))
+    for costs in (Estimator(0.8), taught(40)):
+        size = request_size.prompt_bytes(operation, body)
+        cost = request_size.estimate(costs, operation, body, TENANT, MODEL, size)
         assert cost.tokens >= 1
         assert cost.max_kv_tokens is None or cost.tokens <= max(1, cost.max_kv_tokens)

@@ -7,8 +7,8 @@ import pytest
 from serve_app.core.estimate import EstimateSource, ObservedUse
 from serve_app.core.queue import RefusalReason
 from serve_app.errors import EngineUnreachable, Forbidden, Overloaded, ServeAppError, Unavailable
-from serve_app.http.request_cost import RequestCost
-from serve_app.http.request_record import RequestRecord
+from serve_app.http.request_record import RequestRecord, outcome_of
+from serve_app.http.request_size import RequestCost
 from serve_app.transport import ResponseStream, TokenUsage, UnreadBytes
 from serve_app.types import Operation, Outcome, RequestClass
 
@@ -62,6 +62,6 @@ def test_a_refusal_has_a_reason_and_other_errors_have_none(
     error: ServeAppError, outcome: Outcome, reason: RefusalReason | None
 ) -> None:
     ended = record()
-    ended.set_error(error)
+    ended.outcome, ended.error = outcome_of(error), error
     found = ended.receipt(103.0)
     assert (found.outcome, found.refused, found.retry_after_s) == (outcome, reason, error.retry_after_s)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.core.estimate import Estimator
 from serve_app.errors import BadRequest
 from serve_app.http import request_size
 from serve_app.settings import HttpSettings
@@ -131,7 +132,7 @@ def test_tools_and_tool_calls_count_and_token_ids_count_as_four_bytes() -> None:
 )
 def test_bound_and_number_of_answers_are_told_apart(body: dict[str, Any], bound: int | None, answers: int) -> None:
     assert request_size.output_bound(body) == bound
-    assert request_size.answers(Operation.COMPLETION, body) == answers
+    assert request_size.estimate(Estimator(), Operation.COMPLETION, body, "t", "m", 0).answers == answers
 
 
 def turns(*contents: Any, system: str = "S") -> dict[str, Any]:

@@ -29,13 +29,13 @@ def test_every_operation_has_exactly_one_route() -> None:
 
 @pytest.mark.parametrize(("method", "path", "target"), [row for row in ROUTES if row[0] == "GET"])
 def test_head_goes_where_get_goes(method: str, path: str, target: LocalCall) -> None:
-    assert resolve("HEAD", path) == HttpRoute(target, is_head=True)
+    assert resolve("HEAD", path) == HttpRoute(target)
 
 
 @pytest.mark.parametrize("model", ["tiny", "Qwen/Qwen3-0.6B", "a/b/c", "models"])
 def test_a_model_id_may_hold_slashes(model: str) -> None:
     assert resolve("GET", f"/v1/models/{model}") == HttpRoute(LocalCall.MODEL, argument=model)
-    assert resolve("HEAD", f"/v1/models/{model}/") == HttpRoute(LocalCall.MODEL, argument=model, is_head=True)
+    assert resolve("HEAD", f"/v1/models/{model}/") == HttpRoute(LocalCall.MODEL, argument=model)
 
 
 def test_the_model_list_with_a_slash_is_no_model_without_a_name() -> None:

@@ -13,12 +13,11 @@ from serve_app.core.memory import Session, SessionRequest
 from serve_app.errors import BadRequest, Forbidden, NotFound, Overloaded
 from serve_app.http.routes import HttpRoute, SessionCall, WrongMethod, resolve
 from serve_app.http.session_routes import SessionRoutes, granted_size
-from serve_app.settings import SessionSettings
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import EngineInfo
 from serve_app.types import Identity, RequestClass
 
-WHO = Identity("key", "tenant", RequestClass.HIGH, RequestClass.NORMAL)
+WHO = Identity("tenant", RequestClass.HIGH, RequestClass.NORMAL)
 INFO = EngineInfo("m", ["generate"], 8192, 64, 16_000, 16_000_000, kv_block_tokens=16)  # a block is 16,000 bytes
 GOOD = {"model": "m", "session_id": "a", "kv_tokens": 100}
 
@@ -38,27 +37,21 @@ class Book:
         )
 
 
-def line_of(model: ModelSettings) -> Any:
+def lines_of(model: ModelSettings) -> Any:
     async def info() -> EngineInfo:
         return INFO
 
-    def found(name: object) -> Any:
-        if name != model.name:
-            raise NotFound("no such model", param="model", code="model_not_found")
-        return SimpleNamespace(settings=model, info=info, ready=True)
-
-    return found
+    return {model.name: SimpleNamespace(settings=model, info=info, ready=True)}
 
 
 def open_(
     body: dict[str, Any], *, header: str | None = None, model: ModelSettings | None = None, per_tenant: int = 8
 ) -> tuple[dict[str, Any], Book]:
     book = Book()
-    routes = SessionRoutes(book, line_of(model or ModelSettings(name="m")))  # type: ignore[arg-type]
-    headers = [] if header is None else [(b"x-session-id", header.encode())]
+    routes = SessionRoutes(book, lines_of(model or ModelSettings(name="m")))  # type: ignore[arg-type]
+    sent = None if header is None else header.encode()
     route = HttpRoute(SessionCall.OPEN)
-    settings = SessionSettings(per_tenant=per_tenant)
-    status, _, told = asyncio.run(routes.answer(route, WHO, headers, body, settings))
+    status, _, told = asyncio.run(routes.answer(route, WHO, sent, body, per_tenant))
     assert status == 201
     return json.loads(told), book
 

@@ -10,8 +10,9 @@ import pytest
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES
 from serve_app.errors import BadRequest
 from serve_app.http.body import decode
-from serve_app.http.value_checks import MAX_ENTRIES, check_shapes
+from serve_app.http.contract import MAX_ENTRIES, check_values
 from serve_app.settings import HttpSettings
+from serve_app.types import Operation
 
 BOUNDS = HttpSettings()
 
@@ -39,14 +40,14 @@ def test_long_digits_in_text_and_integers_that_fit_are_welcome() -> None:
 @pytest.mark.parametrize("value", [None, 5, "text", {}, True])
 def test_messages_that_are_no_array_are_refused_by_name(value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_shapes({"messages": value})
+        check_values(Operation.CHAT, {"messages": value})
     assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize("value", [5, "text", [], True])
 def test_structured_outputs_that_are_no_object_are_refused_by_name(value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_shapes({"structured_outputs": value})
+        check_values(Operation.CHAT, {"structured_outputs": value})
     assert caught.value.param == "structured_outputs"
 
 
@@ -54,10 +55,10 @@ def test_structured_outputs_that_are_no_object_are_refused_by_name(value: Any) -
 def test_lists_longer_than_their_bound_are_refused_by_name(field: str) -> None:
     most = MAX_ENTRIES[field]
     full: Any = {str(n): 1 for n in range(most)} if field == "logit_bias" else [str(n) for n in range(most)]
-    check_shapes({field: full})
+    check_values(Operation.CHAT, {field: full})
     more: Any = full | {"more": 1} if field == "logit_bias" else [*full, "more"]
     with pytest.raises(BadRequest, match=f"`{field}` may have {most} entries") as caught:
-        check_shapes({field: more})
+        check_values(Operation.CHAT, {field: more})
     assert caught.value.param == field
 
 
@@ -73,14 +74,15 @@ def test_lists_longer_than_their_bound_are_refused_by_name(field: str) -> None:
 )
 def test_a_grammar_no_engine_could_afford_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_shapes({field: value})
+        check_values(Operation.CHAT, {field: value})
     assert (caught.value.param, caught.value.code) == (field, "grammar_too_complex")
 
 
 def test_ordinary_schemas_pass() -> None:
     schema = {"type": "array", "minItems": 3, "items": {"type": "string", "minLength": 1}}
-    check_shapes(
+    check_values(
+        Operation.CHAT,
         {"messages": [], "structured_outputs": {"json": schema}, "response_format": {"schema": schema}},
     )
-    check_shapes({"structured_outputs": None, "structured_outputs.json": "not json"})
-    check_shapes({"structured_outputs": {"json": "{not json"}})
+    check_values(Operation.CHAT, {"structured_outputs": None, "structured_outputs.json": "not json"})
+    check_values(Operation.CHAT, {"structured_outputs": {"json": "{not json"}})

@@ -12,7 +12,7 @@ from serve_app.core.estimate import EstimateSource, LengthRule
 from serve_app.core.receipts import explain
 from serve_app.core.routing import FailureKind
 from serve_app.errors import ConfigError
-from serve_app.http.request_cost import RequestCost, slots_of
+from serve_app.http.request_size import RequestCost, slots_of
 from serve_app.settings import ModelSettings, engine_version, parse
 from serve_app.types import Operation
 from tests.fakes.asgi_client import Client, Reply, ask

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import NotFound
-from serve_app.http import KeyRing, RouterApp
 from serve_app.ray_adapter import Handle
 from serve_app.router import RequestTrace
 from serve_app.router.model_registry import ModelRegistry
@@ -24,7 +23,7 @@ from serve_app.settings import Settings
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import Frame, Submit
 from serve_app.types import Operation, RequestClass
-from tests.fakes.asgi_client import KEY, SALT_SECRET, Client, ask
+from tests.fakes.asgi_client import KEY, Client, ask, router_app
 from tests.fakes.engines import MODEL, FakeCluster, FakeHandle, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, freeze
 
@@ -302,7 +301,7 @@ async def edge_of(cluster: FakeCluster, *replicas: str) -> tuple[Client, ModelRe
     fleet, handles = await two(cluster, *replicas)
     client = Client(cluster)
     told = configured(model(slots=1), named(OTHER, slots=1))
-    client.edge = RouterApp(told, KeyRing(told.auth), fleet.models, client.metrics, SALT_SECRET)
+    client.edge = router_app(told, fleet.models, client.metrics)
     return client, fleet, handles
 
 
@@ -331,7 +330,7 @@ def test_changed_keys_and_bounds_hold_for_the_next_request() -> None:
         assert (await client.get("/health", key=NEXT_KEY)).status == 401
         keys = {"keys": [{"key": NEXT_KEY, "max_class": "low", "default_class": "low"}]}
         told = configured(model(slots=1), auth=keys, http={"max_sequences": 1, "max_body_bytes": 1024})
-        client.edge.configure(told, KeyRing(told.auth))
+        client.edge.configure(told)
         fleet.apply(told)
         assert (await client.get("/health")).status == 401
         assert (await client.get("/health", key=NEXT_KEY)).status == 200
@@ -354,7 +353,7 @@ def test_ready_is_whoever_can_serve_any_model_and_says_which_it_cannot() -> None
         told, quiet, queues = configured(model()), QuietHandle(), await cluster.queues("another")
         lines = dict(fleet.models)
         client = Client(cluster)  # a router that starts only now has never seen the broken one run
-        client.edge = RouterApp(told, KeyRing(told.auth), lines, client.metrics, SALT_SECRET)
+        client.edge = router_app(told, lines, client.metrics)
         assert (await client.get("/ready")).error["code"] == "not_ready"
         await cluster.add("r1")
         await cluster.beside(named(OTHER)).add("other.r1")
