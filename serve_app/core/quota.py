@@ -234,8 +234,7 @@ class Quota:
                 if self._is_unreadable(name):
                     self._checkpoint.forget((EntryKind.ENGINE, name))
             self._unreported.clear()
-        waiting = Counter(one.model for one in self.grants.blocked(now))
-        self.queue.actor_sessions.set_blocked(tuple(sorted(waiting.items())))
+        self.queue.actor_sessions.set_blocked(dict(Counter(one.model for one in self.grants.blocked(now))))
         self.grants.reservations.keep_restarts(set(self.grants.owners()), now)
         self.sessions.renew_in_use(now, self._closed_engines())
         self._on_leases_ended(self.ledger.expire(now), now)

@@ -120,7 +120,7 @@ class QueueClient:
     @property
     def blocked(self) -> Mapping[str, int]:
         """Engines that wait for memory, by model."""
-        return self.core.router_session.blocked
+        return self.core.router_session.state.blocked
 
     # For the queues
 
@@ -255,7 +255,7 @@ class QueueClient:
         """Send a heartbeat when it is due, and sooner when token sums still wait for a message."""
         beat_at = time.monotonic()
         while True:
-            soonest_s = REPORT_S if self.core.router_session.contended else CALM_REPORT_S
+            soonest_s = REPORT_S if self.core.router_session.state.contended else CALM_REPORT_S
             report_s = max(soonest_s, REPORT_PER_REQUEST_S * min(BATCH, self.core.running))
             wait_s = self._sent_at + report_s - time.monotonic()
             await asyncio.sleep(wait_s if wait_s > 0.0 else report_s)

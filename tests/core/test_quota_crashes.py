@@ -290,10 +290,10 @@ def test_who_waits_for_memory_is_told_to_the_routers_and_not_for_longer_than_it_
     blocked = EngineReport("b", "big", (Rank("n", 0),), 90, 90)
     shell.engine(blocked)
     shell.wait(TICK_S, told, blocked)
-    assert shell.router("r").state.blocked == (("big", 1),)
+    assert shell.router("r").state.blocked == {"big": 1}
     shell.engine(replace(blocked, gone=True))
     shell.wait(TICK_S, told)
-    assert shell.router("r").state.blocked == ()
+    assert shell.router("r").state.blocked == {}
 
 
 def test_what_could_not_be_stored_is_stored_the_next_time() -> None:

@@ -297,7 +297,7 @@ class Caller:
         names = [f"holder {number}" for number in range(slots)]
         for name in names:
             await asyncio.wait_for(self.granted(name), SOON_S)
-        await until(lambda: not self.shared.core.router_session.contended, SOON_S, "the line is calm")
+        await until(lambda: not self.shared.core.router_session.state.contended, SOON_S, "the line is calm")
         self.order.clear()
         return names
 
@@ -314,7 +314,7 @@ async def waits(caller: Caller, actor: FakeQuota, *names: str) -> None:
         line = {
             one.arrival.request_id for one in actor.core.queue.granting.requests.by_ticket.values() if not one.engine
         }
-        handed_in = [caller.shared.core.pending.get(name) for name in names]
+        handed_in = [caller.shared.core.pending.by_request_id.get(name) for name in names]
         return all(one is not None and one.ticket in line for one in handed_in)
 
     await until(there, SOON_S, f"{names} wait in the line")

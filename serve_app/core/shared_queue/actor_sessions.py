@@ -7,7 +7,7 @@ Invariant: an ended incarnation stays ended: a late copy of its first message do
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serve_app.core.shared_queue.delivery import (
@@ -49,7 +49,7 @@ class ActorSessions:
             str, int
         ] = {}  # routers without a session: their last incarnation, ended last at the end
         self._woken: set[str] = set()
-        self.state = ActorState(0, frozenset(), frozenset())
+        self.state = ActorState(0, frozenset(), frozenset(), {})
         self.figures_by_model: dict[str, QueueFigures] = {}  # by model, updated last at the end
         self._figures_version = 0
 
@@ -179,7 +179,7 @@ class ActorSessions:
         self.figures_by_model.pop(model, None)
         self.figures_by_model[model] = QueueFigures(self._figures_version, model, classes)
 
-    def set_blocked(self, models: tuple[tuple[str, int], ...]) -> None:
+    def set_blocked(self, models: Mapping[str, int]) -> None:
         """Set the number of engines that wait for memory, by model; a change is sent to all routers at once."""
         if models != self.state.blocked:
             self.state = self.state._replace(version=self.state.version + 1, blocked=models)

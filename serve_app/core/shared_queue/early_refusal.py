@@ -87,7 +87,7 @@ class EarlyRefusal:
     ) -> tuple[tuple[RequestClass, int], ...]:
         """See `RouterQueue.ahead`; `local_waiting`: this router's waiting requests."""
         waiting, figures = dict(local_waiting), self._router_session.figures.get(model)
-        if figures is not None and model in self._router_session.contended:
+        if figures is not None and model in self._router_session.state.contended:
             waiting = {level: max(figures.classes[level].waiting, local_waiting[level]) for level in RequestClass}
         return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
 
@@ -115,7 +115,7 @@ class EarlyRefusal:
         if (
             arrival.accepted
             or figures is None
-            or model not in self._router_session.contended
+            or model not in self._router_session.state.contended
             or now > self._figures_sent_at + FIGURES_VALID_S
         ):
             return None

@@ -66,7 +66,6 @@ class RouterQueue:
 
     def __init__(self, router: str, incarnation: int = 0) -> None:
         self.router_session = RouterSession(router, incarnation)
-        self._router = router
         self.accounts = RouterCredit()
         self._policies: dict[str, QueuePolicy] = {}
         self.pending = PendingRequests()
@@ -105,13 +104,13 @@ class RouterQueue:
     def decides_alone(self, model: str) -> bool:
         """Whether this router grants waiting requests on its credit: the actor is away, or does not know yet what all
         routers hold on this model's engines."""
-        return self.alone or model in self.router_session.recovering
+        return self.alone or model in self.router_session.state.recovering
 
     # Requests
 
     def on_arrive(self, model: str, arrival: Arrival, now: float) -> list[Action]:
         """Grant, refuse or queue a request. Raises ValueError if one of this id waits or runs."""
-        if arrival.request_id in self.pending or arrival.request_id in self.in_flight:
+        if arrival.request_id in self.pending.by_request_id or arrival.request_id in self.in_flight.running:
             raise ValueError(f"{arrival.request_id!r} waits or runs already")
         if arrival.deadline is not None and arrival.deadline <= now:
             return [self.early_refusal.refusal(model, arrival, RefusalReason.DEADLINE)]
@@ -120,7 +119,7 @@ class RouterQueue:
         if arrival.session is not None and not alone:
             self._add_pending(waiting, now)
             return []
-        if not self.pending.count(model) and (alone or model not in self.router_session.contended):
+        if not self.pending.counts[model] and (alone or model not in self.router_session.state.contended):
             granted = self._grant_on_credit(waiting, now)
             if granted is not None:
                 self._balance_credit(now)
@@ -137,9 +136,9 @@ class RouterQueue:
 
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """Cancel a waiting or running request; its generated tokens count. An unknown id changes nothing."""
-        if self._withdraw(request_id) is None:
-            return self.on_done(request_id, now, None, self.in_flight.output_tokens(request_id))
-        return []
+        if self._withdraw(request_id) is not None or (run := self.in_flight.running.get(request_id)) is None:
+            return []
+        return self.on_done(request_id, now, None, run.output_tokens)
 
     def on_done(
         self, request_id: str, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
@@ -169,7 +168,7 @@ class RouterQueue:
         while (late := self.pending.first_overdue(now)) is not None:
             self._withdraw(late.request_id)
             deadline = late.arrival.deadline
-            served = any(usable for _, model, usable in self.accounts.engines() if model == late.model)
+            served = any(one.usable for one in self.accounts.by_engine.values() if one.model == late.model)
             reason = RefusalReason.TIMEOUT if served else RefusalReason.NO_REPLICA
             if deadline is not None and deadline <= now:
                 reason = RefusalReason.DEADLINE
@@ -182,7 +181,7 @@ class RouterQueue:
 
     def waiting(self, model: str) -> int:
         """This router's waiting requests of a model."""
-        return self.pending.count(model)
+        return self.pending.counts[model]
 
     def waiting_by_class(self, model: str) -> dict[RequestClass, int]:
         """The same, by requested class."""
@@ -190,12 +189,12 @@ class RouterQueue:
 
     def running_of(self, model: str) -> int:
         """This router's running requests of a model."""
-        return self.in_flight.count(model)
+        return self.in_flight.counts[model]
 
     @property
     def running(self) -> int:
         """This router's running requests."""
-        return len(self.in_flight)
+        return len(self.in_flight.running)
 
     def ahead(self, model: str, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """The number of waiting requests ahead of a request of this class, by requested class: of all routers in the
@@ -205,7 +204,7 @@ class RouterQueue:
     def status(self, request_id: str) -> QueueStatus | None:
         """The queue position of a request by the actor's last answer, or before that by its last figures; requests a
         new answer. None: it does not wait."""
-        waiting = self.pending.get(request_id)
+        waiting = self.pending.by_request_id.get(request_id)
         if waiting is None:
             return None
         if waiting.ticket and not waiting.status_requested and self.router_session.arrivals_left:
@@ -237,14 +236,16 @@ class RouterQueue:
             Resulting actions; requests known on one side only, or in another state there, at two heartbeats in a row,
             which are ended here; and engines whose sums differed from those of their requests. O(requests).
         """
-        known: dict[str, object] = {**self.pending.by_id(), **self.in_flight.by_id()}
-        ours = {request_id: request_id in self.in_flight for request_id in known}
+        known: dict[str, object] = {**self.pending.by_request_id, **self.in_flight.running}
+        ours = {request_id: request_id in self.in_flight.running for request_id in known}
         odd = {one: known.get(one) for one in known.keys() | alive.keys() if ours.get(one) is not alive.get(one)}
         lost = [one for one, what in odd.items() if one in self._unmatched and self._unmatched[one] is what]
         self._unmatched = odd
         actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
         wrong = self.in_flight.recount()
-        drawn = self.in_flight.session_draws(self.pending.draws())
+        drawn = self.in_flight.session_draws(
+            one.drawn for one in self.pending.by_request_id.values() if one.drawn is not None
+        )
         self.router_session.report_accounts(
             self.accounts.held_amounts() + drawn, self.accounts.account_amounts() + drawn
         )
@@ -258,7 +259,7 @@ class RouterQueue:
         """A call to the actor has failed or timed out; the actor may have received it."""
         self.router_session.on_lost()
         self.alone = True
-        return self._serve_alone(now, *self.pending.models())
+        return self._serve_alone(now, *self.pending.counts)
 
     def on_reply(self, reply: ActorReply, sent_at: float, now: float) -> list[Action]:
         """Process the answer to a message sent at `sent_at`; watch messages included."""
@@ -270,18 +271,19 @@ class RouterQueue:
             return []
         if now >= sent_at + FENCE_S:
             return self.on_lost(now)
-        before = session.contended, session.recovering
+        before = session.state
         actions = [action for said in session.on_reply(reply) for action in self.on_action(said, now)]
         if session.is_booked:
             self.credit_valid_until = max(self.credit_valid_until, sent_at + FENCE_S)
         self.early_refusal.on_reply(sent_at, reply.last_taken_event)
         self.alone = not session.is_booked
-        actions += self._serve_alone(now, *self.pending.models())
+        actions += self._serve_alone(now, *self.pending.counts)
         if self.alone:
             return actions
         for waiting in self.pending.not_handed_in(session.arrivals_left, self.decides_alone):
             self._hand_in(waiting, now)
-        self._balance_credit(now, every=(session.contended, session.recovering) != before)
+        changed = (session.state.contended, session.state.recovering) != (before.contended, before.recovering)
+        self._balance_credit(now, every=changed)
         return actions
 
     def begin_incarnation(self, epoch: int, now: float) -> None:
@@ -319,8 +321,9 @@ class RouterQueue:
         if waiting is None:
             return []  # withdrawn; the cancellation returns the grant
         arrival = waiting.arrival
-        if not self.accounts.is_usable(engine):
-            if engine not in self.accounts and engine not in self.in_flight.dropped_engines:
+        account = self.accounts.by_engine.get(engine)
+        if account is None or not account.usable:
+            if account is None and engine not in self.in_flight.dropped_engines:
                 # otherwise the actor was informed
                 self.router_session.put(EngineReachability(waiting.model, engine, False))
             self.router_session.end_request(Done(ticket, 0, 0))
@@ -333,9 +336,7 @@ class RouterQueue:
 
     def _grant_on_credit(self, waiting: PendingRequest, now: float) -> Grant | None:
         """Grant on credit; None: there is not enough, or it may belong to another router by now."""
-        if now >= self.credit_valid_until:
-            return None
-        engine = self.in_flight.begin_on_credit(waiting)
+        engine = None if now >= self.credit_valid_until else self.in_flight.begin_on_credit(waiting)
         if engine is None:
             return None
         self.granted_on_credit += 1
@@ -361,7 +362,7 @@ class RouterQueue:
             self._hand_in(waiting, now)
 
     def _hand_in(self, waiting: PendingRequest, now: float) -> None:
-        ticket = f"{self._router}:{next(self._ticket_numbers)}"
+        ticket = f"{self.router_session.router}:{next(self._ticket_numbers)}"
         deadline = waiting.arrival.deadline
         left_s = None if deadline is None else deadline - now
         arrival = replace(waiting.arrival, request_id=ticket, deadline=left_s)

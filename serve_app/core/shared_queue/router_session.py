@@ -8,12 +8,14 @@ Invariant: a reply of another epoch or incarnation changes nothing; it can only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue.delivery import (
     BATCH,
     ActorReply,
+    ActorState,
     QueueFigures,
     ReceiveBuffer,
     RouterMessage,
@@ -33,6 +35,7 @@ from serve_app.types import RequestClass
 
 MAX_UNACKED_EVENTS = 8192  # unacknowledged events: bounds memory; a report of the full state has fewer
 ARRIVAL_WINDOW = 1024  # of these, before submitting requests pauses: a few full messages in transit
+UNKNOWN_STATE = ActorState(-1, frozenset(), frozenset(), {})  # before the first reply
 
 
 class RouterSession:
@@ -44,10 +47,11 @@ class RouterSession:
     """
 
     def __init__(self, router: str, incarnation: int) -> None:
-        self._router = router
+        self.router = router
         self.incarnation = incarnation
         self.epoch = 0
-        self._usage: dict[tuple[str, RequestClass, str], list[int]] = {}
+        # sums by model, class and tenant
+        self._usage: defaultdict[tuple[str, RequestClass, str], list[int]] = defaultdict(lambda: [0, 0, 0])
         self.ledger_accounts: dict[str, Amount] = {}  # this router's in the ledger, as last reported
         self.begin(0, ())
 
@@ -55,19 +59,14 @@ class RouterSession:
         """Begin an incarnation with these events, the first of them a `Hello`."""
         self.epoch = epoch
         self.incarnation += 1
-        self.sending: SendBuffer[RouterEvent] = SendBuffer()
+        self.sending: SendBuffer[RouterEvent] = SendBuffer(deque(events))
         self._receiving: ReceiveBuffer[ActorAction] = ReceiveBuffer()
-        self.progress: dict[str, int] = {}  # by ticket; tickets belong to an incarnation, usage does not
+        self.progress: defaultdict[str, int] = defaultdict(int)  # by ticket, which belong to an incarnation
         self._resend_wanted = self._has_more = False
-        self._state_version = -1
         self._account_report_number = 0  # the event number of the last `AccountReport`
         self.is_booked = False  # the actor has booked the accounts
-        self.recovering: frozenset[str] = frozenset()
-        self.contended: frozenset[str] = frozenset()
-        self.blocked: Mapping[str, int] = {}  # engines that wait for memory, by model
+        self.state = UNKNOWN_STATE
         self.figures: dict[str, QueueFigures] = {}
-        for event in events:
-            self.sending.put(event)
 
     @property
     def is_too_far_behind(self) -> bool:
@@ -103,13 +102,9 @@ class RouterSession:
         self.progress.pop(event.ticket, None)
         self.sending.put(event)
 
-    def add_progress(self, ticket: str, output_tokens: int) -> None:
-        """Add output tokens of a running request that the actor granted."""
-        self.progress[ticket] = self.progress.get(ticket, 0) + output_tokens
-
     def add_usage(self, model: str, arrival: Arrival, requests: int, prompt_tokens: int, output_tokens: int) -> None:
         """Add use of requests granted on credit."""
-        sums = self._usage.setdefault((model, arrival.request_class, arrival.tenant), [0, 0, 0])
+        sums = self._usage[model, arrival.request_class, arrival.tenant]
         for index, amount in enumerate((requests, prompt_tokens, output_tokens)):
             sums[index] += amount
 
@@ -150,11 +145,9 @@ class RouterSession:
         if reply.seq > self._receiving.last_taken + 1:  # the missing reply may have gone to a call that was given up
             self._resend_wanted = True
         self.is_booked = self.is_booked or any(isinstance(action, Booked) for action in actions)
-        word = reply.state
-        if word is not None and word.version > self._state_version:
-            self._state_version, self.contended, self.recovering = word.version, word.contended, word.recovering
-            self.blocked = dict(word.blocked)
-            self.figures = {name: one for name, one in self.figures.items() if name in word.contended}
+        if reply.state is not None and reply.state.version > self.state.version:
+            self.state = reply.state
+            self.figures = {name: one for name, one in self.figures.items() if name in self.state.contended}
         if reply.ledger_accounts is not None:
             self.ledger_accounts = {one.engine: one for one in reply.ledger_accounts}
         for figures in reply.figures:
@@ -166,4 +159,4 @@ class RouterSession:
     def _message(self, seq: int, events: tuple[RouterEvent, ...]) -> RouterMessage:
         again, self._resend_wanted, self._has_more = self._resend_wanted, False, False
         taken, last = self.sending.last_acked, self._receiving.last_taken
-        return RouterMessage(self._router, self.incarnation, self.epoch, seq, events, taken, last, again)
+        return RouterMessage(self.router, self.incarnation, self.epoch, seq, events, taken, last, again)

@@ -262,7 +262,7 @@ def test_a_stale_reply_says_nothing_else() -> None:
     assert told is not None
     reply = world.quota.on_exchange(told._replace(epoch=0), world.now)
     assert reply == ActorReply(1, told.incarnation, 0, 1, (), None, is_stale=True)
-    assert MODEL in {model for _, model, _ in world.routers["r0"].line.accounts.engines()}
+    assert MODEL in {one.model for one in world.routers["r0"].line.accounts.by_engine.values()}
 
 
 def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_same_count() -> None:

@@ -28,10 +28,8 @@ from tests.core.shared_queue.world import World
 
 ROUTER_STEPS: list[tuple[type, str]] = [
     (router_credit.RouterCredit, "grant"),
-    (router_credit.RouterCredit, "release"),
-    (router_credit.RouterCredit, "add_held"),
-    (router_credit.RouterCredit, "add_credit"),
-    (router_credit.RouterCredit, "take_surplus"),
+    (router_credit.RouterCredit, "change"),
+    (router_credit.RouterCredit, "balance"),
     (in_flight.InFlight, "begin_on_credit"),
     (in_flight.InFlight, "begin_granted"),
     (in_flight.InFlight, "end"),
