@@ -8,6 +8,9 @@ from serve_app.core.queue import Admission, Arrival
 from serve_app.core.shared_queue.messages import SessionDraw
 from serve_app.types import RequestClass
 
+# slots and tokens; those of them in use outside the queue; tokens of sessions
+Capacity = tuple[int, int, tuple[int, int], int]
+
 
 @dataclass(slots=True)
 class EngineState:
@@ -19,13 +22,7 @@ class EngineState:
     granted_tokens: int = 0
     debt_class: RequestClass | None = None  # highest class with KV debt, as reported to the queue
     reclaimed_for: RequestClass | None = None  # class for which tokens of lower ones were reclaimed
-    reported_capacity: tuple[int, int, int, int, int] | None = (
-        None  # slots and tokens; those outside the queue; tokens of sessions
-    )
-
-    def is_open_to(self, routers: set[str]) -> bool:
-        """Whether a granted request can be sent to this engine."""
-        return not self.unreconciled and any(self.reachable_from.get(router) for router in routers)
+    reported_capacity: Capacity | None = None
 
 
 @dataclass(slots=True)
@@ -35,17 +32,14 @@ class ModelState:
     admission: Admission
     routers: set[str] = field(default_factory=set)
     engines: dict[str, EngineState] = field(default_factory=dict)
-    # by router, until a reachability changes
-    unreachable_cache: dict[str, frozenset[str]] = field(default_factory=dict)
+    unreachable_cache: dict[str, frozenset[str]] = field(default_factory=dict)  # by router, until a change
 
     def unreachable_from(self, router: str) -> frozenset[str]:
         """Engines that other routers reach and this one does not. O(engines) after a change, else O(1)."""
         found = self.unreachable_cache.get(router)
         if found is None:
-            there = (
-                name for name, one in self.engines.items() if not one.reachable_from.get(router) and self.is_open(name)
-            )
-            found = self.unreachable_cache[router] = frozenset(there)
+            away = [name for name, one in self.engines.items() if not one.reachable_from.get(router)]
+            found = self.unreachable_cache[router] = frozenset(filter(self.is_open, away))
         return found
 
     @property
@@ -56,7 +50,8 @@ class ModelState:
 
     def is_open(self, engine: str) -> bool:
         """Whether a granted request can be sent to this engine."""
-        return self.engines[engine].is_open_to(self.routers)
+        one = self.engines[engine]
+        return not one.unreconciled and any(one.reachable_from.get(router) for router in self.routers)
 
 
 @dataclass(slots=True)

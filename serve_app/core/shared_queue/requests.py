@@ -52,9 +52,7 @@ class ActorRequests:
         self.by_ticket: dict[str, ActorRequest] = {}
         self.tickets: dict[str, dict[str, None]] = {}  # by router, in order of arrival
         self.grants_to_retry: list[str] = []  # tickets whose grant could not be charged or reached
-        self.waiting_for_session: dict[
-            str, dict[str, None]
-        ] = {}  # waiting tickets that need a session's slot, by session
+        self.waiting_for_session: dict[str, dict[str, None]] = {}  # tickets that wait for a session's slot, by lease
 
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """Queue a request, or begin it in its session; its deadline is in this clock."""
@@ -85,18 +83,15 @@ class ActorRequests:
         """Cancel a waiting or running request. An unknown ticket changes nothing."""
         request = self._end(ticket, now)
         if request is not None:
-            self.apply_actions(
-                request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
-            )
+            self._leave_queue(request, now)
 
     def progress(self, ticket: str, output_tokens: int, now: float) -> None:
         """A request has generated this many more tokens."""
         request = self.by_ticket.get(ticket)
         if request is not None:
             self._charge_use(request, output_tokens)
-            self.apply_actions(
-                request.model, self.models[request.model].admission.on_progress(ticket, output_tokens, now)
-            )
+            admission = self.models[request.model].admission
+            self.apply_actions(request.model, admission.on_progress(ticket, output_tokens, now))
 
     def report_status(self, router: str, ticket: str, now: float) -> None:
         """Send the queue position of a ticket, if it waits."""
@@ -147,12 +142,10 @@ class ActorRequests:
                 continue
             for ticket in self.waiting_for_session.get(lease, ()):
                 request = self.by_ticket[ticket]
-                drawn = request.drawn
-                whole = replace(
-                    request.original_arrival or request.arrival, avoid_replicas=request.arrival.avoid_replicas
-                )
+                drawn, avoids = request.drawn, request.arrival.avoid_replicas
+                whole = replace(request.original_arrival or request.arrival, avoid_replicas=avoids)
                 enough = tokens + (0 if drawn is None else drawn.tokens) >= whole.cost
-                if enough and one.engine not in whole.avoid_replicas:
+                if enough and one.engine not in avoids:
                     self._take_from_queue(ticket, now)
                     if drawn is not None:
                         self.accounts.give_back(request.router, lease, 0, drawn.tokens)
@@ -161,28 +154,16 @@ class ActorRequests:
                     self._end_session_wait(request)
                     break  # a session has one slot
 
-    def get(self, ticket: str) -> ActorRequest | None:
-        """The request of a ticket; None: unknown."""
-        return self.by_ticket.get(ticket)
-
-    def has_requests(self, model: str) -> bool:
-        """Whether a model has waiting or running requests. O(requests)."""
-        return any(request.model == model for request in self.by_ticket.values())
-
     def forget_routers(self, routers: Sequence[str], now: float) -> None:
         """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
         tickets = [ticket for router in routers for ticket in self.tickets.pop(router, ()) if ticket in self.by_ticket]
+        running = [ticket for ticket in tickets if self.by_ticket[ticket].engine]
         for ticket in [one for one in tickets if not self.by_ticket[one].engine]:
-            tickets.remove(ticket)  # waiting ones first: none is granted what another one's end frees
-            self.cancel(ticket, now)  # it may have been granted by the cancellation before
-        for ticket in tickets:
-            request = self.by_ticket.pop(ticket, None)
-            if request is None:  # refused meanwhile
-                continue
+            self.cancel(ticket, now)  # first: none is granted what the end of a running one frees
+        for ticket in running:
+            request = self.by_ticket.pop(ticket)
             self._release(request, now)
-            self.apply_actions(
-                request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
-            )
+            self._leave_queue(request, now)
 
     def requeue_router(self, router: str, model: str, now: float) -> None:
         """A router reaches other engines of a model: queue its waiting requests again, the oldest first."""
@@ -227,21 +208,23 @@ class ActorRequests:
     def _take_from_queue(self, ticket: str, now: float) -> ActorRequest:
         """Remove a request from its model's queue without ending it."""
         request = self.by_ticket.pop(ticket)  # decisions during its removal do not apply to it
-        self.apply_actions(
-            request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
-        )
+        self._leave_queue(request, now)
         self.by_ticket[ticket] = request
         return request
+
+    def _leave_queue(self, request: ActorRequest, now: float) -> None:
+        """Cancel a request in its model's queue, and carry out the other decisions that follow."""
+        ticket = request.arrival.request_id
+        actions = self.models[request.model].admission.on_cancel(ticket, now)
+        self.apply_actions(request.model, [one for one in actions if one.request_id != ticket])
 
     def _draw_on_session(self, request: ActorRequest, now: float) -> None:
         """Begin an arriving request in its session, or have it wait in the queue for the missing tokens."""
         arrival, router = request.arrival, request.router
         one = self._sessions.open_by_lease(arrival.session or "")
-        if (
-            one is None
-            or one.request.model != request.model
-            or one.engine in arrival.avoid_replicas | self.closed_engines
-        ):
+        if one is None or one.request.model != request.model:
+            return
+        if one.engine in arrival.avoid_replicas | self.closed_engines:
             return
         self._sessions.touch(one.lease, now)
         slots, tokens = self.accounts.free(one.lease)
@@ -312,12 +295,10 @@ class ActorRequests:
             self._release(request, now)
         return request
 
-    def apply_actions(self, model: str, actions: Iterable[Action], ended_ticket: str = "") -> None:
-        """Carry out a queue's decisions, except those for `ended_ticket`, which has ended."""
+    def apply_actions(self, model: str, actions: Iterable[Action]) -> None:
+        """Carry out a queue's decisions."""
         self.touched_models.add(model)
         for action in actions:
-            if action.request_id == ended_ticket:
-                continue
             request = self.by_ticket[action.request_id]
             if isinstance(action, Refuse):
                 if request.drawn is not None:

@@ -149,8 +149,7 @@ def test_the_first_is_given_first_and_a_later_smaller_one_does_not_pass_it() -> 
     assert growth.engines == {"f"}
     assert growth.forget_routers(["s"]) == ["f"]
     assert not growth.engines
-    assert not growth.engine_of_ticket
-    assert not growth.request_of_ticket
+    assert not growth.by_ticket
 
 
 def test_what_requests_hold_is_told_with_the_beats() -> None:
