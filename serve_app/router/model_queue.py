@@ -169,7 +169,7 @@ class ModelQueue:
     @property
     def granted(self) -> int:
         """Number of this router's requests on replicas."""
-        return self._core.running_of(self.model)
+        return self._core.in_flight.counts[self.model]
 
     def ahead(self, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """Number of waiting requests ahead of a new request of this class, by class."""
@@ -199,7 +199,7 @@ class ModelQueue:
 
     def view(self) -> QueueView:
         """The present counts, for metrics."""
-        waiting = self._core.waiting_by_class(self.model)
+        waiting = self._core.pending.count_by_class(self.model)
         return QueueView(
             waiting={level.label: count for level, count in waiting.items()},
             refused={reason.value: self._refused[reason] for reason in RefusalReason},

@@ -256,7 +256,7 @@ class QueueClient:
         beat_at = time.monotonic()
         while True:
             soonest_s = REPORT_S if self.core.router_session.state.contended else CALM_REPORT_S
-            report_s = max(soonest_s, REPORT_PER_REQUEST_S * min(BATCH, self.core.running))
+            report_s = max(soonest_s, REPORT_PER_REQUEST_S * min(BATCH, len(self.core.in_flight.running)))
             wait_s = self._sent_at + report_s - time.monotonic()
             await asyncio.sleep(wait_s if wait_s > 0.0 else report_s)
             now = time.monotonic()

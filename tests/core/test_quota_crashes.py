@@ -22,7 +22,8 @@ from serve_app.core.memory import (
 from serve_app.core.memory.start_reservations import FAILURE_TTL_S
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import RECOVERY_S, SILENT_S, Quota
-from serve_app.core.shared_queue import ActorReply, Hello, RouterMessage, RouterQueue
+from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
+from serve_app.core.shared_queue.messages import Hello
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S
 
 TICK_S = 0.5

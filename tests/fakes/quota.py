@@ -290,7 +290,7 @@ class Caller:
             pending.tickets,
             pending.queues,
         )
-        return sum(map(len, kept)) + line.running + len(line.in_flight.counts) + len(pending.counts)
+        return sum(map(len, kept)) + len(line.in_flight.running) + len(line.in_flight.counts) + len(pending.counts)
 
     async def hold_all(self, slots: int) -> list[str]:
         """Take every slot of the engine; the names of what holds them."""
@@ -326,7 +326,7 @@ async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
     def rest() -> bool:
         if not actor.up or actor.core.recovering or actor.core.queue.granting.requests.by_ticket:
             return False
-        if any(one.shared.core.running or one.shared.core.waiting(MODEL) for one in callers):
+        if any(one.shared.core.in_flight.running or one.shared.core.waiting(MODEL) for one in callers):
             return False
         for engine in actor.slots:
             credit = [one.credit(engine) for one in callers]

@@ -35,10 +35,6 @@ class ActorCredit:
         """The accounts of a router, by engine."""
         return dict(self.by_router.get(router, {}))
 
-    def routers(self, engine: str) -> list[str]:
-        """Routers with an account on an engine. O(routers)."""
-        return [router for router, accounts in self.by_router.items() if engine in accounts]
-
     def recount(self, routers: Iterable[str]) -> None:
         """After an error: set the accounts from the ledger. O(routers x engines)."""
         engines = [one.lease_id for kind in (LeaseKind.ENGINE, LeaseKind.SESSION) for one in self._ledger.leases(kind)]

@@ -26,34 +26,12 @@ from dataclasses import replace
 
 from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionEntry, SessionLeases, SessionRequest, slots_of
 from serve_app.core.queue import Arrival, Grant, Refuse
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.actor_sessions import ActorSessions
 from serve_app.core.shared_queue.delivery import MAX_TENANTS_REPORTED, ActorReply, ClassQueueFigures, RouterMessage
 from serve_app.core.shared_queue.granting import Granting
-from serve_app.core.shared_queue.messages import (
-    AccountReport,
-    ActorAction,
-    Amount,
-    Arrive,
-    Booked,
-    Cancel,
-    CancelKvTokenRequest,
-    CreditRequest,
-    CreditUsage,
-    Done,
-    EngineDropAcknowledged,
-    EngineDropped,
-    EngineReachability,
-    GiveBack,
-    Hello,
-    KvTokenRequest,
-    ModelPolicy,
-    RouterEvent,
-    SessionEnded,
-    SessionOpened,
-    StatusRequest,
-    TokenProgress,
-)
+from serve_app.core.shared_queue.messages import ActorAction, Amount, RouterEvent, SessionOpened
 from serve_app.core.shared_queue.session_admission import SessionAdmission
 from serve_app.types import RequestClass
 
@@ -105,9 +83,9 @@ class ActorQueue:
             if self._mismatched:
                 self._mismatched = False
                 self._end_sessions([message.router], now)
-            self._after_event(now, {event.model for event in events if isinstance(event, Arrive)})
+            self._after_event(now, {event.model for event in events if isinstance(event, messages.Arrive)})
             booked = None
-            if any(isinstance(event, AccountReport) for event in events):
+            if any(isinstance(event, messages.AccountReport) for event in events):
                 booked = tuple(
                     Amount(engine, *had) for engine, had in self.accounts.accounts_of(message.router).items()
                 )
@@ -233,45 +211,45 @@ class ActorQueue:
         for event in events:
             self._apply_event(router, event, now)
         for event in events:  # last: credit must not take what a request of the same message needs
-            if isinstance(event, CreditRequest):
+            if isinstance(event, messages.CreditRequest):
                 self.granting.grant_credit(router, event, self.actor_sessions.state.contended, now)
 
     def _apply_event(self, router: str, event: RouterEvent, now: float) -> None:
         granting = self.granting
         match event:
-            case Arrive(model, arrival, waited_s):
+            case messages.Arrive(model, arrival, waited_s):
                 self._arrive(router, model, arrival, waited_s, now)
-            case Done(ticket, prompt_tokens, output_tokens):
+            case messages.Done(ticket, prompt_tokens, output_tokens):
                 self.postponed.pop(ticket, None)
                 granting.requests.done(ticket, prompt_tokens, output_tokens, now)
-            case Cancel(ticket):
+            case messages.Cancel(ticket):
                 self.postponed.pop(ticket, None)
                 granting.requests.cancel(ticket, now)
-            case GiveBack(engine, slots, tokens):
+            case messages.GiveBack(engine, slots, tokens):
                 self.accounts.give_back(router, engine, slots, tokens)
                 granting.sync(engine, now)
-            case TokenProgress(ticket, output_tokens):
+            case messages.TokenProgress(ticket, output_tokens):
                 granting.requests.progress(ticket, output_tokens, now)
-            case CreditUsage():
+            case messages.CreditUsage():
                 granting.requests.add_usage(event)
-            case AccountReport(holds, accounts, heard):
+            case messages.AccountReport(holds, accounts, heard):
                 self.accounts.reported_in_use[router] = {one.engine: one for one in holds}
                 self._compare(router, accounts, heard)
-            case CancelKvTokenRequest(request_id, engine):
+            case messages.CancelKvTokenRequest(request_id, engine):
                 granting.kv_debt.end_unticketed(engine, router, request_id)
                 granting.sync(engine, now)
-            case StatusRequest(ticket):
+            case messages.StatusRequest(ticket):
                 granting.requests.report_status(router, ticket, now)
-            case KvTokenRequest():
+            case messages.KvTokenRequest():
                 granting.request_kv_tokens(router, event, now)
-            case EngineReachability(model, engine, usable):
+            case messages.EngineReachability(model, engine, usable):
                 granting.set_reachability(router, model, engine, usable, now)
-            case EngineDropped(engine):
+            case messages.EngineDropped(engine):
                 granting.drop_router_on_engine(router, engine, now)
-                self.actor_sessions.send(router, EngineDropAcknowledged(engine))
-            case ModelPolicy(model, policy):
+                self.actor_sessions.send(router, messages.EngineDropAcknowledged(engine))
+            case messages.ModelPolicy(model, policy):
                 granting.set_policy(router, model, policy, now)
-            case Hello(holds):
+            case messages.Hello(holds):
                 self._hello(router, holds, now)
 
     def _arrive(self, router: str, model: str, arrival: Arrival, waited_s: float, now: float) -> None:
@@ -321,7 +299,7 @@ class ActorQueue:
             self.granting.sync(engine, now)
         self.granting.reconcile(router, now)
         opened = tuple(map(_session_opened, self._sessions.open_sessions()))
-        self.actor_sessions.send(router, Booked(tuple(short), opened))
+        self.actor_sessions.send(router, messages.Booked(tuple(short), opened))
 
     def _send(self, router: str, action: ActorAction) -> None:
         """Send an action to a router or to the session admission."""
@@ -368,7 +346,7 @@ class ActorQueue:
             self.granting.sync(engine, now)
         self.session_admission.settle(now)
         for one in self._sessions.take_opened_and_ended():
-            news = SessionEnded(one.request.session_id, one.lease) if one.closed else _session_opened(one)
+            news = messages.SessionEnded(one.request.session_id, one.lease) if one.closed else _session_opened(one)
             for router in self.actor_sessions.sessions:
                 self.actor_sessions.send(router, news)
 

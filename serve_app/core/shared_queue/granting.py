@@ -18,17 +18,10 @@ from collections.abc import Callable
 
 from serve_app.core.memory import Ledger, SessionLeases, slots_of
 from serve_app.core.queue import QueuePolicy
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
-from serve_app.core.shared_queue.messages import (
-    ActorAction,
-    CreditChange,
-    CreditGrant,
-    CreditRequest,
-    KvTokenGrant,
-    KvTokenRequest,
-    Reclaim,
-)
+from serve_app.core.shared_queue.messages import ActorAction, CreditRequest, KvTokenRequest
 from serve_app.core.shared_queue.model_state import Capacity, EngineState, ModelState
 from serve_app.core.shared_queue.requests import ActorRequests
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
@@ -63,7 +56,7 @@ class Granting:
             or slots_of(engine) not in self._ledger
             or router not in self.models[model].engines[engine].reachable_from
         ):
-            self._send(router, CreditGrant(engine, 0, 0, 0, 0))
+            self._send(router, messages.CreditGrant(engine, 0, 0, 0, 0))
             return
         model_state = self.models[model]
         target, more = self.accounts.target_credit(engine, len(model_state.routers)), (0, 0)
@@ -76,7 +69,7 @@ class Granting:
         ):
             more = self.accounts.grant_credit(router, event, target)
             self.sync(engine, now)
-        self._send(router, CreditGrant(engine, *more, *target))
+        self._send(router, messages.CreditGrant(engine, *more, *target))
 
     def request_kv_tokens(self, router: str, event: KvTokenRequest, now: float) -> None:
         """A running request exceeds its estimate: grant tokens of its session, record the rest as KV debt and pay it
@@ -93,7 +86,7 @@ class Granting:
             if more:
                 self.accounts.charge(router, drawn.lease, 0, more)
                 request.drawn = drawn._replace(tokens=drawn.tokens + more)
-                self._send(router, KvTokenGrant(event.request_id, event.ticket, drawn.lease, more))
+                self._send(router, messages.KvTokenGrant(event.request_id, event.ticket, drawn.lease, more))
                 tokens -= more
         if tokens:
             who = OwedRequest(router, event.request_id, event.ticket, event.request_class)
@@ -108,7 +101,7 @@ class Granting:
         request = self.requests.by_ticket.get(owed.ticket)
         if request is not None:
             request.tokens += tokens
-        self._send(owed.router, KvTokenGrant(owed.request_id, owed.ticket, engine, tokens))
+        self._send(owed.router, messages.KvTokenGrant(owed.request_id, owed.ticket, engine, tokens))
         return True
 
     # Routers
@@ -181,7 +174,7 @@ class Granting:
         had = self.accounts.remove_engine(engine)
         self.kv_debt.forget(engine)
         for router, (slots, tokens) in had.items():
-            self._send(router, CreditChange(engine, -slots, -tokens))
+            self._send(router, messages.CreditChange(engine, -slots, -tokens))
         leases = self._sessions.leases_on(engine)
         for lease in leases:
             had |= dict.fromkeys(self.accounts.remove_engine(lease), (0, 0))
@@ -248,8 +241,8 @@ class Granting:
                 continue
             if min(self.kv_debt.classes(engine), default=waits) < waits:
                 one.reclaimed_for = waits
-                for router in self.accounts.routers(engine):
-                    self._send(router, Reclaim(engine, waits))
+                for router in [name for name, accounts in self.accounts.by_router.items() if engine in accounts]:
+                    self._send(router, messages.Reclaim(engine, waits))
 
     def set_closed_engines(self, engines: frozenset[str], now: float) -> None:
         """Close exactly these engines: the routers' holdings there are unknown."""

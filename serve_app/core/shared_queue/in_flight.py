@@ -10,29 +10,15 @@ Invariant: the amount held of an engine, or of a session, is the sum over its re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from serve_app.core.queue import Arrival
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.messages import (
     ActorAction,
-    Amount,
-    Booked,
-    CancelKvTokenRequest,
-    CreditChange,
-    CreditGrant,
-    Done,
-    EngineDropped,
-    EngineReachability,
-    GiveBack,
-    Hello,
     KvTokenGrant,
     KvTokenRequest,
-    Reclaim,
-    RouterEvent,
     SessionDraw,
-    SessionEnded,
-    SessionOpened,
 )
 from serve_app.core.shared_queue.pending import PendingRequest
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S, RouterCredit
@@ -68,14 +54,14 @@ class InFlight:
         self.touched_engines: set[str] = set()  # engines whose credit has changed
         # not acknowledged yet by the actor, with their reachability since
         self.dropped_engines: dict[str, tuple[str, bool, bool] | None] = {}
-        self.sessions: dict[str, SessionOpened] = {}  # open sessions, by name
+        self.sessions: dict[str, messages.SessionOpened] = {}  # open sessions, by name
 
     def set_reachability(self, model: str, engine: str, usable: bool, single_request: bool) -> None:
         """See `RouterQueue.set_reachability`."""
         if engine in self.dropped_engines:
             self.dropped_engines[engine] = (model, usable, single_request)
         elif self._accounts.set_reachability(model, engine, usable, single_request=single_request):
-            self._router_session.put(EngineReachability(model, engine, usable))
+            self._router_session.put(messages.EngineReachability(model, engine, usable))
             self.touched_engines.add(engine)
 
     def drop_engine(self, engine: str) -> None:
@@ -89,30 +75,29 @@ class InFlight:
         self.touched_engines.discard(engine)
         self._accounts.drop_engine(engine)
         self.dropped_engines[engine] = None
-        self._router_session.put(EngineDropped(engine))
+        self._router_session.put(messages.EngineDropped(engine))
 
     def on_action(self, action: ActorAction, now: float) -> None:
         """Apply an action of the actor on accounts, running requests or sessions."""
         match action:
-            case CreditChange(engine, slots, tokens) if engine in self._accounts.by_engine:
+            case messages.CreditChange(engine, slots, tokens) | messages.CreditGrant(engine, slots, tokens):
+                account = self._accounts.by_engine.get(engine)
+                if account is None:
+                    return
                 self._accounts.change(engine, credit=(slots, tokens))
                 self.touched_engines.add(engine)
-            case CreditGrant(engine, slots, tokens, target_slots, target_tokens) if engine in self._accounts.by_engine:
-                self._accounts.change(engine, credit=(slots, tokens))
-                account = self._accounts.by_engine[engine]
-                account.request_pending, account.request_again_at = False, now + CREDIT_REQUEST_PAUSE_S
-                account.target_slots, account.target_tokens = target_slots, target_tokens
-                self.touched_engines.add(engine)
-            case Reclaim(engine, request_class):
+                if isinstance(action, messages.CreditGrant):
+                    account.request_pending, account.request_again_at = False, now + CREDIT_REQUEST_PAUSE_S
+                    account.target_slots, account.target_tokens = action.target_slots, action.target_tokens
+            case messages.Reclaim(engine, request_class):
                 self._reclaim(engine, request_class)
             case KvTokenGrant():
                 self._on_kv_token_grant(action)
-            case SessionOpened(name):
+            case messages.SessionOpened(name):
                 self.sessions[name] = action
-            case SessionEnded(name, lease):
-                if name in self.sessions and self.sessions[name].lease == lease:
-                    del self.sessions[name]
-            case Booked(short, sessions):
+            case messages.SessionEnded(name, lease) if name in self.sessions and self.sessions[name].lease == lease:
+                del self.sessions[name]
+            case messages.Booked(short, sessions):
                 self.sessions.clear()
                 self.sessions.update((one.name, one) for one in sessions)
                 for pool, slots, tokens in short:
@@ -135,8 +120,7 @@ class InFlight:
     def begin_on_credit(self, waiting: PendingRequest) -> str | None:
         """Begin a request on credit, preferably of its session's or its affinity's engine; returns the engine, or None
         if no engine has enough credit. O(sessions) for a request of a session."""
-        arrival = waiting.arrival
-        affinity = arrival.affinity
+        arrival, affinity = waiting.arrival, waiting.arrival.affinity
         if arrival.session is not None:
             affinity = next((one.engine for one in self.sessions.values() if one.lease == arrival.session), affinity)
         engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, affinity)
@@ -165,17 +149,17 @@ class InFlight:
             output_tokens = max(0, run.arrival.cost_tokens - run.arrival.prompt_tokens)
         if run.ticket:
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens))
-            self._router_session.end_request(Done(run.ticket, prompt_tokens, output_tokens))
+            self._router_session.end_request(messages.Done(run.ticket, prompt_tokens, output_tokens))
         else:
             if run.drawn is not None:
-                self._router_session.put(GiveBack(run.drawn.lease, run.drawn.slots, run.drawn.tokens))
+                self._router_session.put(messages.GiveBack(run.drawn.lease, run.drawn.slots, run.drawn.tokens))
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
             self.touched_engines.add(run.engine)
             self._router_session.add_usage(
                 run.model, run.arrival, 1, prompt_tokens, max(0, output_tokens - run.reported_tokens)
             )
             if run.owed_tokens:
-                self._router_session.put(CancelKvTokenRequest(request_id, run.engine))
+                self._router_session.put(messages.CancelKvTokenRequest(request_id, run.engine))
         return run
 
     def progress(self, request_id: str, output_tokens: int) -> None:
@@ -239,14 +223,6 @@ class InFlight:
                 slots, tokens = slots - less_slots, tokens - less_tokens
                 run.drawn = drawn._replace(slots=drawn.slots - less_slots, tokens=drawn.tokens - less_tokens)
 
-    def session_draws(self, waiting: Iterable[SessionDraw] = ()) -> tuple[Amount, ...]:
-        """Draws on sessions by running requests, plus those of waiting ones, by lease. O(requests)."""
-        found: dict[str, tuple[int, int]] = {}
-        for one in (*(run.drawn for run in self.running.values() if run.drawn is not None), *waiting):
-            slots, tokens = found.get(one.lease, (0, 0))
-            found[one.lease] = slots + one.slots, tokens + one.tokens
-        return tuple(Amount(lease, *amounts) for lease, amounts in found.items())
-
     def recount(self) -> list[str]:
         """Set each engine's held amount to the sum of its requests; returns engines where it differed.
         O(requests + engines)."""
@@ -259,23 +235,6 @@ class InFlight:
             slots, tokens = self._accounts.held(engine)
             self._accounts.change(engine, held=(held[engine][0] - slots, held[engine][1] - tokens))
         return wrong
-
-    def begin_incarnation(self, policies: Iterable[RouterEvent], *, credit_valid: bool) -> list[RouterEvent]:
-        """First events of an incarnation; running requests lose their tickets. `credit_valid`: the credit is still
-        this router's. O(requests + engines)."""
-        self.dropped_engines.clear()
-        for run in self.running.values():
-            run.ticket = ""
-        return [
-            Hello(self._accounts.begin_incarnation(credit_valid=credit_valid) + self.session_draws()),
-            *policies,
-            *(EngineReachability(one.model, engine, one.usable) for engine, one in self._accounts.by_engine.items()),
-            *(
-                KvTokenRequest(request_id, "", run.engine, run.owed_tokens, run.arrival.request_class)
-                for request_id, run in self.running.items()
-                if run.owed_tokens
-            ),
-        ]
 
     def _begin(self, run: RunningRequest) -> None:
         self.running[run.arrival.request_id] = run

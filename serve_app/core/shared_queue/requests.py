@@ -118,9 +118,8 @@ class ActorRequests:
                     for engine in list(self.models[request.model].engines):
                         self._sync(engine, now)
                 self._requeue(ticket, now)
-            before, self.grants_to_retry = self.grants_to_retry, []
-            again = [one for one in before if self._is_avoid_outdated(one)]  # each at most once
-            self.grants_to_retry = [one for one in before if not self._is_avoid_outdated(one)]
+            again = [one for one in self.grants_to_retry if self._is_avoid_outdated(one)]  # each at most once
+            self.grants_to_retry = [one for one in self.grants_to_retry if not self._is_avoid_outdated(one)]
 
     def has_waiting(self, model: str) -> bool:
         """Whether requests wait for a model."""

@@ -26,31 +26,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from serve_app.core.memory import FENCE_S
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import ActorReply, RouterMessage
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.in_flight import InFlight
-from serve_app.core.shared_queue.messages import (
-    DEFAULT_POLICY,
-    ActorAction,
-    Amount,
-    Arrive,
-    Cancel,
-    Done,
-    EngineDropAcknowledged,
-    EngineReachability,
-    ModelPolicy,
-    SessionDraw,
-    StatusReply,
-    StatusRequest,
-)
+from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount, SessionDraw
 from serve_app.core.shared_queue.pending import PendingRequest, PendingRequests
 from serve_app.core.shared_queue.router_credit import RouterCredit
-from serve_app.core.shared_queue.router_session import RouterSession
+from serve_app.core.shared_queue.router_session import MAX_UNACKED_EVENTS, RouterSession
 from serve_app.types import RequestClass
 
 REFUSAL_GRACE_S = 0.5  # after the end of a wait: the actor's own refusal arrives before that
@@ -83,12 +72,12 @@ class RouterQueue:
     def serve(self, model: str, policy: QueuePolicy) -> None:
         """Serve a model, with these bounds."""
         self._policies[model] = policy
-        self.router_session.put(ModelPolicy(model, policy))
+        self.router_session.put(messages.ModelPolicy(model, policy))
 
     def retire(self, model: str) -> None:
         """Stop serving a model; its waiting requests have been refused already."""
         if self._policies.pop(model, None) is not None:
-            self.router_session.put(ModelPolicy(model, None))
+            self.router_session.put(messages.ModelPolicy(model, None))
 
     def set_reachability(
         self, model: str, engine: str, usable: bool, now: float, *, single_request: bool = False
@@ -183,23 +172,14 @@ class RouterQueue:
         """This router's waiting requests of a model."""
         return self.pending.counts[model]
 
-    def waiting_by_class(self, model: str) -> dict[RequestClass, int]:
-        """The same, by requested class."""
-        return self.pending.count_by_class(model)
-
-    def running_of(self, model: str) -> int:
-        """This router's running requests of a model."""
-        return self.in_flight.counts[model]
-
-    @property
-    def running(self) -> int:
-        """This router's running requests."""
-        return len(self.in_flight.running)
-
     def ahead(self, model: str, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """The number of waiting requests ahead of a request of this class, by requested class: of all routers in the
         actor's last figures, or of this router where that is more."""
-        return self.early_refusal.ahead(model, request_class, self.pending.count_by_class(model))
+        waiting, session = self.pending.count_by_class(model), self.router_session
+        if model in session.figures and model in session.state.contended:
+            classes = session.figures[model].classes
+            waiting = {level: max(classes[level].waiting, waiting[level]) for level in RequestClass}
+        return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
 
     def status(self, request_id: str) -> QueueStatus | None:
         """The queue position of a request by the actor's last answer, or before that by its last figures; requests a
@@ -209,7 +189,7 @@ class RouterQueue:
             return None
         if waiting.ticket and not waiting.status_requested and self.router_session.arrivals_left:
             waiting.status_requested = True
-            self.router_session.put(StatusRequest(waiting.ticket))
+            self.router_session.put(messages.StatusRequest(waiting.ticket))
         if waiting.status is not None:
             return waiting.status
         level = waiting.arrival.request_class
@@ -221,7 +201,7 @@ class RouterQueue:
 
     def next_message(self, now: float, *, beat: bool = False) -> RouterMessage | None:
         """The next message; None: nothing to send before the next heartbeat. `beat`: a heartbeat, with usage."""
-        if self.router_session.is_too_far_behind:
+        if len(self.router_session.sending) > MAX_UNACKED_EVENTS:
             self.begin_incarnation(self.router_session.epoch, now)
         self._balance_credit(now, every=beat)
         return self.router_session.next_message(beat=beat)
@@ -243,9 +223,7 @@ class RouterQueue:
         self._unmatched = odd
         actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
         wrong = self.in_flight.recount()
-        drawn = self.in_flight.session_draws(
-            one.drawn for one in self.pending.by_request_id.values() if one.drawn is not None
-        )
+        drawn = self._session_draws()
         self.router_session.report_accounts(
             self.accounts.held_amounts() + drawn, self.accounts.account_amounts() + drawn
         )
@@ -287,14 +265,38 @@ class RouterQueue:
         return actions
 
     def begin_incarnation(self, epoch: int, now: float) -> None:
-        """Begin an incarnation: report the full state again."""
+        """Begin an incarnation: report the full state again; running requests lose their tickets."""
+        self.alone = True
         self.pending.forget_tickets()
         self.early_refusal.reset()
-        self.alone = True
-        rules = [ModelPolicy(model, policy) for model, policy in self._policies.items()]
+        self.in_flight.dropped_engines.clear()
+        running = self.in_flight.running
+        for run in running.values():
+            run.ticket = ""
+        accounts = self.accounts.begin_incarnation(credit_valid=now < self.credit_valid_until)
+        engines = self.accounts.by_engine.items()
         self.router_session.begin(
-            epoch, self.in_flight.begin_incarnation(rules, credit_valid=now < self.credit_valid_until)
+            epoch,
+            (
+                messages.Hello(accounts + self._session_draws()),
+                *(messages.ModelPolicy(model, policy) for model, policy in self._policies.items()),
+                *(messages.EngineReachability(one.model, engine, one.usable) for engine, one in engines),
+                *(
+                    messages.KvTokenRequest(request_id, "", run.engine, run.owed_tokens, run.arrival.request_class)
+                    for request_id, run in running.items()
+                    if run.owed_tokens
+                ),
+            ),
         )
+
+    def _session_draws(self) -> tuple[Amount, ...]:
+        """What the requests hold of sessions, by lease. O(requests)."""
+        slots, tokens = Counter[str](), Counter[str]()
+        for request in (*self.in_flight.running.values(), *self.pending.by_request_id.values()):
+            if request.drawn is not None:
+                slots[request.drawn.lease] += request.drawn.slots
+                tokens[request.drawn.lease] += request.drawn.tokens
+        return tuple(Amount(lease, slots[lease], tokens[lease]) for lease in slots)
 
     def on_action(self, action: ActorAction, now: float) -> list[Action]:
         match action:
@@ -304,11 +306,11 @@ class RouterQueue:
                 waiting = self.pending.take_ticket(ticket)
                 if waiting is not None:
                     return [Refuse(waiting.request_id, reason, retry_after_s)]
-            case StatusReply(status):
+            case messages.StatusReply(status):
                 self.pending.set_status(status.request_id, status)
             case SessionDraw():
                 self.pending.set_drawn(action)
-            case EngineDropAcknowledged(engine):
+            case messages.EngineDropAcknowledged(engine):
                 again = self.in_flight.dropped_engines.pop(engine, None)
                 if again is not None:
                     return self.set_reachability(again[0], engine, again[1], now, single_request=again[2])
@@ -325,8 +327,8 @@ class RouterQueue:
         if account is None or not account.usable:
             if account is None and engine not in self.in_flight.dropped_engines:
                 # otherwise the actor was informed
-                self.router_session.put(EngineReachability(waiting.model, engine, False))
-            self.router_session.end_request(Done(ticket, 0, 0))
+                self.router_session.put(messages.EngineReachability(waiting.model, engine, False))
+            self.router_session.end_request(messages.Done(ticket, 0, 0))
             again = replace(arrival, accepted=True, session=None)
             self._add_pending(PendingRequest(waiting.model, again, waiting.arrived_s), now)
             return []
@@ -367,14 +369,14 @@ class RouterQueue:
         left_s = None if deadline is None else deadline - now
         arrival = replace(waiting.arrival, request_id=ticket, deadline=left_s)
         self.pending.hand_in(waiting, ticket)
-        number = self.router_session.put(Arrive(waiting.model, arrival, now - waiting.arrived_s))
+        number = self.router_session.put(messages.Arrive(waiting.model, arrival, now - waiting.arrived_s))
         self.early_refusal.on_handed_in(number, waiting.model, arrival)
 
     def _withdraw(self, request_id: str) -> PendingRequest | None:
         """Remove a waiting request; cancels its queue entry at the actor."""
         waiting = self.pending.remove(request_id)
         if waiting is not None and waiting.ticket:
-            self.router_session.put(Cancel(waiting.ticket))
+            self.router_session.put(messages.Cancel(waiting.ticket))
         return waiting
 
     def _balance_credit(self, now: float, *, every: bool = False) -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 from serve_app.core.queue import Arrival
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import (
     BATCH,
     ActorReply,
@@ -21,16 +22,7 @@ from serve_app.core.shared_queue.delivery import (
     RouterMessage,
     SendBuffer,
 )
-from serve_app.core.shared_queue.messages import (
-    AccountReport,
-    ActorAction,
-    Amount,
-    Booked,
-    CreditUsage,
-    Done,
-    RouterEvent,
-    TokenProgress,
-)
+from serve_app.core.shared_queue.messages import ActorAction, Amount, RouterEvent
 from serve_app.types import RequestClass
 
 MAX_UNACKED_EVENTS = 8192  # unacknowledged events: bounds memory; a report of the full state has fewer
@@ -69,10 +61,6 @@ class RouterSession:
         self.figures: dict[str, QueueFigures] = {}
 
     @property
-    def is_too_far_behind(self) -> bool:
-        return len(self.sending) > MAX_UNACKED_EVENTS
-
-    @property
     def arrivals_left(self) -> int:
         """Requests that can be submitted before more events are acknowledged."""
         return max(0, ARRIVAL_WINDOW - len(self.sending))
@@ -95,9 +83,9 @@ class RouterSession:
     def report_accounts(self, in_use: tuple[Amount, ...], accounts: tuple[Amount, ...]) -> None:
         """Report the router's accounts, unless the last report is not acknowledged yet."""
         if self.is_booked and self._account_report_number <= self.sending.last_acked:
-            self._account_report_number = self.put(AccountReport(in_use, accounts, self._receiving.last_taken))
+            self._account_report_number = self.put(messages.AccountReport(in_use, accounts, self._receiving.last_taken))
 
-    def end_request(self, event: Done) -> None:
+    def end_request(self, event: messages.Done) -> None:
         """A submitted request has ended; `event` has all its tokens, so unsent progress is dropped."""
         self.progress.pop(event.ticket, None)
         self.sending.put(event)
@@ -114,10 +102,10 @@ class RouterSession:
             return None
         while self.sending.unsent < BATCH and self.is_booked and self._usage:
             of = next(iter(self._usage))
-            self.sending.put(CreditUsage(*of, *self._usage.pop(of)))
+            self.sending.put(messages.CreditUsage(*of, *self._usage.pop(of)))
         while self.sending.unsent < BATCH and self.progress:
             ticket = next(iter(self.progress))  # the one reported longest ago; new progress is added at the end
-            self.sending.put(TokenProgress(ticket, self.progress.pop(ticket)))
+            self.sending.put(messages.TokenProgress(ticket, self.progress.pop(ticket)))
         return self._message(*self.sending.next_batch())
 
     def watch_message(self) -> RouterMessage:
@@ -144,7 +132,7 @@ class RouterSession:
         actions = self._receiving.accept(reply.seq, reply.actions)
         if reply.seq > self._receiving.last_taken + 1:  # the missing reply may have gone to a call that was given up
             self._resend_wanted = True
-        self.is_booked = self.is_booked or any(isinstance(action, Booked) for action in actions)
+        self.is_booked = self.is_booked or any(isinstance(action, messages.Booked) for action in actions)
         if reply.state is not None and reply.state.version > self.state.version:
             self.state = reply.state
             self.figures = {name: one for name, one in self.figures.items() if name in self.state.contended}

@@ -155,7 +155,7 @@ def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str],
         end_all(world)
         assert world.quota.queue.granting.requests.by_ticket == {}
         for name, router in world.routers.items():
-            assert router.line.running == router.line.waiting("m") == 0
+            assert len(router.line.in_flight.running) == router.line.waiting("m") == 0
             assert router.line.accounts.held("e") == (0, 0)
             assert router.line.accounts.credit("e") == world.quota.queue.accounts.account(name, "e")
         free = world.quota.queue.accounts.free("e")

@@ -394,4 +394,4 @@ class World(WorldChecks):
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()
         assert self.quota.queue.granting.requests.by_ticket == {}
-        assert not any(router.line.running for router in self.routers.values())
+        assert not any(router.line.in_flight.running for router in self.routers.values())
