@@ -81,22 +81,13 @@ class ActorCredit:
             LeaseNotFound, LeaseConflict: the engine does not run, or the router has not joined.
         """
         had_slots, had_tokens = self.account(router, engine)
-        self._resize_lease(slots_of(engine), router, had_slots, had_slots + slots)
-        try:
-            self._resize_lease(engine, router, had_tokens, had_tokens + tokens, growth=growth)
-        except BaseException:
-            self._resize_lease(slots_of(engine), router, had_slots + slots, had_slots)
-            raise
-        self._set_account(router, engine, had_slots + slots, had_tokens + tokens)
+        self._resize(router, engine, had_slots + slots, had_tokens + tokens, growth=growth)
 
     def give_back(self, router: str, engine: str, slots: int, tokens: int) -> None:
         """Decrease an account, to zero at least: its engine may have ended, and the account with it."""
         had_slots, had_tokens = self.account(router, engine)
-        less_slots, less_tokens = min(slots, had_slots), min(tokens, had_tokens)
-        self._resize_lease(slots_of(engine), router, had_slots, had_slots - less_slots)
-        self._resize_lease(engine, router, had_tokens, had_tokens - less_tokens)
-        self._set_account(router, engine, had_slots - less_slots, had_tokens - less_tokens)
-        if less_slots:
+        self._resize(router, engine, max(0, had_slots - slots), max(0, had_tokens - tokens))
+        if min(slots, had_slots):
             self.freed.add(engine)
 
     def book(self, router: str, engine: str, slots: int, tokens: int) -> tuple[int, int]:
@@ -113,12 +104,11 @@ class ActorCredit:
 
     def remove_router(self, router: str) -> list[str]:
         """Remove a router; returns the engines on which it had an account."""
-        accounts = self.by_router.pop(router, {})
-        for engine, (slots, tokens) in accounts.items():
-            self._resize_lease(slots_of(engine), router, slots, 0)
-            self._resize_lease(engine, router, tokens, 0)
+        engines = list(self.by_router.get(router, ()))
+        for engine in engines:
+            self._resize(router, engine, 0, 0)
         self.reported_in_use.pop(router, None)
-        return list(accounts)
+        return engines
 
     def remove_engine(self, engine: str) -> dict[str, tuple[int, int]]:
         """Remove an engine whose leases have ended; returns each router's account there."""
@@ -126,6 +116,17 @@ class ActorCredit:
         for router in had:
             self._set_account(router, engine, 0, 0)
         return had
+
+    def _resize(self, router: str, engine: str, slots: int, tokens: int, *, growth: bool = False) -> None:
+        """Set an account and its leases; an error changes nothing."""
+        had_slots, had_tokens = self.account(router, engine)
+        self._resize_lease(slots_of(engine), router, had_slots, slots)
+        try:
+            self._resize_lease(engine, router, had_tokens, tokens, growth=growth)
+        except BaseException:
+            self._resize_lease(slots_of(engine), router, slots, had_slots)
+            raise
+        self._set_account(router, engine, slots, tokens)
 
     def _set_account(self, router: str, engine: str, slots: int, tokens: int) -> None:
         if slots or tokens:

@@ -331,7 +331,7 @@ class ActorQueue:
         self.granting.requests.touched_models.clear()
         for model in self.calm_at.keys() - contended:
             del self.calm_at[model]
-        without_credit = frozenset(contended | self.granting.kv_debt.engines)
+        without_credit = frozenset(contended | self.granting.kv_debt.debts.keys())
         self.actor_sessions.set_state(state._replace(contended=without_credit, recovering=recovering))
         if now >= self._figures_at + FIGURES_S:
             self._figures_at, arrived = now, contended

@@ -72,8 +72,9 @@ class EarlyRefusal:
             if not tenants:
                 del self._uncounted[queue], self._uncounted_tenants[queue]
 
-    def expected_wait_s(self, model: str, request_class: RequestClass, tenant: str, slots: int) -> float | None:
+    def expected_wait_s(self, model: str, arrival: Arrival) -> float | None:
         """The expected wait of an arrival; None: not measured."""
+        request_class, tenant = arrival.request_class, arrival.tenant
         figures = self._router_session.figures.get(model)
         if figures is None:
             return None
@@ -88,7 +89,7 @@ class EarlyRefusal:
                 some = itertools.islice(uncounted, MAX_TENANTS_REPORTED)
                 new = sum(policy.weight(one) for one in some if one not in found.tenant_slots)
                 backlog = backlog._replace(waiting_weight=backlog.waiting_weight + new)
-        return backlog.arrival_wait_s(slots, own, weight)
+        return backlog.arrival_wait_s(arrival.slots, own, weight)
 
     def refusal_reason(self, model: str, arrival: Arrival, now: float) -> RefusalReason | None:
         """The reason to refuse a request early; None: submit it."""
@@ -106,7 +107,7 @@ class EarlyRefusal:
         backlog = self._backlog(model, arrival.request_class, found)
         if not (backlog.slots_above or backlog.slots):
             return None  # as in `Admission`: the next request is not refused for a forecast
-        wait_s = self.expected_wait_s(model, arrival.request_class, arrival.tenant, arrival.slots)
+        wait_s = self.expected_wait_s(model, arrival)
         if wait_s is None:
             return None
         if arrival.deadline is not None and now + wait_s > arrival.deadline:
@@ -115,7 +116,7 @@ class EarlyRefusal:
 
     def refusal(self, model: str, arrival: Arrival, reason: RefusalReason) -> Refuse:
         """The refusal, with the expected wait as retry time."""
-        wait_s = self.expected_wait_s(model, arrival.request_class, arrival.tenant, arrival.slots)
+        wait_s = self.expected_wait_s(model, arrival)
         retry_s = DEFAULT_RETRY_AFTER_S if wait_s is None else min(wait_s, MAX_RETRY_AFTER_S)
         return Refuse(arrival.request_id, reason, retry_s)
 

@@ -22,8 +22,7 @@ from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
 from serve_app.core.shared_queue.messages import ActorAction, CreditRequest, KvTokenRequest
-from serve_app.core.shared_queue.model_state import Capacity, EngineState, ModelState
-from serve_app.core.shared_queue.requests import ActorRequests
+from serve_app.core.shared_queue.requests import ActorRequests, Capacity, EngineState, ModelState
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from serve_app.types import RequestClass
 
@@ -89,8 +88,10 @@ class Granting:
                 self._send(router, messages.KvTokenGrant(event.request_id, event.ticket, drawn.lease, more))
                 tokens -= more
         if tokens:
-            who = OwedRequest(router, event.request_id, event.ticket, event.request_class)
-            self.kv_debt.add(event.engine, who, tokens)
+            owed = OwedRequest(router, event.request_id, event.ticket, event.request_class)
+            self.kv_debt.add(event.engine, owed, tokens)
+            if request is not None:
+                request.owed = owed
         self.sync(event.engine, now)
 
     def _pay_debt(self, engine: str, owed: OwedRequest, tokens: int) -> bool:
@@ -111,12 +112,9 @@ class Granting:
         for engine in self.accounts.remove_router(router):
             self.sync(engine, now)
         for model, model_state in list(self.models.items()):
-            model_state.routers.discard(router)
-            for engine in list(model_state.engines):
-                self._remove_reachability(router, model_state.engines[engine])
-                self.sync(engine, now)
-            model_state.unreachable_cache.clear()
-            self.remove_unused(model)
+            for one in model_state.engines.values():
+                self._remove_reachability(router, one)
+            self.set_policy(router, model, None, now)
 
     def set_policy(self, router: str, model: str, policy: QueuePolicy | None, now: float) -> None:
         """A router serves a model with these bounds; None: it no longer does."""
@@ -181,18 +179,17 @@ class Granting:
             self._sessions.forget(lease)
         self.requests.drop_engine(engine, had)
         model = self.model_of_engine.get(engine)
-        if model is None:
-            self.requests.detach_from_sessions(had, leases, now)
-            return
-        model_state = self.models[model]
-        one = model_state.engines[engine]
-        one.granted_slots, one.granted_tokens, one.reported_capacity = 0, 0, None
-        one.unreconciled |= had.keys()
-        one.reachable_from = {name: usable for name, usable in one.reachable_from.items() if usable or name in had}
-        model_state.unreachable_cache.clear()
-        self.requests.apply_actions(model, model_state.admission.on_replica_gone(engine, now))
+        if model is not None:
+            model_state = self.models[model]
+            one = model_state.engines[engine]
+            one.granted_slots, one.granted_tokens, one.reported_capacity = 0, 0, None
+            one.unreconciled |= had.keys()
+            one.reachable_from = {name: usable for name, usable in one.reachable_from.items() if usable or name in had}
+            model_state.unreachable_cache.clear()
+            self.requests.apply_actions(model, model_state.admission.on_replica_gone(engine, now))
         self.requests.detach_from_sessions(had, leases, now)
-        self.remove_unused(model)
+        if model is not None:
+            self.remove_unused(model)
 
     def unreconciled_routers(self, engine: str) -> set[str]:
         """Routers that must report again what runs on an engine that was declared gone and has returned."""
@@ -206,9 +203,8 @@ class Granting:
         model = self.model_of_engine.get(engine)
         if engine in self.kv_debt.debts and engine not in self.requests.closed_engines:
             waits = None if model is None else self.models[model].highest_waiting_class
-            self.kv_debt.pay(
-                engine, lambda who, tokens: self._pay_debt(engine, who, tokens), waits or min(RequestClass)
-            )
+            least = min(RequestClass) if waits is None else waits
+            self.kv_debt.pay(engine, lambda owed, tokens: self._pay_debt(engine, owed, tokens), least)
         if model is None:
             return
         model_state = self.models[model]
@@ -227,7 +223,7 @@ class Granting:
     def reclaim(self, now: float) -> None:
         """Reclaim KV tokens beyond the estimates of lower classes while a higher class waits; pay KV debt once no
         such request waits. O(engines with KV debt)."""
-        for engine in self.kv_debt.engines:
+        for engine in list(self.kv_debt.debts):
             model = self.model_of_engine.get(engine)
             if model is None:
                 continue

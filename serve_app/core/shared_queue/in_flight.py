@@ -106,17 +106,6 @@ class InFlight:
                     else:
                         self.reduce_draws(pool, slots, tokens)
 
-    def balance_credit(self, now: float, *, every: bool = False) -> None:
-        """Return surplus credit and request missing credit, on engines with changes."""
-        contended = self._router_session.state.contended
-        for engine in self._accounts.by_engine if every else sorted(self.touched_engines):
-            if self._accounts.by_engine[engine].model in self._router_session.state.recovering:
-                continue
-            event = self._accounts.balance(engine, contended, now)
-            if event is not None:
-                self._router_session.put(event)
-        self.touched_engines.clear()
-
     def begin_on_credit(self, waiting: PendingRequest) -> str | None:
         """Begin a request on credit, preferably of its session's or its affinity's engine; returns the engine, or None
         if no engine has enough credit. O(sessions) for a request of a session."""
@@ -208,9 +197,8 @@ class InFlight:
             self._accounts.change(grant.engine, held=(0, grant.tokens))
             run.tokens += grant.tokens
             run.owed_tokens -= grant.tokens
-        elif (
-            not grant.ticket and grant.engine in self._accounts.by_engine
-        ):  # otherwise the later `Done` has returned these too
+        elif not grant.ticket and grant.engine in self._accounts.by_engine:
+            # with a ticket the later `Done` has returned these tokens, too
             self._accounts.change(grant.engine, credit=(0, grant.tokens))
             self.touched_engines.add(grant.engine)
 

@@ -29,19 +29,11 @@ class KvDebt:
 
     def __init__(self) -> None:
         self.debts: dict[str, dict[OwedRequest, int]] = {}
-        self.by_ticket: dict[str, tuple[str, OwedRequest]] = {}  # engine and request
-
-    @property
-    def engines(self) -> frozenset[str]:
-        """Engines with KV debt."""
-        return frozenset(self.debts)
 
     def add(self, engine: str, request: OwedRequest, tokens: int) -> None:
         """Add KV debt of a request."""
         owed = self.debts.setdefault(engine, {})
         owed[request] = owed.get(request, 0) + tokens
-        if request.ticket:
-            self.by_ticket[request.ticket] = engine, request
 
     def classes(self, engine: str) -> set[RequestClass]:
         """The classes of the requests with KV debt on an engine. O(debts there)."""
@@ -54,17 +46,18 @@ class KvDebt:
                 continue
             if not charge(who, tokens):
                 return
-            self._forget(engine, who)
+            self.end(engine, who)
 
-    def end_ticket(self, ticket: str) -> None:
-        """A request with a ticket has ended; without debt nothing changes."""
-        if ticket in self.by_ticket:
-            self._forget(*self.by_ticket[ticket])
+    def end(self, engine: str, request: OwedRequest) -> None:
+        """A request has no debt any more; without debt nothing changes."""
+        owed = self.debts.get(engine, {})
+        if owed.pop(request, None) is not None and not owed:
+            del self.debts[engine]
 
     def end_unticketed(self, engine: str, router: str, request_id: str) -> None:
         """A request granted on credit has ended."""
         for level in RequestClass:
-            self._forget(engine, OwedRequest(router, request_id, "", level))
+            self.end(engine, OwedRequest(router, request_id, "", level))
 
     def forget_routers(self, routers: Sequence[str]) -> list[str]:
         """Routers begin a new incarnation or are gone; returns the engines where they had debts. O(debts)."""
@@ -77,11 +70,4 @@ class KvDebt:
     def forget(self, engine: str, router: str = "") -> None:
         """An engine is gone, or only this router has dropped it. O(debts there)."""
         for who in [who for who in self.debts.get(engine, ()) if router in ("", who.router)]:
-            self._forget(engine, who)
-
-    def _forget(self, engine: str, request: OwedRequest) -> None:
-        owed = self.debts.get(engine, {})
-        if owed.pop(request, None) is not None:
-            self.by_ticket.pop(request.ticket, None)
-            if not owed:
-                del self.debts[engine]
+            self.end(engine, who)

@@ -16,15 +16,86 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from serve_app.core.memory import SESSIONS_OWNER, SessionLeases
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Refuse
 from serve_app.core.shared_queue.actor_credit import ActorCredit
-from serve_app.core.shared_queue.kv_debt import KvDebt
+from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw, StatusReply
-from serve_app.core.shared_queue.model_state import ActorRequest, ModelState
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+from serve_app.types import RequestClass
+
+# slots and tokens; those of them in use outside the queue; tokens of sessions
+Capacity = tuple[int, int, tuple[int, int], int]
+
+
+@dataclass(slots=True)
+class EngineState:
+    """An engine in a model's queue."""
+
+    reachable_from: dict[str, bool] = field(default_factory=dict)  # by router
+    unreconciled: set[str] = field(default_factory=set)  # routers that must report again what runs there
+    granted_slots: int = 0  # held by this queue's grants
+    granted_tokens: int = 0
+    debt_class: RequestClass | None = None  # highest class with KV debt, as reported to the queue
+    reclaimed_for: RequestClass | None = None  # class for which tokens of lower ones were reclaimed
+    reported_capacity: Capacity | None = None
+
+
+@dataclass(slots=True)
+class ModelState:
+    """The queue of one model, and the engines it grants from."""
+
+    admission: Admission
+    routers: set[str] = field(default_factory=set)
+    engines: dict[str, EngineState] = field(default_factory=dict)
+    unreachable_cache: dict[str, frozenset[str]] = field(default_factory=dict)  # by router, until a change
+
+    def unreachable_from(self, router: str) -> frozenset[str]:
+        """Engines that other routers reach and this one does not. O(engines) after a change, else O(1)."""
+        found = self.unreachable_cache.get(router)
+        if found is None:
+            away = [name for name, one in self.engines.items() if not one.reachable_from.get(router)]
+            found = self.unreachable_cache[router] = frozenset(filter(self.is_open, away))
+        return found
+
+    @property
+    def highest_waiting_class(self) -> RequestClass | None:
+        """The highest class with waiting requests; None: no request waits."""
+        ahead = self.admission.ahead(min(RequestClass))
+        return ahead[0][0] if ahead else None
+
+    def is_open(self, engine: str) -> bool:
+        """Whether a granted request can be sent to this engine."""
+        one = self.engines[engine]
+        return not one.unreconciled and any(one.reachable_from.get(router) for router in self.routers)
+
+
+@dataclass(slots=True)
+class ActorRequest:
+    """A waiting or running request.
+
+    `slots` and `tokens`: held of its engine, in its router's account; `drawn`: held of its session.
+    """
+
+    router: str
+    model: str
+    arrival: Arrival  # its deadline in this clock; avoids engines its router could not reach when queued
+    arrived_s: float
+    engine: str = ""  # empty: it waits
+    slots: int = 0
+    tokens: int = 0
+    drawn: SessionDraw | None = None
+    original_arrival: Arrival | None = None  # as submitted, if it waits for less
+    awaited_session: str = ""  # the session whose slot was in use at its arrival; empty: none, or it runs
+    owed: OwedRequest | None = None  # as it had KV debt on its engine
+    reported_tokens: int = 0  # output tokens reported so far
+
+    @property
+    def runs_in_session_slot(self) -> bool:
+        """Whether it runs in its session's own slot, outside the queue."""
+        return self.drawn is not None and self.drawn.slots > 0
 
 
 class ActorRequests:
@@ -72,12 +143,6 @@ class ActorRequests:
             self._charge_use(request, max(0, output_tokens - request.reported_tokens))
             admission = self.models[request.model].admission
             self.apply_actions(request.model, admission.on_done(ticket, now, prompt_tokens, output_tokens))
-
-    def release_holdings(self, ticket: str) -> None:
-        """Free a granted request's slots and tokens for the caller, before the queue processes its end."""
-        request = self.by_ticket[ticket]
-        self.accounts.give_back(request.router, request.engine, request.slots, request.tokens)
-        request.slots = request.tokens = 0
 
     def cancel(self, ticket: str, now: float) -> None:
         """Cancel a waiting or running request. An unknown ticket changes nothing."""
@@ -284,7 +349,8 @@ class ActorRequests:
         if request is None:
             return None
         self.tickets.get(request.router, {}).pop(ticket, None)
-        self._kv_debt.end_ticket(ticket)
+        if request.owed is not None:
+            self._kv_debt.end(request.engine, request.owed)
         self._end_session_wait(request)
         if request.drawn is not None:
             self.accounts.give_back(request.router, request.drawn.lease, request.drawn.slots, request.drawn.tokens)
@@ -303,26 +369,26 @@ class ActorRequests:
                 if request.drawn is not None:
                     self._send(request.router, request.drawn._replace(slots=0, tokens=0))
                 self._end(action.request_id, -math.inf)
-            else:
-                reached = self.models[model].engines[action.replica_id].reachable_from
-                if request.router != SESSIONS_OWNER and not reached.get(request.router):
-                    self.grants_to_retry.append(action.request_id)
-                    continue
-                try:
-                    self._charge(request, action.replica_id)
-                except (InsufficientMemory, LeaseNotFound, LeaseConflict):
-                    self.grants_to_retry.append(action.request_id)  # while several requests end at once
-                    continue
+            elif not self._charge(request, action.replica_id):
+                self.grants_to_retry.append(action.request_id)
+                continue
             self._send(request.router, action)
 
-    def _charge(self, request: ActorRequest, engine: str) -> None:
-        arrival = request.arrival
-        self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
+    def _charge(self, request: ActorRequest, engine: str) -> bool:
+        """Charge a grant to its router's account; False: the router does not reach the engine, or it is not free there
+        while several requests end at once."""
+        arrival, one = request.arrival, self.models[request.model].engines[engine]
+        if request.router != SESSIONS_OWNER and not one.reachable_from.get(request.router):
+            return False
+        try:
+            self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
+        except (InsufficientMemory, LeaseNotFound, LeaseConflict):
+            return False
         request.engine, request.slots, request.tokens = engine, arrival.slots, arrival.cost
         self._end_session_wait(request)
-        one = self.models[request.model].engines[engine]
         one.granted_slots += arrival.slots
         one.granted_tokens += arrival.cost
+        return True
 
     def _release(self, request: ActorRequest, now: float) -> None:
         """Remove a request's grant from its engine's sums; the caller informs `Admission` next."""

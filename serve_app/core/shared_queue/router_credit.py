@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 from serve_app.core.keyed_heap import KeyedHeap
+from serve_app.core.shared_queue.delivery import ActorState
 from serve_app.core.shared_queue.messages import Amount, CreditRequest, GiveBack
 
 CREDIT_REQUEST_PAUSE_S = 0.05  # after an answer, which may grant nothing; the actor grants credit on request only
@@ -127,12 +128,14 @@ class RouterCredit:
             account.credit_tokens = max(0, account.credit_tokens) if credit_valid else 0
         return self.account_amounts()
 
-    def balance(self, engine: str, contended: frozenset[str], now: float) -> GiveBack | CreditRequest | None:
+    def balance(self, engine: str, state: ActorState, now: float) -> GiveBack | CreditRequest | None:
         """Surplus credit, taken off the account to return it, or a request for more if at most half of the target is
         left; None: neither is due."""
         account = self.by_engine[engine]
+        if account.model in state.recovering:
+            return None
         slots, tokens = account.credit_slots, account.credit_tokens
-        keeps = account.usable and contended.isdisjoint((engine, account.model))
+        keeps = account.usable and state.contended.isdisjoint((engine, account.model))
         target_slots, target_tokens = (account.target_slots, account.target_tokens) if keeps else (0, 0)
         surplus_slots = slots - target_slots if slots > GIVE_BACK_FACTOR * target_slots else 0
         surplus_tokens = tokens - target_tokens if tokens > GIVE_BACK_FACTOR * target_tokens else 0

@@ -194,9 +194,7 @@ class RouterQueue:
             return waiting.status
         level = waiting.arrival.request_class
         ahead = sum(count for _, count in self.ahead(waiting.model, level))  # includes the request
-        start_s = self.early_refusal.expected_wait_s(
-            waiting.model, level, waiting.arrival.tenant, waiting.arrival.slots
-        )
+        start_s = self.early_refusal.expected_wait_s(waiting.model, waiting.arrival)
         return QueueStatus(request_id, level, max(1, ahead), start_s)
 
     def next_message(self, now: float, *, beat: bool = False) -> RouterMessage | None:
@@ -292,10 +290,11 @@ class RouterQueue:
     def _session_draws(self) -> tuple[Amount, ...]:
         """What the requests hold of sessions, by lease. O(requests)."""
         slots, tokens = Counter[str](), Counter[str]()
-        for request in (*self.in_flight.running.values(), *self.pending.by_request_id.values()):
-            if request.drawn is not None:
-                slots[request.drawn.lease] += request.drawn.slots
-                tokens[request.drawn.lease] += request.drawn.tokens
+        running, waiting = self.in_flight.running.values(), self.pending.by_request_id.values()
+        for drawn in itertools.chain((one.drawn for one in running), (one.drawn for one in waiting)):
+            if drawn is not None:
+                slots[drawn.lease] += drawn.slots
+                tokens[drawn.lease] += drawn.tokens
         return tuple(Amount(lease, slots[lease], tokens[lease]) for lease in slots)
 
     def on_action(self, action: ActorAction, now: float) -> list[Action]:
@@ -380,5 +379,11 @@ class RouterQueue:
         return waiting
 
     def _balance_credit(self, now: float, *, every: bool = False) -> None:
-        if not self.alone:
-            self.in_flight.balance_credit(now, every=every)
+        """Return surplus credit and request missing credit on engines with changes, or on every engine."""
+        if self.alone:
+            return
+        for engine in self.accounts.by_engine if every else sorted(self.in_flight.touched_engines):
+            event = self.accounts.balance(engine, self.router_session.state, now)
+            if event is not None:
+                self.router_session.put(event)
+        self.in_flight.touched_engines.clear()

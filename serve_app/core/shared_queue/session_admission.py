@@ -219,7 +219,9 @@ class SessionAdmission:
             self._enqueue(waiting, now, accepted=True)
             return
         del self.pending_sessions[session_id]
-        self._granting.requests.release_holdings(action.request_id)  # before the queue processes its end
+        granted = self._granting.requests.by_ticket[action.request_id]
+        self._granting.accounts.give_back(SESSIONS_OWNER, granted.engine, granted.slots, granted.tokens)
+        granted.slots = granted.tokens = 0  # the session has these before the queue processes the end of the opening
         self._outcomes[session_id] = self._sessions.reserve(ask, action.replica_id, now)
         self._granting.requests.done(action.request_id, 0, 0, now)
 

@@ -41,7 +41,7 @@ ROUTER_STEPS: list[tuple[type, str]] = [
     (pending.PendingRequests, "add"),
     (pending.PendingRequests, "hand_in"),
     (pending.PendingRequests, "take_ticket"),
-    (in_flight.InFlight, "balance_credit"),
+    (router_queue.RouterQueue, "_balance_credit"),
     (router_queue.RouterQueue, "_serve_alone"),
 ]
 ACTOR_STEPS: list[tuple[type, str]] = [
@@ -50,7 +50,7 @@ ACTOR_STEPS: list[tuple[type, str]] = [
     (actor_credit.ActorCredit, "grant_credit"),
     (actor_credit.ActorCredit, "_resize_lease"),
     (actor_credit.ActorCredit, "_set_account"),
-    (kv_debt.KvDebt, "end_ticket"),
+    (kv_debt.KvDebt, "end"),
     (kv_debt.KvDebt, "add"),
     (actor_sessions.ActorSessions, "reply"),
     (requests.ActorRequests, "arrive"),
