@@ -44,23 +44,18 @@ class Granting:
         self.kv_debt = KvDebt()
         self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, self.sync)
         self.models = self.requests.models
-        self.model_of_engine: dict[str, str] = {}  # by engine, as routers report
+        self.state_of_engine: dict[str, ModelState] = {}  # by engine, as routers report
 
     def grant_credit(self, router: str, event: CreditRequest, contended: frozenset[str], now: float) -> None:
         """Answer a router's request for more credit; none is granted on contended engines and models."""
-        engine = event.engine
-        model = self.model_of_engine.get(engine)
-        if (
-            model is None
-            or slots_of(engine) not in self._ledger
-            or router not in self.models[model].engines[engine].reachable_from
-        ):
+        engine, model_state = event.engine, self.state_of_engine.get(event.engine)
+        known = model_state is not None and router in model_state.engines[engine].reachable_from
+        if model_state is None or not known or slots_of(engine) not in self._ledger:
             self._send(router, messages.CreditGrant(engine, 0, 0, 0, 0))
             return
-        model_state = self.models[model]
         target, more = self.accounts.target_credit(engine, len(model_state.routers)), (0, 0)
         if (
-            contended.isdisjoint((engine, model))
+            contended.isdisjoint((engine, model_state.name))
             and engine not in self.requests.closed_engines
             and engine not in self.kv_debt.debts
             and not model_state.admission.is_contended
@@ -125,17 +120,17 @@ class Granting:
             model_state.routers.discard(router)
         else:
             model_state.routers.add(router)
-            self.requests.apply_actions(model, model_state.admission.on_policy(policy, now))
+            self.requests.apply_actions(model_state, model_state.admission.on_policy(policy, now))
         model_state.unreachable_cache.clear()
         for engine in list(model_state.engines):
             self.sync(engine, now)  # this router may be the only one that reaches it
         if policy is None:
-            self.remove_unused(model)
+            self.remove_unused(model_state)
 
     def set_reachability(self, router: str, model: str, engine: str, usable: bool, now: float) -> None:
         """Set whether a router can send requests to an engine. O(requests of the router) if it newly can."""
         model_state = self.requests.model_state(model)
-        self.model_of_engine[engine] = model
+        self.state_of_engine[engine] = model_state
         model_state.engines.setdefault(engine, EngineState()).reachable_from[router] = usable
         model_state.unreachable_cache.clear()
         self.sync(engine, now)
@@ -149,12 +144,12 @@ class Granting:
         self.requests.detach_from_sessions([router], self._sessions.leases_on(engine), now)
         for pool in (engine, *self._sessions.leases_on(engine)):
             self.accounts.give_back(router, pool, *self.accounts.account(router, pool))
-        model = self.model_of_engine.get(engine)
-        if model is not None:
-            self._remove_reachability(router, self.models[model].engines[engine])
-            self.models[model].unreachable_cache.clear()
+        model_state = self.state_of_engine.get(engine)
+        if model_state is not None:
+            self._remove_reachability(router, model_state.engines[engine])
+            model_state.unreachable_cache.clear()
             self.sync(engine, now)
-            self.remove_unused(model)
+            self.remove_unused(model_state)
 
     def reconcile(self, router: str, now: float) -> None:
         """A router has reported what runs on its engines: open those that waited for its report. O(engines)."""
@@ -178,56 +173,54 @@ class Granting:
             had |= dict.fromkeys(self.accounts.remove_engine(lease), (0, 0))
             self._sessions.forget(lease)
         self.requests.drop_engine(engine, had)
-        model = self.model_of_engine.get(engine)
-        if model is not None:
-            model_state = self.models[model]
+        model_state = self.state_of_engine.get(engine)
+        if model_state is not None:
             one = model_state.engines[engine]
             one.granted_slots, one.granted_tokens, one.reported_capacity = 0, 0, None
             one.unreconciled |= had.keys()
             one.reachable_from = {name: usable for name, usable in one.reachable_from.items() if usable or name in had}
             model_state.unreachable_cache.clear()
-            self.requests.apply_actions(model, model_state.admission.on_replica_gone(engine, now))
+            self.requests.apply_actions(model_state, model_state.admission.on_replica_gone(engine, now))
         self.requests.detach_from_sessions(had, leases, now)
-        if model is not None:
-            self.remove_unused(model)
+        if model_state is not None:
+            self.remove_unused(model_state)
 
     def unreconciled_routers(self, engine: str) -> set[str]:
         """Routers that must report again what runs on an engine that was declared gone and has returned."""
-        model = self.model_of_engine.get(engine)
-        if model is None or slots_of(engine) not in self._ledger:
+        model_state = self.state_of_engine.get(engine)
+        if model_state is None or slots_of(engine) not in self._ledger:
             return set()
-        return set(self.models[model].engines[engine].unreconciled)
+        return set(model_state.engines[engine].unreconciled)
 
     def sync(self, engine: str, now: float) -> None:
         """Update the free capacity of an engine: pay KV debt first, then inform the queue."""
-        model = self.model_of_engine.get(engine)
+        model_state = self.state_of_engine.get(engine)
         if engine in self.kv_debt.debts and engine not in self.requests.closed_engines:
-            waits = None if model is None else self.models[model].highest_waiting_class
+            waits = None if model_state is None else model_state.highest_waiting_class
             least = min(RequestClass) if waits is None else waits
             self.kv_debt.pay(engine, lambda owed, tokens: self._pay_debt(engine, owed, tokens), least)
-        if model is None:
+        if model_state is None:
             return
-        model_state = self.models[model]
         one = model_state.engines[engine]
         debt = max(self.kv_debt.classes(engine), default=None)
         if debt != one.debt_class:
             one.debt_class = debt
-            self.requests.apply_actions(model, model_state.admission.on_kv_debt(engine, debt, now))
+            self.requests.apply_actions(model_state, model_state.admission.on_kv_debt(engine, debt, now))
         capacity = self._capacity_of(engine, model_state)
         if capacity != one.reported_capacity:
             one.reported_capacity = capacity
             slots, tokens, lent, reserved = capacity
             actions = model_state.admission.on_replica(engine, slots, now, tokens, lent, reserved)
-            self.requests.apply_actions(model, actions)
+            self.requests.apply_actions(model_state, actions)
 
     def reclaim(self, now: float) -> None:
         """Reclaim KV tokens beyond the estimates of lower classes while a higher class waits; pay KV debt once no
         such request waits. O(engines with KV debt)."""
         for engine in list(self.kv_debt.debts):
-            model = self.model_of_engine.get(engine)
-            if model is None:
+            model_state = self.state_of_engine.get(engine)
+            if model_state is None:
                 continue
-            one, model_state = self.models[model].engines[engine], self.models[model]
+            one = model_state.engines[engine]
             waits = model_state.highest_waiting_class
             if one.reclaimed_for is not None and (waits is None or waits < one.reclaimed_for):
                 one.reclaimed_for = None
@@ -255,25 +248,24 @@ class Granting:
                 found.add(model)
         return frozenset(found)
 
-    def remove_unused(self, model: str) -> None:
+    def remove_unused(self, model_state: ModelState) -> None:
         """Forget engines that no router reaches, and a queue without routers, engines and requests."""
-        model_state = self.models[model]
         for engine, one in list(model_state.engines.items()):
             if not one.reachable_from and not one.granted_slots:
-                del model_state.engines[engine], self.model_of_engine[engine]
-                self.requests.apply_actions(model, model_state.admission.on_replica_gone(engine, -math.inf))
+                del model_state.engines[engine], self.state_of_engine[engine]
+                self.requests.apply_actions(model_state, model_state.admission.on_replica_gone(engine, -math.inf))
         unused = not model_state.routers and not model_state.engines
-        if unused and not any(request.model == model for request in self.requests.by_ticket.values()):
-            del self.models[model]
-            self.requests.touched_models.discard(model)
+        if unused and not any(request.queue is model_state for request in self.requests.by_ticket.values()):
+            del self.models[model_state.name]
+            self.requests.touched_models.discard(model_state.name)
 
     def on_tick(self, now: float) -> None:
         """Run what is due in the queues."""
-        for model, model_state in list(self.models.items()):
+        for model_state in list(self.models.values()):
             due = model_state.admission.next_due()
             if due is not None and due <= now:
-                self.requests.apply_actions(model, model_state.admission.on_tick(now))
-            self.requests.touched_models.add(model)
+                self.requests.apply_actions(model_state, model_state.admission.on_tick(now))
+            self.requests.touched_models.add(model_state.name)
 
     # Inside
 

@@ -47,6 +47,7 @@ class EngineState:
 class ModelState:
     """The queue of one model, and the engines it grants from."""
 
+    name: str  # of the model
     admission: Admission
     routers: set[str] = field(default_factory=set)
     engines: dict[str, EngineState] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class ActorRequest:
     """
 
     router: str
-    model: str
+    queue: ModelState
     arrival: Arrival  # its deadline in this clock; avoids engines its router could not reach when queued
     arrived_s: float
     engine: str = ""  # empty: it waits
@@ -128,21 +129,21 @@ class ActorRequests:
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """Queue a request, or begin it in its session; its deadline is in this clock."""
         model_state = self.model_state(model)
-        request = self.by_ticket[arrival.request_id] = ActorRequest(router, model, arrival, arrived_s)
+        request = self.by_ticket[arrival.request_id] = ActorRequest(router, model_state, arrival, arrived_s)
         self.tickets.setdefault(router, {})[arrival.request_id] = None
         request.arrival = replace(arrival, avoid_replicas=self._engines_to_avoid(request))
         if arrival.session is not None:
             self._draw_on_session(request, now)
         if not request.runs_in_session_slot:
-            self.apply_actions(model, model_state.admission.on_arrive(request.arrival, now, now - arrived_s))
+            self.apply_actions(model_state, model_state.admission.on_arrive(request.arrival, now, now - arrived_s))
 
     def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """A request has ended; return its slots and tokens. An unknown ticket changes nothing."""
         request = self._end(ticket, now)
         if request is not None:
             self._charge_use(request, max(0, output_tokens - request.reported_tokens))
-            admission = self.models[request.model].admission
-            self.apply_actions(request.model, admission.on_done(ticket, now, prompt_tokens, output_tokens))
+            actions = request.queue.admission.on_done(ticket, now, prompt_tokens, output_tokens)
+            self.apply_actions(request.queue, actions)
 
     def cancel(self, ticket: str, now: float) -> None:
         """Cancel a waiting or running request. An unknown ticket changes nothing."""
@@ -155,13 +156,12 @@ class ActorRequests:
         request = self.by_ticket.get(ticket)
         if request is not None:
             self._charge_use(request, output_tokens)
-            admission = self.models[request.model].admission
-            self.apply_actions(request.model, admission.on_progress(ticket, output_tokens, now))
+            self.apply_actions(request.queue, request.queue.admission.on_progress(ticket, output_tokens, now))
 
     def report_status(self, router: str, ticket: str, now: float) -> None:
         """Send the queue position of a ticket, if it waits."""
         request = self.by_ticket.get(ticket)
-        status = None if request is None else self.models[request.model].admission.status(ticket, now)
+        status = None if request is None else request.queue.admission.status(ticket, now)
         if status is not None:
             self._send(router, StatusReply(status))
 
@@ -180,21 +180,17 @@ class ActorRequests:
                 if request is None or request.engine:  # queued again and granted since
                     continue
                 if not self._is_avoid_outdated(ticket):
-                    for engine in list(self.models[request.model].engines):
+                    for engine in list(request.queue.engines):
                         self._sync(engine, now)
                 self._requeue(ticket, now)
             again = [one for one in self.grants_to_retry if self._is_avoid_outdated(one)]  # each at most once
             self.grants_to_retry = [one for one in self.grants_to_retry if not self._is_avoid_outdated(one)]
 
-    def has_waiting(self, model: str) -> bool:
-        """Whether requests wait for a model."""
-        return model in self.models and self.models[model].admission.waiting > 0
-
     def model_state(self, model: str) -> ModelState:
         """The queue of a model; created if there is none."""
         model_state = self.models.get(model)
         if model_state is None:
-            model_state = self.models[model] = ModelState(Admission(DEFAULT_POLICY))
+            model_state = self.models[model] = ModelState(model, Admission(DEFAULT_POLICY))
         return model_state
 
     def grant_freed_sessions(self, now: float) -> None:
@@ -252,7 +248,7 @@ class ActorRequests:
     def _is_avoid_outdated(self, ticket: str, model: str = "") -> bool:
         """Whether a ticket waits (for this model) and the engines it avoids are not those its router cannot reach."""
         request = self.by_ticket.get(ticket)
-        if request is None or request.engine or model not in ("", request.model):
+        if request is None or request.engine or model not in ("", request.queue.name):
             return False
         return request.arrival.avoid_replicas != self._engines_to_avoid(request)
 
@@ -260,14 +256,14 @@ class ActorRequests:
         """Engines that a request may not be granted; the session admission sets its own."""
         if request.router == SESSIONS_OWNER:
             return request.arrival.avoid_replicas
-        return self.models[request.model].unreachable_from(request.router)
+        return request.queue.unreachable_from(request.router)
 
     def _requeue(self, ticket: str, now: float) -> None:
         """Queue a waiting request again with its original arrival time."""
         request = self._take_from_queue(ticket, now)
         request.arrival = replace(request.arrival, accepted=True, avoid_replicas=self._engines_to_avoid(request))
-        admission = self.models[request.model].admission
-        self.apply_actions(request.model, admission.on_arrive(request.arrival, now, now - request.arrived_s))
+        actions = request.queue.admission.on_arrive(request.arrival, now, now - request.arrived_s)
+        self.apply_actions(request.queue, actions)
 
     def _take_from_queue(self, ticket: str, now: float) -> ActorRequest:
         """Remove a request from its model's queue without ending it."""
@@ -279,14 +275,14 @@ class ActorRequests:
     def _leave_queue(self, request: ActorRequest, now: float) -> None:
         """Cancel a request in its model's queue, and carry out the other decisions that follow."""
         ticket = request.arrival.request_id
-        actions = self.models[request.model].admission.on_cancel(ticket, now)
-        self.apply_actions(request.model, [one for one in actions if one.request_id != ticket])
+        actions = request.queue.admission.on_cancel(ticket, now)
+        self.apply_actions(request.queue, [one for one in actions if one.request_id != ticket])
 
     def _draw_on_session(self, request: ActorRequest, now: float) -> None:
         """Begin an arriving request in its session, or have it wait in the queue for the missing tokens."""
         arrival, router = request.arrival, request.router
         one = self._sessions.open_by_lease(arrival.session or "")
-        if one is None or one.request.model != request.model:
+        if one is None or one.request.model != request.queue.name:
             return
         if one.engine in arrival.avoid_replicas | self.closed_engines:
             return
@@ -299,7 +295,7 @@ class ActorRequests:
             return
         drawn = SessionDraw(arrival.request_id, one.lease, min(1, slots), min(tokens, arrival.cost))
         missing = arrival.cost - drawn.tokens
-        if missing and (self.has_waiting(request.model) or self.accounts.free(one.engine)[1] < missing):
+        if missing and (request.queue.admission.waiting or self.accounts.free(one.engine)[1] < missing):
             drawn = drawn._replace(slots=0)  # waiting requests get free tokens first
         self.accounts.charge(router, one.lease, drawn.slots, drawn.tokens)
         request.drawn = drawn
@@ -311,7 +307,8 @@ class ActorRequests:
         request.engine, (request.slots, request.tokens) = one.engine, drawn.remainder(arrival)
         self.accounts.charge(router, one.engine, request.slots, request.tokens)
         self._sync(one.engine, now)
-        self.add_usage(CreditUsage(request.model, arrival.request_class, arrival.tenant, 1, arrival.prompt_tokens, 0))
+        admission = request.queue.admission
+        admission.on_uncounted_usage(arrival.request_class, arrival.tenant, arrival.prompt_tokens, 0)
         self._send(router, Grant(arrival.request_id, one.engine, now - request.arrived_s))
 
     def _end_session_wait(self, request: ActorRequest) -> None:
@@ -342,7 +339,7 @@ class ActorRequests:
         request.reported_tokens += output_tokens
         if request.runs_in_session_slot and output_tokens:
             arrival = request.arrival
-            self.add_usage(CreditUsage(request.model, arrival.request_class, arrival.tenant, 0, 0, output_tokens))
+            request.queue.admission.on_uncounted_usage(arrival.request_class, arrival.tenant, 0, output_tokens)
 
     def _end(self, ticket: str, now: float) -> ActorRequest | None:
         request = self.by_ticket.pop(ticket, None)
@@ -360,9 +357,9 @@ class ActorRequests:
             self._release(request, now)
         return request
 
-    def apply_actions(self, model: str, actions: Iterable[Action]) -> None:
+    def apply_actions(self, queue: ModelState, actions: Iterable[Action]) -> None:
         """Carry out a queue's decisions."""
-        self.touched_models.add(model)
+        self.touched_models.add(queue.name)
         for action in actions:
             request = self.by_ticket[action.request_id]
             if isinstance(action, Refuse):
@@ -377,7 +374,7 @@ class ActorRequests:
     def _charge(self, request: ActorRequest, engine: str) -> bool:
         """Charge a grant to its router's account; False: the router does not reach the engine, or it is not free there
         while several requests end at once."""
-        arrival, one = request.arrival, self.models[request.model].engines[engine]
+        arrival, one = request.arrival, request.queue.engines[engine]
         if request.router != SESSIONS_OWNER and not one.reachable_from.get(request.router):
             return False
         try:
@@ -392,7 +389,7 @@ class ActorRequests:
 
     def _release(self, request: ActorRequest, now: float) -> None:
         """Remove a request's grant from its engine's sums; the caller informs `Admission` next."""
-        one = self.models[request.model].engines.get(request.engine)
+        one = request.queue.engines.get(request.engine)
         if one is not None:
             if not request.runs_in_session_slot:
                 one.granted_slots = max(0, one.granted_slots - request.arrival.slots)

@@ -169,7 +169,8 @@ class SessionAdmission:
         """Open a session if its tokens are free and no request waits for the model; returns whether it did."""
         ask = waiting.ask
         best = max(self._candidate_engines(ask), key=self._ledger.free, default=None)
-        if best is None or self._ledger.free(best) < ask.tokens or self._granting.requests.has_waiting(ask.model):
+        queue = self._granting.models.get(ask.model)
+        if best is None or self._ledger.free(best) < ask.tokens or (queue is not None and queue.admission.waiting):
             return False
         del self.pending_sessions[ask.session_id]
         self._outcomes[ask.session_id] = self._sessions.reserve(ask, best, now)
