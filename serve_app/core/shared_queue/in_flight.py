@@ -1,4 +1,4 @@
-"""A router's running requests: the amounts each holds of the router's accounts, and the credit to request or return.
+"""A router's running requests, and the amounts that each holds of the router's accounts and of its session.
 
 A request granted on credit has no ticket: what it held becomes credit when it ends, and its use is reported in sums. A
 request granted by the actor has a ticket: what it held is returned to the actor at its end. A request that outlives the

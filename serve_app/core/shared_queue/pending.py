@@ -52,18 +52,6 @@ class PendingRequests:
         self._deadlines = KeyedHeap()
         self._numbers = itertools.count()
 
-    def set_status(self, ticket: str, status: QueueStatus) -> None:
-        """The actor has reported a ticket's queue position; an unknown ticket changes nothing."""
-        waiting = self.tickets.get(ticket)
-        if waiting is not None:
-            waiting.status, waiting.status_requested = replace(status, request_id=waiting.request_id), False
-
-    def set_drawn(self, draw: SessionDraw) -> None:
-        """The actor has drawn on a session for a ticket; without slots and tokens: the draw has ended."""
-        waiting = self.tickets.get(draw.ticket)
-        if waiting is not None:
-            waiting.drawn = draw if draw.slots or draw.tokens else None
-
     def count_by_class(self, model: str) -> dict[RequestClass, int]:
         """The number of waiting requests of a model, by requested class."""
         queues = self.queues.get(model, {})
@@ -122,15 +110,13 @@ class PendingRequests:
         """Whether a class, or all classes together, have reached the bounds of the policy."""
         counts, tokens = self.count_by_class(model), {one: self._tokens[model, one] for one in RequestClass}
         bound = policy.classes.get(level, ClassBound())
-        return any(
-            most is not None and waiting >= most
-            for waiting, most in (
-                (counts[level], bound.max_queued),
-                (tokens[level], bound.max_queued_tokens),
-                (self.counts[model], policy.max_queued),
-                (sum(tokens.values()), policy.max_queued_tokens),
-            )
+        limits = (
+            (counts[level], bound.max_queued),
+            (tokens[level], bound.max_queued_tokens),
+            (self.counts[model], policy.max_queued),
+            (sum(tokens.values()), policy.max_queued_tokens),
         )
+        return any(most is not None and waiting >= most for waiting, most in limits)
 
     def take_ticket(self, ticket: str) -> PendingRequest | None:
         """The actor has decided on a ticket: remove and return its request; None: unknown ticket."""

@@ -1,4 +1,4 @@
-"""The requests of all queues, by ticket: each waits in its model's queue or runs in its router's account.
+"""The queues' state and their requests, by ticket: each waits in its model's queue or runs in its router's account.
 
 Rules
 - A grant is charged to its router's account before it is sent to the router, and returned when the request ends.

@@ -306,9 +306,13 @@ class RouterQueue:
                 if waiting is not None:
                     return [Refuse(waiting.request_id, reason, retry_after_s)]
             case messages.StatusReply(status):
-                self.pending.set_status(status.request_id, status)
-            case SessionDraw():
-                self.pending.set_drawn(action)
+                waiting = self.pending.tickets.get(status.request_id)
+                if waiting is not None:
+                    waiting.status, waiting.status_requested = replace(status, request_id=waiting.request_id), False
+            case SessionDraw(ticket):
+                waiting = self.pending.tickets.get(ticket)
+                if waiting is not None:  # without slots and tokens: the draw has ended
+                    waiting.drawn = action if action.slots or action.tokens else None
             case messages.EngineDropAcknowledged(engine):
                 again = self.in_flight.dropped_engines.pop(engine, None)
                 if again is not None:
