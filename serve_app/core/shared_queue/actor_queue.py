@@ -86,9 +86,8 @@ class ActorQueue:
             self._after_event(now, {event.model for event in events if isinstance(event, messages.Arrive)})
             booked = None
             if any(isinstance(event, messages.AccountReport) for event in events):
-                booked = tuple(
-                    Amount(engine, *had) for engine, had in self.accounts.accounts_of(message.router).items()
-                )
+                accounts = self.accounts.accounts_of(message.router)
+                booked = tuple(Amount(engine, *had) for engine, had in accounts.items())
             return self.actor_sessions.reply(session, booked)
 
     def remove_routers(self, routers: Sequence[str], now: float) -> None:

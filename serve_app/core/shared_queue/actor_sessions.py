@@ -164,9 +164,8 @@ class ActorSessions:
         """Set the state, except its version; a change is sent to all routers at once."""
         if state != self.state:
             self.state = state._replace(version=self.state.version + 1)
-            self.figures_by_model = {
-                name: one for name, one in self.figures_by_model.items() if name in state.contended
-            }
+            figures = self.figures_by_model.items()
+            self.figures_by_model = {model: one for model, one in figures if model in state.contended}
             self._woken.update(self.sessions)
 
     def take_woken(self) -> list[str]:

@@ -144,9 +144,8 @@ class InFlight:
                 self._router_session.put(messages.GiveBack(run.drawn.lease, run.drawn.slots, run.drawn.tokens))
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
             self.touched_engines.add(run.engine)
-            self._router_session.add_usage(
-                run.model, run.arrival, 1, prompt_tokens, max(0, output_tokens - run.reported_tokens)
-            )
+            unreported = max(0, output_tokens - run.reported_tokens)
+            self._router_session.add_usage(run.model, run.arrival, 1, prompt_tokens, unreported)
             if run.owed_tokens:
                 self._router_session.put(messages.CancelKvTokenRequest(request_id, run.engine))
         return run
