@@ -25,7 +25,7 @@ from benchmarks.common.output import write_json
 from serve_app.core.memory import Device, EngineReport, Rank
 from serve_app.core.queue import Arrival, Grant, QueuePolicy
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue import Arrive, Done, EngineReachability, Hello, ModelPolicy, RouterEvent, RouterMessage
+from serve_app.core.shared_queue import RouterMessage, messages
 from serve_app.types import RequestClass
 
 ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 3, 8, 64, 1_000_000
@@ -44,19 +44,19 @@ class Router:
         self.seq = self.taken = self.ack = 0
         self.running: deque[str] = deque()
         policy = QueuePolicy(max_queued=10 * WAITING * ROUTERS, max_wait_s=1e9)
-        self.first: tuple[RouterEvent, ...] = (Hello(()), ModelPolicy(MODEL, policy))
-        self.first += tuple(EngineReachability(MODEL, engine, True) for engine in engines)
+        self.first: tuple[messages.RouterEvent, ...] = (messages.Hello(()), messages.ModelPolicy(MODEL, policy))
+        self.first += tuple(messages.EngineReachability(MODEL, engine, True) for engine in engines)
 
-    def arrive(self) -> RouterEvent:
+    def arrive(self) -> messages.RouterEvent:
         number = next(self.numbers)
         level = RequestClass(number % len(RequestClass))
         arrival = Arrival(f"{self.name}:{number}", level, f"tenant-{number % 8}", 1, 500 + number % 700)
-        return Arrive(MODEL, arrival, 0.0)
+        return messages.Arrive(MODEL, arrival, 0.0)
 
-    def end(self) -> RouterEvent:
-        return Done(self.running.popleft(), 300, 200)
+    def end(self) -> messages.RouterEvent:
+        return messages.Done(self.running.popleft(), 300, 200)
 
-    def say(self, quota: Quota, events: tuple[RouterEvent, ...], now: float) -> float:
+    def say(self, quota: Quota, events: tuple[messages.RouterEvent, ...], now: float) -> float:
         """One message; returns the seconds the brain took for it."""
         told = RouterMessage(self.name, 1, quota.epoch, self.seq + 1, events, self.taken, self.ack)
         began = time.process_time()
@@ -101,7 +101,7 @@ def measure(events: int, batch: int) -> dict[str, float]:
         if done >= events:
             break
         now += batch * 2e-5
-        said: list[RouterEvent] = []
+        said: list[messages.RouterEvent] = []
         while len(said) < batch:
             said.append(router.end() if router.running and len(said) % 2 == 0 else router.arrive())
         spans.append(router.say(quota, tuple(said), now))

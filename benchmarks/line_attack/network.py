@@ -266,8 +266,8 @@ class Router:
         )
 
     def _report(self) -> None:
-        soonest_s, now = REPORT_S if self.line.router_session.contended else CALM_REPORT_S, self.clock.now
-        report_s = max(soonest_s, REPORT_EACH_S * self.line.running)
+        soonest_s, now = REPORT_S if self.line.router_session.state.contended else CALM_REPORT_S, self.clock.now
+        report_s = max(soonest_s, REPORT_EACH_S * len(self.line.in_flight.running))
         if now >= self._beat_s + BEAT_S or (self.line.router_session.has_sums and now >= self._said_s + report_s):
             self._beat_s = now
             self._send(beat=True)

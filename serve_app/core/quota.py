@@ -187,7 +187,7 @@ class Quota:
         if not self._restored or self.queue.actor_sessions.is_stale(message):
             return self.queue.actor_sessions.stale_reply(message)
         self.ledger.heartbeat(message.router, now)
-        return self.queue.on_watch(message, now, timed_out=timed_out)
+        return self.queue.actor_sessions.on_watch(message, timed_out=timed_out)
 
     # Sessions
 
@@ -212,8 +212,8 @@ class Quota:
             for key in self._unreadable():
                 self.checkpoint.forget(key)
             self._unreported.clear()
-        waiting = Counter(one.model for one in self.grants.blocked(now))
-        self.queue.actor_sessions.set_blocked(tuple(sorted(waiting.items())))
+        blocked = dict(Counter(one.model for one in self.grants.blocked(now)))
+        self.queue.actor_sessions.set_state(self.queue.actor_sessions.state._replace(blocked=blocked))
         self.grants.reservations.keep_restarts(set(self.grants.owners()), now)
         self.sessions.renew_in_use(now, self._closed_engines())
         self._on_leases_ended(self.ledger.expire(now), now)

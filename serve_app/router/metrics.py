@@ -139,7 +139,7 @@ class RouterMetrics:
         self._unread.set(model.unread.bytes)
         self._unread_ended.set(model.unread.ended_requests)
         self._blocked.labels(name, "memory").set(queue.blocked)
-        for request_class, count in queue.core.waiting_by_class(name).items():
+        for request_class, count in queue.core.pending.count_by_class(name).items():
             self._waiting.labels(name, request_class.label).set(count)
         for reason in RefusalReason:
             self._refused.labels(name, reason.value).set(queue.refused[reason])

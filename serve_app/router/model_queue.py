@@ -150,12 +150,12 @@ class ModelQueue:
     @property
     def granted(self) -> int:
         """Number of this router's requests on replicas."""
-        return self.core.running_of(self.model)
+        return self.core.in_flight.counts[self.model]
 
     @property
     def blocked(self) -> int:
         """Engines of the model that wait for memory."""
-        return self.core.router_session.blocked.get(self.model, 0)
+        return self.core.router_session.state.blocked.get(self.model, 0)
 
     def status(self, request_id: str) -> QueueStatus | None:
         """A request's queue position by the actor's last report; requests a new report. None: it does not wait."""

@@ -174,8 +174,8 @@ class QueueClient:
         """Send a heartbeat when it is due, and sooner when token sums still wait for a message."""
         beat_at, reconciled_at = time.monotonic(), 0.0
         while True:
-            soonest_s = REPORT_S if self.core.router_session.contended else CALM_REPORT_S
-            report_s = max(soonest_s, REPORT_PER_REQUEST_S * min(BATCH, self.core.running))
+            soonest_s = REPORT_S if self.core.router_session.state.contended else CALM_REPORT_S
+            report_s = max(soonest_s, REPORT_PER_REQUEST_S * min(BATCH, len(self.core.in_flight.running)))
             wait_s = self._sent_at + report_s - time.monotonic()
             await asyncio.sleep(wait_s if wait_s > 0.0 else report_s)
             now = time.monotonic()

@@ -63,7 +63,7 @@ def test_a_request_takes_a_round_trip_where_its_router_has_no_credit() -> None:
     assert len(waits) == 8
     assert min(waits) == 0.0
     assert max(waits) == pytest.approx(1.0, abs=4 * ROUND_TRIP_S)
-    assert network.routers[0].line.running == 0
+    assert network.routers[0].line.in_flight.running == {}
     assert len(network.routers[0].incarnations) == 2  # the first knew no epoch
 
 

@@ -22,7 +22,8 @@ from serve_app.core.memory import (
 from serve_app.core.memory.start_reservations import FAILURE_TTL_S
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import RECOVERY_S, SILENT_S, Quota
-from serve_app.core.shared_queue import ActorReply, Hello, RouterMessage, RouterQueue
+from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
+from serve_app.core.shared_queue.messages import Hello
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S
 
 TICK_S = 0.5
@@ -292,10 +293,10 @@ def test_who_waits_for_memory_is_told_to_the_routers_and_not_for_longer_than_it_
     blocked = EngineReport("b", "big", (Rank("n", 0),), 90, 90)
     shell.engine(blocked)
     shell.wait(TICK_S, told, blocked)
-    assert shell.router("r").state.blocked == (("big", 1),)
+    assert shell.router("r").state.blocked == {"big": 1}
     shell.engine(replace(blocked, gone=True))
     shell.wait(TICK_S, told)
-    assert shell.router("r").state.blocked == ()
+    assert shell.router("r").state.blocked == {}
 
 
 def test_what_could_not_be_stored_is_stored_the_next_time() -> None:

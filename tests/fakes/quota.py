@@ -292,14 +292,14 @@ class Caller:
             pending.tickets,
             pending.queues,
         )
-        return sum(map(len, kept)) + line.running + len(line.in_flight.counts) + len(pending.counts)
+        return sum(map(len, kept)) + len(line.in_flight.running) + len(line.in_flight.counts) + len(pending.counts)
 
     async def hold_all(self, slots: int) -> list[str]:
         """Take every slot of the engine; the names of what holds them."""
         names = [f"holder {number}" for number in range(slots)]
         for name in names:
             await asyncio.wait_for(self.granted(name), SOON_S)
-        await until(lambda: not self.shared.core.router_session.contended, SOON_S, "the line is calm")
+        await until(lambda: not self.shared.core.router_session.state.contended, SOON_S, "the line is calm")
         self.order.clear()
         return names
 
@@ -316,7 +316,7 @@ async def waits(caller: Caller, actor: FakeQuota, *names: str) -> None:
         line = {
             one.arrival.request_id for one in actor.core.queue.granting.requests.by_ticket.values() if not one.engine
         }
-        handed_in = [caller.shared.core.pending.get(name) for name in names]
+        handed_in = [caller.shared.core.pending.by_request_id.get(name) for name in names]
         return all(one is not None and one.ticket in line for one in handed_in)
 
     await until(there, SOON_S, f"{names} wait in the line")
@@ -328,7 +328,7 @@ async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
     def rest() -> bool:
         if not actor.up or actor.core.recovering or actor.core.queue.granting.requests.by_ticket:
             return False
-        if any(one.shared.core.running or one.shared.core.waiting(MODEL) for one in callers):
+        if any(one.shared.core.in_flight.running or one.shared.core.waiting(MODEL) for one in callers):
             return False
         for engine in actor.slots:
             credit = [one.credit(engine) for one in callers]

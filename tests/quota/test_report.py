@@ -16,8 +16,15 @@ from serve_app.core.memory import Device, EngineReport, Rank, SessionRequest, St
 from serve_app.core.queue import Arrival
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue import Arrive, EngineReachability, Hello, ModelPolicy, RouterEvent, RouterMessage
-from serve_app.core.shared_queue.messages import CreditRequest
+from serve_app.core.shared_queue import RouterMessage
+from serve_app.core.shared_queue.messages import (
+    Arrive,
+    CreditRequest,
+    EngineReachability,
+    Hello,
+    ModelPolicy,
+    RouterEvent,
+)
 from serve_app.quota.report import figures
 from serve_app.types import RequestClass
 

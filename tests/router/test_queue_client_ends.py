@@ -184,7 +184,7 @@ def test_a_model_that_is_retired_leaves_nothing_at_its_router_though_its_engines
             await asyncio.wait_for(first.run("a"), SOON_S)
             first.end.close()
             first.end.set_replica("r1", True)  # a timer that was still running
-            assert first.shared.core.accounts.names() == []
+            assert first.shared.core.accounts.by_engine == {}
             await until(lambda: actor.held(first.name) == (0, 0), SOON_S, "its credit is the actor's")
             both = [asyncio.create_task(second.granted(f"{n}")) for n in range(4)]
             await asyncio.wait_for(asyncio.gather(*both), SOON_S)

@@ -74,7 +74,7 @@ def test_an_engine_that_dies_costs_no_request_of_any_router_and_no_slot() -> Non
         cluster.kill("r1")
         await asyncio.gather(*asked)
         await there.at_rest()
-        assert all(line.core.accounts.names() == ["r2"] for line in there.lines)
+        assert all(list(line.core.accounts.by_engine) == ["r2"] for line in there.lines)
 
     run(scenario, model(slots=SLOTS), waits=quota.WAITS)
 
@@ -97,7 +97,7 @@ def test_an_engine_that_drains_finishes_what_it_runs_and_gets_nothing_new() -> N
         for task in running:
             task.cancel()
         await asyncio.wait(running)
-        await until(lambda: "r1" not in there.lines[0].core.accounts, SOON_S, "the first is done with it")
+        await until(lambda: "r1" not in there.lines[0].core.accounts.by_engine, SOON_S, "the first is done with it")
         there.actor.engine_ends("r1")
         await there.at_rest()
 

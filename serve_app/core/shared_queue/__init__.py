@@ -5,18 +5,11 @@ In: events of the router, messages of the other end. Out: messages, grants, refu
 Never: counts a slot twice: lost state is restored by reconciliation, not by guessing.
 """
 
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_queue import ActorQueue
 from serve_app.core.shared_queue.actor_sessions import UNRESPONSIVE_S
 from serve_app.core.shared_queue.delivery import BATCH, ActorReply, RouterMessage
-from serve_app.core.shared_queue.messages import (
-    Arrive,
-    Done,
-    EngineReachability,
-    Hello,
-    ModelPolicy,
-    RouterEvent,
-    SessionOpened,
-)
+from serve_app.core.shared_queue.messages import SessionOpened
 from serve_app.core.shared_queue.router_queue import RouterQueue
 from serve_app.core.shared_queue.session_admission import SESSION_TOO_LARGE
 
@@ -26,13 +19,8 @@ __all__ = [
     "UNRESPONSIVE_S",
     "ActorQueue",
     "ActorReply",
-    "Arrive",
-    "Done",
-    "EngineReachability",
-    "Hello",
-    "ModelPolicy",
-    "RouterEvent",
     "RouterMessage",
     "RouterQueue",
     "SessionOpened",
+    "messages",
 ]

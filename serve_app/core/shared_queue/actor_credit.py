@@ -8,10 +8,10 @@ Invariant: the ledger has each account in full; it ends with its router or its e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from serve_app.core.memory import Hold, LeaseKind, Ledger, slots_of
-from serve_app.core.shared_queue.messages import Amount
+from serve_app.core.shared_queue.messages import Amount, CreditRequest
 
 CREDIT_PARTS = 2  # of an engine: one is divided among the routers as credit, the rest is for the queue
 
@@ -22,7 +22,7 @@ class ActorCredit:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.by_router: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
-        self._in_use: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine: what requests hold of that
+        self.reported_in_use: dict[str, dict[str, Amount]] = {}  # by router and engine: what requests hold of that
         self.opened: set[tuple[str, str]] = set()  # pairs of router and engine with a new account
         self.freed: set[str] = set()  # engines and sessions with returned slots
         self.overdrawn = 0  # counter: tokens of reported accounts that the ledger had granted to others
@@ -31,30 +31,23 @@ class ActorCredit:
         """Slots and KV tokens of an account; zero if unknown."""
         return self.by_router.get(router, {}).get(engine, (0, 0))
 
-    def accounts_of(self, router: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    def accounts_of(self, router: str) -> dict[str, tuple[int, int]]:
         """The accounts of a router, by engine."""
-        return iter(list(self.by_router.get(router, {}).items()))
-
-    def routers(self, engine: str) -> list[str]:
-        """Routers with an account on an engine. O(routers)."""
-        return [router for router, accounts in self.by_router.items() if engine in accounts]
-
-    def report_in_use(self, router: str, in_use: Iterable[Amount]) -> None:
-        """A router reports what its requests hold; missing engines count as zero."""
-        self._in_use[router] = {engine: (slots, tokens) for engine, slots, tokens in in_use}
+        return dict(self.by_router.get(router, {}))
 
     def recount(self, routers: Iterable[str]) -> None:
         """After an error: set the accounts from the ledger. O(routers x engines)."""
         engines = [one.lease_id for kind in (LeaseKind.ENGINE, LeaseKind.SESSION) for one in self._ledger.leases(kind)]
         for router in {*self.by_router, *routers}:
             for engine in engines:
-                slots, tokens = (self._leased_amount(pool, router) for pool in (slots_of(engine), engine))
+                leases = (_lease_id(pool, router) for pool in (slots_of(engine), engine))
+                slots, tokens = (self._ledger.lease(one).amount if one in self._ledger else 0 for one in leases)
                 self._set_account(router, engine, slots, tokens)
 
     def in_use(self, engine: str) -> tuple[int, int]:
         """Slots and tokens that requests hold, by the last report of each router. O(routers)."""
-        found = [one[engine] for one in self._in_use.values() if engine in one]
-        return sum(slots for slots, _ in found), sum(tokens for _, tokens in found)
+        found = [one[engine] for one in self.reported_in_use.values() if engine in one]
+        return sum(one.slots for one in found), sum(one.tokens for one in found)
 
     def unused_tokens(self, engine: str) -> int:
         """KV tokens of an engine in accounts but not in use, by the routers' last reports. O(routers)."""
@@ -72,14 +65,12 @@ class ActorCredit:
         parts = CREDIT_PARTS * max(1, routers)
         return max(1, self._ledger.limit(slots_of(engine)) // parts), max(1, self._ledger.limit(engine) // parts)
 
-    def grant_credit(
-        self, router: str, engine: str, target: tuple[int, int], credit: tuple[int, int]
-    ) -> tuple[int, int]:
-        """Raise a router's credit from `credit` to `target`, by half of what is free at most; returns the increase."""
-        slots, tokens = (
-            max(0, min(s - h, -(-f // 2))) for s, h, f in zip(target, credit, self.free(engine), strict=True)
-        )
-        self.charge(router, engine, slots, tokens)
+    def grant_credit(self, router: str, event: CreditRequest, target: tuple[int, int]) -> tuple[int, int]:
+        """Raise a router's credit to `target`, by half of what is free at most; returns the increase."""
+        free_slots, free_tokens = self.free(event.engine)
+        slots = max(0, min(target[0] - event.slots, -(-free_slots // 2)))
+        tokens = max(0, min(target[1] - event.tokens, -(-free_tokens // 2)))
+        self.charge(router, event.engine, slots, tokens)
         return slots, tokens
 
     def charge(self, router: str, engine: str, slots: int, tokens: int, *, growth: bool = False) -> None:
@@ -90,22 +81,13 @@ class ActorCredit:
             LeaseNotFound, LeaseConflict: the engine does not run, or the router has not joined.
         """
         had_slots, had_tokens = self.account(router, engine)
-        self._resize_lease(slots_of(engine), router, had_slots, had_slots + slots, growth=False)
-        try:
-            self._resize_lease(engine, router, had_tokens, had_tokens + tokens, growth=growth)
-        except BaseException:
-            self._resize_lease(slots_of(engine), router, had_slots + slots, had_slots, growth=False)
-            raise
-        self._set_account(router, engine, had_slots + slots, had_tokens + tokens)
+        self._resize(router, engine, had_slots + slots, had_tokens + tokens, growth=growth)
 
     def give_back(self, router: str, engine: str, slots: int, tokens: int) -> None:
         """Decrease an account, to zero at least: its engine may have ended, and the account with it."""
         had_slots, had_tokens = self.account(router, engine)
-        less_slots, less_tokens = min(slots, had_slots), min(tokens, had_tokens)
-        self._resize_lease(slots_of(engine), router, had_slots, had_slots - less_slots, growth=False)
-        self._resize_lease(engine, router, had_tokens, had_tokens - less_tokens, growth=False)
-        self._set_account(router, engine, had_slots - less_slots, had_tokens - less_tokens)
-        if less_slots:
+        self._resize(router, engine, max(0, had_slots - slots), max(0, had_tokens - tokens))
+        if min(slots, had_slots):
             self.freed.add(engine)
 
     def book(self, router: str, engine: str, slots: int, tokens: int) -> tuple[int, int]:
@@ -124,20 +106,27 @@ class ActorCredit:
         """Remove a router; returns the engines on which it had an account."""
         engines = list(self.by_router.get(router, ()))
         for engine in engines:
-            if slots_of(engine) in self._ledger:  # otherwise its leases have ended with the engine
-                self._end_lease(slots_of(engine), router)
-                self._end_lease(engine, router)
-        self.by_router.pop(router, None)
-        self._in_use.pop(router, None)
+            self._resize(router, engine, 0, 0)
+        self.reported_in_use.pop(router, None)
         return engines
 
     def remove_engine(self, engine: str) -> dict[str, tuple[int, int]]:
         """Remove an engine whose leases have ended; returns each router's account there."""
-        had = {router: accounts.pop(engine) for router, accounts in self.by_router.items() if engine in accounts}
+        had = {router: accounts[engine] for router, accounts in self.by_router.items() if engine in accounts}
         for router in had:
-            if not self.by_router[router]:
-                del self.by_router[router]
+            self._set_account(router, engine, 0, 0)
         return had
+
+    def _resize(self, router: str, engine: str, slots: int, tokens: int, *, growth: bool = False) -> None:
+        """Set an account and its leases; an error changes nothing."""
+        had_slots, had_tokens = self.account(router, engine)
+        self._resize_lease(slots_of(engine), router, had_slots, slots)
+        try:
+            self._resize_lease(engine, router, had_tokens, tokens, growth=growth)
+        except BaseException:
+            self._resize_lease(slots_of(engine), router, slots, had_slots)
+            raise
+        self._set_account(router, engine, slots, tokens)
 
     def _set_account(self, router: str, engine: str, slots: int, tokens: int) -> None:
         if slots or tokens:
@@ -150,7 +139,7 @@ class ActorCredit:
             if not self.by_router[router]:
                 del self.by_router[router]
 
-    def _resize_lease(self, pool: str, router: str, before: int, after: int, *, growth: bool) -> None:
+    def _resize_lease(self, pool: str, router: str, before: int, after: int, *, growth: bool = False) -> None:
         lease = _lease_id(pool, router)
         if before == after or (after < before and lease not in self._ledger):  # expired with its router
             return
@@ -160,14 +149,6 @@ class ActorCredit:
             self._ledger.resize(lease, [after], growth=growth)
         else:
             self._ledger.reserve(lease, LeaseKind.SHARE, router, [Hold(pool, after)], growth=growth)
-
-    def _leased_amount(self, pool: str, router: str) -> int:
-        lease = _lease_id(pool, router)
-        return self._ledger.lease(lease).amount if lease in self._ledger else 0
-
-    def _end_lease(self, pool: str, router: str) -> None:
-        if _lease_id(pool, router) in self._ledger:
-            self._ledger.end(_lease_id(pool, router))
 
 
 def _lease_id(pool: str, router: str) -> str:

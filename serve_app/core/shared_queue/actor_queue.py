@@ -26,34 +26,12 @@ from dataclasses import replace
 
 from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionEntry, SessionLeases, SessionRequest, slots_of
 from serve_app.core.queue import Arrival, Grant, Refuse
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.actor_sessions import ActorSessions
 from serve_app.core.shared_queue.delivery import MAX_TENANTS_REPORTED, ActorReply, ClassQueueFigures, RouterMessage
 from serve_app.core.shared_queue.granting import Granting
-from serve_app.core.shared_queue.messages import (
-    AccountReport,
-    ActorAction,
-    Amount,
-    Arrive,
-    Booked,
-    Cancel,
-    CancelKvTokenRequest,
-    CreditRequest,
-    CreditUsage,
-    Done,
-    EngineDropAcknowledged,
-    EngineDropped,
-    EngineReachability,
-    GiveBack,
-    Hello,
-    KvTokenRequest,
-    ModelPolicy,
-    RouterEvent,
-    SessionEnded,
-    SessionOpened,
-    StatusRequest,
-    TokenProgress,
-)
+from serve_app.core.shared_queue.messages import ActorAction, Amount, RouterEvent, SessionOpened
 from serve_app.core.shared_queue.session_admission import SessionAdmission
 from serve_app.types import RequestClass
 
@@ -87,13 +65,13 @@ class ActorQueue:
         self._figures_at = -math.inf
         self._ledger = ledger
         self._notes: list[str] = []
-        self._mismatched: set[str] = set()  # routers whose reported accounts differ from the ledger
+        self._mismatched = False  # the router whose message is processed reports other accounts than the ledger's
 
     # Routers
 
     def on_exchange(self, message: RouterMessage, now: float) -> ActorReply:
         """Process a router's message that is not stale; the router is an owner in the ledger."""
-        session = self.actor_sessions.get(message.router)
+        session = self.actor_sessions.sessions.get(message.router)
         if session is None or message.incarnation > session.incarnation:
             with self._reset_on_error(now):
                 self._forget([message.router], now)
@@ -103,29 +81,20 @@ class ActorQueue:
             events = self.actor_sessions.receive(session, message)
             self._apply_events(message.router, events, now)
             if self._mismatched:
-                self._mismatched.clear()
-                self._forget([message.router], now)
-                self.actor_sessions.end(message.router)
-            self._after_event(now, {event.model for event in events if isinstance(event, Arrive)})
+                self._mismatched = False
+                self._end_sessions([message.router], now)
+            self._after_event(now, {event.model for event in events if isinstance(event, messages.Arrive)})
             booked = None
-            if any(isinstance(event, AccountReport) for event in events):
-                booked = tuple(Amount(engine, *had) for engine, had in self.accounts.accounts_of(message.router))
+            if any(isinstance(event, messages.AccountReport) for event in events):
+                accounts = self.accounts.accounts_of(message.router)
+                booked = tuple(Amount(engine, *had) for engine, had in accounts.items())
             return self.actor_sessions.reply(session, booked)
-
-    def on_watch(self, message: RouterMessage, now: float, *, timed_out: bool) -> ActorReply | None:
-        """Answer a router's watch message, which is not stale; None: nothing new yet. `timed_out`: answer anyway."""
-        session = self.actor_sessions.get(message.router)
-        if session is None or session.incarnation != message.incarnation:
-            return self.actor_sessions.stale_reply(message)
-        self.actor_sessions.receive(session, message)
-        return self.actor_sessions.reply(session) if timed_out or self.actor_sessions.has_news(session) else None
 
     def remove_routers(self, routers: Sequence[str], now: float) -> None:
         """Remove routers that are gone and whose leases the ledger has ended."""
         with self._reset_on_error(now):
-            self._forget(routers, now)
+            self._end_sessions(routers, now)
             for router in routers:
-                self.actor_sessions.end(router)
                 self.granting.remove_router(router, now)
             self._after_event(now)
 
@@ -156,10 +125,7 @@ class ActorQueue:
         """Update the free capacity of these engines."""
         with self._reset_on_error(now):
             for engine in engines:
-                owing = self.granting.unreconciled_routers(engine)
-                self._forget(sorted(owing), now)
-                for router in owing:
-                    self.actor_sessions.end(router)  # its next message begins a new incarnation
+                self._end_sessions(sorted(self.granting.unreconciled_routers(engine)), now)
                 self.granting.sync(engine, now)
             self._after_event(now)
 
@@ -194,19 +160,16 @@ class ActorQueue:
         with self._reset_on_error(now):
             self._admit_postponed(now)
             for router in self.actor_sessions.unresponsive(now):
-                self._forget([router], now)
-                self.actor_sessions.end(router)  # if it is alive, its next message begins a new incarnation
+                self._end_sessions([router], now)
             self.granting.on_tick(now)
             self.session_admission.on_tick(now)
             self._after_event(now)
 
     def next_due(self) -> float | None:
         """Time of the next `on_tick`; None: nothing is scheduled. O(models)."""
-        models = self.granting.models.values()
-        dues = [due for model_state in models if (due := model_state.admission.next_due()) is not None]
-        dues += self.calm_at.values()
-        dues += self._gather_until.values()
-        return min(dues, default=None)
+        queues = (one.admission.next_due() for one in self.granting.models.values())
+        dues = (*queues, *self.calm_at.values(), *self._gather_until.values())
+        return min((due for due in dues if due is not None), default=None)
 
     # Inside
 
@@ -216,7 +179,7 @@ class ActorQueue:
         try:
             yield
         except Exception:
-            self.accounts.recount(self.actor_sessions.routers())
+            self.accounts.recount(self.actor_sessions.sessions)
             self.actor_sessions.end_all()
             self._gather_until = dict.fromkeys(self.granting.models, now + HAND_IN_S)
             self.granting = Granting(self._ledger, self._sessions, self._send, self.accounts)
@@ -224,67 +187,68 @@ class ActorQueue:
             self.session_admission.restart(self.granting)
             self.postponed.clear()
             self.calm_at.clear()
-            self._mismatched.clear()
+            self._mismatched = False
             raise
 
     def _compare(self, router: str, accounts: tuple[Amount, ...], last_action: int) -> None:
         """Compare a router's report with its accounts, except engines with actions it has not received."""
-        session = self.actor_sessions.get(router)
-        if session is None or last_action < session.sending.last_acked:
+        sending = self.actor_sessions.sessions[router].sending
+        if last_action < sending.last_acked:
             return  # the router has received more actions since
         names = ("lease", "engine", "replica_id")
-        unheard = {getattr(one, name, "") for one in session.sending.items_after(last_action) for name in names}
+        unheard = {getattr(one, name, "") for one in sending.items_after(last_action) for name in names}
         goes_by = {engine: (slots, tokens) for engine, slots, tokens in accounts}
-        has = dict(self.accounts.accounts_of(router))
+        has = self.accounts.accounts_of(router)
         for engine in (goes_by.keys() | has.keys()) - unheard:
             mine, its = has.get(engine, (0, 0)), goes_by.get(engine, (0, 0))
             settled = router not in self.granting.unreconciled_routers(engine)
             if mine != its and settled and slots_of(engine) in self._ledger:
-                self._mismatched.add(router)
+                self._mismatched = True
                 self._notes.append(f"router {router} reports {its} of {engine}, not {mine}; its session ends")
 
     def _apply_events(self, router: str, events: Sequence[RouterEvent], now: float) -> None:
         for event in events:
             self._apply_event(router, event, now)
         for event in events:  # last: credit must not take what a request of the same message needs
-            if isinstance(event, CreditRequest):
-                self.granting.grant_credit(router, event.engine, event[1:], self._is_calm(event.engine), now)
+            if isinstance(event, messages.CreditRequest):
+                self.granting.grant_credit(router, event, self.actor_sessions.state.contended, now)
 
     def _apply_event(self, router: str, event: RouterEvent, now: float) -> None:
         granting = self.granting
         match event:
-            case Arrive(model, arrival, waited_s):
+            case messages.Arrive(model, arrival, waited_s):
                 self._arrive(router, model, arrival, waited_s, now)
-            case Done(ticket, prompt_tokens, output_tokens):
+            case messages.Done(ticket, prompt_tokens, output_tokens):
                 self.postponed.pop(ticket, None)
                 granting.requests.done(ticket, prompt_tokens, output_tokens, now)
-            case Cancel(ticket):
+            case messages.Cancel(ticket):
                 self.postponed.pop(ticket, None)
                 granting.requests.cancel(ticket, now)
-            case GiveBack(engine, slots, tokens):
+            case messages.GiveBack(engine, slots, tokens):
                 self.accounts.give_back(router, engine, slots, tokens)
                 granting.sync(engine, now)
-            case TokenProgress(ticket, output_tokens):
+            case messages.TokenProgress(ticket, output_tokens):
                 granting.requests.progress(ticket, output_tokens, now)
-            case CreditUsage():
+            case messages.CreditUsage():
                 granting.requests.add_usage(event)
-            case AccountReport(holds, accounts, heard):
-                self.accounts.report_in_use(router, holds)
+            case messages.AccountReport(holds, accounts, heard):
+                self.accounts.reported_in_use[router] = {one.engine: one for one in holds}
                 self._compare(router, accounts, heard)
-            case CancelKvTokenRequest():
-                granting.cancel_kv_token_request(router, event, now)
-            case StatusRequest(ticket):
+            case messages.CancelKvTokenRequest(request_id, engine):
+                granting.kv_debt.end_unticketed(engine, router, request_id)
+                granting.sync(engine, now)
+            case messages.StatusRequest(ticket):
                 granting.requests.report_status(router, ticket, now)
-            case KvTokenRequest():
+            case messages.KvTokenRequest():
                 granting.request_kv_tokens(router, event, now)
-            case EngineReachability(model, engine, usable):
+            case messages.EngineReachability(model, engine, usable):
                 granting.set_reachability(router, model, engine, usable, now)
-            case EngineDropped(engine):
+            case messages.EngineDropped(engine):
                 granting.drop_router_on_engine(router, engine, now)
-                self.actor_sessions.send(router, EngineDropAcknowledged(engine))
-            case ModelPolicy(model, policy):
+                self.actor_sessions.send(router, messages.EngineDropAcknowledged(engine))
+            case messages.ModelPolicy(model, policy):
                 granting.set_policy(router, model, policy, now)
-            case Hello(holds):
+            case messages.Hello(holds):
                 self._hello(router, holds, now)
 
     def _arrive(self, router: str, model: str, arrival: Arrival, waited_s: float, now: float) -> None:
@@ -306,14 +270,23 @@ class ActorQueue:
                 self.granting.requests.arrive(router, model, arrival, arrived_s, now)
 
     def _forget(self, routers: Sequence[str], now: float) -> None:
+        """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
         for ticket in [one for one, (router, *_) in self.postponed.items() if router in routers]:
             del self.postponed[ticket]
-        self.granting.forget_routers(routers, now)
+        for engine in self.granting.kv_debt.forget_routers(routers):
+            self.granting.sync(engine, now)
+        self.granting.requests.forget_routers(routers, now)
+
+    def _end_sessions(self, routers: Sequence[str], now: float) -> None:
+        """End routers' sessions; the next message of one that is alive begins a new incarnation."""
+        self._forget(routers, now)
+        for router in routers:
+            self.actor_sessions.end(router)
 
     def _hello(self, router: str, holds: tuple[Amount, ...], now: float) -> None:
         """A router begins an incarnation: book the accounts it reports, as far as capacity is free."""
         said = {engine for engine, _, _ in holds}
-        for engine, held in self.accounts.accounts_of(router):
+        for engine, held in self.accounts.accounts_of(router).items():
             if engine not in said:
                 self.accounts.give_back(router, engine, *held)
                 self.granting.sync(engine, now)
@@ -325,23 +298,20 @@ class ActorQueue:
             self.granting.sync(engine, now)
         self.granting.reconcile(router, now)
         opened = tuple(map(_session_opened, self._sessions.open_sessions()))
-        self.actor_sessions.send(router, Booked(tuple(short), opened))
+        self.actor_sessions.send(router, messages.Booked(tuple(short), opened))
 
     def _send(self, router: str, action: ActorAction) -> None:
         """Send an action to a router or to the session admission."""
         if router == SESSIONS_OWNER:
             assert isinstance(action, Grant | Refuse)
-            self.session_admission.on_decision(action)
+            self.session_admission.decisions.append(action)
         else:
             self.actor_sessions.send(router, action)
 
-    def _is_calm(self, engine: str) -> bool:
-        """Whether neither the engine nor its model is contended."""
-        return not {engine, self.granting.model_of(engine)} & self.actor_sessions.state.contended
-
     def _after_event(self, now: float, arrived: Set[str] = frozenset()) -> None:
         """Update the state sent to routers after an event; `arrived`: models with new requests."""
-        recovering = self.actor_sessions.state.recovering
+        state = self.actor_sessions.state
+        recovering = state.recovering
         if self._closed_engines != self.granting.requests.closed_engines:
             self.granting.set_closed_engines(self._closed_engines, now)
         if self._closed_engines or recovering:
@@ -350,7 +320,7 @@ class ActorQueue:
         self._settle(now)
         self.granting.reclaim(now)
         models = self.granting.models
-        contended = {name for name in self.actor_sessions.state.contended if name in models}
+        contended = {name for name in state.contended if name in models}
         for model in self.granting.requests.touched_models | contended:
             if model in models and models[model].admission.is_contended:
                 self.calm_at.pop(model, None)
@@ -360,7 +330,8 @@ class ActorQueue:
         self.granting.requests.touched_models.clear()
         for model in self.calm_at.keys() - contended:
             del self.calm_at[model]
-        self.actor_sessions.set_contended(frozenset(contended | self.granting.kv_debt.engines), recovering)
+        without_credit = frozenset(contended | self.granting.kv_debt.debts.keys())
+        self.actor_sessions.set_state(state._replace(contended=without_credit, recovering=recovering))
         if now >= self._figures_at + FIGURES_S:
             self._figures_at, arrived = now, contended
         for model in arrived & contended:
@@ -374,8 +345,9 @@ class ActorQueue:
             self.granting.sync(engine, now)
         self.session_admission.settle(now)
         for one in self._sessions.take_opened_and_ended():
-            news = SessionEnded(one.request.session_id, one.lease) if one.closed else _session_opened(one)
-            self.actor_sessions.send_all(news)
+            news = messages.SessionEnded(one.request.session_id, one.lease) if one.closed else _session_opened(one)
+            for router in self.actor_sessions.sessions:
+                self.actor_sessions.send(router, news)
 
     def _class_figures(self, model: str) -> tuple[ClassQueueFigures, ...]:
         admission = self.granting.models[model].admission

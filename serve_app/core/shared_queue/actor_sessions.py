@@ -45,19 +45,11 @@ class ActorSessions:
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self.sessions: dict[str, ActorSession] = {}
-        self._ended_incarnations: dict[
-            str, int
-        ] = {}  # routers without a session: their last incarnation, ended last at the end
+        self._ended_incarnations: dict[str, int] = {}  # of routers without a session, ended last at the end
         self._woken: set[str] = set()
-        self.state = ActorState(0, frozenset(), frozenset())
+        self.state = ActorState(0, frozenset(), frozenset(), {})
         self.figures_by_model: dict[str, QueueFigures] = {}  # by model, updated last at the end
         self._figures_version = 0
-
-    def __contains__(self, router: str) -> bool:
-        return router in self.sessions
-
-    def __len__(self) -> int:
-        return len(self.sessions)
 
     def is_stale(self, message: RouterMessage) -> bool:
         """Whether a message belongs to no session and begins none."""
@@ -72,9 +64,6 @@ class ActorSessions:
     def stale_reply(self, message: RouterMessage) -> ActorReply:
         """The reply that makes a router begin a new incarnation."""
         return ActorReply(self._epoch, message.incarnation, 0, 1, (), None, is_stale=True)
-
-    def get(self, router: str) -> ActorSession | None:
-        return self.sessions.get(router)
 
     def begin(self, message: RouterMessage) -> ActorSession:
         """Begin a session for a new incarnation of a router; pending actions of the last one are dropped."""
@@ -91,10 +80,6 @@ class ActorSessions:
                 del self._ended_incarnations[next(iter(self._ended_incarnations))]
         self._woken.discard(router)
 
-    def routers(self) -> list[str]:
-        """All routers with a session."""
-        return list(self.sessions)
-
     def end_all(self) -> None:
         """End all sessions; watching routers are woken to begin a new incarnation."""
         watching = list(self.sessions)
@@ -108,11 +93,6 @@ class ActorSessions:
         if session is not None:
             session.sending.put(action)
             self._woken.add(router)
-
-    def send_all(self, action: ActorAction) -> None:
-        """Send an action to all routers."""
-        for router in self.sessions:
-            self.send(router, action)
 
     def acknowledgement_check(self) -> Callable[[], bool]:
         """Returns a check whether all actions sent until now are acknowledged, ended sessions excepted."""
@@ -133,28 +113,29 @@ class ActorSessions:
     def reply(self, session: ActorSession, ledger_accounts: tuple[Amount, ...] | None = None) -> ActorReply:
         """The next reply for a router."""
         seq, actions = session.sending.next_batch()
-        new = itertools.takewhile(
-            lambda one: one.version > session.sent_figures_version, reversed(self.figures_by_model.values())
-        )
-        figures = tuple(new)
+        last_sent, newest_first = session.sent_figures_version, reversed(self.figures_by_model.values())
+        figures = tuple(itertools.takewhile(lambda one: one.version > last_sent, newest_first))
         session.sent_state_version, session.sent_figures_version = self.state.version, self._figures_version
-        more = session.sending.unsent > 0
-        last = session.receiving.last_taken
         return ActorReply(
             self._epoch,
             session.incarnation,
-            last,
+            session.receiving.last_taken,
             seq,
             actions,
             self.state,
             figures,
-            has_more=more,
+            has_more=session.sending.unsent > 0,
             ledger_accounts=ledger_accounts,
         )
 
-    def has_news(self, session: ActorSession) -> bool:
-        """Whether there is something new to send to a watching router."""
-        return session.sending.unsent > 0 or session.sent_state_version < self.state.version
+    def on_watch(self, message: RouterMessage, *, timed_out: bool) -> ActorReply | None:
+        """Answer a router's watch message, which is not stale; None: nothing new yet. `timed_out`: answer anyway."""
+        session = self.sessions.get(message.router)
+        if session is None or session.incarnation != message.incarnation:
+            return self.stale_reply(message)
+        self.receive(session, message)
+        has_news = session.sending.unsent > 0 or session.sent_state_version < self.state.version
+        return self.reply(session) if timed_out or has_news else None
 
     def unresponsive(self, now: float) -> list[str]:
         """Routers with pending actions that have acknowledged none for `UNRESPONSIVE_S`. O(routers)."""
@@ -179,18 +160,12 @@ class ActorSessions:
         self.figures_by_model.pop(model, None)
         self.figures_by_model[model] = QueueFigures(self._figures_version, model, classes)
 
-    def set_blocked(self, models: tuple[tuple[str, int], ...]) -> None:
-        """Set the number of engines that wait for memory, by model; a change is sent to all routers at once."""
-        if models != self.state.blocked:
-            self.state = self.state._replace(version=self.state.version + 1, blocked=models)
-            self._woken.update(self.sessions)
-
-    def set_contended(self, contended: frozenset[str], recovering: frozenset[str]) -> None:
-        """Set the contended and recovering models; a change is sent to all routers at once."""
-        if (contended, recovering) != (self.state.contended, self.state.recovering):
-            self.state = ActorState(self.state.version + 1, contended, recovering, self.state.blocked)
-            for model in [name for name in self.figures_by_model if name not in contended]:
-                del self.figures_by_model[model]
+    def set_state(self, state: ActorState) -> None:
+        """Set the state, except its version; a change is sent to all routers at once."""
+        if state != self.state:
+            self.state = state._replace(version=self.state.version + 1)
+            figures = self.figures_by_model.items()
+            self.figures_by_model = {model: one for model, one in figures if model in state.contended}
             self._woken.update(self.sessions)
 
     def take_woken(self) -> list[str]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.core.queue import Backlog
@@ -76,7 +77,7 @@ class ActorState(NamedTuple):
     version: int
     contended: frozenset[str]
     recovering: frozenset[str]
-    blocked: tuple[tuple[str, int], ...] = ()
+    blocked: Mapping[str, int]
 
 
 class RouterMessage(NamedTuple):
@@ -131,15 +132,13 @@ class ActorReply(NamedTuple):
     ledger_accounts: tuple[Amount, ...] | None = None
 
 
+@dataclass(slots=True)
 class SendBuffer(Generic[T]):
     """Numbered items, kept until they are acknowledged. O(1) per item."""
 
-    __slots__ = ("_items", "_sent", "last_acked")
-
-    def __init__(self) -> None:
-        self._items: deque[T] = deque()
-        self._sent = 0
-        self.last_acked = 0  # the last number acknowledged by the other side
+    _items: deque[T] = field(default_factory=deque)
+    _sent: int = 0
+    last_acked: int = 0  # the last number acknowledged by the other side
 
     def __len__(self) -> int:
         return len(self._items)
@@ -183,14 +182,12 @@ class SendBuffer(Generic[T]):
         return first, tuple(itertools.islice(self._items, start, last - self.last_acked))
 
 
+@dataclass(slots=True)
 class ReceiveBuffer(Generic[T]):
     """The receiving end of a `SendBuffer`."""
 
-    __slots__ = ("early", "last_taken")
-
-    def __init__(self) -> None:
-        self.early: dict[int, T] = {}
-        self.last_taken = 0  # the last number taken
+    early: dict[int, T] = field(default_factory=dict)
+    last_taken: int = 0  # the last number taken
 
     def accept(self, seq: int, items: Sequence[T]) -> Sequence[T]:
         """The items that can be taken now; duplicates are skipped, early items are kept."""

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from serve_app.core.queue import (
     DEFAULT_RETRY_AFTER_S,
@@ -33,21 +32,6 @@ from serve_app.types import RequestClass
 FIGURES_VALID_S = 0.5  # half of a queue with a second's work is served by then; the actor answers within milliseconds
 
 
-@dataclass(slots=True)
-class UncountedRequests:
-    """Requests of a class that the figures do not include yet: their slots, in all and by tenant."""
-
-    slots: int = 0
-    tenants: Counter[str] = field(default_factory=Counter)
-
-    def add(self, tenant: str, slots: int) -> None:
-        """Add slots of a tenant; negative: remove."""
-        self.slots += slots
-        self.tenants[tenant] += slots
-        if not self.tenants[tenant]:
-            del self.tenants[tenant]
-
-
 class EarlyRefusal:
     """The last figures received, and requests submitted since. O(classes + tenants in the figures).
 
@@ -62,37 +46,35 @@ class EarlyRefusal:
     def reset(self) -> None:
         """A new incarnation: no figures received, no requests submitted."""
         self._figures_sent_at = -math.inf
-        # number, model, class, tenant, slots
-        self._uncounted_events: deque[tuple[int, str, RequestClass, str, int]] = deque()
-        self._uncounted: dict[tuple[str, RequestClass], UncountedRequests] = {}  # the same, by model and class
+        # number of the event, queue (model and class), tenant, slots
+        self._uncounted_events: deque[tuple[int, tuple[str, RequestClass], str, int]] = deque()
+        # slots of these by queue, and by queue and tenant
+        self._uncounted: Counter[tuple[str, RequestClass]] = Counter()
+        self._uncounted_tenants: defaultdict[tuple[str, RequestClass], Counter[str]] = defaultdict(Counter)
 
     def on_handed_in(self, number: int, model: str, arrival: Arrival) -> None:
-        """A request was submitted with the event of this number."""
-        level, tenant, slots = arrival.request_class, arrival.tenant, arrival.slots
-        self._uncounted_events.append((number, model, level, tenant, slots))
-        self._uncounted.setdefault((model, level), UncountedRequests()).add(tenant, slots)
+        """A request was submitted with the event of this number, which the figures do not include yet."""
+        queue, tenant, slots = (model, arrival.request_class), arrival.tenant, arrival.slots
+        self._uncounted_events.append((number, queue, tenant, slots))
+        self._uncounted[queue] += slots
+        self._uncounted_tenants[queue][tenant] += slots
 
     def on_reply(self, sent_at: float, last_taken_event: int) -> None:
         """The actor has answered a message sent at `sent_at`; its figures include all up to this event."""
         self._figures_sent_at = max(self._figures_sent_at, sent_at)
         while self._uncounted_events and self._uncounted_events[0][0] <= last_taken_event:
-            _, model, level, tenant, slots = self._uncounted_events.popleft()
-            unheard = self._uncounted[model, level]
-            unheard.add(tenant, -slots)
-            if not unheard.slots:
-                del self._uncounted[model, level]
+            _, queue, tenant, slots = self._uncounted_events.popleft()
+            tenants = self._uncounted_tenants[queue]
+            self._uncounted[queue] -= slots
+            tenants[tenant] -= slots
+            if not tenants[tenant]:
+                del tenants[tenant]
+            if not tenants:
+                del self._uncounted[queue], self._uncounted_tenants[queue]
 
-    def ahead(
-        self, model: str, request_class: RequestClass, local_waiting: Mapping[RequestClass, int]
-    ) -> tuple[tuple[RequestClass, int], ...]:
-        """See `RouterQueue.ahead`; `local_waiting`: this router's waiting requests."""
-        waiting, figures = dict(local_waiting), self._router_session.figures.get(model)
-        if figures is not None and model in self._router_session.contended:
-            waiting = {level: max(figures.classes[level].waiting, local_waiting[level]) for level in RequestClass}
-        return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
-
-    def expected_wait_s(self, model: str, request_class: RequestClass, tenant: str, slots: int) -> float | None:
+    def expected_wait_s(self, model: str, arrival: Arrival) -> float | None:
         """The expected wait of an arrival; None: not measured."""
+        request_class, tenant = arrival.request_class, arrival.tenant
         figures = self._router_session.figures.get(model)
         if figures is None:
             return None
@@ -100,14 +82,14 @@ class EarlyRefusal:
         policy = self._policies.get(model, DEFAULT_POLICY)
         backlog, weight = self._backlog(model, request_class, found), policy.weight(tenant)
         own = (found.tenant_slots or {}).get(tenant, 0)
-        unheard = self._uncounted.get((model, request_class))
-        if unheard is not None:
-            own += unheard.tenants[tenant]
+        uncounted = self._uncounted_tenants.get((model, request_class))
+        if uncounted is not None:
+            own += uncounted[tenant]
             if found.tenant_slots is not None:
-                some = itertools.islice(unheard.tenants, MAX_TENANTS_REPORTED)
+                some = itertools.islice(uncounted, MAX_TENANTS_REPORTED)
                 new = sum(policy.weight(one) for one in some if one not in found.tenant_slots)
                 backlog = backlog._replace(waiting_weight=backlog.waiting_weight + new)
-        return backlog.arrival_wait_s(slots, own, weight)
+        return backlog.arrival_wait_s(arrival.slots, own, weight)
 
     def refusal_reason(self, model: str, arrival: Arrival, now: float) -> RefusalReason | None:
         """The reason to refuse a request early; None: submit it."""
@@ -115,7 +97,7 @@ class EarlyRefusal:
         if (
             arrival.accepted
             or figures is None
-            or model not in self._router_session.contended
+            or model not in self._router_session.state.contended
             or now > self._figures_sent_at + FIGURES_VALID_S
         ):
             return None
@@ -125,7 +107,7 @@ class EarlyRefusal:
         backlog = self._backlog(model, arrival.request_class, found)
         if not (backlog.slots_above or backlog.slots):
             return None  # as in `Admission`: the next request is not refused for a forecast
-        wait_s = self.expected_wait_s(model, arrival.request_class, arrival.tenant, arrival.slots)
+        wait_s = self.expected_wait_s(model, arrival)
         if wait_s is None:
             return None
         if arrival.deadline is not None and now + wait_s > arrival.deadline:
@@ -134,7 +116,7 @@ class EarlyRefusal:
 
     def refusal(self, model: str, arrival: Arrival, reason: RefusalReason) -> Refuse:
         """The refusal, with the expected wait as retry time."""
-        wait_s = self.expected_wait_s(model, arrival.request_class, arrival.tenant, arrival.slots)
+        wait_s = self.expected_wait_s(model, arrival)
         retry_s = DEFAULT_RETRY_AFTER_S if wait_s is None else min(wait_s, MAX_RETRY_AFTER_S)
         return Refuse(arrival.request_id, reason, retry_s)
 
@@ -142,9 +124,6 @@ class EarlyRefusal:
         """The backlog of the figures plus requests submitted since."""
         if not self._uncounted:
             return found.backlog
-        wanted = {
-            level: self._uncounted[model, level].slots for level in RequestClass if (model, level) in self._uncounted
-        }
-        above = sum(slots for level, slots in wanted.items() if level > request_class)
-        slots = found.backlog.slots + wanted.get(request_class, 0)
+        above = sum(self._uncounted[model, level] for level in RequestClass if level > request_class)
+        slots = found.backlog.slots + self._uncounted[model, request_class]
         return found.backlog._replace(slots_above=found.backlog.slots_above + above, slots=slots)

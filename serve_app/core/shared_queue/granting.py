@@ -14,23 +14,15 @@ Invariant: what a queue may grant on an engine is free there in the ledger.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from serve_app.core.memory import Ledger, SessionLeases, slots_of
-from serve_app.core.queue import Admission, QueuePolicy
+from serve_app.core.queue import QueuePolicy
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
-from serve_app.core.shared_queue.messages import (
-    ActorAction,
-    CancelKvTokenRequest,
-    CreditChange,
-    CreditGrant,
-    KvTokenGrant,
-    KvTokenRequest,
-    Reclaim,
-)
-from serve_app.core.shared_queue.model_state import EngineState, ModelState
-from serve_app.core.shared_queue.requests import ActorRequests
+from serve_app.core.shared_queue.messages import ActorAction, CreditRequest, KvTokenRequest
+from serve_app.core.shared_queue.requests import ActorRequests, Capacity, EngineState, ModelState
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from serve_app.types import RequestClass
 
@@ -52,35 +44,31 @@ class Granting:
         self.kv_debt = KvDebt()
         self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, self.sync)
         self.models = self.requests.models
-        self.model_of_engine: dict[str, str] = {}  # by engine, as routers report
+        self.state_of_engine: dict[str, ModelState] = {}  # by engine, as routers report
 
-    def grant_credit(self, router: str, engine: str, credit: tuple[int, int], is_calm: bool, now: float) -> None:
-        """Answer a router's request for more credit; `is_calm`: neither the engine nor its model is contended."""
-        model = self.model_of_engine.get(engine)
-        if (
-            model is None
-            or slots_of(engine) not in self._ledger
-            or router not in self.models[model].engines[engine].reachable_from
-        ):
-            self._send(router, CreditGrant(engine, 0, 0, 0, 0))
+    def grant_credit(self, router: str, event: CreditRequest, contended: frozenset[str], now: float) -> None:
+        """Answer a router's request for more credit; none is granted on contended engines and models."""
+        engine, model_state = event.engine, self.state_of_engine.get(event.engine)
+        known = model_state is not None and router in model_state.engines[engine].reachable_from
+        if model_state is None or not known or slots_of(engine) not in self._ledger:
+            self._send(router, messages.CreditGrant(engine, 0, 0, 0, 0))
             return
-        model_state = self.models[model]
-        spare, more = self.accounts.target_credit(engine, len(model_state.routers)), (0, 0)
-        is_calm = (
-            is_calm
+        target, more = self.accounts.target_credit(engine, len(model_state.routers)), (0, 0)
+        if (
+            contended.isdisjoint((engine, model_state.name))
             and engine not in self.requests.closed_engines
-            and not self.kv_debt.has_debt(engine)
+            and engine not in self.kv_debt.debts
             and not model_state.admission.is_contended
-        )
-        if is_calm and model_state.is_open(engine):
-            more = self.accounts.grant_credit(router, engine, spare, credit)
+            and model_state.is_open(engine)
+        ):
+            more = self.accounts.grant_credit(router, event, target)
             self.sync(engine, now)
-        self._send(router, CreditGrant(engine, *more, *spare))
+        self._send(router, messages.CreditGrant(engine, *more, *target))
 
     def request_kv_tokens(self, router: str, event: KvTokenRequest, now: float) -> None:
         """A running request exceeds its estimate: grant tokens of its session, record the rest as KV debt and pay it
         from free capacity."""
-        request, tokens = self.requests.get(event.ticket), event.tokens
+        request, tokens = self.requests.by_ticket.get(event.ticket), event.tokens
         if event.ticket and (request is None or request.engine != event.engine):
             return
         if event.reclaimed:
@@ -92,16 +80,13 @@ class Granting:
             if more:
                 self.accounts.charge(router, drawn.lease, 0, more)
                 request.drawn = drawn._replace(tokens=drawn.tokens + more)
-                self._send(router, KvTokenGrant(event.request_id, event.ticket, drawn.lease, more))
+                self._send(router, messages.KvTokenGrant(event.request_id, event.ticket, drawn.lease, more))
                 tokens -= more
         if tokens:
-            who = OwedRequest(router, event.request_id, event.ticket, event.request_class)
-            self.kv_debt.add(event.engine, who, tokens)
-        self.sync(event.engine, now)
-
-    def cancel_kv_token_request(self, router: str, event: CancelKvTokenRequest, now: float) -> None:
-        """A request without a ticket has ended: cancel its KV debt."""
-        self.kv_debt.end_unticketed(event.engine, router, event.request_id)
+            owed = OwedRequest(router, event.request_id, event.ticket, event.request_class)
+            self.kv_debt.add(event.engine, owed, tokens)
+            if request is not None:
+                request.owed = owed
         self.sync(event.engine, now)
 
     def _pay_debt(self, engine: str, owed: OwedRequest, tokens: int) -> bool:
@@ -109,56 +94,43 @@ class Granting:
             self.accounts.charge(owed.router, engine, 0, tokens, growth=True)
         except (InsufficientMemory, LeaseNotFound, LeaseConflict):
             return False
-        request = self.requests.get(owed.ticket)
+        request = self.requests.by_ticket.get(owed.ticket)
         if request is not None:
             request.tokens += tokens
-        self._send(owed.router, KvTokenGrant(owed.request_id, owed.ticket, engine, tokens))
+        self._send(owed.router, messages.KvTokenGrant(owed.request_id, owed.ticket, engine, tokens))
         return True
 
     # Routers
-
-    def forget_routers(self, routers: Sequence[str], now: float) -> None:
-        """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
-        for engine in self.kv_debt.forget_routers(routers):
-            self.sync(engine, now)
-        self.requests.forget_routers(routers, now)
 
     def remove_router(self, router: str, now: float) -> None:
         """Remove a forgotten router and its accounts. O(engines)."""
         for engine in self.accounts.remove_router(router):
             self.sync(engine, now)
-        for model in list(self.models):
-            model_state = self.models[model]
-            model_state.routers.discard(router)
-            for engine in list(model_state.engines):
-                self._remove_reachability(router, model_state.engines[engine])
-                self.sync(engine, now)
-            model_state.unreachable_cache.clear()
-            self.remove_unused(model)
+        for model, model_state in list(self.models.items()):
+            for one in model_state.engines.values():
+                self._remove_reachability(router, one)
+            self.set_policy(router, model, None, now)
 
     def set_policy(self, router: str, model: str, policy: QueuePolicy | None, now: float) -> None:
         """A router serves a model with these bounds; None: it no longer does."""
-        if policy is None:
-            if model in self.models:
-                self.models[model].routers.discard(router)
-                self.models[model].unreachable_cache.clear()
-                for engine in list(self.models[model].engines):
-                    self.sync(engine, now)  # this router may have been the only one to reach it
-                self.remove_unused(model)
+        if policy is None and model not in self.models:
             return
-        model_state = self.models.get(model)
-        if model_state is None:
-            model_state = self.models[model] = ModelState(Admission(policy))
-        model_state.routers.add(router)
-        self.requests.apply_actions(model, model_state.admission.on_policy(policy, now))
+        model_state = self.requests.model_state(model)
+        if policy is None:
+            model_state.routers.discard(router)
+        else:
+            model_state.routers.add(router)
+            self.requests.apply_actions(model_state, model_state.admission.on_policy(policy, now))
         model_state.unreachable_cache.clear()
         for engine in list(model_state.engines):
-            self.sync(engine, now)
+            self.sync(engine, now)  # this router may be the only one that reaches it
+        if policy is None:
+            self.remove_unused(model_state)
 
     def set_reachability(self, router: str, model: str, engine: str, usable: bool, now: float) -> None:
         """Set whether a router can send requests to an engine. O(requests of the router) if it newly can."""
         model_state = self.requests.model_state(model)
-        self.model_of_engine[engine] = model
+        self.state_of_engine[engine] = model_state
         model_state.engines.setdefault(engine, EngineState()).reachable_from[router] = usable
         model_state.unreachable_cache.clear()
         self.sync(engine, now)
@@ -168,16 +140,16 @@ class Granting:
     def drop_router_on_engine(self, router: str, engine: str, now: float) -> None:
         """A router drops an engine: end its requests and its account there. O(requests of the router)."""
         self.requests.end_router_on_engine(router, engine, now)
-        self.kv_debt.end_router_on_engine(engine, router)
+        self.kv_debt.forget(engine, router)
         self.requests.detach_from_sessions([router], self._sessions.leases_on(engine), now)
         for pool in (engine, *self._sessions.leases_on(engine)):
             self.accounts.give_back(router, pool, *self.accounts.account(router, pool))
-        model = self.model_of_engine.get(engine)
-        if model is not None:
-            self._remove_reachability(router, self.models[model].engines[engine])
-            self.models[model].unreachable_cache.clear()
+        model_state = self.state_of_engine.get(engine)
+        if model_state is not None:
+            self._remove_reachability(router, model_state.engines[engine])
+            model_state.unreachable_cache.clear()
             self.sync(engine, now)
-            self.remove_unused(model)
+            self.remove_unused(model_state)
 
     def reconcile(self, router: str, now: float) -> None:
         """A router has reported what runs on its engines: open those that waited for its report. O(engines)."""
@@ -193,81 +165,73 @@ class Granting:
     def drop_engine(self, engine: str, now: float) -> None:
         """An engine is gone with its sessions: end all accounts there and inform their routers."""
         had = self.accounts.remove_engine(engine)
-        self.kv_debt.drop_engine(engine)
+        self.kv_debt.forget(engine)
         for router, (slots, tokens) in had.items():
-            self._send(router, CreditChange(engine, -slots, -tokens))
+            self._send(router, messages.CreditChange(engine, -slots, -tokens))
         leases = self._sessions.leases_on(engine)
         for lease in leases:
             had |= dict.fromkeys(self.accounts.remove_engine(lease), (0, 0))
             self._sessions.forget(lease)
         self.requests.drop_engine(engine, had)
-        model = self.model_of_engine.get(engine)
-        if model is None:
-            self.requests.detach_from_sessions(had, leases, now)
-            return
-        one = self.models[model].engines[engine]
-        one.granted_slots, one.granted_tokens, one.reported_capacity = 0, 0, None
-        one.unreconciled |= had.keys()
-        one.reachable_from = {
-            router: usable for router, usable in one.reachable_from.items() if usable or router in had
-        }
-        self.models[model].unreachable_cache.clear()
-        self.requests.apply_actions(model, self.models[model].admission.on_replica_gone(engine, now))
+        model_state = self.state_of_engine.get(engine)
+        if model_state is not None:
+            one = model_state.engines[engine]
+            one.granted_slots, one.granted_tokens, one.reported_capacity = 0, 0, None
+            one.unreconciled |= had.keys()
+            one.reachable_from = {name: usable for name, usable in one.reachable_from.items() if usable or name in had}
+            model_state.unreachable_cache.clear()
+            self.requests.apply_actions(model_state, model_state.admission.on_replica_gone(engine, now))
         self.requests.detach_from_sessions(had, leases, now)
-        self.remove_unused(model)
+        if model_state is not None:
+            self.remove_unused(model_state)
 
     def unreconciled_routers(self, engine: str) -> set[str]:
         """Routers that must report again what runs on an engine that was declared gone and has returned."""
-        model = self.model_of_engine.get(engine)
-        there = model is not None and slots_of(engine) in self._ledger
-        return set(self.models[model].engines[engine].unreconciled) if model is not None and there else set()
+        model_state = self.state_of_engine.get(engine)
+        if model_state is None or slots_of(engine) not in self._ledger:
+            return set()
+        return set(model_state.engines[engine].unreconciled)
 
     def sync(self, engine: str, now: float) -> None:
         """Update the free capacity of an engine: pay KV debt first, then inform the queue."""
-        model = self.model_of_engine.get(engine)
-        if self.kv_debt.has_debt(engine) and engine not in self.requests.closed_engines:
-            waits = None if model is None else self.models[model].highest_waiting_class
+        model_state = self.state_of_engine.get(engine)
+        if engine in self.kv_debt.debts and engine not in self.requests.closed_engines:
+            waits = None if model_state is None else model_state.highest_waiting_class
             least = min(RequestClass) if waits is None else waits
-            self.kv_debt.pay(engine, lambda who, tokens: self._pay_debt(engine, who, tokens), least)
-        if model is None:
+            self.kv_debt.pay(engine, lambda owed, tokens: self._pay_debt(engine, owed, tokens), least)
+        if model_state is None:
             return
-        model_state = self.models[model]
         one = model_state.engines[engine]
         debt = max(self.kv_debt.classes(engine), default=None)
         if debt != one.debt_class:
             one.debt_class = debt
-            self.requests.apply_actions(model, model_state.admission.on_kv_debt(engine, debt, now))
-        told = self._capacity_of(engine, one, model_state.routers)
-        if told == one.reported_capacity:
-            return
-        one.reported_capacity = told
-        slots, tokens, lent_slots, lent_tokens, reserved = told
-        self.requests.apply_actions(
-            model, model_state.admission.on_replica(engine, slots, now, tokens, (lent_slots, lent_tokens), reserved)
-        )
+            self.requests.apply_actions(model_state, model_state.admission.on_kv_debt(engine, debt, now))
+        capacity = self._capacity_of(engine, model_state)
+        if capacity != one.reported_capacity:
+            one.reported_capacity = capacity
+            slots, tokens, lent, reserved = capacity
+            actions = model_state.admission.on_replica(engine, slots, now, tokens, lent, reserved)
+            self.requests.apply_actions(model_state, actions)
 
     def reclaim(self, now: float) -> None:
         """Reclaim KV tokens beyond the estimates of lower classes while a higher class waits; pay KV debt once no
         such request waits. O(engines with KV debt)."""
-        for engine in self.kv_debt.engines:
-            model = self.model_of_engine.get(engine)
-            one = None if model is None else self.models[model].engines[engine]
-            if model is None or one is None:
+        for engine in list(self.kv_debt.debts):
+            model_state = self.state_of_engine.get(engine)
+            if model_state is None:
                 continue
-            waits = self.models[model].highest_waiting_class
+            one = model_state.engines[engine]
+            waits = model_state.highest_waiting_class
             if one.reclaimed_for is not None and (waits is None or waits < one.reclaimed_for):
                 one.reclaimed_for = None
                 self.sync(engine, now)
-                waits = self.models[model].highest_waiting_class
-            if (
-                waits is None
-                or one.reclaimed_for is not None
-                or min(self.kv_debt.classes(engine), default=waits) >= waits
-            ):
+                waits = model_state.highest_waiting_class
+            if waits is None or one.reclaimed_for is not None:
                 continue
-            one.reclaimed_for = waits
-            for router in self.accounts.routers(engine):
-                self._send(router, Reclaim(engine, waits))
+            if min(self.kv_debt.classes(engine), default=waits) < waits:
+                one.reclaimed_for = waits
+                for router in [name for name, accounts in self.accounts.by_router.items() if engine in accounts]:
+                    self._send(router, messages.Reclaim(engine, waits))
 
     def set_closed_engines(self, engines: frozenset[str], now: float) -> None:
         """Close exactly these engines: the routers' holdings there are unknown."""
@@ -277,59 +241,43 @@ class Granting:
 
     def recovering_models(self) -> frozenset[str]:
         """Models whose reachable engines are all closed, so that their queues can grant nothing. O(engines)."""
-        found = set()
+        found, closed = set(), self.requests.closed_engines
         for model, model_state in self.models.items():
-            there = {
-                name
-                for name, one in model_state.engines.items()
-                if one.is_open_to(model_state.routers) and slots_of(name) in self._ledger
-            }
-            if self.requests.closed_engines & model_state.engines.keys() and there <= self.requests.closed_engines:
+            there = {one for one in model_state.engines if model_state.is_open(one) and slots_of(one) in self._ledger}
+            if closed & model_state.engines.keys() and there <= closed:
                 found.add(model)
         return frozenset(found)
 
-    def remove_unused(self, model: str) -> None:
+    def remove_unused(self, model_state: ModelState) -> None:
         """Forget engines that no router reaches, and a queue without routers, engines and requests."""
-        model_state = self.models[model]
-        for engine in [
-            name for name, one in model_state.engines.items() if not one.reachable_from and not one.granted_slots
-        ]:
-            del model_state.engines[engine], self.model_of_engine[engine]
-            self.requests.apply_actions(model, model_state.admission.on_replica_gone(engine, -math.inf))
-        left = not model_state.routers and not model_state.engines
-        if left and not self.requests.has_requests(model):
-            del self.models[model]
-            self.requests.touched_models.discard(model)
+        for engine, one in list(model_state.engines.items()):
+            if not one.reachable_from and not one.granted_slots:
+                del model_state.engines[engine], self.state_of_engine[engine]
+                self.requests.apply_actions(model_state, model_state.admission.on_replica_gone(engine, -math.inf))
+        unused = not model_state.routers and not model_state.engines
+        if unused and not any(request.queue is model_state for request in self.requests.by_ticket.values()):
+            del self.models[model_state.name]
+            self.requests.touched_models.discard(model_state.name)
 
     def on_tick(self, now: float) -> None:
         """Run what is due in the queues."""
-        for model, model_state in list(self.models.items()):
+        for model_state in list(self.models.values()):
             due = model_state.admission.next_due()
             if due is not None and due <= now:
-                self.requests.apply_actions(model, model_state.admission.on_tick(now))
-            self.requests.touched_models.add(model)
-
-    def engines_of(self, model: str) -> list[str]:
-        """The engines of a model's queue."""
-        return list(self.models[model].engines) if model in self.models else []
-
-    def model_of(self, engine: str) -> str:
-        """The model that an engine serves, as routers report; empty: unknown."""
-        return self.model_of_engine.get(engine, "")
+                self.requests.apply_actions(model_state, model_state.admission.on_tick(now))
+            self.requests.touched_models.add(model_state.name)
 
     # Inside
 
-    def _capacity_of(self, engine: str, one: EngineState, routers: set[str]) -> tuple[int, int, int, int, int]:
-        if (
-            not one.is_open_to(routers)
-            or engine in self.requests.closed_engines
-            or slots_of(engine) not in self._ledger
-        ):
-            return 0, 0, 0, 0, 0
+    def _capacity_of(self, engine: str, model_state: ModelState) -> Capacity:
+        closed = engine in self.requests.closed_engines or slots_of(engine) not in self._ledger
+        if closed or not model_state.is_open(engine):
+            return 0, 0, (0, 0), 0
+        one = model_state.engines[engine]
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)
         lent = max(0, slots - free_slots - one.granted_slots), max(0, tokens - free_tokens - one.granted_tokens)
-        return slots, tokens, *lent, self._sessions.reserved_tokens(engine)
+        return slots, tokens, lent, self._sessions.reserved_tokens(engine)
 
     def _remove_reachability(self, router: str, engine: EngineState) -> None:
         engine.unreconciled.discard(router)

@@ -1,4 +1,4 @@
-"""A router's running requests: the amounts each holds of the router's accounts, and the credit to request or return.
+"""A router's running requests, and the amounts that each holds of the router's accounts and of its session.
 
 A request granted on credit has no ticket: what it held becomes credit when it ends, and its use is reported in sums. A
 request granted by the actor has a ticket: what it held is returned to the actor at its end. A request that outlives the
@@ -10,32 +10,18 @@ Invariant: the amount held of an engine, or of a session, is the sum over its re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from serve_app.core.queue import Arrival
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.messages import (
     ActorAction,
-    Amount,
-    Booked,
-    CancelKvTokenRequest,
-    CreditChange,
-    CreditGrant,
-    Done,
-    EngineDropped,
-    EngineReachability,
-    GiveBack,
-    Hello,
     KvTokenGrant,
     KvTokenRequest,
-    Reclaim,
-    RouterEvent,
     SessionDraw,
-    SessionEnded,
-    SessionOpened,
 )
 from serve_app.core.shared_queue.pending import PendingRequest
-from serve_app.core.shared_queue.router_credit import RouterCredit
+from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S, RouterCredit
 from serve_app.core.shared_queue.router_session import RouterSession
 from serve_app.types import RequestClass
 
@@ -66,88 +52,64 @@ class InFlight:
         self.running: dict[str, RunningRequest] = {}
         self.counts: Counter[str] = Counter()  # by model
         self.touched_engines: set[str] = set()  # engines whose credit has changed
-        self.dropped_engines: dict[
-            str, tuple[str, bool, bool] | None
-        ] = {}  # dropped engines, not acknowledged yet, and their reachability since
-        self.sessions: dict[str, SessionOpened] = {}  # open sessions, by name
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self.running
-
-    def __len__(self) -> int:
-        return len(self.running)
-
-    def count(self, model: str) -> int:
-        """The number of running requests of a model."""
-        return self.counts[model]
+        # not acknowledged yet by the actor, with their reachability since
+        self.dropped_engines: dict[str, tuple[str, bool, bool] | None] = {}
+        self.sessions: dict[str, messages.SessionOpened] = {}  # open sessions, by name
 
     def set_reachability(self, model: str, engine: str, usable: bool, single_request: bool) -> None:
         """See `RouterQueue.set_reachability`."""
         if engine in self.dropped_engines:
             self.dropped_engines[engine] = (model, usable, single_request)
         elif self._accounts.set_reachability(model, engine, usable, single_request=single_request):
-            self._router_session.put(EngineReachability(model, engine, usable))
+            self._router_session.put(messages.EngineReachability(model, engine, usable))
             self.touched_engines.add(engine)
 
     def drop_engine(self, engine: str) -> None:
         """An engine is gone: forget its requests. O(requests)."""
         if engine in self.dropped_engines:
             self.dropped_engines[engine] = None
-        if engine not in self._accounts:
+        if engine not in self._accounts.by_engine:
             return
         for request_id in [one for one, run in self.running.items() if run.engine == engine]:
             self._forget(request_id)
         self.touched_engines.discard(engine)
         self._accounts.drop_engine(engine)
         self.dropped_engines[engine] = None
-        self._router_session.put(EngineDropped(engine))
+        self._router_session.put(messages.EngineDropped(engine))
 
     def on_action(self, action: ActorAction, now: float) -> None:
         """Apply an action of the actor on accounts, running requests or sessions."""
         match action:
-            case CreditChange(engine, slots, tokens) if engine in self._accounts:
-                self._accounts.add_credit(engine, slots, tokens)
+            case messages.CreditChange(engine, slots, tokens) | messages.CreditGrant(engine, slots, tokens):
+                account = self._accounts.by_engine.get(engine)
+                if account is None:
+                    return
+                self._accounts.change(engine, credit=(slots, tokens))
                 self.touched_engines.add(engine)
-            case CreditGrant(engine, slots, tokens, spare_slots, spare_tokens) if engine in self._accounts:
-                self._accounts.add_credit(engine, slots, tokens)
-                self._accounts.on_credit_grant(engine, spare_slots, spare_tokens, now)
-                self.touched_engines.add(engine)
-            case Reclaim(engine, request_class):
+                if isinstance(action, messages.CreditGrant):
+                    account.request_pending, account.request_again_at = False, now + CREDIT_REQUEST_PAUSE_S
+                    account.target_slots, account.target_tokens = action.target_slots, action.target_tokens
+            case messages.Reclaim(engine, request_class):
                 self._reclaim(engine, request_class)
             case KvTokenGrant():
                 self._on_kv_token_grant(action)
-            case SessionOpened(name):
+            case messages.SessionOpened(name):
                 self.sessions[name] = action
-            case SessionEnded(name, lease):
-                if name in self.sessions and self.sessions[name].lease == lease:
-                    del self.sessions[name]
-            case Booked(short, sessions):
+            case messages.SessionEnded(name, lease) if name in self.sessions and self.sessions[name].lease == lease:
+                del self.sessions[name]
+            case messages.Booked(short, sessions):
                 self.sessions.clear()
                 self.sessions.update((one.name, one) for one in sessions)
                 for pool, slots, tokens in short:
-                    if pool in self._accounts:
-                        self._accounts.add_credit(pool, -slots, -tokens)
+                    if pool in self._accounts.by_engine:
+                        self._accounts.change(pool, credit=(-slots, -tokens))
                     else:
                         self.reduce_draws(pool, slots, tokens)
-
-    def balance_credit(self, now: float, *, every: bool = False) -> None:
-        """Return surplus credit and request missing credit, on engines with changes."""
-        contended = self._router_session.contended
-        for engine in self._accounts.names() if every else sorted(self.touched_engines):
-            if self._accounts.model_of(engine) in self._router_session.recovering:
-                continue
-            back = self._accounts.take_surplus(engine, contended)
-            wanted = self._accounts.request_credit(engine, contended, now) if back is None else None
-            for event in (back, wanted):
-                if event is not None:
-                    self._router_session.put(event)
-        self.touched_engines.clear()
 
     def begin_on_credit(self, waiting: PendingRequest) -> str | None:
         """Begin a request on credit, preferably of its session's or its affinity's engine; returns the engine, or None
         if no engine has enough credit. O(sessions) for a request of a session."""
-        arrival = waiting.arrival
-        affinity = arrival.affinity
+        arrival, affinity = waiting.arrival, waiting.arrival.affinity
         if arrival.session is not None:
             affinity = next((one.engine for one in self.sessions.values() if one.lease == arrival.session), affinity)
         engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, affinity)
@@ -161,7 +123,7 @@ class InFlight:
         """Begin a request that the actor has granted; the account grows by what it holds."""
         arrival, drawn = waiting.arrival, waiting.drawn
         slots, tokens = (arrival.slots, arrival.cost) if drawn is None else drawn.remainder(arrival)
-        self._accounts.add_held(engine, slots, tokens)
+        self._accounts.change(engine, held=(slots, tokens))
         self._begin(RunningRequest(waiting.model, engine, arrival, slots, tokens, tokens, waiting.ticket, drawn))
 
     def end(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> RunningRequest | None:
@@ -175,24 +137,18 @@ class InFlight:
         if output_tokens is None:
             output_tokens = max(0, run.arrival.cost_tokens - run.arrival.prompt_tokens)
         if run.ticket:
-            self._accounts.add_held(run.engine, -run.slots, -run.tokens)
-            self._router_session.end_request(Done(run.ticket, prompt_tokens, output_tokens))
+            self._accounts.change(run.engine, held=(-run.slots, -run.tokens))
+            self._router_session.end_request(messages.Done(run.ticket, prompt_tokens, output_tokens))
         else:
             if run.drawn is not None:
-                self._router_session.put(GiveBack(run.drawn.lease, run.drawn.slots, run.drawn.tokens))
-            self._accounts.release(run.engine, run.slots, run.tokens)
+                self._router_session.put(messages.GiveBack(run.drawn.lease, run.drawn.slots, run.drawn.tokens))
+            self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
             self.touched_engines.add(run.engine)
-            self._router_session.add_usage(
-                run.model, run.arrival, 1, prompt_tokens, max(0, output_tokens - run.reported_tokens)
-            )
+            unreported = max(0, output_tokens - run.reported_tokens)
+            self._router_session.add_usage(run.model, run.arrival, 1, prompt_tokens, unreported)
             if run.owed_tokens:
-                self._router_session.put(CancelKvTokenRequest(request_id, run.engine))
+                self._router_session.put(messages.CancelKvTokenRequest(request_id, run.engine))
         return run
-
-    def output_tokens(self, request_id: str) -> int:
-        """Output tokens of a request so far; 0 if it does not run."""
-        run = self.running.get(request_id)
-        return 0 if run is None else run.output_tokens
 
     def progress(self, request_id: str, output_tokens: int) -> None:
         """A request has generated this many more tokens."""
@@ -201,7 +157,7 @@ class InFlight:
             return
         run.output_tokens += output_tokens
         if run.ticket:
-            self._router_session.add_progress(run.ticket, output_tokens)
+            self._router_session.progress[run.ticket] += output_tokens
         else:
             run.reported_tokens += output_tokens
             self._router_session.add_usage(run.model, run.arrival, 0, 0, output_tokens)
@@ -220,21 +176,12 @@ class InFlight:
         self._router_session.put(KvTokenRequest(request_id, run.ticket, run.engine, tokens, run.arrival.request_class))
         return False
 
-    def _kv_token_requests(self) -> list[KvTokenRequest]:
-        """The open KV token requests, for a new incarnation. O(requests)."""
-        running = self.running.items()
-        return [
-            KvTokenRequest(request_id, "", run.engine, run.owed_tokens, run.arrival.request_class)
-            for request_id, run in running
-            if run.owed_tokens
-        ]
-
     def _reclaim(self, engine: str, above: RequestClass) -> None:
         """Return KV tokens beyond the estimates of requests below a class; they become KV debt. O(requests)."""
         for request_id, run in self.running.items():
             more, level = run.tokens - run.estimated_tokens, run.arrival.request_class
             if run.engine == engine and level < above and more > 0:
-                self._accounts.add_held(engine, 0, -more)
+                self._accounts.change(engine, held=(0, -more))
                 run.tokens -= more
                 run.owed_tokens += more
                 self._router_session.put(KvTokenRequest(request_id, run.ticket, engine, more, level, reclaimed=True))
@@ -246,11 +193,12 @@ class InFlight:
             run.drawn = run.drawn._replace(tokens=run.drawn.tokens + grant.tokens)
             run.owed_tokens -= grant.tokens
         elif run is not None and (run.engine, run.ticket) == (grant.engine, grant.ticket):
-            self._accounts.add_held(grant.engine, 0, grant.tokens)
+            self._accounts.change(grant.engine, held=(0, grant.tokens))
             run.tokens += grant.tokens
             run.owed_tokens -= grant.tokens
-        elif not grant.ticket and grant.engine in self._accounts:  # otherwise the later `Done` has returned these too
-            self._accounts.add_credit(grant.engine, 0, grant.tokens)
+        elif not grant.ticket and grant.engine in self._accounts.by_engine:
+            # with a ticket the later `Done` has returned these tokens, too
+            self._accounts.change(grant.engine, credit=(0, grant.tokens))
             self.touched_engines.add(grant.engine)
 
     def reduce_draws(self, lease: str, slots: int, tokens: int) -> None:
@@ -262,51 +210,24 @@ class InFlight:
                 slots, tokens = slots - less_slots, tokens - less_tokens
                 run.drawn = drawn._replace(slots=drawn.slots - less_slots, tokens=drawn.tokens - less_tokens)
 
-    def session_draws(self, waiting: Iterable[SessionDraw] = ()) -> tuple[Amount, ...]:
-        """Draws on sessions by running requests, plus those of waiting ones, by lease. O(requests)."""
-        found: dict[str, tuple[int, int]] = {}
-        for one in (*(run.drawn for run in self.running.values() if run.drawn is not None), *waiting):
-            slots, tokens = found.get(one.lease, (0, 0))
-            found[one.lease] = slots + one.slots, tokens + one.tokens
-        return tuple(Amount(lease, *amounts) for lease, amounts in found.items())
-
-    def by_id(self) -> dict[str, RunningRequest]:
-        """All running requests, by id."""
-        return dict(self.running)
-
     def recount(self) -> list[str]:
         """Set each engine's held amount to the sum of its requests; returns engines where it differed.
         O(requests + engines)."""
-        held = {engine: [0, 0] for engine in self._accounts.names()}
+        held = {engine: [0, 0] for engine in self._accounts.by_engine}
         for run in self.running.values():
             held[run.engine][0] += run.slots
             held[run.engine][1] += run.tokens
         wrong = [engine for engine, sums in held.items() if tuple(sums) != self._accounts.held(engine)]
         for engine in wrong:
             slots, tokens = self._accounts.held(engine)
-            self._accounts.add_held(engine, held[engine][0] - slots, held[engine][1] - tokens)
+            self._accounts.change(engine, held=(held[engine][0] - slots, held[engine][1] - tokens))
         return wrong
-
-    def begin_incarnation(self, policies: Iterable[RouterEvent], *, credit_valid: bool) -> list[RouterEvent]:
-        """First events of an incarnation; running requests lose their tickets. `credit_valid`: the credit is still
-        this router's. O(requests + engines)."""
-        self.dropped_engines.clear()
-        for run in self.running.values():
-            run.ticket = ""
-        reached = (EngineReachability(model, engine, usable) for engine, model, usable in self._accounts.engines())
-        return [
-            Hello(self._accounts.begin_incarnation(credit_valid=credit_valid) + self.session_draws()),
-            *policies,
-            *reached,
-            *self._kv_token_requests(),
-        ]
 
     def _begin(self, run: RunningRequest) -> None:
         self.running[run.arrival.request_id] = run
         self.counts[run.model] += 1
-        if self._accounts.takes_no_more(run.engine) and self._accounts.set_reachability(run.model, run.engine, False):
-            self._router_session.put(EngineReachability(run.model, run.engine, False))  # an engine for a single request
-            self.touched_engines.add(run.engine)
+        if self._accounts.by_engine[run.engine].single_request:
+            self.set_reachability(run.model, run.engine, False, False)  # an engine for a single request has it now
 
     def _forget(self, request_id: str) -> None:
         model = self.running.pop(request_id).model

@@ -9,7 +9,7 @@ Invariant: a request has no KV debt once it has ended, its router has begun a ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from serve_app.types import RequestClass
@@ -28,74 +28,46 @@ class KvDebt:
     """KV tokens owed, by engine and request. O(1) per event, unless stated."""
 
     def __init__(self) -> None:
-        self._debts: dict[str, dict[OwedRequest, int]] = {}
-        self.engine_of_ticket: dict[str, str] = {}
-        self.request_of_ticket: dict[str, OwedRequest] = {}
-
-    @property
-    def engines(self) -> frozenset[str]:
-        """Engines with KV debt."""
-        return frozenset(self._debts)
-
-    def has_debt(self, engine: str) -> bool:
-        """Whether an engine has KV debt."""
-        return engine in self._debts
+        self.debts: dict[str, dict[OwedRequest, int]] = {}
 
     def add(self, engine: str, request: OwedRequest, tokens: int) -> None:
         """Add KV debt of a request."""
-        owed = self._debts.setdefault(engine, {})
+        owed = self.debts.setdefault(engine, {})
         owed[request] = owed.get(request, 0) + tokens
-        if request.ticket:
-            self.engine_of_ticket[request.ticket], self.request_of_ticket[request.ticket] = engine, request
 
     def classes(self, engine: str) -> set[RequestClass]:
         """The classes of the requests with KV debt on an engine. O(debts there)."""
-        return {who.request_class for who in self._debts.get(engine, ())}
+        return {who.request_class for who in self.debts.get(engine, ())}
 
     def pay(self, engine: str, charge: Callable[[OwedRequest, int], bool], min_class: RequestClass) -> None:
         """Pay the debts of this class and higher ones, in FIFO order, until `charge` returns False."""
-        for who, tokens in list(self._debts.get(engine, {}).items()):
+        for who, tokens in list(self.debts.get(engine, {}).items()):
             if who.request_class < min_class:
                 continue
             if not charge(who, tokens):
                 return
-            self._forget(engine, who)
+            self.end(engine, who)
 
-    def end_ticket(self, ticket: str) -> None:
-        """A request with a ticket has ended; without debt nothing changes."""
-        if ticket in self.engine_of_ticket:
-            self._forget(self.engine_of_ticket[ticket], self.request_of_ticket[ticket])
+    def end(self, engine: str, request: OwedRequest) -> None:
+        """A request has no debt any more; without debt nothing changes."""
+        owed = self.debts.get(engine, {})
+        if owed.pop(request, None) is not None and not owed:
+            del self.debts[engine]
 
     def end_unticketed(self, engine: str, router: str, request_id: str) -> None:
         """A request granted on credit has ended."""
         for level in RequestClass:
-            self._forget(engine, OwedRequest(router, request_id, "", level))
+            self.end(engine, OwedRequest(router, request_id, "", level))
 
-    def forget_routers(self, routers: Iterable[str]) -> list[str]:
+    def forget_routers(self, routers: Sequence[str]) -> list[str]:
         """Routers begin a new incarnation or are gone; returns the engines where they had debts. O(debts)."""
-        names, found = set(routers), []
-        for engine, owed in list(self._debts.items()):
-            gone = [who for who in owed if who.router in names]
-            for who in gone:
-                self._forget(engine, who)
-            found += [engine] if gone else []
+        found = [engine for engine, owed in self.debts.items() if any(who.router in routers for who in owed)]
+        for engine in found:
+            for router in routers:
+                self.forget(engine, router)
         return found
 
-    def end_router_on_engine(self, engine: str, router: str) -> None:
-        """A router has dropped an engine. O(debts there)."""
-        for who in [who for who in self._debts.get(engine, ()) if who.router == router]:
-            self._forget(engine, who)
-
-    def drop_engine(self, engine: str) -> None:
-        """An engine is gone. O(debts there)."""
-        for who in list(self._debts.get(engine, ())):
-            self._forget(engine, who)
-
-    def _forget(self, engine: str, request: OwedRequest) -> None:
-        owed = self._debts.get(engine, {})
-        if owed.pop(request, None) is None:
-            return
-        self.engine_of_ticket.pop(request.ticket, None)
-        self.request_of_ticket.pop(request.ticket, None)
-        if not owed:
-            del self._debts[engine]
+    def forget(self, engine: str, router: str = "") -> None:
+        """An engine is gone, or only this router has dropped it. O(debts there)."""
+        for who in [who for who in self.debts.get(engine, ()) if router in ("", who.router)]:
+            self.end(engine, who)

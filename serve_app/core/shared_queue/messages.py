@@ -251,35 +251,10 @@ class StatusReply(NamedTuple):
     status: QueueStatus
 
 
-RouterEvent = (
-    Hello
-    | ModelPolicy
-    | EngineReachability
-    | EngineDropped
-    | Arrive
-    | Cancel
-    | TokenProgress
-    | Done
-    | CreditUsage
-    | GiveBack
-    | CreditRequest
-    | KvTokenRequest
-    | CancelKvTokenRequest
-    | AccountReport
-    | StatusRequest
-)
-ActorAction = (
-    Grant
-    | Refuse
-    | Preempt
-    | Booked
-    | EngineDropAcknowledged
-    | CreditChange
-    | CreditGrant
-    | KvTokenGrant
-    | Reclaim
-    | StatusReply
-    | SessionOpened
-    | SessionEnded
-    | SessionDraw
-)
+RequestEvent = Arrive | Cancel | TokenProgress | Done | KvTokenRequest | CancelKvTokenRequest | StatusRequest
+CreditEvent = CreditUsage | GiveBack | CreditRequest | AccountReport
+RouterEvent = RequestEvent | CreditEvent | Hello | ModelPolicy | EngineReachability | EngineDropped
+
+RequestAction = Grant | Refuse | Preempt | KvTokenGrant | StatusReply | SessionDraw
+CreditAction = CreditChange | CreditGrant | Reclaim
+ActorAction = RequestAction | CreditAction | Booked | EngineDropAcknowledged | SessionOpened | SessionEnded

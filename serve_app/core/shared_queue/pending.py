@@ -9,7 +9,8 @@ Invariant: a request is in every index or in none.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,10 +18,6 @@ from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.queue import Arrival, ClassBound, QueuePolicy, QueueStatus
 from serve_app.core.shared_queue.messages import SessionDraw
 from serve_app.types import RequestClass
-
-_HIGHEST_FIRST = tuple(sorted(RequestClass, reverse=True))
-
-Queues = dict[RequestClass, KeyedHeap]  # ids by arrival
 
 
 @dataclass(slots=True)
@@ -47,79 +44,42 @@ class PendingRequests:
 
     def __init__(self) -> None:
         self.by_request_id: dict[str, PendingRequest] = {}
-        self.queues: dict[str, Queues] = {}
-        self.counts: dict[str, int] = {}
+        self.queues: dict[str, dict[RequestClass, KeyedHeap]] = {}  # ids by arrival, of models with waiting requests
+        self.counts: Counter[str] = Counter()  # by model, of these
         self._tokens: Counter[tuple[str, RequestClass]] = Counter()  # estimated
-        self.unsent: OrderedDict[str, PendingRequest] = OrderedDict()  # in order of arrival
+        self.unsent: dict[str, PendingRequest] = {}  # in order of arrival
         self.tickets: dict[str, PendingRequest] = {}
         self._deadlines = KeyedHeap()
-        self._entries = 0
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self.by_request_id
-
-    def get(self, request_id: str) -> PendingRequest | None:
-        """The waiting request of this id; None: there is none."""
-        return self.by_request_id.get(request_id)
-
-    def by_id(self) -> dict[str, PendingRequest]:
-        """All waiting requests, by id."""
-        return dict(self.by_request_id)
-
-    def set_status(self, ticket: str, status: QueueStatus) -> None:
-        """The actor has reported a ticket's queue position; an unknown ticket changes nothing."""
-        waiting = self.tickets.get(ticket)
-        if waiting is not None:
-            waiting.status, waiting.status_requested = replace(status, request_id=waiting.request_id), False
-
-    def set_drawn(self, draw: SessionDraw) -> None:
-        """The actor has drawn on a session for a ticket; without slots and tokens: the draw has ended."""
-        waiting = self.tickets.get(draw.ticket)
-        if waiting is not None:
-            waiting.drawn = draw if draw.slots or draw.tokens else None
-
-    def draws(self) -> list[SessionDraw]:
-        """The waiting requests' draws on sessions. O(waiting)."""
-        return [one.drawn for one in self.by_request_id.values() if one.drawn is not None]
-
-    def count(self, model: str) -> int:
-        """The number of waiting requests of a model."""
-        return self.counts.get(model, 0)
+        self._numbers = itertools.count()
 
     def count_by_class(self, model: str) -> dict[RequestClass, int]:
         """The number of waiting requests of a model, by requested class."""
         queues = self.queues.get(model, {})
         return {level: len(queues.get(level, ())) for level in RequestClass}
 
-    def models(self) -> list[str]:
-        """Models with waiting requests."""
-        return list(self.counts)
-
     def add(self, waiting: PendingRequest, due: float) -> None:
         """Add a request that waits until `due` at most."""
-        request_id, model = waiting.request_id, waiting.model
+        request_id, model, level = waiting.request_id, waiting.model, waiting.arrival.request_class
+        number = next(self._numbers)
         self.by_request_id[request_id] = self.unsent[request_id] = waiting
+        self.counts[model] += 1
+        self._tokens[model, level] += waiting.arrival.cost
         queues = self.queues.setdefault(model, {})
-        self.counts[model] = self.count(model) + 1
-        self._tokens[model, waiting.arrival.request_class] += waiting.arrival.cost
-        self._entries += 1
-        queues.setdefault(waiting.arrival.request_class, KeyedHeap()).set(
-            request_id, (waiting.arrived_s, self._entries)
-        )
-        self._deadlines.set(request_id, (due, self._entries))
+        queues.setdefault(level, KeyedHeap()).set(request_id, (waiting.arrived_s, number))
+        self._deadlines.set(request_id, (due, number))
 
     def remove(self, request_id: str) -> PendingRequest | None:
         """Remove and return a waiting request; None: unknown id."""
         waiting = self.by_request_id.pop(request_id, None)
         if waiting is None:
             return None
-        model = waiting.model
+        model, level = waiting.model, waiting.arrival.request_class
         self.unsent.pop(request_id, None)
         self.tickets.pop(waiting.ticket, None)
-        self.queues[model][waiting.arrival.request_class].discard(request_id)
+        self.queues[model][level].discard(request_id)
         self._deadlines.discard(request_id)
         self.counts[model] -= 1
-        self._tokens[model, waiting.arrival.request_class] -= waiting.arrival.cost
+        self._tokens[model, level] -= waiting.arrival.cost
         if not self.counts[model]:
             del self.counts[model], self.queues[model]
             for level in RequestClass:
@@ -129,7 +89,7 @@ class PendingRequests:
     def first(self, model: str) -> PendingRequest | None:
         """The next request to grant; None: none waits."""
         queues = self.queues.get(model, {})
-        tops = (queues[level].peek() for level in _HIGHEST_FIRST if level in queues)
+        tops = (queues[level].peek() for level in sorted(queues, reverse=True))
         return next((self.by_request_id[top[1]] for top in tops if top is not None), None)
 
     def hand_in(self, waiting: PendingRequest, ticket: str) -> None:
@@ -150,9 +110,13 @@ class PendingRequests:
         """Whether a class, or all classes together, have reached the bounds of the policy."""
         counts, tokens = self.count_by_class(model), {one: self._tokens[model, one] for one in RequestClass}
         bound = policy.classes.get(level, ClassBound())
-        of_class = _beyond(counts[level], bound.max_queued, tokens[level], bound.max_queued_tokens)
-        most, most_tokens = policy.max_queued, policy.max_queued_tokens
-        return of_class or _beyond(sum(counts.values()), most, sum(tokens.values()), most_tokens)
+        limits = (
+            (counts[level], bound.max_queued),
+            (tokens[level], bound.max_queued_tokens),
+            (self.counts[model], policy.max_queued),
+            (sum(tokens.values()), policy.max_queued_tokens),
+        )
+        return any(most is not None and waiting >= most for waiting, most in limits)
 
     def take_ticket(self, ticket: str) -> PendingRequest | None:
         """The actor has decided on a ticket: remove and return its request; None: unknown ticket."""
@@ -177,7 +141,3 @@ class PendingRequests:
         """The time at which the next wait is over; None: none waits."""
         top = self._deadlines.peek()
         return None if top is None else top[0][0]
-
-
-def _beyond(requests: int, max_requests: int | None, tokens: int, max_tokens: int | None) -> bool:
-    return (max_requests is not None and requests >= max_requests) or (max_tokens is not None and tokens >= max_tokens)

@@ -1,4 +1,4 @@
-"""The requests of all queues, by ticket: each waits in its model's queue or runs in its router's account.
+"""The queues' state and their requests, by ticket: each waits in its model's queue or runs in its router's account.
 
 Rules
 - A grant is charged to its router's account before it is sent to the router, and returned when the request ends.
@@ -16,15 +16,87 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from serve_app.core.memory import SESSIONS_OWNER, SessionLeases
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Refuse
 from serve_app.core.shared_queue.actor_credit import ActorCredit
-from serve_app.core.shared_queue.kv_debt import KvDebt
+from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw, StatusReply
-from serve_app.core.shared_queue.model_state import ActorRequest, ModelState
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+from serve_app.types import RequestClass
+
+# slots and tokens; those of them in use outside the queue; tokens of sessions
+Capacity = tuple[int, int, tuple[int, int], int]
+
+
+@dataclass(slots=True)
+class EngineState:
+    """An engine in a model's queue."""
+
+    reachable_from: dict[str, bool] = field(default_factory=dict)  # by router
+    unreconciled: set[str] = field(default_factory=set)  # routers that must report again what runs there
+    granted_slots: int = 0  # held by this queue's grants
+    granted_tokens: int = 0
+    debt_class: RequestClass | None = None  # highest class with KV debt, as reported to the queue
+    reclaimed_for: RequestClass | None = None  # class for which tokens of lower ones were reclaimed
+    reported_capacity: Capacity | None = None
+
+
+@dataclass(slots=True)
+class ModelState:
+    """The queue of one model, and the engines it grants from."""
+
+    name: str  # of the model
+    admission: Admission
+    routers: set[str] = field(default_factory=set)
+    engines: dict[str, EngineState] = field(default_factory=dict)
+    unreachable_cache: dict[str, frozenset[str]] = field(default_factory=dict)  # by router, until a change
+
+    def unreachable_from(self, router: str) -> frozenset[str]:
+        """Engines that other routers reach and this one does not. O(engines) after a change, else O(1)."""
+        found = self.unreachable_cache.get(router)
+        if found is None:
+            away = [name for name, one in self.engines.items() if not one.reachable_from.get(router)]
+            found = self.unreachable_cache[router] = frozenset(filter(self.is_open, away))
+        return found
+
+    @property
+    def highest_waiting_class(self) -> RequestClass | None:
+        """The highest class with waiting requests; None: no request waits."""
+        ahead = self.admission.ahead(min(RequestClass))
+        return ahead[0][0] if ahead else None
+
+    def is_open(self, engine: str) -> bool:
+        """Whether a granted request can be sent to this engine."""
+        one = self.engines[engine]
+        return not one.unreconciled and any(one.reachable_from.get(router) for router in self.routers)
+
+
+@dataclass(slots=True)
+class ActorRequest:
+    """A waiting or running request.
+
+    `slots` and `tokens`: held of its engine, in its router's account; `drawn`: held of its session.
+    """
+
+    router: str
+    queue: ModelState
+    arrival: Arrival  # its deadline in this clock; avoids engines its router could not reach when queued
+    arrived_s: float
+    engine: str = ""  # empty: it waits
+    slots: int = 0
+    tokens: int = 0
+    drawn: SessionDraw | None = None
+    original_arrival: Arrival | None = None  # as submitted, if it waits for less
+    awaited_session: str = ""  # the session whose slot was in use at its arrival; empty: none, or it runs
+    owed: OwedRequest | None = None  # as it had KV debt on its engine
+    reported_tokens: int = 0  # output tokens reported so far
+
+    @property
+    def runs_in_session_slot(self) -> bool:
+        """Whether it runs in its session's own slot, outside the queue."""
+        return self.drawn is not None and self.drawn.slots > 0
 
 
 class ActorRequests:
@@ -52,56 +124,44 @@ class ActorRequests:
         self.by_ticket: dict[str, ActorRequest] = {}
         self.tickets: dict[str, dict[str, None]] = {}  # by router, in order of arrival
         self.grants_to_retry: list[str] = []  # tickets whose grant could not be charged or reached
-        self.waiting_for_session: dict[
-            str, dict[str, None]
-        ] = {}  # waiting tickets that need a session's slot, by session
+        self.waiting_for_session: dict[str, dict[str, None]] = {}  # tickets that wait for a session's slot, by lease
 
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """Queue a request, or begin it in its session; its deadline is in this clock."""
         model_state = self.model_state(model)
-        request = self.by_ticket[arrival.request_id] = ActorRequest(router, model, arrival, arrived_s)
+        request = self.by_ticket[arrival.request_id] = ActorRequest(router, model_state, arrival, arrived_s)
         self.tickets.setdefault(router, {})[arrival.request_id] = None
         request.arrival = replace(arrival, avoid_replicas=self._engines_to_avoid(request))
         if arrival.session is not None:
             self._draw_on_session(request, now)
         if not request.runs_in_session_slot:
-            self.apply_actions(model, model_state.admission.on_arrive(request.arrival, now, now - arrived_s))
+            self.apply_actions(model_state, model_state.admission.on_arrive(request.arrival, now, now - arrived_s))
 
     def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """A request has ended; return its slots and tokens. An unknown ticket changes nothing."""
         request = self._end(ticket, now)
         if request is not None:
             self._charge_use(request, max(0, output_tokens - request.reported_tokens))
-            admission = self.models[request.model].admission
-            self.apply_actions(request.model, admission.on_done(ticket, now, prompt_tokens, output_tokens))
-
-    def release_holdings(self, ticket: str) -> None:
-        """Free a granted request's slots and tokens for the caller, before the queue processes its end."""
-        request = self.by_ticket[ticket]
-        self.accounts.give_back(request.router, request.engine, request.slots, request.tokens)
-        request.slots = request.tokens = 0
+            actions = request.queue.admission.on_done(ticket, now, prompt_tokens, output_tokens)
+            self.apply_actions(request.queue, actions)
 
     def cancel(self, ticket: str, now: float) -> None:
         """Cancel a waiting or running request. An unknown ticket changes nothing."""
         request = self._end(ticket, now)
         if request is not None:
-            self.apply_actions(
-                request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
-            )
+            self._leave_queue(request, now)
 
     def progress(self, ticket: str, output_tokens: int, now: float) -> None:
         """A request has generated this many more tokens."""
         request = self.by_ticket.get(ticket)
         if request is not None:
             self._charge_use(request, output_tokens)
-            self.apply_actions(
-                request.model, self.models[request.model].admission.on_progress(ticket, output_tokens, now)
-            )
+            self.apply_actions(request.queue, request.queue.admission.on_progress(ticket, output_tokens, now))
 
     def report_status(self, router: str, ticket: str, now: float) -> None:
         """Send the queue position of a ticket, if it waits."""
         request = self.by_ticket.get(ticket)
-        status = None if request is None else self.models[request.model].admission.status(ticket, now)
+        status = None if request is None else request.queue.admission.status(ticket, now)
         if status is not None:
             self._send(router, StatusReply(status))
 
@@ -120,22 +180,17 @@ class ActorRequests:
                 if request is None or request.engine:  # queued again and granted since
                     continue
                 if not self._is_avoid_outdated(ticket):
-                    for engine in list(self.models[request.model].engines):
+                    for engine in list(request.queue.engines):
                         self._sync(engine, now)
                 self._requeue(ticket, now)
-            before, self.grants_to_retry = self.grants_to_retry, []
-            again = [one for one in before if self._is_avoid_outdated(one)]  # each at most once
-            self.grants_to_retry = [one for one in before if not self._is_avoid_outdated(one)]
-
-    def has_waiting(self, model: str) -> bool:
-        """Whether requests wait for a model."""
-        return model in self.models and self.models[model].admission.waiting > 0
+            again = [one for one in self.grants_to_retry if self._is_avoid_outdated(one)]  # each at most once
+            self.grants_to_retry = [one for one in self.grants_to_retry if not self._is_avoid_outdated(one)]
 
     def model_state(self, model: str) -> ModelState:
         """The queue of a model; created if there is none."""
         model_state = self.models.get(model)
         if model_state is None:
-            model_state = self.models[model] = ModelState(Admission(DEFAULT_POLICY))
+            model_state = self.models[model] = ModelState(model, Admission(DEFAULT_POLICY))
         return model_state
 
     def grant_freed_sessions(self, now: float) -> None:
@@ -147,12 +202,10 @@ class ActorRequests:
                 continue
             for ticket in self.waiting_for_session.get(lease, ()):
                 request = self.by_ticket[ticket]
-                drawn = request.drawn
-                whole = replace(
-                    request.original_arrival or request.arrival, avoid_replicas=request.arrival.avoid_replicas
-                )
+                drawn, avoids = request.drawn, request.arrival.avoid_replicas
+                whole = replace(request.original_arrival or request.arrival, avoid_replicas=avoids)
                 enough = tokens + (0 if drawn is None else drawn.tokens) >= whole.cost
-                if enough and one.engine not in whole.avoid_replicas:
+                if enough and one.engine not in avoids:
                     self._take_from_queue(ticket, now)
                     if drawn is not None:
                         self.accounts.give_back(request.router, lease, 0, drawn.tokens)
@@ -161,28 +214,16 @@ class ActorRequests:
                     self._end_session_wait(request)
                     break  # a session has one slot
 
-    def get(self, ticket: str) -> ActorRequest | None:
-        """The request of a ticket; None: unknown."""
-        return self.by_ticket.get(ticket)
-
-    def has_requests(self, model: str) -> bool:
-        """Whether a model has waiting or running requests. O(requests)."""
-        return any(request.model == model for request in self.by_ticket.values())
-
     def forget_routers(self, routers: Sequence[str], now: float) -> None:
         """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
         tickets = [ticket for router in routers for ticket in self.tickets.pop(router, ()) if ticket in self.by_ticket]
+        running = [ticket for ticket in tickets if self.by_ticket[ticket].engine]
         for ticket in [one for one in tickets if not self.by_ticket[one].engine]:
-            tickets.remove(ticket)  # waiting ones first: none is granted what another one's end frees
-            self.cancel(ticket, now)  # it may have been granted by the cancellation before
-        for ticket in tickets:
-            request = self.by_ticket.pop(ticket, None)
-            if request is None:  # refused meanwhile
-                continue
+            self.cancel(ticket, now)  # first: none is granted what the end of a running one frees
+        for ticket in running:
+            request = self.by_ticket.pop(ticket)
             self._release(request, now)
-            self.apply_actions(
-                request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
-            )
+            self._leave_queue(request, now)
 
     def requeue_router(self, router: str, model: str, now: float) -> None:
         """A router reaches other engines of a model: queue its waiting requests again, the oldest first."""
@@ -207,7 +248,7 @@ class ActorRequests:
     def _is_avoid_outdated(self, ticket: str, model: str = "") -> bool:
         """Whether a ticket waits (for this model) and the engines it avoids are not those its router cannot reach."""
         request = self.by_ticket.get(ticket)
-        if request is None or request.engine or model not in ("", request.model):
+        if request is None or request.engine or model not in ("", request.queue.name):
             return False
         return request.arrival.avoid_replicas != self._engines_to_avoid(request)
 
@@ -215,33 +256,35 @@ class ActorRequests:
         """Engines that a request may not be granted; the session admission sets its own."""
         if request.router == SESSIONS_OWNER:
             return request.arrival.avoid_replicas
-        return self.models[request.model].unreachable_from(request.router)
+        return request.queue.unreachable_from(request.router)
 
     def _requeue(self, ticket: str, now: float) -> None:
         """Queue a waiting request again with its original arrival time."""
         request = self._take_from_queue(ticket, now)
         request.arrival = replace(request.arrival, accepted=True, avoid_replicas=self._engines_to_avoid(request))
-        admission = self.models[request.model].admission
-        self.apply_actions(request.model, admission.on_arrive(request.arrival, now, now - request.arrived_s))
+        actions = request.queue.admission.on_arrive(request.arrival, now, now - request.arrived_s)
+        self.apply_actions(request.queue, actions)
 
     def _take_from_queue(self, ticket: str, now: float) -> ActorRequest:
         """Remove a request from its model's queue without ending it."""
         request = self.by_ticket.pop(ticket)  # decisions during its removal do not apply to it
-        self.apply_actions(
-            request.model, self.models[request.model].admission.on_cancel(ticket, now), ended_ticket=ticket
-        )
+        self._leave_queue(request, now)
         self.by_ticket[ticket] = request
         return request
+
+    def _leave_queue(self, request: ActorRequest, now: float) -> None:
+        """Cancel a request in its model's queue, and carry out the other decisions that follow."""
+        ticket = request.arrival.request_id
+        actions = request.queue.admission.on_cancel(ticket, now)
+        self.apply_actions(request.queue, [one for one in actions if one.request_id != ticket])
 
     def _draw_on_session(self, request: ActorRequest, now: float) -> None:
         """Begin an arriving request in its session, or have it wait in the queue for the missing tokens."""
         arrival, router = request.arrival, request.router
         one = self._sessions.open_by_lease(arrival.session or "")
-        if (
-            one is None
-            or one.request.model != request.model
-            or one.engine in arrival.avoid_replicas | self.closed_engines
-        ):
+        if one is None or one.request.model != request.queue.name:
+            return
+        if one.engine in arrival.avoid_replicas | self.closed_engines:
             return
         self._sessions.touch(one.lease, now)
         slots, tokens = self.accounts.free(one.lease)
@@ -252,7 +295,7 @@ class ActorRequests:
             return
         drawn = SessionDraw(arrival.request_id, one.lease, min(1, slots), min(tokens, arrival.cost))
         missing = arrival.cost - drawn.tokens
-        if missing and (self.has_waiting(request.model) or self.accounts.free(one.engine)[1] < missing):
+        if missing and (request.queue.admission.waiting or self.accounts.free(one.engine)[1] < missing):
             drawn = drawn._replace(slots=0)  # waiting requests get free tokens first
         self.accounts.charge(router, one.lease, drawn.slots, drawn.tokens)
         request.drawn = drawn
@@ -264,7 +307,8 @@ class ActorRequests:
         request.engine, (request.slots, request.tokens) = one.engine, drawn.remainder(arrival)
         self.accounts.charge(router, one.engine, request.slots, request.tokens)
         self._sync(one.engine, now)
-        self.add_usage(CreditUsage(request.model, arrival.request_class, arrival.tenant, 1, arrival.prompt_tokens, 0))
+        admission = request.queue.admission
+        admission.on_uncounted_usage(arrival.request_class, arrival.tenant, arrival.prompt_tokens, 0)
         self._send(router, Grant(arrival.request_id, one.engine, now - request.arrived_s))
 
     def _end_session_wait(self, request: ActorRequest) -> None:
@@ -295,14 +339,15 @@ class ActorRequests:
         request.reported_tokens += output_tokens
         if request.runs_in_session_slot and output_tokens:
             arrival = request.arrival
-            self.add_usage(CreditUsage(request.model, arrival.request_class, arrival.tenant, 0, 0, output_tokens))
+            request.queue.admission.on_uncounted_usage(arrival.request_class, arrival.tenant, 0, output_tokens)
 
     def _end(self, ticket: str, now: float) -> ActorRequest | None:
         request = self.by_ticket.pop(ticket, None)
         if request is None:
             return None
         self.tickets.get(request.router, {}).pop(ticket, None)
-        self._kv_debt.end_ticket(ticket)
+        if request.owed is not None:
+            self._kv_debt.end(request.engine, request.owed)
         self._end_session_wait(request)
         if request.drawn is not None:
             self.accounts.give_back(request.router, request.drawn.lease, request.drawn.slots, request.drawn.tokens)
@@ -312,41 +357,39 @@ class ActorRequests:
             self._release(request, now)
         return request
 
-    def apply_actions(self, model: str, actions: Iterable[Action], ended_ticket: str = "") -> None:
-        """Carry out a queue's decisions, except those for `ended_ticket`, which has ended."""
-        self.touched_models.add(model)
+    def apply_actions(self, queue: ModelState, actions: Iterable[Action]) -> None:
+        """Carry out a queue's decisions."""
+        self.touched_models.add(queue.name)
         for action in actions:
-            if action.request_id == ended_ticket:
-                continue
             request = self.by_ticket[action.request_id]
             if isinstance(action, Refuse):
                 if request.drawn is not None:
                     self._send(request.router, request.drawn._replace(slots=0, tokens=0))
                 self._end(action.request_id, -math.inf)
-            else:
-                reached = self.models[model].engines[action.replica_id].reachable_from
-                if request.router != SESSIONS_OWNER and not reached.get(request.router):
-                    self.grants_to_retry.append(action.request_id)
-                    continue
-                try:
-                    self._charge(request, action.replica_id)
-                except (InsufficientMemory, LeaseNotFound, LeaseConflict):
-                    self.grants_to_retry.append(action.request_id)  # while several requests end at once
-                    continue
+            elif not self._charge(request, action.replica_id):
+                self.grants_to_retry.append(action.request_id)
+                continue
             self._send(request.router, action)
 
-    def _charge(self, request: ActorRequest, engine: str) -> None:
-        arrival = request.arrival
-        self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
+    def _charge(self, request: ActorRequest, engine: str) -> bool:
+        """Charge a grant to its router's account; False: the router does not reach the engine, or it is not free there
+        while several requests end at once."""
+        arrival, one = request.arrival, request.queue.engines[engine]
+        if request.router != SESSIONS_OWNER and not one.reachable_from.get(request.router):
+            return False
+        try:
+            self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
+        except (InsufficientMemory, LeaseNotFound, LeaseConflict):
+            return False
         request.engine, request.slots, request.tokens = engine, arrival.slots, arrival.cost
         self._end_session_wait(request)
-        one = self.models[request.model].engines[engine]
         one.granted_slots += arrival.slots
         one.granted_tokens += arrival.cost
+        return True
 
     def _release(self, request: ActorRequest, now: float) -> None:
         """Remove a request's grant from its engine's sums; the caller informs `Admission` next."""
-        one = self.models[request.model].engines.get(request.engine)
+        one = request.queue.engines.get(request.engine)
         if one is not None:
             if not request.runs_in_session_slot:
                 one.granted_slots = max(0, one.granted_slots - request.arrival.slots)

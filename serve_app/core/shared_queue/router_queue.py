@@ -26,31 +26,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from serve_app.core.memory import FENCE_S
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import ActorReply, RouterMessage
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.in_flight import InFlight
-from serve_app.core.shared_queue.messages import (
-    DEFAULT_POLICY,
-    ActorAction,
-    Amount,
-    Arrive,
-    Cancel,
-    Done,
-    EngineDropAcknowledged,
-    EngineReachability,
-    ModelPolicy,
-    SessionDraw,
-    StatusReply,
-    StatusRequest,
-)
+from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount, SessionDraw
 from serve_app.core.shared_queue.pending import PendingRequest, PendingRequests
 from serve_app.core.shared_queue.router_credit import RouterCredit
-from serve_app.core.shared_queue.router_session import RouterSession
+from serve_app.core.shared_queue.router_session import MAX_UNACKED_EVENTS, RouterSession
 from serve_app.types import RequestClass
 
 REFUSAL_GRACE_S = 0.5  # after the end of a wait: the actor's own refusal arrives before that
@@ -66,7 +55,6 @@ class RouterQueue:
 
     def __init__(self, router: str, incarnation: int = 0) -> None:
         self.router_session = RouterSession(router, incarnation)
-        self._router = router
         self.accounts = RouterCredit()
         self._policies: dict[str, QueuePolicy] = {}
         self.pending = PendingRequests()
@@ -84,12 +72,12 @@ class RouterQueue:
     def serve(self, model: str, policy: QueuePolicy) -> None:
         """Serve a model, with these bounds."""
         self._policies[model] = policy
-        self.router_session.put(ModelPolicy(model, policy))
+        self.router_session.put(messages.ModelPolicy(model, policy))
 
     def retire(self, model: str) -> None:
         """Stop serving a model; its waiting requests have been refused already."""
         if self._policies.pop(model, None) is not None:
-            self.router_session.put(ModelPolicy(model, None))
+            self.router_session.put(messages.ModelPolicy(model, None))
 
     def set_reachability(
         self, model: str, engine: str, usable: bool, now: float, *, single_request: bool = False
@@ -105,13 +93,13 @@ class RouterQueue:
     def decides_alone(self, model: str) -> bool:
         """Whether this router grants waiting requests on its credit: the actor is away, or does not know yet what all
         routers hold on this model's engines."""
-        return self.alone or model in self.router_session.recovering
+        return self.alone or model in self.router_session.state.recovering
 
     # Requests
 
     def on_arrive(self, model: str, arrival: Arrival, now: float) -> list[Action]:
         """Grant, refuse or queue a request. Raises ValueError if one of this id waits or runs."""
-        if arrival.request_id in self.pending or arrival.request_id in self.in_flight:
+        if arrival.request_id in self.pending.by_request_id or arrival.request_id in self.in_flight.running:
             raise ValueError(f"{arrival.request_id!r} waits or runs already")
         if arrival.deadline is not None and arrival.deadline <= now:
             return [self.early_refusal.refusal(model, arrival, RefusalReason.DEADLINE)]
@@ -120,7 +108,7 @@ class RouterQueue:
         if arrival.session is not None and not alone:
             self._add_pending(waiting, now)
             return []
-        if not self.pending.count(model) and (alone or model not in self.router_session.contended):
+        if not self.pending.counts[model] and (alone or model not in self.router_session.state.contended):
             granted = self._grant_on_credit(waiting, now)
             if granted is not None:
                 self._balance_credit(now)
@@ -137,9 +125,9 @@ class RouterQueue:
 
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """Cancel a waiting or running request; its generated tokens count. An unknown id changes nothing."""
-        if self._withdraw(request_id) is None:
-            return self.on_done(request_id, now, None, self.in_flight.output_tokens(request_id))
-        return []
+        if self._withdraw(request_id) is not None or (run := self.in_flight.running.get(request_id)) is None:
+            return []
+        return self.on_done(request_id, now, None, run.output_tokens)
 
     def on_done(
         self, request_id: str, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
@@ -169,7 +157,7 @@ class RouterQueue:
         while (late := self.pending.first_overdue(now)) is not None:
             self._withdraw(late.request_id)
             deadline = late.arrival.deadline
-            served = any(usable for _, model, usable in self.accounts.engines() if model == late.model)
+            served = any(one.usable for one in self.accounts.by_engine.values() if one.model == late.model)
             reason = RefusalReason.TIMEOUT if served else RefusalReason.NO_REPLICA
             if deadline is not None and deadline <= now:
                 reason = RefusalReason.DEADLINE
@@ -182,47 +170,36 @@ class RouterQueue:
 
     def waiting(self, model: str) -> int:
         """This router's waiting requests of a model."""
-        return self.pending.count(model)
-
-    def waiting_by_class(self, model: str) -> dict[RequestClass, int]:
-        """The same, by requested class."""
-        return self.pending.count_by_class(model)
-
-    def running_of(self, model: str) -> int:
-        """This router's running requests of a model."""
-        return self.in_flight.count(model)
-
-    @property
-    def running(self) -> int:
-        """This router's running requests."""
-        return len(self.in_flight)
+        return self.pending.counts[model]
 
     def ahead(self, model: str, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """The number of waiting requests ahead of a request of this class, by requested class: of all routers in the
         actor's last figures, or of this router where that is more."""
-        return self.early_refusal.ahead(model, request_class, self.pending.count_by_class(model))
+        waiting, session = self.pending.count_by_class(model), self.router_session
+        if model in session.figures and model in session.state.contended:
+            classes = session.figures[model].classes
+            waiting = {level: max(classes[level].waiting, waiting[level]) for level in RequestClass}
+        return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
 
     def status(self, request_id: str) -> QueueStatus | None:
         """The queue position of a request by the actor's last answer, or before that by its last figures; requests a
         new answer. None: it does not wait."""
-        waiting = self.pending.get(request_id)
+        waiting = self.pending.by_request_id.get(request_id)
         if waiting is None:
             return None
         if waiting.ticket and not waiting.status_requested and self.router_session.arrivals_left:
             waiting.status_requested = True
-            self.router_session.put(StatusRequest(waiting.ticket))
+            self.router_session.put(messages.StatusRequest(waiting.ticket))
         if waiting.status is not None:
             return waiting.status
         level = waiting.arrival.request_class
         ahead = sum(count for _, count in self.ahead(waiting.model, level))  # includes the request
-        start_s = self.early_refusal.expected_wait_s(
-            waiting.model, level, waiting.arrival.tenant, waiting.arrival.slots
-        )
+        start_s = self.early_refusal.expected_wait_s(waiting.model, waiting.arrival)
         return QueueStatus(request_id, level, max(1, ahead), start_s)
 
     def next_message(self, now: float, *, beat: bool = False) -> RouterMessage | None:
         """The next message; None: nothing to send before the next heartbeat. `beat`: a heartbeat, with usage."""
-        if self.router_session.is_too_far_behind:
+        if len(self.router_session.sending) > MAX_UNACKED_EVENTS:
             self.begin_incarnation(self.router_session.epoch, now)
         self._balance_credit(now, every=beat)
         return self.router_session.next_message(beat=beat)
@@ -237,14 +214,14 @@ class RouterQueue:
             Resulting actions; requests known on one side only, or in another state there, at two heartbeats in a row,
             which are ended here; and engines whose sums differed from those of their requests. O(requests).
         """
-        known: dict[str, object] = {**self.pending.by_id(), **self.in_flight.by_id()}
-        ours = {request_id: request_id in self.in_flight for request_id in known}
+        known: dict[str, object] = {**self.pending.by_request_id, **self.in_flight.running}
+        ours = {request_id: request_id in self.in_flight.running for request_id in known}
         odd = {one: known.get(one) for one in known.keys() | alive.keys() if ours.get(one) is not alive.get(one)}
         lost = [one for one, what in odd.items() if one in self._unmatched and self._unmatched[one] is what]
         self._unmatched = odd
         actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
         wrong = self.in_flight.recount()
-        drawn = self.in_flight.session_draws(self.pending.draws())
+        drawn = self._session_draws()
         self.router_session.report_accounts(
             self.accounts.held_amounts() + drawn, self.accounts.account_amounts() + drawn
         )
@@ -258,7 +235,7 @@ class RouterQueue:
         """A call to the actor has failed or timed out; the actor may have received it."""
         self.router_session.on_lost()
         self.alone = True
-        return self._serve_alone(now, *self.pending.models())
+        return self._serve_alone(now, *self.pending.counts)
 
     def on_reply(self, reply: ActorReply, sent_at: float, now: float) -> list[Action]:
         """Process the answer to a message sent at `sent_at`; watch messages included."""
@@ -270,29 +247,55 @@ class RouterQueue:
             return []
         if now >= sent_at + FENCE_S:
             return self.on_lost(now)
-        before = session.contended, session.recovering
+        before = session.state
         actions = [action for said in session.on_reply(reply) for action in self.on_action(said, now)]
         if session.is_booked:
             self.credit_valid_until = max(self.credit_valid_until, sent_at + FENCE_S)
         self.early_refusal.on_reply(sent_at, reply.last_taken_event)
         self.alone = not session.is_booked
-        actions += self._serve_alone(now, *self.pending.models())
+        actions += self._serve_alone(now, *self.pending.counts)
         if self.alone:
             return actions
         for waiting in self.pending.not_handed_in(session.arrivals_left, self.decides_alone):
             self._hand_in(waiting, now)
-        self._balance_credit(now, every=(session.contended, session.recovering) != before)
+        changed = (session.state.contended, session.state.recovering) != (before.contended, before.recovering)
+        self._balance_credit(now, every=changed)
         return actions
 
     def begin_incarnation(self, epoch: int, now: float) -> None:
-        """Begin an incarnation: report the full state again."""
+        """Begin an incarnation: report the full state again; running requests lose their tickets."""
+        self.alone = True
         self.pending.forget_tickets()
         self.early_refusal.reset()
-        self.alone = True
-        rules = [ModelPolicy(model, policy) for model, policy in self._policies.items()]
+        self.in_flight.dropped_engines.clear()
+        running = self.in_flight.running
+        for run in running.values():
+            run.ticket = ""
+        accounts = self.accounts.begin_incarnation(credit_valid=now < self.credit_valid_until)
+        engines = self.accounts.by_engine.items()
         self.router_session.begin(
-            epoch, self.in_flight.begin_incarnation(rules, credit_valid=now < self.credit_valid_until)
+            epoch,
+            (
+                messages.Hello(accounts + self._session_draws()),
+                *(messages.ModelPolicy(model, policy) for model, policy in self._policies.items()),
+                *(messages.EngineReachability(one.model, engine, one.usable) for engine, one in engines),
+                *(
+                    messages.KvTokenRequest(request_id, "", run.engine, run.owed_tokens, run.arrival.request_class)
+                    for request_id, run in running.items()
+                    if run.owed_tokens
+                ),
+            ),
         )
+
+    def _session_draws(self) -> tuple[Amount, ...]:
+        """What the requests hold of sessions, by lease. O(requests)."""
+        slots, tokens = Counter[str](), Counter[str]()
+        running, waiting = self.in_flight.running.values(), self.pending.by_request_id.values()
+        for drawn in itertools.chain((one.drawn for one in running), (one.drawn for one in waiting)):
+            if drawn is not None:
+                slots[drawn.lease] += drawn.slots
+                tokens[drawn.lease] += drawn.tokens
+        return tuple(Amount(lease, slots[lease], tokens[lease]) for lease in slots)
 
     def on_action(self, action: ActorAction, now: float) -> list[Action]:
         match action:
@@ -302,11 +305,15 @@ class RouterQueue:
                 waiting = self.pending.take_ticket(ticket)
                 if waiting is not None:
                     return [Refuse(waiting.request_id, reason, retry_after_s)]
-            case StatusReply(status):
-                self.pending.set_status(status.request_id, status)
-            case SessionDraw():
-                self.pending.set_drawn(action)
-            case EngineDropAcknowledged(engine):
+            case messages.StatusReply(status):
+                waiting = self.pending.tickets.get(status.request_id)
+                if waiting is not None:
+                    waiting.status, waiting.status_requested = replace(status, request_id=waiting.request_id), False
+            case SessionDraw(ticket):
+                waiting = self.pending.tickets.get(ticket)
+                if waiting is not None:  # without slots and tokens: the draw has ended
+                    waiting.drawn = action if action.slots or action.tokens else None
+            case messages.EngineDropAcknowledged(engine):
                 again = self.in_flight.dropped_engines.pop(engine, None)
                 if again is not None:
                     return self.set_reachability(again[0], engine, again[1], now, single_request=again[2])
@@ -319,11 +326,12 @@ class RouterQueue:
         if waiting is None:
             return []  # withdrawn; the cancellation returns the grant
         arrival = waiting.arrival
-        if not self.accounts.is_usable(engine):
-            if engine not in self.accounts and engine not in self.in_flight.dropped_engines:
+        account = self.accounts.by_engine.get(engine)
+        if account is None or not account.usable:
+            if account is None and engine not in self.in_flight.dropped_engines:
                 # otherwise the actor was informed
-                self.router_session.put(EngineReachability(waiting.model, engine, False))
-            self.router_session.end_request(Done(ticket, 0, 0))
+                self.router_session.put(messages.EngineReachability(waiting.model, engine, False))
+            self.router_session.end_request(messages.Done(ticket, 0, 0))
             again = replace(arrival, accepted=True, session=None)
             self._add_pending(PendingRequest(waiting.model, again, waiting.arrived_s), now)
             return []
@@ -333,9 +341,7 @@ class RouterQueue:
 
     def _grant_on_credit(self, waiting: PendingRequest, now: float) -> Grant | None:
         """Grant on credit; None: there is not enough, or it may belong to another router by now."""
-        if now >= self.credit_valid_until:
-            return None
-        engine = self.in_flight.begin_on_credit(waiting)
+        engine = None if now >= self.credit_valid_until else self.in_flight.begin_on_credit(waiting)
         if engine is None:
             return None
         self.granted_on_credit += 1
@@ -361,21 +367,27 @@ class RouterQueue:
             self._hand_in(waiting, now)
 
     def _hand_in(self, waiting: PendingRequest, now: float) -> None:
-        ticket = f"{self._router}:{next(self._ticket_numbers)}"
+        ticket = f"{self.router_session.router}:{next(self._ticket_numbers)}"
         deadline = waiting.arrival.deadline
         left_s = None if deadline is None else deadline - now
         arrival = replace(waiting.arrival, request_id=ticket, deadline=left_s)
         self.pending.hand_in(waiting, ticket)
-        number = self.router_session.put(Arrive(waiting.model, arrival, now - waiting.arrived_s))
+        number = self.router_session.put(messages.Arrive(waiting.model, arrival, now - waiting.arrived_s))
         self.early_refusal.on_handed_in(number, waiting.model, arrival)
 
     def _withdraw(self, request_id: str) -> PendingRequest | None:
         """Remove a waiting request; cancels its queue entry at the actor."""
         waiting = self.pending.remove(request_id)
         if waiting is not None and waiting.ticket:
-            self.router_session.put(Cancel(waiting.ticket))
+            self.router_session.put(messages.Cancel(waiting.ticket))
         return waiting
 
     def _balance_credit(self, now: float, *, every: bool = False) -> None:
-        if not self.alone:
-            self.in_flight.balance_credit(now, every=every)
+        """Return surplus credit and request missing credit on engines with changes, or on every engine."""
+        if self.alone:
+            return
+        for engine in self.accounts.by_engine if every else sorted(self.in_flight.touched_engines):
+            event = self.accounts.balance(engine, self.router_session.state, now)
+            if event is not None:
+                self.router_session.put(event)
+        self.in_flight.touched_engines.clear()

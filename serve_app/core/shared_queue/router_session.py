@@ -8,31 +8,26 @@ Invariant: a reply of another epoch or incarnation changes nothing; it can only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 
 from serve_app.core.queue import Arrival
+from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import (
     BATCH,
     ActorReply,
+    ActorState,
     QueueFigures,
     ReceiveBuffer,
     RouterMessage,
     SendBuffer,
 )
-from serve_app.core.shared_queue.messages import (
-    AccountReport,
-    ActorAction,
-    Amount,
-    Booked,
-    CreditUsage,
-    Done,
-    RouterEvent,
-    TokenProgress,
-)
+from serve_app.core.shared_queue.messages import ActorAction, Amount, RouterEvent
 from serve_app.types import RequestClass
 
 MAX_UNACKED_EVENTS = 8192  # unacknowledged events: bounds memory; a report of the full state has fewer
 ARRIVAL_WINDOW = 1024  # of these, before submitting requests pauses: a few full messages in transit
+UNKNOWN_STATE = ActorState(-1, frozenset(), frozenset(), {})  # before the first reply
 
 
 class RouterSession:
@@ -44,10 +39,11 @@ class RouterSession:
     """
 
     def __init__(self, router: str, incarnation: int) -> None:
-        self._router = router
+        self.router = router
         self.incarnation = incarnation
         self.epoch = 0
-        self._usage: dict[tuple[str, RequestClass, str], list[int]] = {}
+        # sums by model, class and tenant
+        self._usage: defaultdict[tuple[str, RequestClass, str], list[int]] = defaultdict(lambda: [0, 0, 0])
         self.ledger_accounts: dict[str, Amount] = {}  # this router's in the ledger, as last reported
         self.begin(0, ())
 
@@ -55,23 +51,14 @@ class RouterSession:
         """Begin an incarnation with these events, the first of them a `Hello`."""
         self.epoch = epoch
         self.incarnation += 1
-        self.sending: SendBuffer[RouterEvent] = SendBuffer()
+        self.sending: SendBuffer[RouterEvent] = SendBuffer(deque(events))
         self._receiving: ReceiveBuffer[ActorAction] = ReceiveBuffer()
-        self.progress: dict[str, int] = {}  # by ticket; tickets belong to an incarnation, usage does not
+        self.progress: defaultdict[str, int] = defaultdict(int)  # by ticket, which belong to an incarnation
         self._resend_wanted = self._has_more = False
-        self._state_version = -1
         self._account_report_number = 0  # the event number of the last `AccountReport`
         self.is_booked = False  # the actor has booked the accounts
-        self.recovering: frozenset[str] = frozenset()
-        self.contended: frozenset[str] = frozenset()
-        self.blocked: Mapping[str, int] = {}  # engines that wait for memory, by model
+        self.state = UNKNOWN_STATE
         self.figures: dict[str, QueueFigures] = {}
-        for event in events:
-            self.sending.put(event)
-
-    @property
-    def is_too_far_behind(self) -> bool:
-        return len(self.sending) > MAX_UNACKED_EVENTS
 
     @property
     def arrivals_left(self) -> int:
@@ -96,20 +83,16 @@ class RouterSession:
     def report_accounts(self, in_use: tuple[Amount, ...], accounts: tuple[Amount, ...]) -> None:
         """Report the router's accounts, unless the last report is not acknowledged yet."""
         if self.is_booked and self._account_report_number <= self.sending.last_acked:
-            self._account_report_number = self.put(AccountReport(in_use, accounts, self._receiving.last_taken))
+            self._account_report_number = self.put(messages.AccountReport(in_use, accounts, self._receiving.last_taken))
 
-    def end_request(self, event: Done) -> None:
+    def end_request(self, event: messages.Done) -> None:
         """A submitted request has ended; `event` has all its tokens, so unsent progress is dropped."""
         self.progress.pop(event.ticket, None)
         self.sending.put(event)
 
-    def add_progress(self, ticket: str, output_tokens: int) -> None:
-        """Add output tokens of a running request that the actor granted."""
-        self.progress[ticket] = self.progress.get(ticket, 0) + output_tokens
-
     def add_usage(self, model: str, arrival: Arrival, requests: int, prompt_tokens: int, output_tokens: int) -> None:
         """Add use of requests granted on credit."""
-        sums = self._usage.setdefault((model, arrival.request_class, arrival.tenant), [0, 0, 0])
+        sums = self._usage[model, arrival.request_class, arrival.tenant]
         for index, amount in enumerate((requests, prompt_tokens, output_tokens)):
             sums[index] += amount
 
@@ -119,10 +102,10 @@ class RouterSession:
             return None
         while self.sending.unsent < BATCH and self.is_booked and self._usage:
             of = next(iter(self._usage))
-            self.sending.put(CreditUsage(*of, *self._usage.pop(of)))
+            self.sending.put(messages.CreditUsage(*of, *self._usage.pop(of)))
         while self.sending.unsent < BATCH and self.progress:
             ticket = next(iter(self.progress))  # the one reported longest ago; new progress is added at the end
-            self.sending.put(TokenProgress(ticket, self.progress.pop(ticket)))
+            self.sending.put(messages.TokenProgress(ticket, self.progress.pop(ticket)))
         return self._message(*self.sending.next_batch())
 
     def watch_message(self) -> RouterMessage:
@@ -149,12 +132,10 @@ class RouterSession:
         actions = self._receiving.accept(reply.seq, reply.actions)
         if reply.seq > self._receiving.last_taken + 1:  # the missing reply may have gone to a call that was given up
             self._resend_wanted = True
-        self.is_booked = self.is_booked or any(isinstance(action, Booked) for action in actions)
-        word = reply.state
-        if word is not None and word.version > self._state_version:
-            self._state_version, self.contended, self.recovering = word.version, word.contended, word.recovering
-            self.blocked = dict(word.blocked)
-            self.figures = {name: one for name, one in self.figures.items() if name in word.contended}
+        self.is_booked = self.is_booked or any(isinstance(action, messages.Booked) for action in actions)
+        if reply.state is not None and reply.state.version > self.state.version:
+            self.state = reply.state
+            self.figures = {name: one for name, one in self.figures.items() if name in self.state.contended}
         if reply.ledger_accounts is not None:
             self.ledger_accounts = {one.engine: one for one in reply.ledger_accounts}
         for figures in reply.figures:
@@ -166,4 +147,4 @@ class RouterSession:
     def _message(self, seq: int, events: tuple[RouterEvent, ...]) -> RouterMessage:
         again, self._resend_wanted, self._has_more = self._resend_wanted, False, False
         taken, last = self.sending.last_acked, self._receiving.last_taken
-        return RouterMessage(self._router, self.incarnation, self.epoch, seq, events, taken, last, again)
+        return RouterMessage(self.router, self.incarnation, self.epoch, seq, events, taken, last, again)

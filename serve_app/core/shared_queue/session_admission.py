@@ -46,9 +46,8 @@ class SessionAdmission:
     ) -> None:
         self._ledger, self._sessions, self._granting, self._engines_of = ledger, sessions, granting, engines_of
         self.pending_sessions: dict[str, _PendingSession] = {}  # in order of arrival
-        self._tickets: dict[str, str] = {}  # session by ticket
         self._numbers = itertools.count(1)
-        self._decisions: list[Action] = []
+        self.decisions: list[Action] = []  # of the queue on openings; `settle` carries them out
         self._seen_version = sessions.version
         self._outcomes: dict[str, Session | ServeAppError] = {}
 
@@ -96,27 +95,22 @@ class SessionAdmission:
         waiting = self.pending_sessions.pop(session_id, None)
         if waiting is None:
             return None
-        self._take_from_queue(waiting, now)
+        self._granting.requests.cancel(waiting.ticket, now)
         return waiting.waiting_since
 
     def restart(self, granting: Granting) -> None:
         """The queues are new and empty; pending openings are queued again by the next review."""
         self._granting = granting
         granting.accounts.remove_router(SESSIONS_OWNER)
-        self._tickets.clear()
-        self._decisions.clear()
+        self.decisions.clear()
         for waiting in self.pending_sessions.values():
             waiting.candidate_engines, waiting.ticket = (), ""
 
-    def on_decision(self, action: Action) -> None:
-        """The queue has decided on an opening; `settle` carries it out."""
-        self._decisions.append(action)
-
     def settle(self, now: float) -> None:
         """Carry out decisions, and review pending openings if the free capacity for sessions has changed."""
-        while self._decisions or self._seen_version != self._sessions.version:
-            said, self._decisions = self._decisions, []
-            for action in said:
+        while self.decisions or self._seen_version != self._sessions.version:
+            decisions, self.decisions = self.decisions, []
+            for action in decisions:
                 self._carry_out(action, now)
             if self._seen_version != self._sessions.version:
                 self._seen_version = self._sessions.version
@@ -175,7 +169,8 @@ class SessionAdmission:
         """Open a session if its tokens are free and no request waits for the model; returns whether it did."""
         ask = waiting.ask
         best = max(self._candidate_engines(ask), key=self._ledger.free, default=None)
-        if best is None or self._ledger.free(best) < ask.tokens or self._granting.requests.has_waiting(ask.model):
+        queue = self._granting.models.get(ask.model)
+        if best is None or self._ledger.free(best) < ask.tokens or (queue is not None and queue.admission.waiting):
             return False
         del self.pending_sessions[ask.session_id]
         self._outcomes[ask.session_id] = self._sessions.reserve(ask, best, now)
@@ -189,10 +184,8 @@ class SessionAdmission:
         if not waiting.candidate_engines or self._open_at_once(waiting, now):
             return
         waiting.ticket = f"{SESSIONS_OWNER}:{next(self._numbers)}"
-        self._tickets[waiting.ticket] = ask.session_id
-        avoid = frozenset((*self._engines_of(ask.model), *self._granting.engines_of(ask.model))).difference(
-            waiting.candidate_engines
-        )
+        model_state = self._granting.models.get(ask.model)
+        engines = {*self._engines_of(ask.model), *(() if model_state is None else model_state.engines)}
         arrival = Arrival(
             waiting.ticket,
             ask.request_class,
@@ -200,39 +193,36 @@ class SessionAdmission:
             cost_tokens=ask.tokens,
             deadline=ask.wait_until,
             accepted=accepted,
-            avoid_replicas=avoid,
+            avoid_replicas=frozenset(engines.difference(waiting.candidate_engines)),
         )
         self._granting.requests.arrive(SESSIONS_OWNER, ask.model, arrival, waiting.waiting_since, now)
-
-    def _take_from_queue(self, waiting: _PendingSession, now: float) -> None:
-        if self._tickets.pop(waiting.ticket, None) is not None:
-            self._granting.requests.cancel(waiting.ticket, now)
 
     def _review(self, now: float) -> None:
         """Queue openings again whose candidate engines have changed."""
         for waiting in list(self.pending_sessions.values()):
             if waiting.candidate_engines != self._candidate_engines(waiting.ask):
-                self._take_from_queue(waiting, now)
+                self._granting.requests.cancel(waiting.ticket, now)
                 self._enqueue(waiting, now, accepted=True)
 
     def _carry_out(self, action: Action, now: float) -> None:
-        session_id = self._tickets.pop(action.request_id, "")
-        waiting = self.pending_sessions.get(session_id)
-        if waiting is None or waiting.ticket != action.request_id:
+        waiting = next((one for one in self.pending_sessions.values() if one.ticket == action.request_id), None)
+        if waiting is None:
             return  # withdrawn; the cancellation returned the grant
+        ask, session_id = waiting.ask, waiting.ask.session_id
         if isinstance(action, Refuse):
             del self.pending_sessions[session_id]
             late = action.reason in (RefusalReason.DEADLINE, RefusalReason.TIMEOUT, RefusalReason.SESSIONS)
-            self._outcomes[session_id] = self._wait_over_error(waiting.ask) if late else refusal_error(action)
+            self._outcomes[session_id] = self._wait_over_error(ask) if late else refusal_error(action)
             return
         assert isinstance(action, Grant)
-        if action.replica_id not in self._candidate_engines(waiting.ask):  # another session was opened there meanwhile
+        if action.replica_id not in self._candidate_engines(ask):  # another session was opened there meanwhile
             self._granting.requests.cancel(action.request_id, now)
             self._enqueue(waiting, now, accepted=True)
             return
         del self.pending_sessions[session_id]
-        ask = waiting.ask
-        self._granting.requests.release_holdings(action.request_id)  # before the queue processes its end
+        granted = self._granting.requests.by_ticket[action.request_id]
+        self._granting.accounts.give_back(SESSIONS_OWNER, granted.engine, granted.slots, granted.tokens)
+        granted.slots = granted.tokens = 0  # the session has these before the queue processes the end of the opening
         self._outcomes[session_id] = self._sessions.reserve(ask, action.replica_id, now)
         self._granting.requests.done(action.request_id, 0, 0, now)
 

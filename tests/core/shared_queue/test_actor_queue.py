@@ -347,7 +347,7 @@ def test_a_router_alone_goes_by_the_true_arrival_of_who_waits_anew() -> None:
     second = world.arrive("r0", NORMAL)
     world.settle(1)
     line.set_reachability(MODEL, "e", False, world.now)
-    told = line.pending.get(f"q{first.number}")
+    told = line.pending.by_request_id.get(f"q{first.number}")
     assert told is not None
     line.on_action(Grant(told.ticket, "e", 0.0), world.now)  # where it cannot go: it waits anew
     head = line.pending.first(MODEL)

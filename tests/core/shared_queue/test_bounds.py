@@ -44,7 +44,7 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
     reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(running)]
     world.settle(8)
     assert all(req.state == "runs" for req in reqs)
-    tickets = {run.ticket: f"q{number}" for number, run in enumerate(line.in_flight.by_id().values(), 1)}
+    tickets = {run.ticket: f"q{number}" for number, run in enumerate(line.in_flight.running.values(), 1)}
     incarnation, told_at = link.incarnation, dict.fromkeys(tickets, world.now)
     most_kept = most_said = 0
     oldest_s = 0.0

@@ -252,7 +252,7 @@ def test_nothing_is_left_of_what_has_ended() -> None:
     for name in world.routers:
         world.routers[name].alive = False
     world.wait(10.0)
-    assert (len(lines.actor_sessions), places.models, places.model_of_engine) == (0, {}, {})
+    assert (len(lines.actor_sessions.sessions), places.models, places.state_of_engine) == (0, {}, {})
     assert [lease.lease_id for lease in world.quota.ledger.leases()] == ["e", "e/slots"]
 
 
@@ -262,7 +262,7 @@ def test_a_stale_reply_says_nothing_else() -> None:
     assert told is not None
     reply = world.quota.on_exchange(told._replace(epoch=0), world.now)
     assert reply == ActorReply(1, told.incarnation, 0, 1, (), None, is_stale=True)
-    assert MODEL in {model for _, model, _ in world.routers["r0"].line.accounts.engines()}
+    assert MODEL in {one.model for one in world.routers["r0"].line.accounts.by_engine.values()}
 
 
 def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_same_count() -> None:

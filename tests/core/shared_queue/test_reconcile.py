@@ -28,10 +28,8 @@ from tests.core.shared_queue.world import World
 
 ROUTER_STEPS: list[tuple[type, str]] = [
     (router_credit.RouterCredit, "grant"),
-    (router_credit.RouterCredit, "release"),
-    (router_credit.RouterCredit, "add_held"),
-    (router_credit.RouterCredit, "add_credit"),
-    (router_credit.RouterCredit, "take_surplus"),
+    (router_credit.RouterCredit, "change"),
+    (router_credit.RouterCredit, "balance"),
     (in_flight.InFlight, "begin_on_credit"),
     (in_flight.InFlight, "begin_granted"),
     (in_flight.InFlight, "end"),
@@ -43,16 +41,17 @@ ROUTER_STEPS: list[tuple[type, str]] = [
     (pending.PendingRequests, "add"),
     (pending.PendingRequests, "hand_in"),
     (pending.PendingRequests, "take_ticket"),
-    (in_flight.InFlight, "balance_credit"),
+    (router_queue.RouterQueue, "_balance_credit"),
     (router_queue.RouterQueue, "_serve_alone"),
 ]
 ACTOR_STEPS: list[tuple[type, str]] = [
     (actor_credit.ActorCredit, "charge"),
     (actor_credit.ActorCredit, "give_back"),
     (actor_credit.ActorCredit, "grant_credit"),
+    (actor_credit.ActorCredit, "_resize"),
     (actor_credit.ActorCredit, "_resize_lease"),
     (actor_credit.ActorCredit, "_set_account"),
-    (kv_debt.KvDebt, "end_ticket"),
+    (kv_debt.KvDebt, "end"),
     (kv_debt.KvDebt, "add"),
     (actor_sessions.ActorSessions, "reply"),
     (requests.ActorRequests, "arrive"),
@@ -60,6 +59,7 @@ ACTOR_STEPS: list[tuple[type, str]] = [
     (requests.ActorRequests, "cancel"),
     (granting.Granting, "sync"),
     (requests.ActorRequests, "_charge"),
+    (requests.ActorRequests, "_leave_queue"),
     (requests.ActorRequests, "apply_actions"),
     (requests.ActorRequests, "retry_grants"),
     (actor_queue.ActorQueue, "_after_event"),
@@ -157,7 +157,7 @@ def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str],
         end_all(world)
         assert world.quota.queue.granting.requests.by_ticket == {}
         for name, router in world.routers.items():
-            assert router.line.running == router.line.waiting("m") == 0
+            assert len(router.line.in_flight.running) == router.line.waiting("m") == 0
             assert router.line.accounts.held("e") == (0, 0)
             assert router.line.accounts.credit("e") == world.quota.queue.accounts.account(name, "e")
         free = world.quota.queue.accounts.free("e")

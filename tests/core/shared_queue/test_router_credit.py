@@ -13,7 +13,7 @@ def test_engines_without_credit_leave_one_after_the_other_and_leave_nothing() ->
     for engine in ("a", "b", "c"):
         accounts.drop_engine(engine)
         assert accounts.choose("m", 1, 1, None) is None
-    assert not accounts.names()
+    assert not accounts.by_engine
     assert not accounts.engines_with_credit
 
 
@@ -22,7 +22,7 @@ def test_an_engine_that_got_credit_after_another_left_is_found() -> None:
     accounts.set_reachability("m", "a", usable=True)
     accounts.set_reachability("m", "b", usable=True)
     accounts.drop_engine("a")
-    accounts.add_credit("b", 2, 100)
+    accounts.change("b", credit=(2, 100))
     assert accounts.choose("m", 2, 100, None) == "b"
     accounts.drop_engine("b")
     assert accounts.choose("m", 1, 1, None) is None

@@ -123,14 +123,14 @@ class World(WorldChecks):
     def notice(self, name: str) -> None:
         """A router sees which engines there are."""
         router = self.routers[name]
-        for engine in [one for one in router.line.accounts.names() if one not in self.reports]:
+        for engine in [one for one in router.line.accounts.by_engine if one not in self.reports]:
             self.perform(router, router.line.set_reachability(MODEL, engine, False, self.now))
             router.line.drop_engine(engine)
             for request_id in [one for one, req in router.running.items() if req.engine in ("", engine)]:
-                if request_id not in router.line.in_flight:
+                if request_id not in router.line.in_flight.running:
                     router.running.pop(request_id).state = "done"
         for engine in self.reports:
-            if engine not in router.line.accounts:
+            if engine not in router.line.accounts.by_engine:
                 self.perform(router, router.line.set_reachability(MODEL, engine, True, self.now))
 
     def restart_router(self, name: str) -> None:
@@ -396,4 +396,4 @@ class World(WorldChecks):
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()
         assert self.quota.queue.granting.requests.by_ticket == {}
-        assert not any(router.line.running for router in self.routers.values())
+        assert not any(router.line.in_flight.running for router in self.routers.values())

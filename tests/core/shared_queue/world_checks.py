@@ -43,7 +43,7 @@ class WorldChecks:
             assert all(one <= free for one, free in zip(promised, lines.accounts.free(engine), strict=True)), engine
         for name, router in self.routers.items():
             line = router.line
-            peer = lines.actor_sessions.get(name)
+            peer = lines.actor_sessions.sessions.get(name)
             if peer is None or (line.router_session.epoch, line.router_session.incarnation) != (
                 quota.epoch,
                 peer.incarnation,
