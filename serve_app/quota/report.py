@@ -114,7 +114,7 @@ def _model_queue(core: Quota, model: str, now: float) -> dict[str, Any]:
             name: {
                 "waiting": one.waiting,
                 "waiting_tokens": one.waiting_tokens,
-                "granted": found.granted[name],
+                "granted": one.granted,
                 "granted_tokens": one.granted_tokens,
                 "drain_slots_per_s": one.drain_slots_per_s,
             }

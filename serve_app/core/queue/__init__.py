@@ -11,7 +11,6 @@ from serve_app.core.queue.events import (
     Action,
     Arrival,
     Grant,
-    Preempt,
     QueueStatus,
     RefusalReason,
     Refuse,
@@ -26,7 +25,7 @@ from serve_app.core.queue.policy import (
     QueuePolicy,
     TenantPolicy,
 )
-from serve_app.core.queue.vtc_charges import INPUT_WEIGHT, OUTPUT_WEIGHT
+from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT
 from serve_app.core.queue.wait_forecast import Backlog
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "Backlog",
     "ClassBound",
     "Grant",
-    "Preempt",
     "QueuePolicy",
     "QueueStatus",
     "RefusalReason",

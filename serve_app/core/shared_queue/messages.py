@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from serve_app.core.queue import Arrival, Grant, Preempt, QueuePolicy, QueueStatus, Refuse
+from serve_app.core.queue import Arrival, Grant, QueuePolicy, QueueStatus, Refuse
 from serve_app.types import RequestClass
 
 DEFAULT_POLICY = QueuePolicy(max_queued=1000, max_wait_s=60.0)  # of a model without a `ModelPolicy`
@@ -161,7 +161,7 @@ class StatusRequest(NamedTuple):
     ticket: str
 
 
-# Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are those of `core.queue`, by ticket
+# Actions: actor to router; `Grant` and `Refuse` are those of `core.queue`, by ticket
 
 
 class SessionOpened(NamedTuple):
@@ -271,7 +271,6 @@ RouterEvent = (
 ActorAction = (
     Grant
     | Refuse
-    | Preempt
     | Booked
     | EngineDropAcknowledged
     | CreditChange
