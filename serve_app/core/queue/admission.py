@@ -26,13 +26,14 @@ requests and in replicas. The quota actor carries out the actions and calls `on_
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from serve_app.core.queue.cold_start import ReplicaStart
 from serve_app.core.queue.events import Action, Arrival, Grant, QueueStatus, RefusalReason, Refuse
 from serve_app.core.queue.policy import QueuePolicy
 from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT, Scheduler
-from serve_app.core.queue.snapshot import QueueCounters, Snapshot, snapshot
+from serve_app.core.queue.snapshot import Snapshot, snapshot
 from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.core.queue.wait_forecast import Backlog, WaitForecast
 from serve_app.types import RequestClass
@@ -51,7 +52,7 @@ class Admission:
         self._replica_start = ReplicaStart()
         self._now = -math.inf
         self._no_slots_since: float | None = -math.inf  # since when no replica has slots; None: some replica has slots
-        self._counters = QueueCounters()
+        self._refused = Counter[RefusalReason]()
 
     def on_arrive(self, arrival: Arrival, now: float, waited_s: float = 0.0) -> list[Action]:
         """A request arrives that has already waited `waited_s` in another queue.
@@ -60,26 +61,24 @@ class Admission:
             ValueError: a request of this id waits or runs already; the state is unchanged.
         """
         request_id = arrival.request_id
-        if request_id in self.queue or request_id in self.scheduler.running:
+        if request_id in self.queue.by_id or request_id in self.scheduler.running:
             raise ValueError(f"{request_id!r} waits or runs already")
-        actions = self._advance(now)
+        actions = self.on_tick(now)
         if arrival.deadline is not None and arrival.deadline <= self._now:
             return [*actions, self._refuse(arrival, RefusalReason.DEADLINE)]
-        if self._no_slots_since is None and self.capacity.is_too_large(
-            arrival.slots, arrival.cost, arrival.only_replica
-        ):
+        if self._no_slots_since is None and self.capacity.is_too_large(arrival):
             return [*actions, self._refuse(arrival, RefusalReason.TOO_LARGE)]
         waiting = self.queue.add(arrival, self._now - waited_s)
         if self._no_slots_since is not None:
             self._replica_start.begin(self._now)
         actions += self._grant_all()
-        if request_id in self.queue:
+        if request_id in self.queue.by_id:
             actions += self._enforce_bounds(waiting)
         return actions
 
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """The client of a waiting or running request has left. An unknown id changes nothing."""
-        actions = self._advance(now)
+        actions = self.on_tick(now)
         if request_id in self.scheduler.running:
             self.scheduler.cancel(request_id)
         elif self.queue.remove(request_id) is None:
@@ -95,7 +94,7 @@ class Admission:
         if tokens < 0:
             raise ValueError(f"{request_id!r}: tokens is {tokens}")
         self.scheduler.progress(request_id, tokens)
-        return self._advance(now) + self._grant_all()  # fair order has changed: another request is next and may fit
+        return self.on_tick(now) + self._grant_all()  # fair order has changed: another request is next and may fit
 
     def on_done(
         self, request_id: str, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
@@ -109,7 +108,7 @@ class Admission:
         """
         if (prompt_tokens or 0) < 0 or (output_tokens or 0) < 0:
             raise ValueError(f"{request_id!r}: prompt_tokens is {prompt_tokens}, output_tokens {output_tokens}")
-        actions = self._advance(now)
+        actions = self.on_tick(now)
         if request_id not in self.scheduler.running:
             return actions
         self.scheduler.done(request_id, prompt_tokens, output_tokens)
@@ -141,7 +140,7 @@ class Admission:
         is_new = replica_id not in self.capacity.replicas
         # Set before anything is granted on it.
         self.capacity.set_replica(replica_id, slots, kv_tokens, used_elsewhere, session_kv)
-        self.scheduler.update_shares()
+        self.scheduler.update_below_share(self.scheduler.shares)
         return refusals + self._after_replica_change(is_new)
 
     def on_kv_debt(self, replica_id: str, request_class: RequestClass | None, now: float) -> list[Action]:
@@ -150,7 +149,7 @@ class Admission:
         Requests of this class and below do not start there until the next report; classes above do.
         None: the KV debt is repaid.
         """
-        actions = self._advance(now)
+        actions = self.on_tick(now)
         self.capacity.set_kv_debt(replica_id, request_class)
         return actions + self._grant_all()
 
@@ -166,23 +165,24 @@ class Admission:
 
         Such a request may arrive again with the same id; then no `on_done` for its first run may follow.
         """
-        actions = self._advance(now)
+        actions = self.on_tick(now)
         self.scheduler.drop_replica(replica_id)
         return actions + self._after_replica_change(is_new=False)
 
     def on_policy(self, policy: QueuePolicy, now: float) -> list[Action]:
         """New bounds and shares, for waiting requests too; a queue now above its bound refuses none of them."""
         self.scheduler.set_policy(policy)
-        return self._advance(now) + self._grant_all()  # with new shares another request is first and may fit
+        return self.on_tick(now) + self._grant_all()  # with new shares another request is first and may fit
 
     def on_tick(self, now: float) -> list[Action]:
-        """Refuse the requests whose longest wait or deadline has passed."""
-        return self._advance(now)
+        """Set the clock to `now` and refuse the requests whose wait is over; the first step of every event."""
+        actions = self._expire_waits(now)
+        return actions + self._grant_all() if actions else actions
 
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self.queue)
+        return len(self.queue.by_id)
 
     def ahead(self, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """Waiting requests of this class and above, by class; classes with none are left out."""
@@ -192,7 +192,7 @@ class Admission:
     @property
     def is_contended(self) -> bool:
         """Whether every arrival has to be decided here: requests wait, or some bound is zero."""
-        return bool(self.queue) or self.scheduler.policy.has_zero_bound
+        return bool(self.queue.by_id) or self.scheduler.policy.has_zero_bound
 
     def next_due(self) -> float | None:
         """The moment for the next `on_tick`; None while no request waits."""
@@ -224,11 +224,11 @@ class Admission:
         if any(class_queue.size for class_queue in queue.class_queues[: request_class + 1]):
             return False
         tokens = policy.max_queued_tokens
-        return len(queue) >= policy.max_queued > 0 or (tokens is not None and queue.tokens >= tokens > 0)
+        return len(queue.by_id) >= policy.max_queued > 0 or (tokens is not None and queue.tokens >= tokens > 0)
 
     def status(self, request_id: str, now: float) -> QueueStatus | None:
         """Position and expected start of a request; None if it does not wait. The wait counts from `now`."""
-        waiting = self.queue.get(request_id)
+        waiting = self.queue.by_id.get(request_id)
         if waiting is None:
             return None
         status = self._forecast.status(waiting)
@@ -238,12 +238,7 @@ class Admission:
 
     def snapshot(self, now: float) -> Snapshot:
         """The present state in figures. O(replicas + tenants)."""
-        return snapshot(self.scheduler, self._forecast, self._counters, max(now, self._now))
-
-    def _advance(self, now: float) -> list[Action]:
-        """Set the clock to `now` and refuse expired waits; the first step of every event."""
-        actions = self._expire_waits(now)
-        return actions + self._grant_all() if actions else actions
+        return snapshot(self.scheduler, self._forecast, self._refused, max(now, self._now))
 
     def _expire_waits(self, now: float) -> list[Action]:
         """Set the clock to `now` and refuse the requests whose wait is over."""
@@ -261,10 +256,7 @@ class Admission:
         grants: list[Action] = []
         while (taken := self.scheduler.grant_next()) is not None:
             waiting, replica_id = taken
-            arrival = waiting.arrival
-            self._counters.granted[arrival.request_class] += 1
-            self._counters.granted_tokens[arrival.request_class] += arrival.cost
-            grants.append(Grant(arrival.request_id, replica_id, self._now - waiting.arrived_s))
+            grants.append(Grant(waiting.arrival.request_id, replica_id, self._now - waiting.arrived_s))
         return grants
 
     def _enforce_bounds(self, waiting: QueuedRequest) -> list[Action]:
@@ -282,11 +274,8 @@ class Admission:
     def _late_reason(self, waiting: QueuedRequest) -> RefusalReason | None:
         """Why, by the forecast, a request that has just arrived cannot start in time; None: it can."""
         level, deadline = waiting.arrival.request_class, waiting.arrival.deadline
-        if self.queue.class_queues[level].size == 1 and not any(
-            one.size for one in self.queue.class_queues[level + 1 :]
-        ):
-            # It takes the next free slot, whenever that is; if it is refused, a lower class gets the slot.
-            return None
+        if sum(class_queue.size for class_queue in self.queue.class_queues[level:]) == 1:
+            return None  # it takes the next free slot, whenever that is; if it is refused, a lower class gets the slot
         wait_s = self._forecast.newest_wait_s(waiting)
         if wait_s is None:
             return None
@@ -303,7 +292,7 @@ class Admission:
         else:
             if self._no_slots_since is None:
                 self._no_slots_since = self._now
-            if len(self.queue):
+            if self.queue.by_id:
                 self._replica_start.begin(self._now)
         return self._grant_all()
 
@@ -320,7 +309,7 @@ class Admission:
         if capacity.could_fit(slots, cost, placement):
             return RefusalReason.TIMEOUT
         # A replica was large enough when the request arrived; that replica has left or shrunk and none replaced it.
-        if capacity.is_too_large(slots, cost, waiting.arrival.only_replica):
+        if capacity.is_too_large(waiting.arrival):
             return RefusalReason.TOO_LARGE
         return RefusalReason.SESSIONS if capacity.could_fit(slots, 0, placement) else RefusalReason.NO_REPLICA
 
@@ -329,7 +318,7 @@ class Admission:
         return self._refuse(waiting.arrival, reason)
 
     def _refuse(self, arrival: Arrival, reason: RefusalReason) -> Refuse:
-        self._counters.refused[reason] += 1
+        self._refused[reason] += 1
         if reason is RefusalReason.TOO_LARGE:
             return Refuse(arrival.request_id, reason, None)
         if self._no_slots_since is not None:

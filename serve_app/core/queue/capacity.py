@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serve_app.core.queue.events import PlacementConstraint
+from serve_app.core.queue.events import Arrival, PlacementConstraint
 from serve_app.types import RequestClass
 
 _Size = tuple[int, float, float]  # slots, KV tokens, KV tokens that sessions do not hold
@@ -112,9 +112,10 @@ class Capacity:
             size[0] >= slots and size[2] >= tokens and replicas > hidden[size] for size, replicas in self._sizes.items()
         )
 
-    def is_too_large(self, slots: int, tokens: int, only: str | None) -> bool:
-        """Whether no replica would be large enough even without sessions; False for an `only` replica that has no slots
+    def is_too_large(self, arrival: Arrival) -> bool:
+        """Whether no replica would be large enough even without sessions; False for an only replica that has no slots
         now, since it may get them. O(distinct replica sizes)."""
+        slots, tokens, only = arrival.slots, arrival.cost, arrival.only_replica
         if only is not None:
             one = self.replicas.get(only)
             return one is not None and one.slots > 0 and (one.slots < slots or one.kv_tokens < tokens)

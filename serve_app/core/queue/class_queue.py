@@ -46,6 +46,7 @@ class ClassQueue:
         self.tokens = 0  # KV tokens that they need
         self.weight = 0.0  # sum over the waiting tenants
         self.running = 0  # granted requests of this class that have not ended
+        self.granted = self.granted_tokens = 0  # since the queue was created
         self.min_share = MinShareScheduler(self.tenant_queues)
         self.evictable = EvictableRequests(self.tenant_queues)
         self.changes = 0  # version: rises when a cached result can have changed
@@ -74,7 +75,6 @@ class ClassQueue:
         entry = (*waiting.order_key, waiting)
         insort(tenant_queue.order, entry)
         tenant_queue.slots += waiting.slots
-        tenant_queue.tokens += waiting.cost
         if tenant_queue.order[0] is entry:
             if len(tenant_queue.order) == 1:
                 self.min_share.tenant_begins(tenant_queue)
@@ -103,7 +103,6 @@ class ClassQueue:
         was_first = tenant_queue.first is waiting
         del tenant_queue.order[bisect_left(tenant_queue.order, waiting.order_key)]
         tenant_queue.slots -= waiting.slots
-        tenant_queue.tokens -= waiting.cost
         if waiting is self._first:
             self._forget_first()
         head = self._heads.get(size)

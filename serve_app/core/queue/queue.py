@@ -34,26 +34,17 @@ class RequestQueue:
 
     def __init__(self, new_tenant_queue: Callable[[str], TenantQueue]) -> None:
         self.class_queues = [ClassQueue(new_tenant_queue) for _ in RequestClass]
-        self._by_id: dict[str, QueuedRequest] = {}
+        self.by_id: dict[str, QueuedRequest] = {}
         self._by_age = KeyedHeap()
         self._by_deadline = KeyedHeap()
         self._arrival_count = 0
         self.tokens = 0
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_id
-
-    def get(self, request_id: str) -> QueuedRequest | None:
-        return self._by_id.get(request_id)
-
     def add(self, arrival: Arrival, arrived_s: float) -> QueuedRequest:
         """Add a request whose id does not wait yet to its tenant queue, ordered by age."""
         self._arrival_count += 1
         waiting = QueuedRequest(arrival, arrived_s, self._arrival_count)
-        self._by_id[arrival.request_id] = waiting
+        self.by_id[arrival.request_id] = waiting
         self._by_age.set(arrival.request_id, waiting.order_key)
         self.class_queues[arrival.request_class].add(waiting)
         if arrival.deadline is not None:
@@ -63,7 +54,7 @@ class RequestQueue:
 
     def remove(self, request_id: str) -> QueuedRequest | None:
         """Remove a request; None if it does not wait."""
-        waiting = self._by_id.pop(request_id, None)
+        waiting = self.by_id.pop(request_id, None)
         if waiting is not None:
             self._by_age.discard(request_id)
             self.class_queues[waiting.arrival.request_class].remove(waiting)
@@ -79,7 +70,7 @@ class RequestQueue:
         level, cost = newcomer.arrival.request_class, newcomer.cost
         class_queue = self.class_queues[level]
         of_class = Excess.over(policy.classes.get(level, NO_BOUND), class_queue.size, class_queue.tokens, cost)
-        of_all = Excess.over(policy, len(self), self.tokens, cost)
+        of_all = Excess.over(policy, len(self.by_id), self.tokens, cost)
         if not of_class and not of_all:
             return []
         below, same = [lower.evictable for lower in self.class_queues[:level]], class_queue.evictable
@@ -106,9 +97,9 @@ class RequestQueue:
     def oldest(self) -> QueuedRequest | None:
         """The request that has waited longest."""
         top = self._by_age.peek()
-        return None if top is None else self._by_id[top[1]]
+        return None if top is None else self.by_id[top[1]]
 
     def next_deadline(self) -> tuple[float, QueuedRequest] | None:
         """The earliest deadline and its request; None if no request has one."""
         top = self._by_deadline.peek()
-        return None if top is None else (top[0][0], self._by_id[top[1]])
+        return None if top is None else (top[0][0], self.by_id[top[1]])

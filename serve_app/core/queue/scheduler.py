@@ -59,7 +59,7 @@ class Scheduler:
         self.capacity = Capacity()
         self.drain_rate = DrainRate()
         self.use: dict[str, tuple[int, int]] = {}  # slots and KV tokens of running requests, by tenant
-        self._shares = _shares(policy)
+        self.shares = _shares(policy)  # guaranteed, by tenant
         self._below_share: set[str] = set()  # tenants below their share
         self._versions_at_stall: tuple[int, ...] = ()  # the last result of `_versions` at which no request could run
         self.queue = RequestQueue(self._new_tenant_queue)
@@ -69,14 +69,10 @@ class Scheduler:
 
     def set_policy(self, policy: QueuePolicy) -> None:
         """Replace weights, guaranteed shares and minimum share. O(tenants)."""
-        before, self.policy, self._shares = self._shares, policy, _shares(policy)
+        before, self.policy, self.shares = self.shares, policy, _shares(policy)
         for class_queue in self.queue.class_queues:
             class_queue.set_weights(policy.weight)
-        self._update_below_share([*before, *self._shares])
-
-    def update_shares(self) -> None:
-        """Slots or KV tokens of the replicas have changed. O(tenants with a share)."""
-        self._update_below_share(self._shares)
+        self.update_below_share([*before, *self.shares])
 
     def grant_next(self) -> tuple[QueuedRequest, str] | None:
         """Grant the next request that can run and remove it from the queue; returns it with its replica id.
@@ -128,19 +124,15 @@ class Scheduler:
         for request_id in self.capacity.drop_replica(replica_id):
             run = self.running.pop(request_id)
             self._settle(run, None, run.charged_output)
-        self.update_shares()
+        self.update_below_share(self.shares)
 
     def is_below_share(self, tenant: str) -> bool:
         """Whether a tenant uses less than its guaranteed share."""
-        share, capacity = self._shares.get(tenant, 0.0), self.capacity
+        share, capacity = self.shares.get(tenant, 0.0), self.capacity
         slots, tokens = self.use.get(tenant, (0, 0))
         return slots < share * capacity.slots and (
             math.isinf(capacity.kv_tokens) or tokens < share * capacity.kv_tokens
         )
-
-    def tenants(self) -> set[str]:
-        """Tenants with a guaranteed share or with running requests."""
-        return self._shares.keys() | self.use.keys()
 
     def _versions(self, guard_slot_count: int) -> tuple[int, ...]:
         """While this is unchanged, so is the result of `_find_next`.
@@ -199,6 +191,8 @@ class Scheduler:
         tenant_queue = class_queue.tenant_queues[arrival.tenant]
         prompt = max(1, arrival.prompt_tokens)  # at least 1, or a tenant with empty prompts would always be next
         class_queue.running += 1
+        class_queue.granted += 1
+        class_queue.granted_tokens += waiting.cost
         class_queue.charge(tenant_queue, INPUT_WEIGHT * prompt)
         class_queue.min_share.charge(tenant_queue, waiting.cost, was_due)
         self.queue.remove(arrival.request_id)
@@ -233,10 +227,11 @@ class Scheduler:
         self.use[tenant] = had_slots + slots, had_tokens + tokens
         if self.use[tenant] == (0, 0):
             del self.use[tenant]
-        if tenant in self._shares:
-            self._update_below_share((tenant,))
+        if tenant in self.shares:
+            self.update_below_share((tenant,))
 
-    def _update_below_share(self, tenants: Iterable[str]) -> None:
+    def update_below_share(self, tenants: Iterable[str]) -> None:
+        """The use or the share of these tenants, or what the replicas have, has changed. O(tenants)."""
         for tenant in tenants:
             below_share = self.is_below_share(tenant)
             if below_share is not (tenant in self._below_share):

@@ -55,7 +55,6 @@ class TenantQueue:
     waiting_since: int = 0
     fair_key: Key = ()  # its sort key in fair order
     slots: int = 0
-    tokens: int = 0
     virtual_start: float = 0.0  # virtual time of its minimum share up to which it has paid (`core.queue.min_share`)
     # Sorted lists, not trees: up to ten thousand entries are moved faster than a tree is walked.
     order: list[QueueEntry] = field(default_factory=list)  # all requests

@@ -100,7 +100,7 @@ class Receipts:
             raise ValueError(f"limit is {limit}")
         self._limit = limit
         self.kept: OrderedDict[str, Receipt] = OrderedDict()
-        self.by_client: dict[str, str] = {}  # the latest request id by client id
+        self.by_client: dict[str, Receipt] = {}  # the latest receipt by client id
 
     def add(self, receipt: Receipt) -> None:
         """Keep a receipt; it replaces one with the same id."""
@@ -108,7 +108,7 @@ class Receipts:
             self._forget(self.kept.pop(receipt.request_id))
         self.kept[receipt.request_id] = receipt
         if receipt.client_id:
-            self.by_client[receipt.client_id] = receipt.request_id
+            self.by_client[receipt.client_id] = receipt
         if len(self.kept) > self._limit:
             self._forget(self.kept.popitem(last=False)[1])
 
@@ -116,9 +116,8 @@ class Receipts:
         """Find by our id, the OpenAI object's id, or the client's. None: there was none, or it is no longer kept."""
         wanted = request_id[:MAX_TEXT_CHARS]
         bare = next((wanted.removeprefix(one) for one in OBJECT_PREFIXES if wanted.startswith(one)), wanted)
-        names = (wanted, bare, self.by_client.get(wanted, ""))
-        return next((self.kept[name] for name in names if name in self.kept), None)
+        return self.kept.get(wanted) or self.kept.get(bare) or self.by_client.get(wanted)
 
     def _forget(self, receipt: Receipt) -> None:
-        if receipt.client_id and self.by_client.get(receipt.client_id) == receipt.request_id:
+        if receipt.client_id and self.by_client.get(receipt.client_id) is receipt:
             del self.by_client[receipt.client_id]
