@@ -35,7 +35,7 @@ from serve_app.core.queue.policy import QueuePolicy
 from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT, Scheduler
 from serve_app.core.queue.snapshot import Snapshot, snapshot
 from serve_app.core.queue.tenant_queue import QueuedRequest
-from serve_app.core.queue.wait_forecast import Backlog, WaitForecast
+from serve_app.core.queue.wait_forecast import WaitForecast
 from serve_app.types import RequestClass
 
 DEFAULT_RETRY_AFTER_S = 5.0  # nothing measured yet: about one short answer of a model that has just started
@@ -48,7 +48,7 @@ class Admission:
     def __init__(self, policy: QueuePolicy) -> None:
         self.scheduler = Scheduler(policy)
         self.queue, self.capacity = self.scheduler.queue, self.scheduler.capacity
-        self._forecast = WaitForecast(self.scheduler)
+        self.forecast = WaitForecast(self.scheduler)
         self._replica_start = ReplicaStart()
         self._now = -math.inf
         self._no_slots_since: float | None = -math.inf  # since when no replica has slots; None: some replica has slots
@@ -80,7 +80,7 @@ class Admission:
         """The client of a waiting or running request has left. An unknown id changes nothing."""
         actions = self.on_tick(now)
         if request_id in self.scheduler.running:
-            self.scheduler.cancel(request_id)
+            self.scheduler.end(request_id)
         elif self.queue.remove(request_id) is None:
             return actions
         return actions + self._grant_all()
@@ -202,14 +202,6 @@ class Admission:
         deadline, wait_ends = self.queue.next_deadline(), self._wait_ends(oldest)
         return wait_ends if deadline is None else min(deadline[0], wait_ends)
 
-    def predicted_wait_s(self, request_class: RequestClass, slots: int, tenant: str) -> float | None:
-        """Seconds that a request arriving now is expected to wait; None: nothing measured yet."""
-        return self._forecast.arrival_wait_s(request_class, slots, tenant)
-
-    def backlog(self, request_class: RequestClass) -> Backlog:
-        """The backlog before an arrival of a class; while requests wait, its waits equal `predicted_wait_s`."""
-        return self._forecast.backlog(request_class)
-
     def slots_by_tenant(self, request_class: RequestClass, most: int) -> dict[str, int] | None:
         """The slots that each tenant waits for in a class; None if more than `most` tenants wait."""
         class_queue = self.queue.class_queues[request_class]
@@ -231,14 +223,14 @@ class Admission:
         waiting = self.queue.by_id.get(request_id)
         if waiting is None:
             return None
-        status = self._forecast.status(waiting)
+        status = self.forecast.status(waiting)
         if self._no_slots_since is None:
             return status
         return replace(status, expected_start_s=self._replica_start.remaining_s(max(now, self._now)))
 
     def snapshot(self, now: float) -> Snapshot:
         """The present state in figures. O(replicas + tenants)."""
-        return snapshot(self.scheduler, self._forecast, self._refused, max(now, self._now))
+        return snapshot(self.scheduler, self.forecast, self._refused, max(now, self._now))
 
     def _expire_waits(self, now: float) -> list[Action]:
         """Set the clock to `now` and refuse the requests whose wait is over."""
@@ -276,7 +268,7 @@ class Admission:
         level, deadline = waiting.arrival.request_class, waiting.arrival.deadline
         if sum(class_queue.size for class_queue in self.queue.class_queues[level:]) == 1:
             return None  # it takes the next free slot, whenever that is; if it is refused, a lower class gets the slot
-        wait_s = self._forecast.newest_wait_s(waiting)
+        wait_s = self.forecast.newest_wait_s(waiting)
         if wait_s is None:
             return None
         start = self._now + wait_s
@@ -323,6 +315,6 @@ class Admission:
             return Refuse(arrival.request_id, reason, None)
         if self._no_slots_since is not None:
             return Refuse(arrival.request_id, reason, self._replica_start.remaining_s(self._now))
-        wait_s = self.predicted_wait_s(arrival.request_class, arrival.slots, arrival.tenant)
+        wait_s = self.forecast.arrival_wait_s(arrival.request_class, arrival.slots, arrival.tenant)
         retry_s = DEFAULT_RETRY_AFTER_S if wait_s is None else min(wait_s, MAX_RETRY_AFTER_S)
         return Refuse(arrival.request_id, reason, retry_s)

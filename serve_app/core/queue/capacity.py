@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from serve_app.core.queue.events import Arrival, PlacementConstraint
+from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.types import RequestClass
 
 _Size = tuple[int, float, float]  # slots, KV tokens, KV tokens that sessions do not hold
@@ -108,9 +109,8 @@ class Capacity:
         if only is not None:
             return only not in avoid and only in self.replicas and self._is_large_enough(only, slots, tokens)
         hidden = Counter(self.replicas[one].size for one in avoid if one in self.replicas)
-        return any(
-            size[0] >= slots and size[2] >= tokens and replicas > hidden[size] for size, replicas in self._sizes.items()
-        )
+        sizes = (size for size, replicas in self._sizes.items() if replicas > hidden[size])
+        return any(size >= slots and kv_tokens >= tokens for size, _, kv_tokens in sizes)
 
     def is_too_large(self, arrival: Arrival) -> bool:
         """Whether no replica would be large enough even without sessions; False for an only replica that has no slots
@@ -165,21 +165,24 @@ class Capacity:
         """The next queries and takes are for this class: replicas in KV debt at this class or above are closed.
         O(replicas in KV debt)."""
         if self._kv_debts:
-            self._closed = self._held_back | {
-                replica_id for replica_id, debt in self._kv_debts.items() if debt >= request_class
-            }
+            in_debt = {replica_id for replica_id, debt in self._kv_debts.items() if debt >= request_class}
+            self._closed = self._held_back | in_debt
             self._best_known = False
 
-    def take(
-        self, request_id: str, slots: int, tokens: int, where: PlacementConstraint | None, affinity: str | None
-    ) -> str:
-        """Take slots and KV tokens of one replica: `affinity` if it fits there, else most free tokens, then most slots.
+    def take(self, waiting: QueuedRequest) -> str:
+        """Take what a request needs of one replica: its preferred one if it fits there, else the one with most free
+        tokens, then most slots.
 
         Returns the replica id. O(distinct numbers of free slots) for more than one slot.
 
         Raises:
             ValueError: no open replica has that much free; the state is unchanged.
         """
+        request_id, affinity, (slots, tokens, where) = (
+            waiting.arrival.request_id,
+            waiting.arrival.affinity,
+            waiting.need,
+        )
         only, avoid = where or ANYWHERE
         replica_id = None
         if affinity is not None and only is None:

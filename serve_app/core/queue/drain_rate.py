@@ -37,9 +37,9 @@ class DrainRate:
 
     def __init__(self) -> None:
         self._advanced_at = math.inf  # not advanced yet
-        # The most slots that were busy at once; None: as many have been released since, and figures are valid.
-        self._first_round_slots: int | None = 0
-        self._first_round_released = 0  # slots released in this first round
+        self._most_busy = 0  # slots at once
+        self._released_count = 0
+        self._is_measured = False  # whether `_released_count` has once been as high as `_most_busy`
         self._released = 0.0
         self._busy_slot_s = 0.0
         self._all_slot_s = 0.0
@@ -54,18 +54,15 @@ class DrainRate:
         weight_s = FADE_S * (1.0 - keep)
         self._all_slot_s = self._all_slot_s * keep + slots * weight_s
         self.granted = [granted * keep for granted in self.granted]
-        if self._first_round_slots is not None:
-            self._first_round_slots = max(self._first_round_slots, busy)
+        self._most_busy = max(self._most_busy, busy)
         if busy:  # idle time does not measure how long a slot is held, so it does not fade the measurement
             self._released *= keep
             self._busy_slot_s = self._busy_slot_s * keep + busy * weight_s
 
     def on_released(self, slots: int) -> None:
         self._released += slots
-        if self._first_round_slots is not None:
-            self._first_round_released += slots
-            if self._first_round_slots and self._first_round_released >= self._first_round_slots:
-                self._first_round_slots = None
+        self._released_count += slots
+        self._is_measured = self._is_measured or 0 < self._most_busy <= self._released_count
 
     def drain_part(self, request_class: int) -> float:
         """The part of the drain of all slots that was recently granted to this class and above."""
@@ -87,7 +84,7 @@ class DrainRate:
 
     def _releases_per_slot_s(self) -> float | None:
         """Releases per second of a busy slot; None: not measured."""
-        if self._first_round_slots is not None or self._released <= 0.0 or self._busy_slot_s <= 0.0:
+        if not self._is_measured or self._released <= 0.0 or self._busy_slot_s <= 0.0:
             return None
         return self._released / self._busy_slot_s
 

@@ -87,13 +87,11 @@ class EvictableRequests:
     def can_evict(self, giver: TenantQueue, excess: Excess, newcomer_tenant: str) -> bool:
         """Whether a tenant, after evicting this excess, still has as much for its weight as the newcomer's tenant."""
         taker = self._tenant_queues[newcomer_tenant]
-        return giver is not taker and all(
-            left / giver.weight >= has / taker.weight
-            for short, left, has in (
-                (excess.requests, len(giver.evictable) - excess.requests, len(taker.evictable)),
-                (excess.tokens, giver.evictable_tokens - excess.tokens, taker.evictable_tokens),
-            )
-            if short
+        requests, tokens = len(giver.evictable) - excess.requests, giver.evictable_tokens - excess.tokens
+        return (
+            giver is not taker
+            and (not excess.requests or requests / giver.weight >= len(taker.evictable) / taker.weight)
+            and (not excess.tokens or tokens / giver.weight >= taker.evictable_tokens / taker.weight)
         )
 
     def refresh_weights(self) -> None:

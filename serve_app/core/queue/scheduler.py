@@ -61,11 +61,8 @@ class Scheduler:
         self.use: dict[str, tuple[int, int]] = {}  # slots and KV tokens of running requests, by tenant
         self.shares = _shares(policy)  # guaranteed, by tenant
         self._below_share: set[str] = set()  # tenants below their share
-        self._versions_at_stall: tuple[int, ...] = ()  # the last result of `_versions` at which no request could run
-        self.queue = RequestQueue(self._new_tenant_queue)
-
-    def _new_tenant_queue(self, tenant: str) -> TenantQueue:
-        return TenantQueue(tenant, self.policy.weight(tenant), tenant in self._below_share)
+        self._versions_at_stall: tuple[int, ...] = ()  # the last versions at which no request could run
+        self.queue = RequestQueue(lambda name: TenantQueue(name, self.policy.weight(name), name in self._below_share))
 
     def set_policy(self, policy: QueuePolicy) -> None:
         """Replace weights, guaranteed shares and minimum share. O(tenants)."""
@@ -83,12 +80,16 @@ class Scheduler:
         if not capacity.most_free_slots:
             return None
         kept = self.guard_slots(RequestClass.LOW)
-        if (state := self._versions(kept)) == self._versions_at_stall:
+        # While these are unchanged, so is what `_find_next` finds: by replicas, heads, guard slots, and minimum shares,
+        # which grow by grants only.
+        low, normal, high, critical = self.queue.class_queues
+        versions = capacity.changes, low.changes, normal.changes, high.changes, critical.changes, kept
+        if versions == self._versions_at_stall:
             return None
         try:
             found = self._find_next(capacity.free <= kept)
             if found is None:
-                self._versions_at_stall = state
+                self._versions_at_stall = versions
                 return None
             return found[0], self._grant(*found)
         finally:
@@ -113,34 +114,26 @@ class Scheduler:
         run = self.running[request_id]
         if output_tokens is None:
             output_tokens = max(run.charged_output, run.arrival.cost - run.charged_prompt)
-        self._end(request_id, prompt_tokens, output_tokens)
+        self.end(request_id, prompt_tokens, output_tokens)
 
-    def cancel(self, request_id: str) -> None:
-        """A running request was cancelled; the output that it has produced is charged."""
-        self._end(request_id, None, self.running[request_id].charged_output)
+    def end(self, request_id: str, prompt_tokens: int | None = None, output_tokens: int | None = None) -> None:
+        """A running request has ended after these tokens; None: as many as it was charged so far."""
+        run = self.running.pop(request_id)
+        self.capacity.give_back(run.replica_id, request_id)
+        self.drain_rate.on_released(run.arrival.slots)
+        self._settle(run, prompt_tokens, output_tokens)
 
     def drop_replica(self, replica_id: str) -> None:
         """A replica is gone with its running requests. O(these requests + tenants with a share)."""
         for request_id in self.capacity.drop_replica(replica_id):
-            run = self.running.pop(request_id)
-            self._settle(run, None, run.charged_output)
+            self._settle(self.running.pop(request_id), None, None)
         self.update_below_share(self.shares)
 
     def is_below_share(self, tenant: str) -> bool:
         """Whether a tenant uses less than its guaranteed share."""
         share, capacity = self.shares.get(tenant, 0.0), self.capacity
         slots, tokens = self.use.get(tenant, (0, 0))
-        return slots < share * capacity.slots and (
-            math.isinf(capacity.kv_tokens) or tokens < share * capacity.kv_tokens
-        )
-
-    def _versions(self, guard_slot_count: int) -> tuple[int, ...]:
-        """While this is unchanged, so is the result of `_find_next`.
-
-        That depends on replicas, heads, guard slots, and minimum shares, which grow by grants only.
-        """
-        low, normal, high, critical = self.queue.class_queues
-        return self.capacity.changes, low.changes, normal.changes, high.changes, critical.changes, guard_slot_count
+        return slots < share * capacity.slots and tokens < share * capacity.kv_tokens
 
     def _find_next(self, only_guard_slots_free: bool) -> tuple[QueuedRequest, bool] | None:
         """The next request, and whether it is due by the minimum share of its class."""
@@ -196,7 +189,7 @@ class Scheduler:
         class_queue.charge(tenant_queue, INPUT_WEIGHT * prompt)
         class_queue.min_share.charge(tenant_queue, waiting.cost, was_due)
         self.queue.remove(arrival.request_id)
-        replica_id = self.capacity.take(arrival.request_id, *waiting.need, arrival.affinity)
+        replica_id = self.capacity.take(waiting)
         self.drain_rate.granted[arrival.request_class] += waiting.slots
         self.running[arrival.request_id] = GrantedRequest(arrival, replica_id, class_queue, tenant_queue, prompt)
         self._add_use(arrival.tenant, waiting.slots, waiting.cost)
@@ -207,17 +200,11 @@ class Scheduler:
                     other.min_share.earn(earned, other.weight)
         return replica_id
 
-    def _end(self, request_id: str, prompt: int | None, output: int) -> None:
-        run = self.running.pop(request_id)
-        self.capacity.give_back(run.replica_id, request_id)
-        self.drain_rate.on_released(run.arrival.slots)
-        self._settle(run, prompt, output)
-
-    def _settle(self, run: GrantedRequest, prompt: int | None, output: int) -> None:
-        """Correct the charges of an ended request to these tokens, and end its use. `prompt` None: as charged."""
-        more_prompt = 0 if prompt is None else max(1, prompt) - run.charged_prompt
-        more = INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * (output - run.charged_output)
-        run.class_queue.charge(run.tenant_queue, more)
+    def _settle(self, run: GrantedRequest, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """Correct the charges of an ended request to these tokens, and end its use. None: as charged."""
+        more_prompt = 0 if prompt_tokens is None else max(1, prompt_tokens) - run.charged_prompt
+        more_output = 0 if output_tokens is None else output_tokens - run.charged_output
+        run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * more_output)
         run.class_queue.end_run()
         self._add_use(run.arrival.tenant, -run.arrival.slots, -run.arrival.cost)
 

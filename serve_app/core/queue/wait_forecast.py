@@ -68,7 +68,7 @@ class WaitForecast:
         self._class_queues, self._capacity = scheduler.queue.class_queues, scheduler.capacity
 
     def arrival_wait_s(self, request_class: RequestClass, slots: int, tenant: str) -> float | None:
-        """The wait of a request that arrives now."""
+        """The wait of a request that arrives now; None: nothing measured yet."""
         backlog, capacity = self.backlog(request_class), self._capacity
         is_next = not (backlog.slots_above or backlog.slots)
         if is_next and slots <= capacity.most_free_slots and capacity.free > self._scheduler.guard_slots(request_class):
@@ -78,7 +78,7 @@ class WaitForecast:
         return backlog.arrival_wait_s(slots, own_slots, self._scheduler.policy.weight(tenant))
 
     def backlog(self, request_class: RequestClass) -> Backlog:
-        """The backlog before an arrival of a class."""
+        """The backlog before an arrival of a class; while requests wait, its waits equal `arrival_wait_s`."""
         class_queue, capacity, drain = self._class_queues[request_class], self._capacity, self._scheduler.drain_rate
         slots, kept = self._usable_slots(), self._scheduler.guard_slots(request_class)
         free: float = max(0, capacity.free - kept)

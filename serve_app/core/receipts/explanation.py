@@ -111,10 +111,8 @@ def _placement(receipt: Receipt) -> str:
 
 
 def _tokens(receipt: Receipt) -> str:
-    text = (
-        f"Estimated {receipt.estimated_prompt} + {receipt.estimated_output} tokens (prompt + output, "
-        f"{_SOURCES[receipt.source]})"
-    )
+    estimated = f"{receipt.estimated_prompt} + {receipt.estimated_output}"
+    text = f"Estimated {estimated} tokens (prompt + output, {_SOURCES[receipt.source]})"
     if receipt.prompt_tokens is not None:
         text += f", used {receipt.prompt_tokens} + {receipt.output_tokens or 0}"
     if receipt.kv_token_s > 0.0:

@@ -95,7 +95,7 @@ class _ObservedReplica:
     consecutive_failures: int = 0
     failures: float = 0.0
     results: float = 0.0
-    counted_at: float = 0.0
+    counted_at: float = 0.0  # the last result, if any
 
     def enter_state(self, state: OutlierState, now: float) -> None:
         self.state, self.state_since, self.ejection_ends_at = state, now, math.inf
@@ -133,8 +133,7 @@ class OutlierDetector:
 
     def on_replica(self, replica_id: str, now: float) -> None:
         """Add a replica; a known one changes nothing."""
-        if replica_id not in self._replicas:
-            self._replicas[replica_id] = _ObservedReplica(now, counted_at=now)
+        self._replicas.setdefault(replica_id, _ObservedReplica(now))
 
     def on_replica_gone(self, replica_id: str, now: float) -> list[OutlierAction]:
         """Remove a replica; an unknown one changes nothing. Returns `Readmit` for replicas above the new limit."""

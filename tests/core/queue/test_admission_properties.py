@@ -357,7 +357,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         for cls in RequestClass:
             for tenant in TENANTS[:3]:
                 expected = history.wait_of_newcomer(self.reference, cls, tenant)
-                seen = self.admission.predicted_wait_s(cls, 1, tenant)
+                seen = self.admission.forecast.arrival_wait_s(cls, 1, tenant)
                 assert seen == (expected and pytest.approx(expected, rel=1e-6))
         for request in self.reference.waiting():
             status = self.admission.status(request.arrival.request_id, self.now)

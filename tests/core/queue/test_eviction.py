@@ -116,8 +116,8 @@ def test_retry_after_follows_the_drain_of_the_class_and_the_tenants_own_place() 
     assert isinstance(heavy, Refuse)
     assert isinstance(shed, Refuse)
     assert heavy.retry_after_s == pytest.approx(2.0 * 53, rel=0.1)
-    assert line.predicted_wait_s(NORMAL, 1, "light") == pytest.approx(2.0 * 4, rel=0.1)
-    low = line.predicted_wait_s(LOW, 1, "other")
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "light") == pytest.approx(2.0 * 4, rel=0.1)
+    low = line.forecast.arrival_wait_s(LOW, 1, "other")
     assert low is not None
     assert low == pytest.approx(2.0 / 0.05, rel=0.1)  # by its minimum share, before all above
 

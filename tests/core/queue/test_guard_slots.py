@@ -118,8 +118,8 @@ def test_who_comes_below_it_is_told_a_wait() -> None:
     with_high(made, SLOTS // 2)
     ran = granted(arrive(made, *names("n", SLOTS), now=10.0))
     assert len(ran) < SLOTS
-    assert made.predicted_wait_s(HIGH, 1, "tenant") == 0.0
-    assert (made.predicted_wait_s(NORMAL, 1, "tenant") or 0.0) > 0.0
+    assert made.forecast.arrival_wait_s(HIGH, 1, "tenant") == 0.0
+    assert (made.forecast.arrival_wait_s(NORMAL, 1, "tenant") or 0.0) > 0.0
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.51, float("nan")])

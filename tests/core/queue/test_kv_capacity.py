@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Any
 
 import pytest
 
 from serve_app.core.queue import Admission
 from serve_app.core.queue.capacity import Capacity
+from serve_app.core.queue.tenant_queue import QueuedRequest
 from tests.core.queue.events import HIGH, NORMAL, of, state, where
 from tests.core.queue.simulated_engines import patient
 
@@ -100,7 +102,9 @@ def test_where_tokens_are_short_the_forecast_does_not_count_slots_that_cannot_be
         one.on_done("r0", 4.0)
         one.on_done("r1", 4.0)
     assert line.snapshot(4.0).drain_slots_per_s == pytest.approx(free.snapshot(4.0).drain_slots_per_s or 0.0)
-    assert line.predicted_wait_s(NORMAL, 1, "t") == pytest.approx(free.predicted_wait_s(NORMAL, 1, "t") or 0.0)
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "t") == pytest.approx(
+        free.forecast.arrival_wait_s(NORMAL, 1, "t") or 0.0
+    )
 
 
 def test_wrong_tokens_change_nothing() -> None:
@@ -120,12 +124,12 @@ def test_wrong_tokens_change_nothing() -> None:
 def test_a_take_that_does_not_fit_changes_nothing() -> None:
     capacity = Capacity()
     capacity.set_replica("a", 2, 100, (0, 0), 0)
-    capacity.take("p", 1, 60, None, None)
+    capacity.take(QueuedRequest(of("t", "p", NORMAL, 10, 50), 0.0, 1))
     before = copy.deepcopy(capacity.replicas)
-    elsewhere, away = ("b", frozenset[str]()), (None, frozenset({"a"}))
-    for slots, tokens, constraint in ((2, 10, None), (1, 41, None), (1, 1, elsewhere), (1, 1, away)):
+    wrong: list[dict[str, Any]] = [{"slots": 2}, {"cost_tokens": 41}, {"only_replica": "b"}, {"avoid_replicas": {"a"}}]
+    for more in wrong:
         with pytest.raises(ValueError, match="cannot take"):
-            capacity.take("q", slots, tokens, constraint, None)
+            capacity.take(QueuedRequest(dataclasses.replace(of("t", "q", NORMAL, 1, 0), **more), 0.0, 2))
     assert capacity.replicas == before
     assert (capacity.used, capacity.free, capacity.kv_used) == (1, 1, 60)
     assert capacity.drop_replica("a") == ["p"]

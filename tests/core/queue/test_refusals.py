@@ -106,7 +106,7 @@ def test_the_first_answer_of_many_makes_the_line_look_no_slower_than_it_is() -> 
     for number in range(4):
         line.on_done(f"p{number}", 4.0)
         assert line.on_arrive(arrival(f"after {number}"), 4.0) == []
-    assert line.predicted_wait_s(NORMAL, 1, "tenant") == pytest.approx(41.0, rel=0.05)
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "tenant") == pytest.approx(41.0, rel=0.05)
 
 
 def test_more_slots_than_any_replica_has_is_refused_at_once() -> None:
@@ -238,9 +238,9 @@ def test_waiting_and_granted_are_each_request_once() -> None:
 
 def test_nothing_measured_means_no_prediction_and_the_default_retry() -> None:
     line = admission(max_queued=0, a=1)
-    assert line.predicted_wait_s(NORMAL, 1, "tenant") == 0.0
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "tenant") == 0.0
     arrive(line, "p")
-    assert line.predicted_wait_s(NORMAL, 1, "tenant") is None
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "tenant") is None
     assert arrive(line, "q", now=50.0) == [Refuse("q", RefusalReason.QUEUE_FULL, DEFAULT_RETRY_AFTER_S)]
 
 
@@ -262,8 +262,8 @@ def test_the_wait_is_the_slots_ahead_over_the_drain() -> None:
     line = busy(slots=4, each_s=2.0, until=100.0)
     assert line.snapshot(100.0).drain_slots_per_s == pytest.approx(2.0, rel=0.05)
     arrive(line, *(f"w{number}" for number in range(9)), now=100.0)
-    assert line.predicted_wait_s(NORMAL, 1, "tenant") == pytest.approx(5.0, rel=0.05)
-    assert line.predicted_wait_s(NORMAL, 3, "tenant") == pytest.approx(6.0, rel=0.05)
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "tenant") == pytest.approx(5.0, rel=0.05)
+    assert line.forecast.arrival_wait_s(NORMAL, 3, "tenant") == pytest.approx(6.0, rel=0.05)
 
 
 def test_an_idle_hour_does_not_slow_the_prediction_and_a_new_replica_quickens_it() -> None:
@@ -290,7 +290,7 @@ def test_what_a_lost_replica_ran_no_longer_counts_as_busy() -> None:
 
 def test_a_class_waits_longer_by_what_the_classes_above_take() -> None:
     line = busy(slots=2, each_s=1.0, until=300.0, cls=HIGH)
-    high, low = line.predicted_wait_s(HIGH, 1, "tenant"), line.predicted_wait_s(LOW, 1, "tenant")
+    high, low = line.forecast.arrival_wait_s(HIGH, 1, "tenant"), line.forecast.arrival_wait_s(LOW, 1, "tenant")
     assert high is not None
     assert low == pytest.approx(high / (1 - MAX_SHARE_ABOVE))
 
