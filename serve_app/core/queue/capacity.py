@@ -178,22 +178,18 @@ class Capacity:
         Raises:
             ValueError: no open replica has that much free; the state is unchanged.
         """
-        request_id, affinity, (slots, tokens, where) = (
-            waiting.arrival.request_id,
-            waiting.arrival.affinity,
-            waiting.need,
-        )
+        arrival, (slots, tokens, where) = waiting.arrival, waiting.need
         only, avoid = where or ANYWHERE
         replica_id = None
-        if affinity is not None and only is None:
-            replica_id = self._find(slots, tokens, (affinity, avoid))
+        if arrival.affinity is not None and only is None:
+            replica_id = self._find(slots, tokens, (arrival.affinity, avoid))
         replica_id = replica_id or self._find(slots, tokens, where)
         if replica_id is None:
-            raise ValueError(f"{request_id!r} cannot take {slots} slots and {tokens} tokens")
+            raise ValueError(f"{arrival.request_id!r} cannot take {slots} slots and {tokens} tokens")
         replica = self.replicas[replica_id]
         self._take_count += 1
         replica.last_take = self._take_count
-        replica.running[request_id] = (slots, tokens)
+        replica.running[arrival.request_id] = (slots, tokens)
         self._add_use(replica_id, replica, slots, tokens)
         return replica_id
 

@@ -98,8 +98,8 @@ class ClassQueue:
 
     def remove(self, waiting: QueuedRequest) -> None:
         """Remove a request that waits in this class."""
-        tenant_queue, size = self.tenant_queues[waiting.arrival.tenant], waiting.size
-        tenant = tenant_queue.tenant
+        tenant, size = waiting.arrival.tenant, waiting.size
+        tenant_queue = self.tenant_queues[tenant]
         was_first = tenant_queue.first is waiting
         del tenant_queue.order[bisect_left(tenant_queue.order, waiting.order_key)]
         tenant_queue.slots -= waiting.slots
@@ -189,9 +189,8 @@ class ClassQueue:
             return
         tenant_queue = self.tenant_queues.get(tenant)
         if tenant_queue is None:
-            tenant_queue = self._new_tenant_queue(tenant)
+            tenant_queue = self.tenant_queues[tenant] = self._new_tenant_queue(tenant)
             tenant_queue.counter = self._lowest_counter()
-            self.tenant_queues[tenant] = tenant_queue
         self.charge(tenant_queue, tokens)
 
     def end_run(self) -> None:

@@ -77,9 +77,9 @@ def _tenant_figures(scheduler: Scheduler) -> dict[str, TenantFigures]:
     waiting = dict.fromkeys(scheduler.shares.keys() | scheduler.use.keys(), (0, 0))  # requests and their tokens
     for class_queue in scheduler.queue.class_queues:
         for tenant_queue in class_queue.waiting_tenants():
-            requests, tokens = waiting.get(tenant_queue.tenant, (0, 0))
-            tokens += sum(queued.cost for _, _, queued in tenant_queue.order)
-            waiting[tenant_queue.tenant] = requests + len(tenant_queue.order), tokens
+            count, cost = waiting.get(tenant_queue.tenant, (0, 0))
+            cost += sum(queued.cost for _, _, queued in tenant_queue.order)
+            waiting[tenant_queue.tenant] = count + len(tenant_queue.order), cost
     every = {
         name: TenantFigures(*sums, *scheduler.use.get(name, (0, 0)), scheduler.is_below_share(name))
         for name, sums in waiting.items()
@@ -87,6 +87,7 @@ def _tenant_figures(scheduler: Scheduler) -> dict[str, TenantFigures]:
     ordered = sorted(every, key=lambda name: (-every[name].slots - every[name].waiting, name))
     shown = {name: every[name] for name in ordered[:TENANTS_SHOWN]}
     if len(ordered) > TENANTS_SHOWN:
-        *sums, below_share = zip(*(astuple(every[name]) for name in ordered[TENANTS_SHOWN:]), strict=True)
-        shown[OTHER_TENANTS] = TenantFigures(*map(sum, sums), any(below_share))
+        rest = (astuple(every[name]) for name in ordered[TENANTS_SHOWN:])
+        requests, tokens, slots, kv_tokens, below_share = zip(*rest, strict=True)
+        shown[OTHER_TENANTS] = TenantFigures(sum(requests), sum(tokens), sum(slots), sum(kv_tokens), any(below_share))
     return shown
