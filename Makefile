@@ -9,6 +9,8 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 # one broken fixture of the shared cluster fails hundreds of tests the same way
 MAX_FAILURES := 5
+# processes: one runs the end-to-end tests, which share a stack, the other one everything else (tests/conftest.py)
+TEST_PROCESSES := -n 2 --dist loadgroup
 # a test that takes longer than any of ours prints where it stands
 STUCK_S := 300
 
@@ -44,10 +46,10 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 	exec $(BIN)/serve-app up "$$@"
 
 test: lint ## the checks and the default tests (half an hour on 2 cores)
-	@exec $(BIN)/python -m pytest -m 'not long' --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
+	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
 
 test-long: lint ## all tests, the long ones too
-	@exec $(BIN)/python -m pytest --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
+	@exec $(BIN)/python -m pytest $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
 
 test-cluster: setup ## `ray up` onto test hosts in namespaces of this machine (root; under 15 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest tests/cluster/test_onprem.py -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)

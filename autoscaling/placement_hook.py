@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import ray
@@ -24,7 +25,7 @@ from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.util import placement_group_table
 
 from autoscaling.policies import ScaleUpLimit
-from autoscaling.start_book import ANYWHERE, StartBook, StartVerdict
+from autoscaling.start_book import ANYWHERE, StartBook
 from serve_app.core.memory import StartsReply, StartsRequest
 from serve_app.quota import QuotaActor
 from serve_app.settings import QuotaSettings
@@ -39,9 +40,6 @@ ASK_S = 0.2  # between requests while a start waits for its answer
 RENEW_S = 1.0  # between requests otherwise: a reservation without renewal lasts ten times that
 ANSWER_S = 5.0  # the actor answers in milliseconds
 
-AskQuotaActor = Callable[[tuple[StartsRequest, ...]], tuple[StartsReply, ...]]
-"""Calls the quota actor and waits for its answer; raises any error of the call."""
-
 
 def placer_of_this_process(application: str, models: Mapping[str, Any], quota: Mapping[str, Any]) -> StartPlacer:
     """The start placer of an application, in the process of Serve's controller.
@@ -51,23 +49,10 @@ def placer_of_this_process(application: str, models: Mapping[str, Any], quota: M
         quota: the settings of the quota actor, in case it must be started.
     """
     known = {deployment: (str(name), asked) for deployment, (name, asked) in models.items()}
-    ledger = PlacementClient(QuotaSettings.model_validate(quota))
-    placing = StartPlacer(application, known, ledger, controllers_scheduler, give_up_bundles)
+    actor = cache(partial(QuotaActor, QuotaSettings.model_validate(quota)))  # the first call, in a thread, starts it
+    placing = StartPlacer(application, known, lambda asks: actor().starts(asks, ANSWER_S))
     placing.tick()  # Serve starts the first replicas before it calls the policy
     return placing
-
-
-class PlacementClient:
-    """Calls the quota actor; starts it if there is none."""
-
-    def __init__(self, settings: QuotaSettings) -> None:
-        self._settings = settings
-        self._actor: QuotaActor | None = None
-
-    def __call__(self, asks: tuple[StartsRequest, ...]) -> tuple[StartsReply, ...]:
-        if self._actor is None:
-            self._actor = QuotaActor(self._settings)
-        return self._actor.starts(asks, ANSWER_S)
 
 
 def controllers_scheduler() -> Any:
@@ -92,9 +77,7 @@ class StartPlacer:
     Args:
         application: its name.
         models: by engine deployment, the model's name and the bytes in its settings, or None.
-        ask: calls the quota actor; used in a separate thread.
-        find: Serve's scheduler in this process; None: there is none.
-        release: ends a replica whose bundles Ray has not placed.
+        ask: calls the quota actor and waits for its answer, in a separate thread; raises any error of the call.
         clock: seconds, monotonic.
     """
 
@@ -102,17 +85,14 @@ class StartPlacer:
         self,
         application: str,
         models: Mapping[str, tuple[str, int | None]],
-        ask: AskQuotaActor,
-        find: Callable[[], Any],
-        release: Callable[[str], None],
+        ask: Callable[[tuple[StartsRequest, ...]], tuple[StartsReply, ...]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._application = application
         self._book = StartBook(models)
-        self._ask, self._find, self._release, self._clock = ask, find, release, clock
+        self._ask, self._clock = ask, clock
         self._scheduler: Any = None
         self._failed = self._actor_away = False
-        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def tick(self) -> None:
@@ -120,10 +100,9 @@ class StartPlacer:
         if self._failed:
             return
         try:
+            self._scheduler = self._scheduler or controllers_scheduler()
             if self._scheduler is None:
-                self._scheduler = self._find()
-                if self._scheduler is None:
-                    return  # the controller is still being built
+                return  # the controller is still being built
             install_hook(self._scheduler, self._application, self)
             self._book.tick(starting_replicas(self._scheduler, self._application), self._clock())
             self._ensure_thread()
@@ -138,48 +117,42 @@ class StartPlacer:
         if self._scheduler is None or self._failed:
             return None
         info = self._scheduler._deployments.get(deployment_id)
-        if info is None or not self._book.manages(deployment_id.name, _gpus(info.required_resources)):
+        if info is None or not self._book.manages(deployment_id.name, info.required_resources):
             return None
         nodes = nodes_with_capacity(self._scheduler, info.required_resources) if more else []
         return self._book.scale_up_limit(deployment_id.name, target, more, nodes, self._clock())
 
-    def verdict(self, request: Any) -> StartVerdict:
-        """The node where Serve's scheduler must start a replica."""
+    def node_for(self, request: Any) -> str | None:
+        """The node where Serve's scheduler must start a replica; ANYWHERE: Ray chooses; None: it waits."""
         name = request.replica_id.deployment_id.name
         if self._failed or request.gang_placement_group is not None or request.target_node_id is not None:
             return ANYWHERE
-        if not self._book.manages(name, _gpus(request.requested_resources)):
+        if not self._book.manages(name, request.requested_resources):
             return ANYWHERE
         nodes = nodes_with_capacity(self._scheduler, request.requested_resources)
-        found = self._book.verdict_for(name, request.replica_id.unique_id, nodes, self._clock())
+        found = self._book.node_for(name, request.replica_id.unique_id, nodes, self._clock())
         self._ensure_thread()
         return found
 
     def record_placed(self, request: Any) -> None:
         """Record that Serve's scheduler has started the replica."""
         name = request.replica_id.deployment_id.name
-        if self._book.manages(name, _gpus(request.requested_resources)):
+        if self._book.manages(name, request.requested_resources):
             self._book.record_placed(name, request.replica_id.unique_id, self._clock())
 
     def _ensure_thread(self) -> None:
         """Run a thread that calls the actor while there are requests; the thread ends by itself."""
-        if self._thread is None and self._book.has_requests(self._clock()):
-            with self._lock:
-                self._thread = threading.Thread(target=self._run, name="engine starts", daemon=True)
-                self._thread.start()
+        if (self._thread is None or not self._thread.is_alive()) and self._book.has_requests(self._clock()):
+            self._thread = threading.Thread(target=self._run, name="engine starts", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            asks = self._book.requests(self._clock())
-            if not asks:
-                with self._lock:
-                    self._thread = None
-                return
+        while asks := self._book.requests(self._clock()):
             try:
                 self._book.record_replies(asks, self._ask(tuple(asks.values())), self._clock())
                 self._actor_away = False
                 for replica in self._book.overdue(self._clock()):
-                    self._release(replica)
+                    give_up_bundles(replica)
             except Exception as error:  # noqa: BLE001 - after any error the next turn asks again
                 if not self._actor_away:
                     logger.warning("the quota actor does not place engine starts, and is asked again: %s", error)
@@ -206,22 +179,22 @@ def install_hook(scheduler: Any, application: str, placing: StartPlacer) -> None
 
 
 def _with_placement(original: Callable[..., bool], books: Mapping[str, StartPlacer]) -> Callable[..., bool]:
-    """Serve's method, called after the start placer's verdict."""
+    """Serve's method, called once the start placer has decided."""
 
     def schedule(
         scheduling_request: Any, default_scheduling_strategy: str, target_node_id: Any = None, target_labels: Any = None
     ) -> bool:
         placing = books.get(scheduling_request.replica_id.deployment_id.app_name)
-        verdict = ANYWHERE
+        node: str | None = ANYWHERE
         try:
             if placing is not None:
-                verdict = placing.verdict(scheduling_request)
+                node = placing.node_for(scheduling_request)
         except Exception:
             logger.exception("%s is placed by Ray alone", scheduling_request.replica_id)
-        if verdict.wait:
+        if node is None:
             return False
-        with bound_to_node(scheduling_request, verdict.node):
-            target = verdict.node or target_node_id  # Serve counts resources not yet seen as taken by it
+        with bound_to_node(scheduling_request, node):
+            target = node or target_node_id  # Serve counts resources not yet seen as taken by it
             done = original(scheduling_request, default_scheduling_strategy, target, target_labels)
         if done and placing is not None:
             with contextlib.suppress(Exception):
@@ -232,9 +205,9 @@ def _with_placement(original: Callable[..., bool], books: Mapping[str, StartPlac
 
 
 @contextlib.contextmanager
-def bound_to_node(request: Any, node: str | None) -> Any:
-    """The request bound to this node within the context; None: unchanged. Serve reuses a request that failed."""
-    if node is None:
+def bound_to_node(request: Any, node: str) -> Any:
+    """The request bound to this node within the context; ANYWHERE: unchanged. Serve reuses a request that failed."""
+    if node == ANYWHERE:
         yield
         return
     bundles, selector = request.placement_group_bundles, request.placement_group_bundle_label_selector
@@ -267,7 +240,3 @@ def nodes_with_capacity(scheduler: Any, required: Any) -> list[str]:
     """The nodes where Ray has the required resources free."""
     available = scheduler._get_available_resources_per_node()
     return [node for node, room in available.items() if room.can_fit(required)]
-
-
-def _gpus(resources: Mapping[str, float]) -> float:
-    return float(resources.get("GPU", 0.0))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray.serve.config import AutoscalingContext
@@ -26,37 +27,40 @@ from serve_app.names import ROUTER
 logger = logging.getLogger("ray.serve")
 
 STALE_INTERVALS = 5.0  # a replica on a busy machine misses one or two reports, hardly ever four in a row
-NO_COUNTS: RouterCounts = RouterCounts()
 
 Contexts = Mapping[Any, AutoscalingContext]  # by Serve's DeploymentID
 States = dict[Any, dict[str, Any]]
+# By replica: its newest timestamp, and when that was first seen by the local clock. Of a replica's clock only the
+# progress counts.
+Reports = dict[Hashable, tuple[float, float]]
 
 
-class Freshness:
-    """The replicas that reported lately, by the local clock: of a replica's clock only the progress counts."""
+def newest_reports(
+    before: Reports, reported: Iterable[tuple[Hashable, float]], running: Iterable[Hashable], now: float
+) -> Reports:
+    """The newest reports of the running replicas; those reported now were seen now, if their timestamps differ."""
+    alive = frozenset(running)
+    seen = {replica: entry for replica, entry in before.items() if replica in alive}
+    for replica, at in reported:
+        if replica in alive and (replica not in seen or seen[replica][0] != at):
+            seen[replica] = (at, now)
+    return seen
 
-    def __init__(self) -> None:
-        self._seen: dict[Hashable, tuple[float, float]] = {}  # replica -> its newest timestamp, and when it was seen
 
-    def update(self, reported: Iterable[tuple[Hashable, float]], running: Iterable[Hashable], now: float) -> None:
-        """Record the reports of running replicas, and drop all other replicas."""
-        alive = frozenset(running)
-        seen = {replica: entry for replica, entry in self._seen.items() if replica in alive}
-        for replica, at in reported:
-            if replica in alive and (replica not in seen or seen[replica][0] != at):
-                seen[replica] = (at, now)
-        self._seen = seen
+@dataclass(slots=True)
+class _Deployment:
+    """What is remembered of a deployment; one that is removed and added again starts anew."""
 
-    def fresh(self, replica: Hashable, now: float, stale_s: float) -> bool:
-        entry = self._seen.get(replica)
-        return entry is not None and now - entry[1] <= stale_s
+    policy: OngoingRequestsPolicy = field(default_factory=OngoingRequestsPolicy)
+    reports: Reports = field(default_factory=dict)
+    target: int | None = None  # the last one; a change is logged with its reason
+    reason: str = ""
 
 
 class ScalingPolicy:
     """An application's scaling policy: engine deployments follow their load, the router deployment is not scaled.
 
     Args:
-        router: the router deployment's name.
         clock: seconds, monotonic.
         starts: arguments of `placer_of_this_process`; None: Ray alone decides where engines start.
         placing: a start placer instead of it, for tests.
@@ -64,18 +68,18 @@ class ScalingPolicy:
 
     def __init__(
         self,
-        router: str = ROUTER,
         clock: Callable[[], float] = time.monotonic,
         starts: Mapping[str, Any] | None = None,
         placing: StartPlacer | None = None,
     ) -> None:
-        self._router = router
         self._clock = clock
-        self._placing = _placing(starts) if starts is not None else placing
-        self.policies: dict[str, OngoingRequestsPolicy] = {}
-        self.targets: dict[str, int] = {}  # the last targets; a change is logged with its reason
-        self._reasons: dict[str, str] = {}
-        self.freshness: dict[str, Freshness] = {}
+        self._placing = placing
+        if starts is not None:
+            try:
+                self._placing = placer_of_this_process(**starts)
+            except Exception:  # it would prevent the application's deployment
+                logger.exception("Ray alone decides where engines start")
+        self.deployments: dict[str, _Deployment] = {}
         self._logged: set[tuple[str, str]] = set()
         self._uncounted = 0
         self.errors = Counter(
@@ -97,17 +101,20 @@ class ScalingPolicy:
         if self._placing is not None:
             self._placing.tick()
         named = {context.deployment_name: (deployment, context) for deployment, context in contexts.items()}
-        self._forget(named)
+        self.deployments = {name: self.deployments.get(name) or _Deployment() for name in named}
         counts, routers = self._routers(named, now)
         decisions: dict[Any, int] = {}
         states: States = {}
         for name, (deployment, context) in named.items():
-            if name == self._router:
+            if name == ROUTER:
                 continue
             target = context.target_num_replicas
             try:
-                decision = self._decide(name, context, counts.get(name, NO_COUNTS), routers, now)
-                _report_load(context, decision)
+                decision = self._decide(name, context, counts.get(name, RouterCounts()), routers, now)
+                # Instead of Serve's count, which includes each channel, call of `info` and cold start call. Serve reads
+                # it later: for its log and gauge, and, if no replica runs, to start one replica without a policy. In
+                # that case it gets zero, since the policy may want several replicas at once.
+                context.total_num_requests = decision.load if context.current_num_replicas else 0.0
                 decisions[deployment], states[deployment] = decision.replicas, {"reason": decision.reason}
             except Exception as error:  # noqa: BLE001 - an error of one model must not affect others
                 self._failed(name, error)
@@ -116,16 +123,16 @@ class ScalingPolicy:
 
     def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
         """The routers' counts, by engine deployment, and the running routers."""
-        if self._router not in named:
+        if ROUTER not in named:
             return {}, frozenset()
-        context = named[self._router][1]
+        context = named[ROUTER][1]
         running = frozenset(context.running_replicas)
         try:
             raw = context.raw_metrics or {}
-            usable = self._usable(self._router, context, raw, now)
+            usable = self._usable(ROUTER, context, raw, now)
             return readings.router_counts(raw, usable), running
         except Exception as error:  # noqa: BLE001 - the engines' own numbers remain usable
-            self._failed(self._router, error)
+            self._failed(ROUTER, error)
             return {}, running
 
     def _decide(
@@ -149,15 +156,16 @@ class ScalingPolicy:
             now=now,
             blocked=counts.blocked,
         )
-        decision = self.policies.setdefault(name, OngoingRequestsPolicy()).decide(signals)
+        memory = self.deployments[name]
+        decision = memory.policy.decide(signals)
         if self._placing is not None:
             more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
             decision = within_scale_up_limit(
                 decision, more, self._placing.scale_up_limit(context.deployment_id, signals.target, more)
             )
-        if self.targets.get(name, signals.target) != signals.target:
-            logger.info("%s: target %d -> %d: %s", name, self.targets[name], signals.target, self._reasons[name])
-        self.targets[name], self._reasons[name] = signals.target, decision.reason
+        if memory.target not in (None, signals.target):
+            logger.info("%s: target %d -> %d: %s", name, memory.target, signals.target, memory.reason)
+        memory.target, memory.reason = signals.target, decision.reason
         return decision
 
     def _usable(
@@ -166,15 +174,10 @@ class ScalingPolicy:
         """Whether a replica's numbers count: it runs, and its reports are fresh."""
         config: Any = context.config
         stale_s = STALE_INTERVALS * config.metrics_interval_s
-        freshness = self.freshness.setdefault(name, Freshness())
-        freshness.update(readings.latest_reports(raw), context.running_replicas, now)
-        return lambda replica: freshness.fresh(replica, now, stale_s)
-
-    def _forget(self, named: Mapping[str, Any]) -> None:
-        """Drop the state of removed deployments; one that is added again starts anew."""
-        for memory in (self.policies, self.targets, self._reasons, self.freshness):
-            for name in [name for name in memory if name not in named]:
-                del memory[name]
+        memory = self.deployments[name]
+        seen = newest_reports(memory.reports, readings.latest_reports(raw), context.running_replicas, now)
+        memory.reports = seen
+        return lambda replica: replica in seen and now - seen[replica][1] <= stale_s
 
     def _failed(self, name: str, error: Exception) -> None:
         """Count and log `error`; called while it is handled."""
@@ -188,21 +191,3 @@ class ScalingPolicy:
             if not self._uncounted:
                 logger.exception("errors of the scaling policy cannot be counted")
             self._uncounted += 1
-
-
-def _placing(starts: Mapping[str, Any]) -> StartPlacer | None:
-    """The start placer; None if it cannot be made: an error here would prevent the application's deployment."""
-    try:
-        return placer_of_this_process(**starts)
-    except Exception:
-        logger.exception("Ray alone decides where engines start")
-        return None
-
-
-def _report_load(context: AutoscalingContext, decision: Decision) -> None:
-    """Replace Serve's count of requests, which includes each channel, call of `info` and cold start call, by ours.
-
-    Serve reads it later: for its log and gauge, and, if no replica runs, to start one replica without a policy. In that
-    case it gets zero, since the policy may want several replicas at once.
-    """
-    context.total_num_requests = decision.load if context.current_num_replicas else 0.0

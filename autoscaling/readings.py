@@ -36,11 +36,6 @@ def newest(series: Series) -> float | None:
     return count(series[-1].value) if series else None
 
 
-def reported_at(series: Series) -> float | None:
-    """The timestamp of the last point, by the reporter's clock; None without a point."""
-    return count(series[-1].timestamp) if series else None
-
-
 def count(value: Any) -> float | None:
     """The value as a count; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -82,7 +77,7 @@ def latest_reports(raw: Raw) -> Iterable[tuple[Hashable, float]]:
     latest: dict[Hashable, float] = {}
     for series_of in raw.values():
         for replica, series in series_of.items():
-            at = reported_at(series)
+            at = count(series[-1].timestamp) if series else None
             if at is not None:
                 latest[replica] = max(at, latest.get(replica, 0.0))
     return latest.items()

@@ -28,16 +28,7 @@ FRESH_S = 5.0  # answers come every second; an older one does not describe the p
 BUNDLE_WAIT_S = 30.0  # after this an unplaced bundle bound to a node is given up: the node is gone or full
 
 
-@dataclass(frozen=True, slots=True)
-class StartVerdict:
-    """The decision on a start: `wait`, or place it on `node`; None: Ray chooses the node."""
-
-    wait: bool
-    node: str | None = None
-
-
-WAIT = StartVerdict(wait=True)
-ANYWHERE = StartVerdict(wait=False)
+ANYWHERE = ""  # instead of a node: Ray chooses
 NO_ANSWER = ScaleUpLimit(0, "the ledger has not reported whether there is memory")
 
 
@@ -46,7 +37,7 @@ class _Start:
     nodes: tuple[str, ...]
     waits_since: float
     answered_at: float
-    verdict: StartVerdict | None = None
+    node: str | None = None  # ANYWHERE: Ray chooses; None: not decided, the start waits
     placed_at: float | None = None
     is_reported: bool = False
 
@@ -60,10 +51,9 @@ class _Model:
     nodes: tuple[str, ...] = ()
     target: int = 0
     requested_target: int = 0
-    limit: ScaleUpLimit | None = None  # the answer, with the target of its request
-    limit_target: int = 0
-    need_known: bool = True
-    answered_at: float = float("-inf")
+    reply: StartsReply = field(default_factory=StartsReply)  # the last one about `more`, with the target of its request
+    reply_target: int = 0
+    replied_at: float = float("-inf")
 
 
 class StartBook:
@@ -78,26 +68,26 @@ class StartBook:
         self._lock = threading.Lock()
         self._ticked_at = float("-inf")
 
-    def manages(self, deployment: str, gpus: float) -> bool:
-        """Whether the ledger places this deployment's replicas; `gpus`: requested from Ray by each replica. It does for
-        a share of a GPU, or for no GPU and a stated amount of memory. Only Ray can place whole GPUs."""
-        model = self._models.get(deployment)
+    def manages(self, deployment: str, resources: Mapping[str, float]) -> bool:
+        """Whether the ledger places this deployment's replicas; `resources`: of each, in Ray. It does for a share of a
+        GPU, or for no GPU and a stated amount of memory. Only Ray can place whole GPUs."""
+        model, gpus = self._models.get(deployment), resources.get("GPU", 0.0)
         return model is not None and (0 < gpus < 1 or (not gpus and model.requested_bytes is not None))
 
     # The controller's loop
 
-    def verdict_for(self, deployment: str, replica: str, nodes: Sequence[str], now: float) -> StartVerdict:
-        """The verdict for a replica about to start; `nodes`: those with free resources in Ray."""
+    def node_for(self, deployment: str, replica: str, nodes: Sequence[str], now: float) -> str | None:
+        """The node of a replica about to start; ANYWHERE: Ray chooses; None: it waits. `nodes`: those with free
+        resources in Ray."""
         with self._lock:
             start = self._models[deployment].starts.setdefault(replica, _Start(tuple(nodes), now, now))
             start.nodes = tuple(nodes)
-            if start.verdict is not None and start.verdict.node is not None and start.verdict.node not in nodes:
-                start.verdict = None  # that node's resources in Ray are taken; the ledger chooses another
-            if start.verdict is None and not nodes and now - start.waits_since > RAY_FULL_WAIT_S:
-                start.verdict = ANYWHERE
-            if start.verdict is None and now - start.answered_at > START_WAIT_S:
-                start.verdict = ANYWHERE
-            return start.verdict or WAIT
+            if start.node and start.node not in nodes:
+                start.node = None  # that node's resources in Ray are taken; the ledger chooses another
+            ray_full = not nodes and now - start.waits_since > RAY_FULL_WAIT_S
+            if start.node is None and (ray_full or now - start.answered_at > START_WAIT_S):
+                start.node = ANYWHERE
+            return start.node
 
     def record_placed(self, deployment: str, replica: str, now: float) -> None:
         """Record that Ray places the replica; the ledger keeps its reservation until it has started or ended."""
@@ -124,14 +114,13 @@ class StartBook:
             model.target, model.more, model.nodes = target, more, tuple(nodes)
             if not more or not nodes:
                 return None  # a bundle pending in Ray makes the cluster autoscaler add a node
-            if any(start.verdict is None for start in model.starts.values()):
+            waits = any(start.node is None for start in model.starts.values())
+            if waits or model.reply_target != target or now - model.replied_at > FRESH_S:
                 return NO_ANSWER
-            if model.limit is None or model.limit_target != target or now - model.answered_at > FRESH_S:
-                return NO_ANSWER
-            if not model.need_known:
+            if not model.reply.need_known:
                 return None
             # the request may have been for fewer
-            return ScaleUpLimit(model.limit.replicas, model.limit.reason or NO_ANSWER.reason)
+            return ScaleUpLimit(model.reply.reserved_replicas, model.reply.why or NO_ANSWER.reason)
 
     # The thread
 
@@ -160,28 +149,22 @@ class StartBook:
                 for asked in ask.starts:
                     if asked.replica in model.starts:
                         model.starts[asked.replica].answered_at = now
-                for place in reply.placements:
-                    start = model.starts.get(place.replica)
-                    if start is not None and start.verdict is None:
-                        start.verdict = StartVerdict(wait=False, node=place.node)
+                for replica, node in reply.placements.items():
+                    start = model.starts.get(replica)
+                    if start is not None and start.node is None:
+                        start.node = node or ANYWHERE
                 if ask.more:
-                    model.limit_target = model.requested_target
-                    model.limit, model.need_known, model.answered_at = (
-                        ScaleUpLimit(reply.reserved_replicas, reply.why),
-                        reply.need_known,
-                        now,
-                    )
+                    model.reply, model.reply_target, model.replied_at = reply, model.requested_target, now
 
     def overdue(self, now: float) -> list[str]:
         """Replicas bound to a node whose bundles may be unplaced for too long. Each is returned once."""
         found = []
         with self._lock:
-            for model in self._models.values():
-                for replica, start in model.starts.items():
-                    tied = start.verdict is not None and start.verdict.node is not None and not start.is_reported
-                    if tied and start.placed_at is not None and now - start.placed_at > BUNDLE_WAIT_S:
-                        start.is_reported = True
-                        found.append(replica)
+            for replica, start in [pair for model in self._models.values() for pair in model.starts.items()]:
+                late = start.placed_at is not None and now - start.placed_at > BUNDLE_WAIT_S
+                if late and start.node and not start.is_reported:
+                    start.is_reported = True
+                    found.append(replica)
         return found
 
 

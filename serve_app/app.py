@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from serve_app import settings as configuration
-from serve_app.engine import EngineReplica, placement, platform
+from serve_app.engine import deployment, engine_args, environment
 from serve_app.errors import ConfigError
 from serve_app.http import RouterReplica
 from serve_app.names import ROUTER, deployment_of
@@ -56,24 +56,19 @@ def build(args: Mapping[str, Any]) -> Application:
     file = given.pop("config", None)
     if file is not None and given:
         raise ConfigError(f"config: give a file or keys, not both (also found {', '.join(given)})", param="config")
-    settings = with_keys(configuration.load(file) if file is not None else configuration.parse(given))
+    settings = configuration.load(file) if file is not None else configuration.parse(given)
+    if not settings.auth.keys:
+        key_file = Path(settings.auth.key_file or DEFAULT_KEY_FILE).expanduser()
+        logger.warning("no API key is configured: using the one in %s", key_file)
+        settings = settings.with_key(load_or_create_key(key_file))
+    settings = settings.without_secrets()
     engines = {model.name: _engine(model, settings.quota) for model in settings.models}
     config = settings.model_dump(mode="json")
-    application: Application = _router(settings, config).bind(config, engines)
-    return application
-
-
-def with_keys(settings: Settings) -> Settings:
-    """The settings with at least one key; every key is replaced by its SHA-256."""
-    if not settings.auth.keys:
-        file = Path(settings.auth.key_file or DEFAULT_KEY_FILE).expanduser()
-        logger.warning("no API key is configured: using the one in %s", file)
-        settings = settings.with_key(load_or_create_key(file))
-    return settings.without_secrets()
+    return _router(settings, config).bind(config, engines)
 
 
 def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
-    deployment = serve.deployment(
+    engine = serve.deployment(
         name=deployment_of(model.name),
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=model.drain_s,
@@ -84,47 +79,30 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
         logging_config=LOGGING,
         request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),  # type: ignore[arg-type]
         **_scale(model),
-        **placement(model, platform()),
-    )(EngineReplica)
-    return pin_version(deployment, engine_version(model)).bind(
-        model.model_dump(mode="json"), quota.model_dump(mode="json")
-    )
+        **engine_args.placement(model, environment.platform()),
+    )(deployment.EngineReplica)
+    return pin_version(engine, engine_version(model)).bind(model.model_dump(mode="json"), quota.model_dump(mode="json"))
 
 
 def _scale(model: ModelSettings) -> dict[str, Any]:
     replicas = model.replicas
     if not replicas.autoscaled:
         return {"num_replicas": replicas.min_replicas}
-    return {
-        "autoscaling_config": AutoscalingConfig(
-            min_replicas=replicas.min_replicas,
-            max_replicas=replicas.max_replicas,
-            target_ongoing_requests=replicas.target_ongoing_requests,
-            upscale_delay_s=replicas.upscale_delay_s,
-            downscale_delay_s=replicas.downscale_delay_s,
-            downscale_to_zero_delay_s=replicas.downscale_to_zero_delay_s,
-            look_back_period_s=replicas.look_back_s,
-            metrics_interval_s=replicas.metrics_interval_s,
-        )
-    }
+    same = replicas.model_dump(exclude={"look_back_s", "max_surge_percent"})  # under Serve's own names
+    return {"autoscaling_config": AutoscalingConfig(**same, look_back_period_s=replicas.look_back_s)}
 
 
-def _router_scale(settings: Settings) -> dict[str, Any]:
-    """A fixed number, written as a range: Serve collects numbers only from replicas of autoscaled deployments, and the
-    application's scaling policy needs the routers' numbers of waiting requests."""
+def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
     scaled = [model.replicas for model in settings.models if model.replicas.autoscaled] or [UNSCALED]
-    return {
-        "autoscaling_config": AutoscalingConfig(
-            min_replicas=settings.router.replicas,
-            max_replicas=settings.router.replicas,
-            look_back_period_s=max(one.look_back_s for one in scaled),
-            metrics_interval_s=min(one.metrics_interval_s for one in scaled),  # the shortest interval of all models
-        )
-    }
-
-
-def _router(settings: Settings, config: dict[str, Any]) -> Any:
-    deployment = serve.deployment(
+    # A fixed number, written as a range: Serve collects numbers only from replicas of autoscaled deployments, and the
+    # application's scaling policy needs the routers' numbers of waiting requests.
+    scale = AutoscalingConfig(
+        min_replicas=settings.router.replicas,
+        max_replicas=settings.router.replicas,
+        look_back_period_s=max(one.look_back_s for one in scaled),
+        metrics_interval_s=min(one.metrics_interval_s for one in scaled),  # the shortest interval of all models
+    )
+    router = serve.deployment(
         name=ROUTER,
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=ROUTER_DRAIN_S,
@@ -132,6 +110,6 @@ def _router(settings: Settings, config: dict[str, Any]) -> Any:
         logging_config=LOGGING,
         ray_actor_options={"num_cpus": settings.router.cpus},
         user_config=config,  # running replicas apply a changed one
-        **_router_scale(settings),
+        autoscaling_config=scale,
     )(RouterReplica)
-    return pin_version(deployment, router_version())
+    return pin_version(router, router_version())

@@ -26,6 +26,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# Codes of `Unavailable` for failures without an HTTP answer: over HTTP the connection is refused or reset.
+NO_ROUTER = "no_router"  # no router accepted the call
+DROPPED = "connection_lost"  # the router, or the client here, ended while the call ran
 RAY_ERROR_BASE = "RayTaskError"  # the base class of Ray's wrapped errors, by name: this module does not import Ray
 
 
@@ -65,9 +68,6 @@ class ServeAppError(Exception):
         if any(base.__name__ == RAY_ERROR_BASE for base in cls.__bases__):
             cls.code = property(lambda self: self.cause.code)  # type: ignore[assignment]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.param, self.retry_after_s, self.code))
-
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's format."""
         return {
@@ -78,16 +78,6 @@ class ServeAppError(Exception):
                 "code": self.code,
             }
         }
-
-
-def _rebuild(
-    cls: type[ServeAppError],
-    message: str,
-    param: str | None,
-    retry_after_s: float | None,
-    code: str,
-) -> ServeAppError:
-    return cls(message, param=param, retry_after_s=retry_after_s, code=code)
 
 
 class ConfigError(ServeAppError):

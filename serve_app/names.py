@@ -13,7 +13,6 @@ GRANTED_PREFIX = "granted_"  # requests on an engine replica, or in transit to o
 BLOCKED_PREFIX = "blocked_"  # replicas that wait for memory, as the quota actor reports to the router
 # Engine replicas:
 ONGOING = "ongoing"  # requests
-CHANNELS = "channels"  # open streams to routers
 
 
 def deployment_of(model: str) -> str:

@@ -1,9 +1,8 @@
-"""What all tests share: the marker of the long ones, second attempts in CI, and how a run ends."""
+"""What all tests share: the marker of the long ones, second attempts in CI, and which tests stay together."""
 
 from __future__ import annotations
 
 import os
-import sys
 
 import hypothesis
 import pytest
@@ -29,34 +28,22 @@ WITH_PROCESSES = (
 )
 CI_RERUNS = 1
 
-STATUS = pytest.StashKey[int]()
+TOGETHER = ("e2e", "cluster")  # each a group of tests that one process runs, in order
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: too slow for `make test`; `make test-long` runs it")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("CI") != "true":
-        return
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test its group, which `make test` runs in one of its processes (pytest-xdist, `--dist loadgroup`)."""
     for item in items:
-        if item.nodeid.startswith(WITH_PROCESSES):
+        item.add_marker(pytest.mark.xdist_group(group_of(item.nodeid)))
+        if os.environ.get("CI") == "true" and item.nodeid.startswith(WITH_PROCESSES):
             item.add_marker(pytest.mark.flaky(reruns=CI_RERUNS))
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    session.config.stash[STATUS] = int(exitstatus)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End with the run's status, all fixtures torn down and all reported, without taking the interpreter apart.
-
-    With Ray, gRPC and torch in one process that has crashed after the summary (segmentation fault, CI of 2026-11-20),
-    and a crash there says nothing of what was tested.
-    """
-    status = config.stash.get(STATUS, None)
-    if status is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+def group_of(nodeid: str) -> str:
+    """The end-to-end tests share stacks, those of a cluster start Ray with fixed ports; other files stand alone."""
+    return next((group for group in TOGETHER if nodeid.startswith(f"tests/{group}/")), nodeid.partition("::")[0])

@@ -83,7 +83,10 @@ class OngoingRequestsPolicy:
             self._average = Average()  # the earlier values were incomplete
         self._complete = signals.complete
         mean = self._average.add(signals.load, signals.now, signals.look_back_s)
-        replicas, reason = _while_running(signals, mean)
+        replicas = replicas_for(mean, signals.target_ongoing)
+        reason = load_reason(signals, mean, replicas)
+        if replicas < signals.target and not signals.complete:
+            replicas, reason = signals.target, f"{reason}; kept, for not every router has told its numbers"
         if signals.running < signals.target:
             if replicas >= signals.target or self._wanted_at is None:
                 self._wanted_at = signals.now
@@ -104,14 +107,6 @@ class OngoingRequestsPolicy:
         if signals.now - self._demanded_at <= START_HOLD_S:
             return signals.target, "the first replica starts; clients that waited for it may retry"
         return 0, f"nothing has waited for {START_HOLD_S:.0f} s, and no replica has started"
-
-
-def _while_running(signals: Signals, mean: float) -> tuple[int, str]:
-    wanted = replicas_for(mean, signals.target_ongoing)
-    reason = load_reason(signals, mean, wanted)
-    if wanted < signals.target and not signals.complete:
-        return signals.target, f"{reason}; kept, for not every router has told its numbers"
-    return wanted, reason
 
 
 def load_reason(signals: Signals, load: float, wanted: int) -> str:

@@ -28,8 +28,7 @@ from benchmarks.fairness.trace import Lengths, arrivals
 from serve_app.core.estimate import Estimator, ObservedUse
 from serve_app.core.memory import GROWTH_SHARE
 from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy
-from serve_app.engine import Sequence as Running
-from serve_app.engine import SequenceState, SimulatedScheduler
+from serve_app.engine import simulated
 from serve_app.types import RequestClass
 
 REPLICA = "replica"
@@ -82,7 +81,7 @@ class Played:
 @dataclass(slots=True)
 class _Job:
     request: Request
-    sequence: Running
+    sequence: simulated.Sequence
     first_s: float | None = None
     seen_s: float | None = None
 
@@ -92,7 +91,7 @@ class Line:
 
     def __init__(self, arm: Arm, shape: Shape) -> None:
         self._arm = arm
-        self._engine = SimulatedScheduler(
+        self._engine = simulated.SimulatedScheduler(
             slots=shape.slots,
             kv_tokens=shape.kv_tokens,
             prefill_tokens_per_s=shape.prefill_tokens_per_s,
@@ -127,7 +126,7 @@ class Line:
     def _arrive(self, one: Request, now: float) -> None:
         guess = self._estimator.estimate(one.tenant, MODEL, one.prompt_bytes)
         request_id = f"request-{len(self._jobs)}"
-        self._jobs[request_id] = _Job(one, Running(one.prompt_tokens, one.output_tokens))
+        self._jobs[request_id] = _Job(one, simulated.Sequence(one.prompt_tokens, one.output_tokens))
         tenant = one.tenant if self._arm.by_client else "all"
         cost = min(max(1, guess.prompt_tokens + guess.output_tokens), self._most_tokens)
         arrival = Arrival(request_id, RequestClass.NORMAL, tenant, 1, cost, prompt_tokens=guess.prompt_tokens)
@@ -140,7 +139,7 @@ class Line:
             job = self._jobs[request_id]
             job.first_s = now if job.first_s is None else job.first_s
             job.seen_s = now
-            if sequence.state is SequenceState.DONE:
+            if sequence.state is simulated.SequenceState.DONE:
                 self._end(request_id, job.request, now)
             elif self._arm.told and sequence.produced % TOLD_TOKENS == 0:
                 self._carry_out(self._admission.on_progress(request_id, TOLD_TOKENS, now), now)

@@ -36,10 +36,11 @@ from benchmarks.line_attack.cases import critical_behind_low_s, growth_hold, inc
 from benchmarks.line_attack.staying import Crowd, Staying
 from benchmarks.line_attack.tick_cost import tick_us
 from serve_app.core.queue import QueuePolicy, TenantPolicy
-from serve_app.settings import DEFAULT_GUARD_SLOTS_SHARE, DEFAULT_MAX_QUEUED, DEFAULT_MAX_WAIT_S
+from serve_app.settings import AdmissionSettings
 from serve_app.types import RequestClass
 
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
+DEFAULTS = AdmissionSettings()
 SEEDS = 3
 SPAN_S, QUICK_SPAN_S = 600.0, 300.0
 TENANTS = 20  # of the crowd
@@ -71,10 +72,11 @@ def arriving(level: RequestClass, share: float, tenants: int) -> list[Crowd]:
     return [Crowd(level, f"new-{level.name}-{n}", 0, arrive_share=share / tenants) for n in range(tenants)]
 
 
-def policy(tenants: dict[str, TenantPolicy] | None = None, max_wait_s: float = DEFAULT_MAX_WAIT_S) -> QueuePolicy:
+def policy(tenants: dict[str, TenantPolicy] | None = None, max_wait_s: float = DEFAULTS.max_wait_s) -> QueuePolicy:
     """What a deployment has that sets nothing."""
-    kept = DEFAULT_GUARD_SLOTS_SHARE
-    return QueuePolicy(DEFAULT_MAX_QUEUED, max_wait_s, guard_slots_share=kept, tenants=tenants or {})
+    return QueuePolicy(
+        DEFAULTS.max_queued, max_wait_s, guard_slots_share=DEFAULTS.guard_slots_share, tenants=tenants or {}
+    )
 
 
 def small(level: RequestClass, clients: int = 12) -> list[Crowd]:

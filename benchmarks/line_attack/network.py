@@ -104,7 +104,9 @@ class Actor:
         """Something was decided: who watches hears of it, and the lines are looked at when something comes due."""
         for router in self.quota.queue.actor_sessions.take_woken():
             self._tell(router, self._watching.get(router))
-        for key, (keep, value) in self.quota.take_changes().items():
+        changes = self.quota.changes()
+        self.quota.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self._stored[key] = value
             else:
@@ -301,4 +303,4 @@ class Network:
         quota.on_open_session(SessionRequest("tenant session", MODEL, tokens, NEVER_S, wait_until=now + OPEN_S), now)
         self.actor.moved()
         self.clock.run(OPEN_S)
-        quota.on_look_session("tenant session", self.clock.now)
+        quota.sessions.view("tenant session")

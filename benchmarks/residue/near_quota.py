@@ -15,8 +15,9 @@ from unittest import mock
 
 from serve_app.core.memory import Device, EngineReport, Rank
 from serve_app.core.shared_queue import ActorReply, RouterMessage
-from serve_app.quota import GpuMemoryQuota, InventorySettings
+from serve_app.quota import GpuMemoryQuota
 from serve_app.quota import actor as quota
+from serve_app.settings import QuotaSettings
 
 BEAT_S = 1.0
 NODE = "here"
@@ -104,7 +105,7 @@ async def near_quota() -> AsyncIterator[NearQuota]:
         mock.patch.object(quota, "GcsStore", return_value=_Store()),
         mock.patch.object(quota, "Inventory", return_value=_Devices()),
     ):
-        await actor.__init__(InventorySettings())  # type: ignore[misc]
+        await actor.__init__(QuotaSettings())  # type: ignore[misc]
     near = NearQuota(actor)
     beats = asyncio.create_task(near.beat(), name="engines-beat")
     try:

@@ -6,7 +6,7 @@ Invariant: the output is the text that the server streamed, in order; an error e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,6 +41,12 @@ def session(endpoint: Endpoint) -> requests.Session:
 
 
 def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, **options: Any) -> requests.Response:
+    """The answer with status 200.
+
+    Raises:
+        ServeAppError: refused or unreachable, with a message for the user: the server's own if there is one, when to
+            retry, the remedy for a 401.
+    """
     url = endpoint.url.rstrip("/") + path
     try:
         response = http.request(method, url, timeout=(CONNECT_S, SILENCE_S), allow_redirects=False, **options)
@@ -50,20 +56,15 @@ def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, 
         raise Unavailable(f"no answer from {endpoint.url} within {SILENCE_S:.0f} s") from None
     except requests.RequestException as error:
         raise BadRequest(f"{url}: {error}", param="url") from None
-    if response.status_code != 200:
-        raise _refusal(response)
-    return response
-
-
-def _refusal(response: requests.Response) -> ServeAppError:
-    """The server's error as text: its own message if there is one, when to retry, the remedy for a 401."""
+    status = response.status_code
+    if status == 200:
+        return response
     message = error_message(response.text) or response.reason or "no reason given"
-    if response.status_code == 401:
-        return Unauthorized(f"the key was refused ({message}); give the right one with --key")
+    if status == 401:
+        raise Unauthorized(f"the key was refused ({message}); give the right one with --key")
     wait = response.headers.get("Retry-After")
     again = f"; try again in {wait} s" if wait else ""
-    kind = Unavailable if response.status_code in (429, 502, 503) else BadRequest
-    return kind(f"{response.status_code}: {message}{again}")
+    raise (Unavailable if status in (429, 502, 503) else BadRequest)(f"{status}: {message}{again}")
 
 
 def error_message(text: str) -> str | None:
@@ -75,21 +76,22 @@ def error_message(text: str) -> str | None:
     return message if isinstance(message, str) else None
 
 
-def models(endpoint: Endpoint) -> list[str]:
-    """Names of the models served."""
+def first_model(endpoint: Endpoint) -> str:
     with session(endpoint) as http:
-        return [model["id"] for model in request(http, endpoint, "GET", "/v1/models").json()["data"]]
+        served = request(http, endpoint, "GET", "/v1/models").json()["data"]
+    if not served:
+        raise BadRequest(f"{endpoint.url} serves no model", param="model")
+    return str(served[0]["id"])
 
 
-def events(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The JSON data of a server-sent event stream, up to `[DONE]`.
 
     Raises:
         Unavailable: the stream carried an error, or ended without `[DONE]`.
     """
     data: list[str] = []
-    for raw in lines:
-        line = raw.decode() if isinstance(raw, bytes) else raw
+    for line in lines:
         if line.startswith("data:"):
             data.append(line.removeprefix("data:").removeprefix(" "))
         elif not line and data:
@@ -103,17 +105,12 @@ def events(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
     raise Unavailable("the answer broke off")
 
 
-def answer(
-    endpoint: Endpoint, model: str, messages: Sequence[dict[str, str]], priority: str | None = None
-) -> Iterator[str]:
+def answer(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[str]:
     """The pieces of text of a streamed chat completion.
 
     Raises:
         ServeAppError: refused, unreachable or broken off, with a message for the user.
     """
-    body: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
-    if priority is not None:
-        body["priority"] = priority
     with session(endpoint) as http:
         response = request(http, endpoint, "POST", "/v1/chat/completions", json=body, stream=True)
         response.encoding = "utf-8"
@@ -129,47 +126,44 @@ def answer(
             raise Unavailable(f"the connection broke: {type(error).__name__}") from None
 
 
+@dataclass(slots=True)
 class Conversation:
     """The messages so far; each `send` prints the answer as it arrives and stores it."""
 
-    def __init__(
-        self, endpoint: Endpoint, model: str, console: Console, *, system: str | None, priority: str | None
-    ) -> None:
-        self._endpoint = endpoint
-        self._model = model
-        self._console = console
-        self._priority = priority
-        self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    endpoint: Endpoint
+    model: str
+    console: Console
+    priority: str | None
+    messages: list[dict[str, str]]
 
-    def send(self, text: str) -> str:
+    def send(self, text: str) -> None:
         """Run one exchange. A failed exchange is removed from the messages, so that it can be repeated."""
-        asked = [*self._messages, {"role": "user", "content": text}]
+        asked = [*self.messages, {"role": "user", "content": text}]
+        body: dict[str, Any] = {"model": self.model, "messages": asked, "stream": True}
+        if self.priority is not None:
+            body["priority"] = self.priority
         pieces = []
         try:
-            for piece in answer(self._endpoint, self._model, asked, self._priority):
+            for piece in answer(self.endpoint, body):
                 pieces.append(piece)
-                self._console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+                self.console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
         finally:
             if pieces:
-                self._console.print()
-        reply = "".join(pieces)
-        self._messages = [*asked, {"role": "assistant", "content": reply}]
-        return reply
+                self.console.print()
+        self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
 
-
-def interactive(conversation: Conversation, console: Console) -> None:
-    """Read lines until the end of input. Ctrl-C ends the present answer; at the prompt it ends the conversation."""
-    while True:
-        try:
-            text = console.input("[bold]you>[/bold] ").strip()
-        except (EOFError, KeyboardInterrupt):
-            console.print()
-            return
-        if not text:
-            continue
-        try:
-            conversation.send(text)
-        except KeyboardInterrupt:
-            console.print("(interrupted)")
-        except ServeAppError as error:
-            console.print(f"error: {error.message}", style="red", markup=False, highlight=False)
+    def interact(self) -> None:
+        """Read lines until the end of input. Ctrl-C ends the present answer; at the prompt it ends the conversation."""
+        while True:
+            try:
+                text = self.console.input("[bold]you>[/bold] ").strip()
+            except (EOFError, KeyboardInterrupt):
+                self.console.print()
+                return
+            try:
+                if text:
+                    self.send(text)
+            except KeyboardInterrupt:
+                self.console.print("(interrupted)")
+            except ServeAppError as error:
+                self.console.print(f"error: {error.message}", style="red", markup=False, highlight=False)

@@ -10,21 +10,27 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
 
 from serve_app import settings as configuration
+from serve_app.cli import chat as talk
+from serve_app.cli import deploy as deploying
+from serve_app.cli import explain as explaining
+from serve_app.cli import instances
+from serve_app.cli import presets as telling
+from serve_app.cli import quota as ledger
+from serve_app.cli import up as running
 from serve_app.cluster.local import DEFAULT_INSTANCE, LOOPBACK, InstanceState
 from serve_app.errors import BadRequest, ConfigError, ServeAppError
-from serve_app.settings import Settings
+from serve_app.settings import ProxyLocation, Settings
 
 DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_RUNS = 3
-EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 P = ParamSpec("P")
 app = typer.Typer(
@@ -37,7 +43,6 @@ app = typer.Typer(
 
 InstanceOption = Annotated[str, typer.Option("--instance", help="Name of the instance.")]
 ConfigOption = Annotated[Path, typer.Option("--config", help="YAML configuration; see docs/settings.md.")]
-PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="A cluster instead of an instance here.", show_default=False)
@@ -52,20 +57,21 @@ StateOption = Annotated[
 ]
 
 
-def _reported(command: Callable[P, int]) -> Callable[P, None]:
-    """Convert the command's result to the exit status, and a `ServeAppError` to one line."""
+def _command(command: Callable[P, int | None]) -> Callable[P, None]:
+    """Add a command to `app`. Its result becomes the exit status, a `ServeAppError` one line."""
 
+    @app.command()
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            code = command(*args, **kwargs)
+            code = command(*args, **kwargs) or 0
         except ServeAppError as error:
             Console(stderr=True).print(
                 f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
             )
             code = EXIT_USAGE if isinstance(error, ConfigError | BadRequest) else EXIT_FAILED
         except KeyboardInterrupt:
-            code = EXIT_INTERRUPTED
+            code = running.EXIT_INTERRUPTED
         raise typer.Exit(code)
 
     return run
@@ -90,15 +96,14 @@ def configured(config: Path | None, model: str | None) -> Settings:
     return configuration.parse({**data, "models": [{"name": name, "path": model}]})
 
 
-@app.command()
-@_reported
+@_command
 def up(
     config: Annotated[Path | None, typer.Option("--config", help="YAML configuration; see docs/settings.md.")] = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="Serve this instead of the configured models: 'tiny', an id, a folder."),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = running.DEFAULT_PORT,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; 0.0.0.0 to be reached from other machines.")
     ] = LOOPBACK,
@@ -110,16 +115,12 @@ def up(
     state_dir: StateOption = None,
 ) -> int:
     """Start an instance and keep it in the foreground; Ctrl-C ends all its processes."""
-    from serve_app.cli.up import UpOptions
-    from serve_app.cli.up import up as run
-
     chosen = configured(config, model)
-    options = UpOptions(chosen, instance, port, host, state_dir, num_cpus=cpus, dashboard=dashboard)
-    return run(options, Console())
+    options = running.UpOptions(chosen, instance, port, host, state_dir, num_cpus=cpus, dashboard=dashboard)
+    return running.up(options, Console())
 
 
-@app.command()
-@_reported
+@_command
 def deploy(
     config: ConfigOption,
     address: Annotated[
@@ -138,89 +139,70 @@ def deploy(
     state_dir: StateOption = None,
 ) -> int:
     """Send the configuration to a running instance or cluster. Unchanged models continue undisturbed."""
-    from serve_app.cli import deploy as deploying
-
     chosen = configured(config, None)
     target = deploying.find(address, InstanceState(instance, state_dir))
     return deploying.deploy(chosen, target, wait=wait, timeout_s=timeout_s, console=Console())
 
 
-@app.command()
-@_reported
+@_command
 def export(
     config: ConfigOption,
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen on; Serve's default is 0.0.0.0.")
     ] = None,
-    port: PortOption = None,
+    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = None,
     head_only: Annotated[
         bool,
         typer.Option("--head-only/--every-node", help="HAProxy on the head alone, or on every node with replicas."),
     ] = False,
-) -> int:
+) -> None:
     """Print the configuration in Serve's format, for `serve deploy` and Serve's REST interface. It holds no key."""
-    from serve_app.cli import deploy as deploying
-
-    location: Literal["HeadOnly", "EveryNode"] = "HeadOnly" if head_only else "EveryNode"
-    print(deploying.export(configured(config, None), host=host, port=port, proxy_location=location), end="")
-    return 0
+    where: ProxyLocation = "HeadOnly" if head_only else "EveryNode"
+    print(deploying.export(configured(config, None), host=host, port=port, proxy_location=where), end="")
 
 
-@app.command()
-@_reported
+@_command
 def status(
     as_json: JsonOption = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
 ) -> int:
     """Show models, replicas and their states. Exit status 3 when nothing runs."""
-    from serve_app.cli import instances
-
     found = instances.status(InstanceState(instance, state_dir))
     if found is None:
-        message: dict[str, Any] = {"instance": instance, "state": "stopped"}
-        print(json.dumps(message) if as_json else f"{instance}: nothing runs")
+        print(json.dumps({"instance": instance, "state": "stopped"}) if as_json else f"{instance}: nothing runs")
         return EXIT_NOTHING_RUNS
-    return _print(found, as_json, instances.show)
+    _print(found, as_json, instances.show)
+    return 0
 
 
-@app.command()
-@_reported
+@_command
 def quota(
     as_json: JsonOption = False,
     address: AddressOption = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
-) -> int:
+) -> None:
     """Show how GPU memory is used: devices, engines, sessions, and the engines that wait for memory."""
-    from serve_app.cli import deploy as deploying
-    from serve_app.cli import quota as ledger
-
-    found = ledger.quota(deploying.find(address, InstanceState(instance, state_dir)).environment)
-    return _print(found, as_json, ledger.show)
+    target = deploying.find(address, InstanceState(instance, state_dir))
+    _print(ledger.ask_actor("quota", target.environment), as_json, ledger.show)
 
 
-@app.command()
-@_reported
+@_command
 def defrag(
     plan_only: Annotated[bool, typer.Option("--plan", help="Only print the plan.")] = False,
     as_json: JsonOption = False,
     address: AddressOption = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
-) -> int:
+) -> None:
     """Free memory for a waiting engine: other engines drain and restart, one at a time; no request is lost."""
-    from serve_app.cli import deploy as deploying
-    from serve_app.cli import quota as ledger
-
-    environment = deploying.find(address, InstanceState(instance, state_dir)).environment
-    plan = ledger.defrag(environment, begin=not plan_only)
-    found = {"plan": plan, "begun": plan is not None and not plan_only}
-    return _print(found, as_json, ledger.show_plan)
+    target = deploying.find(address, InstanceState(instance, state_dir))
+    plan = ledger.ask_actor("defrag", target.environment, begin=not plan_only)["plan"]
+    _print({"plan": plan, "begun": plan is not None and not plan_only}, as_json, ledger.show_plan)
 
 
-@app.command()
-@_reported
+@_command
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Which model; by default the first.")] = None,
@@ -232,54 +214,34 @@ def chat(
     key: KeyOption = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
-) -> int:
+) -> None:
     """Chat with a model of a running instance; the answer is streamed."""
-    from serve_app.cli import chat as talk
-
-    console = Console()
-    found = _endpoint_of(url, key, instance, state_dir)
-    if found is None:
-        return EXIT_NOTHING_RUNS
-    url, key = found
-    endpoint = talk.Endpoint(url, key)
-    if model is None:
-        served = talk.models(endpoint)
-        if not served:
-            raise BadRequest(f"{url} serves no model", param="model")
-        model = served[0]
-    conversation = talk.Conversation(endpoint, model, console, system=system, priority=priority)
-    if prompt is not None:
-        conversation.send(prompt)
+    endpoint = _endpoint(url, key, instance, state_dir)
+    chosen = talk.first_model(endpoint) if model is None else model
+    messages = [{"role": "system", "content": system}] if system else []
+    conversation = talk.Conversation(endpoint, chosen, Console(), priority, messages)
+    if prompt is None:
+        conversation.interact()
     else:
-        talk.interactive(conversation, console)
-    return 0
+        conversation.send(prompt)
 
 
-@app.command()
-@_reported
-def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = None) -> int:
+@_command
+def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = None) -> None:
     """End an instance, wherever it was started. Without a running instance it does nothing."""
-    from serve_app.cli import instances
-
-    ended = instances.down(InstanceState(instance, state_dir), print)
+    ended = instances.down(InstanceState(instance, state_dir))
     print(f"{instance}: ended" if ended else f"{instance}: nothing runs")
-    return 0
 
 
-@app.command()
-@_reported
+@_command
 def presets(
     config: Annotated[Path | None, typer.Option("--config", help="Show the models of this file.")] = None,
-) -> int:
+) -> None:
     """Show what each model `preset` sets, or the resulting values of the models of a configuration."""
-    from serve_app.cli import presets as telling
-
     print("\n".join(telling.known() if config is None else telling.of(configured(config, None))))
-    return 0
 
 
-@app.command()
-@_reported
+@_command
 def explain(
     request_id: Annotated[
         str, typer.Argument(help="Of the answer's headers (x-serve-app-request-id, x-request-id), or of its body.")
@@ -289,43 +251,35 @@ def explain(
     key: KeyOption = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
-) -> int:
+) -> None:
     """Show how a request ended, and why: its wait, its replica, its tokens, its refusal."""
-    from serve_app.cli import chat as talk
-    from serve_app.cli import explain as explaining
-
-    found = _endpoint_of(url, key, instance, state_dir)
-    if found is None:
-        return EXIT_NOTHING_RUNS
-    return _print(explaining.receipt(talk.Endpoint(*found), request_id), as_json, explaining.show)
+    endpoint = _endpoint(url, key, instance, state_dir)
+    _print(explaining.receipt(endpoint, request_id), as_json, explaining.show)
 
 
-def _print(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any], Console], None]) -> int:
+def _print(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any], Console], None]) -> None:
     if as_json:
         print(json.dumps(found))
     else:
         show(found, Console())
-    return 0
 
 
-def _endpoint_of(
-    url: str | None, key: str | None, instance: str, state_dir: str | None
-) -> tuple[str, str | None] | None:
-    """URL and key of an endpoint, by default the instance's; None: the instance does not run, and a message was
-    printed."""
+def _endpoint(url: str | None, key: str | None, instance: str, state_dir: str | None) -> talk.Endpoint:
+    """The endpoint at `url`, by default the instance's.
+
+    Raises:
+        typer.Exit: the instance does not run, and a message was printed.
+        ConfigError: the instance's key cannot be read.
+    """
     if url is not None:
-        return url, key
-    running = InstanceState(instance, state_dir).read()
-    if running is None:
+        return talk.Endpoint(url, key)
+    found = InstanceState(instance, state_dir).read()
+    if found is None:
         Console(stderr=True).print(f"{instance}: nothing runs; start it with `serve-app up`", markup=False)
-        return None
-    return running.url, key or _key_in(running.api_key_file)
-
-
-def _key_in(path: str | None) -> str | None:
-    """The key in the file; None if there is no file."""
+        raise typer.Exit(EXIT_NOTHING_RUNS)
+    path = found.api_key_file
     try:
-        return Path(path).read_text().strip() if path else None
+        return talk.Endpoint(found.url, key or (Path(path).read_text().strip() if path else None))
     except OSError as error:
         raise ConfigError(f"{path}: the API key cannot be read: {error.strerror}; give one with --key") from None
 

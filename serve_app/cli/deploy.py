@@ -6,6 +6,7 @@ undisturbed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import tempfile
@@ -19,11 +20,10 @@ import yaml
 from rich.console import Console
 
 from serve_app.cli import keys
-from serve_app.cli.format import replica_states
-from serve_app.cli.progress import Progress
-from serve_app.cluster.local import LOOPBACK, InstanceState, RemoteDriver, driver_environment
+from serve_app.cli.progress import Progress, replica_states
+from serve_app.cluster.local import InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import APPLICATION, MARK
+from serve_app.names import MARK
 from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application, deployment_config
 from serve_app.system import marked
 
@@ -49,13 +49,14 @@ def find(address: str | None, state: InstanceState) -> Target:
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
-        instance, token = state.read(), state.token()
-        if instance is None or token is None or not instance.address or not marked(instance.mark):
+        instance = state.read()
+        environment = None if instance is None else state.driver_environment(instance)
+        if instance is None or environment is None or not marked(instance.mark):
             raise Unavailable(
                 f"{state.name}: nothing runs; start it with `serve-app up`, or name a cluster with --address",
                 code="not_running",
             )
-        return Target(driver_environment(instance.address, token, instance.mark), state)
+        return Target(environment, state)
     # the mark, if a node's supervisor deploys: processes that it starts must end with the node
     passed_on = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH_") or name == MARK}
     return Target({"RAY_ADDRESS": address, **passed_on}, None)
@@ -70,14 +71,11 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
     """
     resolved = keys.resolve(settings, target.state or DEFAULT_KEY_FILE)
     instance = target.state.read() if target.state is not None else None
-    serve: dict[str, Any] = dict(ON_A_CLUSTER)
-    if instance is not None:
-        serve = {"host": LOOPBACK, "port": instance.http_port, "proxy_location": "HeadOnly"}
     order: dict[str, Any] = {
         "do": "declare",
         "environment": target.environment,
         "application": application(resolved.settings),
-        "serve": serve,
+        "serve": ON_A_CLUSTER if instance is None else instance.serve_options(),
         "wait": wait,
         "models": [model.name for model in settings.models],
     }
@@ -104,12 +102,11 @@ def _follow(
 ) -> dict[str, Any] | None:
     """Let a driver execute the order; returns the last state it reported, None without `wait`."""
     status: dict[str, Any] | None = None
-    phase = ""
+    is_declared = False
     deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "driver.log"
-        driver = RemoteDriver(order, log)
-        try:
+        with contextlib.closing(RemoteDriver(order, log)) as driver:
             while time.monotonic() < deadline:
                 event = driver.event(TICK_S)
                 if event is None:
@@ -117,25 +114,19 @@ def _follow(
                 if event["event"] == "error":
                     raise Unavailable(event["message"], code="deploy_failed")
                 if event["event"] == "end":
-                    if phase and (not order["wait"] or (status is not None and status["state"] in FINAL_STATES)):
+                    if is_declared and (not order["wait"] or (status is not None and status["state"] in FINAL_STATES)):
                         return status
-                    raise Unavailable(f"the process that deploys it has ended: {_last_line(log)}", code="deploy_failed")
+                    said = log.read_text(errors="replace").strip().splitlines() or ["without a word"]
+                    raise Unavailable(f"the process that deploys it has ended: {said[-1]}", code="deploy_failed")
                 if event["event"] == "phase":
-                    phase = event["phase"]
+                    is_declared = True
                     declared()
                     progress.begin("Waiting until it runs" if order["wait"] else "Declared")
-                    continue
-                status = {key: value for key, value in event.items() if key != "event"}
-                progress.detail(replica_states(status))
-            left = "does not run" if phase else "is not declared"
+                else:
+                    status = event
+                    progress.detail(replica_states(status))
+            left = "does not run" if is_declared else "is not declared"
             raise Unavailable(f"it {left} after {timeout_s:.0f} s; `serve-app status` says more", code="deploy_failed")
-        finally:
-            driver.close()
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "without a word"
 
 
 def export(settings: Settings, *, host: str | None, port: int | None, proxy_location: ProxyLocation | None) -> str:
@@ -148,7 +139,6 @@ def export(settings: Settings, *, host: str | None, port: int | None, proxy_loca
         raise ConfigError(
             "auth.keys: give at least one key (or its digest): an exported configuration makes none", param="auth.keys"
         )
-    entry = application(settings.without_secrets(), name=APPLICATION)
-    return yaml.safe_dump(
-        deployment_config([entry], host=host, port=port, proxy_location=proxy_location), sort_keys=False
-    )
+    entry = application(settings.without_secrets())
+    config = deployment_config([entry], host=host, port=port, proxy_location=proxy_location)
+    return yaml.safe_dump(config, sort_keys=False)

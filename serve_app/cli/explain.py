@@ -12,8 +12,7 @@ from rich.text import Text
 
 from serve_app.cli.chat import Endpoint, request, session
 
-_GOOD = frozenset({"ok"})
-_GONE = frozenset({"cancelled_queued", "cancelled_running"})
+STYLES = {"ok": "green", "cancelled_queued": "yellow", "cancelled_running": "yellow"}  # by outcome; others are red
 
 
 def receipt(endpoint: Endpoint, request_id: str) -> dict[str, Any]:
@@ -24,15 +23,12 @@ def receipt(endpoint: Endpoint, request_id: str) -> dict[str, Any]:
     """
     with session(endpoint) as http:
         path = f"/admin/requests/{quote(request_id, safe='')}"
-        found: dict[str, Any] = request(http, endpoint, "GET", path).json()
-        return found
+        return request(http, endpoint, "GET", path).json()  # type: ignore[no-any-return]
 
 
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Print a receipt: the first line says how the request ended, the others why."""
-    outcome = found["outcome"]
-    style = "green" if outcome in _GOOD else "yellow" if outcome in _GONE else "red"
     first, *others = found["story"]
-    console.print(Text(first, style=style))
+    console.print(Text(first, style=STYLES.get(found["outcome"], "red")))
     for line in others:
         console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))

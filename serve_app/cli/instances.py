@@ -5,29 +5,23 @@ Invariant: `down` leaves no process of the instance and may be repeated.
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from serve_app.cluster.local import (
-    DEFAULT_QUESTION_S,
     FIXED,
-    SERVE_SHUTDOWN_S,
+    SHUTDOWN_QUESTION_S,
     TERM_GRACE_S,
     Instance,
     InstanceState,
     ask,
     clean_up,
-    driver_environment,
 )
 from serve_app.errors import Unavailable
 from serve_app.names import APPLICATION
-from serve_app.system import POLL_S, end_marked, marked, start_ticks
+from serve_app.system import ask_to_end, end_marked, marked, start_ticks
 
 STATUS_FRESH_S = 12.0  # `up` writes its state every 5 s; if it is older than this, Serve is asked
 SUPERVISOR_STOP_S = 75.0  # above all waits of `up` when it ends
@@ -42,32 +36,31 @@ def status(state: InstanceState) -> dict[str, Any] | None:
     instance = state.read()
     if instance is None or not marked(instance.mark):
         return None
-    seen = state.read_status() if time.time() - state.status_time_s() < STATUS_FRESH_S else None
     return {
         "instance": instance.name,
         "url": instance.url,
         "api_key_file": instance.api_key_file,
         "dashboard_url": instance.dashboard_url,
-        **(seen or _driver_status(state, instance)),
+        **(state.read_status(STATUS_FRESH_S) or _driver_status(state, instance)),
     }
 
 
 def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:
     nothing: dict[str, Any] = {"state": "starting", "message": "", "models": [], "routers": []}
-    token = state.token()
-    coming_up = _supervised(instance) and state.read_status() is None
-    if coming_up or not instance.address or token is None:
+    order = _order("status", state, instance)
+    if order is None or (_supervised(instance) and state.read_status() is None):
         return nothing
     try:
-        answer = ask(_order("status", instance, token))
+        return nothing | (ask(order) or {})
     except Unavailable as error:
         return nothing | {"state": "unreachable", "message": error.message}
-    return nothing | {key: value for key, value in (answer or {}).items() if key != "event"}
 
 
-def _order(what: str, instance: Instance, token: str) -> dict[str, Any]:
-    environment = driver_environment(instance.address, token, instance.mark)
-    return {"do": what, "environment": environment, "models": list(instance.models), "name": APPLICATION}
+def _order(what: str, state: InstanceState, instance: Instance) -> dict[str, Any] | None:
+    """An order to a driver; None: Ray has not started."""
+    environment = state.driver_environment(instance)
+    order = {"do": what, "environment": environment, "models": list(instance.models), "name": APPLICATION}
+    return None if environment is None else order
 
 
 def show(found: dict[str, Any], console: Console) -> None:
@@ -97,8 +90,9 @@ def show(found: dict[str, Any], console: Console) -> None:
         console.print(f"API key in {found['api_key_file']}", markup=False, highlight=False, soft_wrap=True)
 
 
-def down(state: InstanceState, report: Callable[[str], None]) -> bool:
-    """End the instance, also one started by another program. Returns whether any of its processes ran.
+def down(state: InstanceState) -> bool:
+    """End the instance, also one started by another program, and print the steps. Returns whether any of its processes
+    ran.
 
     A living `up` is asked to end the instance, and awaited; processes left after that, or left by a dead owner, are
     ended here: first through Serve, then by signals.
@@ -107,44 +101,36 @@ def down(state: InstanceState, report: Callable[[str], None]) -> bool:
     if instance is None:
         return False
     ran = bool(marked(instance.mark))
-    if state.owned_elsewhere() and _supervised(instance):
-        report("Asking the process that runs it to end")
-        _ask_supervisor(state, instance)
+    pid = instance.supervisor_pid
+    if pid is not None and state.owned_elsewhere() and _supervised(instance):
+        print("Asking the process that runs it to end")
+        ask_to_end(pid, instance.supervisor_ticks, SUPERVISOR_STOP_S)
     if state.owned_elsewhere():
-        report("Ending its processes; the program that owns it goes on")
-        end_marked(instance.mark, TERM_GRACE_S, spare=(os.getpid(),))
+        print("Ending its processes; the program that owns it goes on")
+        end_marked(instance.mark, TERM_GRACE_S)
         return ran
     state.acquire()
     try:
-        left = bool(marked(instance.mark))
-        token = state.token()
-        if left and instance.address and token is not None:
-            report("Ending the application")
-            _shut_down_serve(instance, token, report)
-        if left:
-            report("Ending what is left")
+        if marked(instance.mark):
+            _shut_down_serve(state, instance)
+            print("Ending what is left")
         clean_up(state)
     finally:
         state.release()
     return ran
 
 
-def _shut_down_serve(instance: Instance, token: str, report: Callable[[str], None]) -> None:
-    try:
-        ask(_order("shutdown", instance, token), SERVE_SHUTDOWN_S + DEFAULT_QUESTION_S)
-    except Unavailable as error:
-        report(f"Serve could not be asked to end ({error.message})")
+def _shut_down_serve(state: InstanceState, instance: Instance) -> None:
+    order = _order("shutdown", state, instance)
+    if order is not None:
+        print("Ending the application")
+        try:
+            ask(order, SHUTDOWN_QUESTION_S)
+        except Unavailable as error:
+            print(f"Serve could not be asked to end ({error.message})")
 
 
 def _supervised(instance: Instance) -> bool:
     """Whether the recorded `up` process still lives."""
     pid = instance.supervisor_pid
     return pid is not None and instance.supervisor_ticks == start_ticks(pid)
-
-
-def _ask_supervisor(state: InstanceState, instance: Instance) -> None:
-    assert instance.supervisor_pid is not None
-    os.kill(instance.supervisor_pid, signal.SIGTERM)
-    deadline = time.monotonic() + SUPERVISOR_STOP_S
-    while time.monotonic() < deadline and _supervised(instance) and state.owned_elsewhere():
-        time.sleep(POLL_S)

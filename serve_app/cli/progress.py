@@ -6,7 +6,8 @@ Invariant: each phase that began is reported exactly once as done, failed or lef
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -31,7 +32,7 @@ class Progress:
 
     def begin(self, title: str) -> None:
         """Start a phase; a running phase is reported as done."""
-        self.done()
+        self._end("✓", "green", "")
         self._title, self._detail = title, ""
         self._began_at = self._printed_at = time.monotonic()
         if self._console.is_terminal:
@@ -54,18 +55,6 @@ class Progress:
             self._printed_at = now
             self._print(f"  {self._title}: {text} ({self.elapsed_s:.0f} s)")
 
-    def done(self) -> None:
-        """The phase succeeded; no effect without a running phase."""
-        self._end("✓", "green", "")
-
-    def fail(self) -> None:
-        """The phase failed; no effect without a running phase."""
-        self._end("✗", "red", "failed after ")
-
-    def leave(self) -> None:
-        """The phase was interrupted; no effect without a running phase."""
-        self._end("-", "yellow", "interrupted after ")
-
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began_at
@@ -78,17 +67,16 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self.done()
+            self._end("✓", "green", "")
         elif issubclass(kind, Exception):
-            self.fail()
+            self._end("✗", "red", "failed after ")
         else:
-            self.leave()
+            self._end("-", "yellow", "interrupted after ")
 
     def _end(self, sign: str, colour: str, how: str) -> None:
+        """Report how the phase ended; no effect without a running phase."""
         if not self._title:
             return
         if self._live is not None:
@@ -99,3 +87,17 @@ class Progress:
 
     def _print(self, what: str | Text) -> None:
         self._console.print(what, markup=False, highlight=False, soft_wrap=True)
+
+
+def replica_states(status: Mapping[str, Any]) -> str:
+    """The replica counts, like `tiny 1/2 (1 starting)  router 1`."""
+    parts = []
+    for model in status["models"]:
+        states = [replica["state"] for replica in model["replicas"]]
+        ready = states.count("RUNNING")
+        others = sorted({state.lower().replace("_", " ") for state in states if state != "RUNNING"})
+        rest = f" ({', '.join(others)})" if others else ""
+        parts.append(f"{model['name']} {ready}/{model['target']}{rest}")
+    if status["routers"]:
+        parts.append(f"router {sum(replica['state'] == 'RUNNING' for replica in status['routers'])}")
+    return "  ".join(parts)

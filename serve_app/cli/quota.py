@@ -17,29 +17,20 @@ GB = 1e9
 SIZES = ("total", "reserved", "granted", "free")
 
 
-def quota(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The figures of the quota actor; `environment` is that of a driver of the cluster.
+def ask_actor(what: str, environment: Mapping[str, str], **options: Any) -> dict[str, Any]:
+    """The quota actor's answer: its figures ("quota"), or with "defrag" the `plan` that frees memory for the first
+    waiting engine; the plan is None if no engine waits, or no plan helps.
+
+    Args:
+        environment: of a driver of the cluster.
 
     Raises:
         Unavailable: no cluster answers there, or it has no quota actor.
     """
-    answer = ask({"do": "quota", "environment": dict(environment)})
+    answer = ask({"do": what, "environment": dict(environment), **options})
     if answer is None:
         raise Unavailable("the cluster did not answer", code="not_running")
-    return {key: value for key, value in answer.items() if key != "event"}
-
-
-def defrag(environment: Mapping[str, str], *, begin: bool) -> dict[str, Any] | None:
-    """The plan that frees memory for the first waiting engine; None: no engine waits, or no plan helps.
-
-    Raises:
-        Unavailable: as `quota`.
-    """
-    answer = ask({"do": "defrag", "environment": dict(environment), "begin": begin})
-    if answer is None:
-        raise Unavailable("the cluster did not answer", code="not_running")
-    plan = answer["plan"]
-    return None if plan is None else dict(plan)
+    return answer
 
 
 def show_plan(found: Mapping[str, Any], console: Console) -> None:
@@ -49,11 +40,8 @@ def show_plan(found: Mapping[str, Any], console: Console) -> None:
         console.print("Nothing to do: no engine waits for memory, or no restart would free enough.")
         return
     waits = plan["waits"]
-    console.print(
-        f"{waits['owner']} of {waits['model']} waits for {waits['ranks']} x {_gb(waits['least_bytes'])}",
-        markup=False,
-        highlight=False,
-    )
+    wanted = f"{waits['ranks']} x {_gb(waits['least_bytes'])}"
+    console.print(f"{waits['owner']} of {waits['model']} waits for {wanted}", markup=False, highlight=False)
     table = Table("step", "replica", "model", "drains on", "expected on", "to load")
     for number, step in enumerate(plan["steps"], start=1):
         places = (", ".join(map(_short, step[name])) for name in ("source", "target"))
@@ -69,10 +57,8 @@ def show(found: Mapping[str, Any], console: Console) -> None:
     rebuilt = "  (the ledger is being rebuilt)" if found["recovering"] else ""
     say(f"{sizes}  fragmentation {found['fragmentation']:.2f}{rebuilt}")
     if found["fragmented"]:
-        where = (
-            "of what is free lies where the models here do not fit; `serve-app defrag` frees memory for one that waits"
-        )
-        say(f"{found['fragmentation']:.0%} {where}", style="yellow")
+        share = f"{found['fragmentation']:.0%} of what is free lies where the models here do not fit"
+        say(f"{share}; `serve-app defrag` frees memory for one that waits", style="yellow")
     devices = Table("device", *SIZES, "%")
     for one in found["devices"]:
         amounts = (_gb(one[f"{name}_bytes"]) for name in SIZES)
@@ -84,8 +70,9 @@ def show(found: Mapping[str, Any], console: Console) -> None:
         tokens = (str(one[name]) for name in ("kv_tokens", "kv_tokens_routers", "kv_tokens_sessions", "kv_tokens_used"))
         engines.add_row(one["replica"], one["model"] or "", one["state"], _gb(one["granted_bytes"]), measured, *tokens)
     console.print(engines)
-    if any(level["waiting"] for one in found["lines"] for level in one["classes"].values()):
-        console.print(_queues_table(found["lines"]))
+    queues = _queues_table(found["lines"])
+    if queues.row_count:
+        console.print(queues)
     for one in found["waiting"]:
         why = f"blocked: memory, for {one['waits_s']:.0f} s: {one['why']}"
         say(f"{one['replica']} of {one['model']}: {why}", style="yellow")
@@ -114,16 +101,9 @@ def _queues_table(queues: Sequence[Mapping[str, Any]]) -> Table:
         for name, level in reversed(one["classes"].items()):
             if level["waiting"]:
                 rate = level["drain_slots_per_s"]
-                table.add_row(
-                    one["model"],
-                    name,
-                    str(level["waiting"]),
-                    str(level["waiting_tokens"]),
-                    str(level["granted"]),
-                    "" if rate is None else f"{rate:.1f}/s",
-                    f"{one['oldest_wait_s']:.1f} s",
-                    escape(most),
-                )
+                free = "" if rate is None else f"{rate:.1f}/s"
+                counts = (str(level[what]) for what in ("waiting", "waiting_tokens", "granted"))
+                table.add_row(one["model"], name, *counts, free, f"{one['oldest_wait_s']:.1f} s", escape(most))
     return table
 
 

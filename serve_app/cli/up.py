@@ -6,7 +6,12 @@ start, or a cluster that dies.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shlex
+import signal
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +23,10 @@ from rich.text import Text
 
 from serve_app.cli import keys
 from serve_app.cli.chat import Endpoint, session
-from serve_app.cli.format import curl_line, duration, state_line
-from serve_app.cli.progress import Progress
-from serve_app.cli.signals import Interrupted, interruptible
+from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import LOOPBACK, InstanceState, LocalCluster, RemoteDriver, clean_up, require_free
 from serve_app.errors import ServeAppError, Unavailable
-from serve_app.settings import BUILD, Settings, application
+from serve_app.settings import Settings, application
 
 DEFAULT_PORT = 8000
 TICK_S = 0.25  # the period of checks of the progress and of the driver
@@ -33,9 +36,21 @@ SHUTDOWN_S = 25.0  # for Serve's end; above the driver's own bound
 EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within the context each SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, also repeatedly. Main thread only."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """Options of `up`; `application` is `module:function`, called with the resolved configuration."""
+    """Options of `up`."""
 
     settings: Settings
     instance: str
@@ -44,7 +59,6 @@ class UpOptions:
     state_dir: str | None = None
     num_cpus: int | None = None
     dashboard: bool = False
-    application: str = BUILD
 
 
 def up(options: UpOptions, console: Console) -> int:
@@ -60,12 +74,13 @@ def up(options: UpOptions, console: Console) -> int:
         session = _Session(options, console)
         try:
             code = session.run()
-        except Interrupted:
+        except KeyboardInterrupt:
             code = 0 if session.serving else EXIT_INTERRUPTED
         try:
             session.take_down()
-        except Interrupted:
-            session.force()
+        except KeyboardInterrupt:
+            console.print("Killing what is left.")
+            session.kill()
             code = EXIT_INTERRUPTED
         return code
 
@@ -83,9 +98,8 @@ class _Session:
         self._driver: RemoteDriver | None = None
         self._deployed = False
         self._state.require_unowned()
-        if (
-            self._state.read() is None
-        ):  # else its own leftovers may hold the port: they are ended before the port is checked
+        # else its own leftovers may hold the port: they are ended before the port is checked
+        if self._state.read() is None:
             require_free(options.host, options.port)
         self._state.create()
         self._keys = keys.resolve(options.settings, self._state)
@@ -94,11 +108,11 @@ class _Session:
         """Start, announce, watch; returns only with a failure's exit status."""
         try:
             with self._progress:
-                self._start_cluster()
-                self._start_application()
-                self._wait_ready()
+                cluster = self._start_cluster()
+                self._start_application(cluster)
+                self._wait_ready(cluster)
             self.serving = True
-            self._announce()
+            self._announce(cluster)
             self._watch()
         except ServeAppError as error:
             self._console.print(Text(f"error: {error.message}", "red"), soft_wrap=True)
@@ -109,7 +123,7 @@ class _Session:
         if self._cluster is None:
             # a failed start cleans up, unless a second Ctrl-C interrupts it; then it has released the lock
             if not self._state.owned_elsewhere():
-                clean_up(self._state, grace_s=0.0)
+                self.kill()
             return
         with self._progress as progress:
             if self._driver is not None and self._deployed:
@@ -124,12 +138,11 @@ class _Session:
             f"Everything of {self._options.instance!r} has ended. Logs: {self._state.logs}", soft_wrap=True
         )
 
-    def force(self) -> None:
+    def kill(self) -> None:
         """Kill all processes now."""
-        self._console.print("Killing what is left.")
         clean_up(self._state, grace_s=0.0)
 
-    def _start_cluster(self) -> None:
+    def _start_cluster(self) -> LocalCluster:
         options = self._options
         self._progress.begin("Starting a Ray of its own")
         self._cluster = LocalCluster.start(
@@ -144,14 +157,13 @@ class _Session:
             api_key_file=str(self._keys.file) if self._keys.file else None,
         )
         keys.keep(self._keys)
+        return self._cluster
 
-    def _start_application(self) -> None:
+    def _start_application(self, cluster: LocalCluster) -> None:
         """Deploy, and wait until Serve reports the whole application as running."""
-        assert self._cluster is not None
-        instance = self._cluster.instance
         self._progress.begin("Deploying the application")
-        order = self._cluster.serve_order(application(self._keys.settings, import_path=self._options.application))
-        self._driver = RemoteDriver(order, log=Path(instance.run_dir) / "driver.log")
+        order = cluster.serve_order(application(self._keys.settings))
+        self._driver = RemoteDriver(order, log=Path(cluster.instance.run_dir) / "driver.log")
         loading = opening = False
         while True:
             status = self._next_status()
@@ -159,7 +171,7 @@ class _Session:
                 continue
             if not loading:
                 loading = True
-                self._progress.begin("Loading " + ", ".join(instance.models))
+                self._progress.begin("Loading " + ", ".join(cluster.instance.models))
             if not opening and status["models"] and all(model["state"] == "healthy" for model in status["models"]):
                 opening = True
                 self._progress.begin("Opening the endpoint")
@@ -169,10 +181,9 @@ class _Session:
                 return
             self._progress.detail(state_line(status, with_state=False))
 
-    def _wait_ready(self) -> None:
+    def _wait_ready(self, cluster: LocalCluster) -> None:
         """Wait until the endpoint answers through HAProxy."""
-        assert self._cluster is not None
-        endpoint = Endpoint(self._cluster.url, self._keys.key)
+        endpoint = Endpoint(cluster.url, self._keys.key)
         # without a key, a 401 is enough: only a running router asks for a key
         wanted = {"200"} if self._keys.key else {"200", "401"}
         deadline = time.monotonic() + READY_S
@@ -206,35 +217,32 @@ class _Session:
             raise Unavailable(event["message"], code="application_failed")
         if event["event"] == "end":
             raise Unavailable("the process that deploys the application ended unexpectedly", code="cluster_failed")
-        status = {key: value for key, value in event.items() if key != "event"}
         self._deployed = True
+        status = {key: value for key, value in event.items() if key != "event"}
         self._state.write_status(status)
         return status
 
-    def _announce(self) -> None:
-        assert self._cluster is not None
+    def _announce(self, cluster: LocalCluster) -> None:
         kept = f"  (kept in {self._keys.file})" if self._keys.generated else "  (from the configuration)"
+        key = f"{self._keys.key}{kept}" if self._keys.key else "as configured (only digests are known here)"
         lines = [
-            f"Serving {', '.join(self._cluster.instance.models)} at {self._cluster.url}",
-            f"API key   {self._keys.key}{kept}"
-            if self._keys.key
-            else "API key   as configured (only digests are known here)",
-            f"Try       {curl_line(self._cluster.url, self._keys.key, self._options.settings)}",
+            f"Serving {', '.join(cluster.instance.models)} at {cluster.url}",
+            f"API key   {key}",
+            f"Try       {curl_line(cluster.url, self._keys.key, self._options.settings)}",
         ]
-        if self._cluster.instance.dashboard_url:
-            lines.append(f"Dashboard {self._cluster.instance.dashboard_url}  (token in {self._state.token_file})")
-        lines.append("Ctrl-C ends everything.")
-        for line in lines:
+        if cluster.instance.dashboard_url:
+            lines.append(f"Dashboard {cluster.instance.dashboard_url}  (token in {self._state.token_file})")
+        for line in [*lines, "Ctrl-C ends everything."]:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _watch(self) -> None:
         """Show the state until an exception ends it."""
         began = time.monotonic()
         shown = ""
-        live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
-        if live is not None:
-            live.start()
-        try:
+        with contextlib.ExitStack() as stack:
+            live = None
+            if self._console.is_terminal:
+                live = stack.enter_context(Live(console=self._console, auto_refresh=False, transient=True))
             while True:
                 status = self._next_status()
                 if status is None:
@@ -245,6 +253,27 @@ class _Session:
                 elif line != shown:
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
                 shown = line
-        finally:
-            if live is not None:
-                live.stop()
+
+
+def curl_line(url: str, key: str | None, settings: Settings) -> str:
+    """A curl command with a request to the first model; it can be pasted into a shell unchanged."""
+    model = settings.models[0]
+    body: dict[str, Any]
+    if model.task == "embed":
+        path, body = "/v1/embeddings", {"model": model.name, "input": "Hello"}
+    else:
+        messages = [{"role": "user", "content": "Hello"}]
+        path, body = "/v1/chat/completions", {"model": model.name, "messages": messages, "max_tokens": 32}
+    bearer = shlex.quote(f"Authorization: Bearer {key}") if key else '"Authorization: Bearer $API_KEY"'
+    return f"curl {url}{path} -H {bearer} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+def state_line(status: Mapping[str, Any], *, with_state: bool = True) -> str:
+    parts = [status["state"] if with_state else "", replica_states(status), status["message"]]
+    return "  ".join(part for part in parts if part)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

@@ -5,43 +5,8 @@ In: calls with OpenAI's fields. Out: objects of the `openai` package, streams, a
 Never: checks a request; the router does, as over HTTP.
 """
 
-from __future__ import annotations
+from serve_app.client.client import Client
+from serve_app.client.connection import connect
+from serve_app.client.session import AgentSession
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from serve_app.client.agents import (
-    DEFAULT_MAX_WAITING,
-    STEP_WAIT_S,
-    AgentRun,
-    AgentScheduler,
-    AgentState,
-    Sessions,
-    Task,
-)
-
-if TYPE_CHECKING:
-    from serve_app.client.client import Client, connect
-
-__all__ = [
-    "DEFAULT_MAX_WAITING",
-    "STEP_WAIT_S",
-    "AgentRun",
-    "AgentScheduler",
-    "AgentState",
-    "Client",
-    "Sessions",
-    "Task",
-    "connect",
-]
-
-# `serve_app.agents` works with any client; `connect` imports Ray.
-_LATE = {"Client": "client", "connect": "client"}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports the names of `_LATE` on first use."""
-    module = _LATE.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+__all__ = ["AgentSession", "Client", "connect"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar, Unpack
 
 import httpx2
@@ -23,10 +23,9 @@ import msgspec
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
-from serve_app.client.connection import Connection, connection
-from serve_app.client.httpx_transport import BASE_URL, AsyncTransport, SyncTransport
+from serve_app.client.httpx_transport import BASE_URL, Transport
 from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.options import (
     CallOptions,
@@ -38,8 +37,7 @@ from serve_app.client.options import (
     SessionOptions,
 )
 from serve_app.client.session import AgentSession, SyncAgentSession
-from serve_app.client.streams import Stream
-from serve_app.client.sync import Synchronous, blocking, blocking_stream
+from serve_app.client.streams import Stream, Synchronous, blocking, blocking_stream
 from serve_app.errors import BadRequest, NotFound
 from serve_app.http import (
     CHAT,
@@ -51,11 +49,9 @@ from serve_app.http import (
     HttpRequest,
     make_request,
     make_route_request,
-    read_body,
     read_events,
 )
-from serve_app.names import APPLICATION
-from serve_app.ray_adapter import ACCEPT_S
+from serve_app.ray_adapter import ACCEPT_S, IngressHandle
 
 CLOSE_S = 5.0  # to end running calls; it takes milliseconds
 TIMEOUT = httpx2.Timeout(600.0, connect=ACCEPT_S)  # of the SDK's requests, in seconds; its own default except connect
@@ -63,36 +59,8 @@ TIMEOUT = httpx2.Timeout(600.0, connect=ACCEPT_S)  # of the SDK's requests, in s
 M = TypeVar("M", bound=BaseModel)
 
 
-def connect(
-    api_key: str | None = None,
-    *,
-    application: str = APPLICATION,
-    instance: str | None = None,
-    address: str | None = None,
-    model: str | None = None,
-) -> Client:
-    """A client of a running application; sends only the requests that find the application.
-
-    A process that Ray runs or that has called `ray.init` uses its present cluster. Any other process is connected to
-    `instance`, to `address`, to the cluster in RAY_ADDRESS, or to the instance of `make serve` on this machine, until
-    this client is closed.
-
-    Args:
-        api_key: decides tenant and rights, as over HTTP. Default: SERVE_APP_API_KEY, or the local instance's own key.
-        application: its name in Serve.
-        instance: the name of a local instance (`serve-app up --instance`).
-        address: host:port of a cluster's GCS; its token, if required, is in the environment as Ray expects it.
-        model: for calls that name no model. Default: the only model served.
-
-    Raises:
-        ConfigError: no cluster to connect to, no such application, or no key; the message says what to do.
-    """
-    found = connection(application, instance=instance, address=address, api_key=api_key)
-    return Client(found, model=model)
-
-
 class Client:
-    """Calls of one application with one API key; see `connect`. Safe to use from any thread and event loop.
+    """Calls of one application with one API key; `connect` makes it. Safe to use from any thread and event loop.
 
     Keywords that all calls share: `model`; `priority` (`low`, `normal`, `high`, `critical`, or 0 to 3), up to the key's
     class; `session`, whose requests prefer one replica for its cached prefix; `deadline_s`, seconds from now by
@@ -102,9 +70,13 @@ class Client:
     and `retry_after_s`), `Unavailable`, `EngineFailed`; a stream may raise them after its first chunks.
     """
 
-    def __init__(self, found: Connection, *, model: str | None = None) -> None:
-        self._connection = found
-        self._bridge = LoopBridge(found.open)
+    def __init__(
+        self, make: Callable[[], IngressHandle], api_key: str, leaving: contextlib.ExitStack, model: str | None = None
+    ) -> None:
+        self._bridge = LoopBridge(make)
+        self._api_key = SecretStr(api_key)
+        self._leaving = leaving
+        leaving.callback(self._bridge.close, CLOSE_S)
         self._model = model
         self.only_model_name: str | None = None  # the only model served, once fetched
         self.sync = SyncClient(self, self._bridge)
@@ -146,12 +118,13 @@ class Client:
 
     async def models(self) -> list[Model]:
         """The models served; `id` is the name for calls, `max_model_len` the bound of prompt and answer, in tokens."""
-        return ModelList.model_validate_json(await self.request("GET", "/v1/models")).data
+        listed = msgspec.json.decode(await self.request("GET", "/v1/models"))
+        return [Model.model_validate(one) for one in listed["data"]]
 
     @functools.cached_property
     def http_client(self) -> httpx2.AsyncClient:
         """An HTTP client that sends by handle, with this client's key if a request has none."""
-        return httpx2.AsyncClient(transport=AsyncTransport(self._bridge), **self._http())
+        return httpx2.AsyncClient(transport=Transport(self._bridge), **self._http())
 
     @functools.cached_property
     def openai(self) -> AsyncOpenAI:
@@ -163,30 +136,28 @@ class Client:
 
     def close(self) -> None:
         """End the running calls, and disconnect from the cluster if `connect` connected it. Later calls fail."""
-        if self._bridge.closed:
-            return
-        try:
-            self._bridge.close(CLOSE_S)
-        finally:
-            self._connection.leave()
+        self._leaving.close()
 
     # For sessions and agents, which use this client.
 
     async def model_named(self, model: str | None) -> str:
         """The model for a call: `model`, else the only one served. Raises BadRequest: several are served."""
-        return model or self._model or await self._only_model()
+        named = model or self._model or self.only_model_name
+        if named is None:
+            served = [one.id for one in await self.models()]
+            if len(served) != 1:
+                raise BadRequest(f"say which model: `model` is one of {', '.join(served)}", param="model")
+            named = self.only_model_name = served[0]
+        return named
 
     async def request(self, method: str, path: str, fields: Mapping[str, Any] | None = None) -> bytes:
         """Send a request with these fields as JSON, if any; returns the answer's body. Raises `serve_app.errors`."""
-        return await self._body(make_route_request(self._connection.api_key, method, path, fields))
-
-    async def _body(self, asked: HttpRequest) -> bytes:
-        return await self._bridge.in_home_loop(read_body(self._bridge.exchange(asked)))
+        return await self._bridge.read(make_route_request(self._api_key.get_secret_value(), method, path, fields))
 
     async def _unary(self, type_: type[M], kind: CallKind, subject: Any, options: CallOptions) -> M:
         asked = await self._build_request(kind, subject, options)
         with self._forgetting_gone_model():
-            return _as_object(type_, await self._body(asked))
+            return _as_object(type_, await self._bridge.read(asked))
 
     async def _chunks(
         self, type_: type[M], kind: CallKind, subject: Any, options: CallOptions
@@ -198,18 +169,8 @@ class Client:
                     yield _as_object(type_, event)
 
     async def _build_request(self, kind: CallKind, subject: Any, options: CallOptions) -> HttpRequest:
-        model = await self.model_named(options.get("model"))
-        return make_request(
-            kind, {**options, "api_key": self._connection.api_key, "model": model, kind.first_field: subject}
-        )
-
-    async def _only_model(self) -> str:
-        if self.only_model_name is None:
-            served = [one.id for one in await self.models()]
-            if len(served) != 1:
-                raise BadRequest(f"say which model: `model` is one of {', '.join(served)}", param="model")
-            self.only_model_name = served[0]
-        return self.only_model_name
+        model, key = await self.model_named(options.get("model")), self._api_key.get_secret_value()
+        return make_request(kind, {**options, "api_key": key, "model": model, kind.first_field: subject})
 
     @contextlib.contextmanager
     def _forgetting_gone_model(self) -> Iterator[None]:
@@ -221,11 +182,11 @@ class Client:
             raise
 
     def _http(self) -> dict[str, Any]:
-        headers = {"authorization": f"Bearer {self._connection.api_key}"}
+        headers = {"authorization": f"Bearer {self._api_key.get_secret_value()}"}
         return {"base_url": BASE_URL, "headers": headers, "timeout": TIMEOUT, "trust_env": False}
 
     def _sdk(self) -> dict[str, Any]:
-        return {"base_url": BASE_URL, "api_key": self._connection.api_key, "max_retries": 0}
+        return {"base_url": BASE_URL, "api_key": self._api_key.get_secret_value(), "max_retries": 0}
 
     def __enter__(self) -> Client:
         return self
@@ -260,18 +221,12 @@ class SyncClient(Synchronous[Client]):
     @functools.cached_property
     def http_client(self) -> httpx2.Client:
         """As `Client.http_client`."""
-        return httpx2.Client(transport=SyncTransport(self._bridge), **self._wrapped._http())
+        return httpx2.Client(transport=Transport(self._bridge), **self._wrapped._http())
 
     @functools.cached_property
     def openai(self) -> OpenAI:
         """As `Client.openai`."""
         return OpenAI(**self._wrapped._sdk(), http_client=self.http_client)
-
-
-class ModelList(BaseModel):
-    """The answer of GET /v1/models."""
-
-    data: list[Model]
 
 
 def _as_object(type_: type[M], data: bytes) -> M:

@@ -5,11 +5,10 @@ Invariant: an error leaves this process as it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import ray
@@ -17,8 +16,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from serve_app.client.ingress import RouterCalls
-from serve_app.client.loop_bridge import Calls
+from serve_app.client.client import Client
 from serve_app.cluster.local import (
     DEFAULT_INSTANCE,
     LOOPBACK,
@@ -29,50 +27,78 @@ from serve_app.cluster.local import (
     driver_environment,
 )
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import ROUTER
-from serve_app.ray_adapter import quiet_router_thread
+from serve_app.names import APPLICATION, ROUTER
+from serve_app.ray_adapter import IngressHandle
 
+METHOD = "exchange"  # of `serve_app.http.deployment.RouterReplica`
 KEY_VARIABLE = "SERVE_APP_API_KEY"
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # Ray's own
 SERVE_LOGGER = "ray.serve"
 
 
-@dataclass(frozen=True)
-class Connection:
-    """How a client opens its calls, its key, and how it disconnects if it connected this process."""
+def connect(
+    api_key: str | None = None,
+    *,
+    application: str = APPLICATION,
+    instance: str | None = None,
+    address: str | None = None,
+    model: str | None = None,
+) -> Client:
+    """A client of a running application; sends only the requests that find the application.
 
-    open: Callable[[], Calls]
-    api_key: str = field(repr=False)
-    leave: Callable[[], None]
+    A process that Ray runs or that has called `ray.init` uses its present cluster. Any other process is connected to
+    `instance`, to `address`, to the cluster in RAY_ADDRESS, or to the instance of `make serve` on this machine, until
+    this client is closed.
 
-
-def connection(application: str, *, instance: str | None, address: str | None, api_key: str | None) -> Connection:
-    """Find cluster, application and key; connect this process if it is not connected. See `serve_app.connect`.
+    Args:
+        api_key: decides tenant and rights, as over HTTP. Default: SERVE_APP_API_KEY, or the local instance's own key.
+        application: its name in Serve.
+        instance: the name of a local instance (`serve-app up --instance`).
+        address: host:port of a cluster's GCS; its token, if required, is in the environment as Ray expects it.
+        model: for calls that name no model. Default: the only model served.
 
     Raises:
-        ConfigError: names what is missing and the remedy.
+        ConfigError: no cluster to connect to, no such application, or no key; the message says what to do.
     """
-    leave = _attach(instance, address)
-    try:
-        deployment = _ingress(application)
+    with contextlib.ExitStack() as leaving:
+        _join_cluster(leaving, instance, address)
+        _require_application(application)
         key = api_key or os.environ.get(KEY_VARIABLE) or _local_key(instance)
-    except BaseException:
-        leave()
-        raise
-    return Connection(functools.partial(RouterCalls, deployment, application), key, leave)
+        make = functools.partial(IngressHandle, ROUTER, application, METHOD)
+        return Client(make, key, leaving.pop_all(), model=model)
 
 
-def _attach(instance: str | None, address: str | None) -> Callable[[], None]:
-    """Connect this process if needed; returns the function that disconnects it."""
+def _join_cluster(leaving: contextlib.ExitStack, instance: str | None, address: str | None) -> None:
+    """Connect this process if needed; `leaving` then disconnects it."""
     if instance is not None and address is not None:
         raise ConfigError("give `instance` or `address`, not both", param="address")
-    if instance is None and address is None and ray.is_initialized():
-        return _do_nothing
     if instance is None and address is None:
+        if ray.is_initialized():
+            return
         address = os.environ.get(ADDRESS_VARIABLE)
-    if address is not None:
-        return _join(_environment_of(address))
-    name = instance or DEFAULT_INSTANCE
+    environment = _instance_environment(instance or DEFAULT_INSTANCE) if address is None else _environment_of(address)
+    ours = not ray.is_initialized()
+    try:
+        before = driver.connect(environment)
+    except (Unavailable, RayError, RuntimeError, ConnectionError, ValueError) as error:
+        said = str(error).strip().split("\n", 1)[0]
+        raise ConfigError(
+            f"the cluster at {environment[ADDRESS_VARIABLE]} cannot be joined: {said}", param="address"
+        ) from error
+    if ours:
+        logger = logging.getLogger(SERVE_LOGGER)
+        leaving.callback(logger.setLevel, logger.level)
+        logger.setLevel(max(logger.level, logging.WARNING))  # at INFO it writes internals to stderr
+        leaving.callback(driver.restore, before)
+        leaving.callback(driver.disconnect)
+
+
+def _environment_of(address: str) -> dict[str, str]:
+    host, _, _ = address.rpartition(":")
+    return {ADDRESS_VARIABLE: address} | (LOOPBACK_ENVIRONMENT if host == LOOPBACK else {})
+
+
+def _instance_environment(name: str) -> dict[str, str]:
     state = InstanceState(name)
     running = _running(state)
     if running is None:
@@ -81,39 +107,7 @@ def _attach(instance: str | None, address: str | None) -> Callable[[], None]:
             f"(`address=`, or {ADDRESS_VARIABLE} in the environment)",
             param="instance",
         )
-    return _join(driver_environment(running.address, state.token() or "", running.mark))
-
-
-def _join(environment: Mapping[str, str]) -> Callable[[], None]:
-    address = environment[ADDRESS_VARIABLE]
-    ours = not ray.is_initialized()
-    try:
-        before = driver.connect(environment)
-    except (Unavailable, RayError, RuntimeError, ConnectionError, ValueError) as error:
-        said = str(error).strip().split("\n", 1)[0]
-        raise ConfigError(f"the cluster at {address} cannot be joined: {said}", param="address") from error
-    if not ours:
-        return _do_nothing
-    logger = logging.getLogger(SERVE_LOGGER)
-    level = logger.level
-    logger.setLevel(max(level, logging.WARNING))  # at INFO it writes internals to stderr
-    return functools.partial(_disconnect, before, level)
-
-
-def _disconnect(before: Mapping[str, str | None], level: int) -> None:
-    quiet_router_thread()
-    driver.disconnect()
-    driver.restore(before)
-    logging.getLogger(SERVE_LOGGER).setLevel(level)
-
-
-def _do_nothing() -> None:
-    """The disconnect of a process that was connected before."""
-
-
-def _environment_of(address: str) -> dict[str, str]:
-    host, _, _ = address.rpartition(":")
-    return {ADDRESS_VARIABLE: address} | (LOOPBACK_ENVIRONMENT if host == LOOPBACK else {})
+    return driver_environment(running.address, state.token() or "", running.mark)
 
 
 def _running(state: InstanceState) -> Instance | None:
@@ -121,8 +115,7 @@ def _running(state: InstanceState) -> Instance | None:
     return found if found is not None and found.address and state.owned_elsewhere() else None
 
 
-def _ingress(application: str) -> str:
-    """The name of the application's ingress deployment."""
+def _require_application(application: str) -> None:
     try:
         name = serve.get_app_handle(application).deployment_name
     except RayServeException as error:
@@ -131,7 +124,6 @@ def _ingress(application: str) -> str:
         ) from None
     if name != ROUTER:
         raise ConfigError(f"the application {application!r} is not one of serve-app", param="application")
-    return name
 
 
 def _local_key(instance: str | None) -> str:

@@ -14,65 +14,57 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
-from serve_app.errors import Unavailable
-from serve_app.http import DROPPED, AnswerPiece, HttpRequest
+from serve_app.errors import DROPPED, Unavailable
+from serve_app.http import AnswerPiece, HttpRequest, read_body
+from serve_app.ray_adapter import IngressHandle
 
 MAX_UNREAD_PIECES = 64  # pieces buffered for a slow reader; then the router waits, too, as for a slow HTTP client
 
 Loop: TypeAlias = asyncio.AbstractEventLoop
+P = ParamSpec("P")
 T = TypeVar("T")
-# An item, and a future that the reader resolves on reading it; or None, and the error that ended the stream, if any.
-Message: TypeAlias = tuple[T | None, asyncio.Future[None] | BaseException | None]
-
-
-class Calls(Protocol):
-    """Sends a request to a router; used in the home loop only."""
-
-    loop: Loop
-
-    def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
-        """The answer as it arrives; closing the generator ends the request. `accept_s`: time for a router to accept it;
-        None: the default."""
-        ...
-
-    async def close(self) -> None:
-        """End the running calls; no call is possible after that."""
-        ...
+# An item, and an event that the reader sets on reading it; or None, and the error that ended the stream, if any.
+Message: TypeAlias = tuple[T | None, asyncio.Event | BaseException | None]
 
 
 class LoopBridge:
-    """The calls of one client."""
+    """The calls of one client.
 
-    def __init__(self, make: Callable[[], Calls]) -> None:
+    Args:
+        make: makes the handle that sends the requests; it is used in its home loop only.
+    """
+
+    def __init__(self, make: Callable[[], IngressHandle]) -> None:
         self.make = make
-        self._calls: Calls | None = None
-        self.closed = False
+        self._handle: IngressHandle | None = None
+        self._is_closed = False
         self._lock = threading.Lock()
 
-    def _open(self) -> Calls:
-        """The calls; made again if their loop has ended, which a loop outside a replica may."""
+    def _open(self) -> IngressHandle:
+        """The handle; made again if its loop has ended, which a loop outside a replica may."""
         with self._lock:
-            if self.closed:
+            if self._is_closed:
                 raise RuntimeError("this client is closed")
-            if self._calls is None or self._calls.loop.is_closed():
-                self._calls = self.make()
-            return self._calls
+            if self._handle is None or self._handle.loop.is_closed():
+                self._handle = self.make()
+            return self._handle
 
     async def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
-        """The answer as it arrives; closing the generator ends the request."""
-        calls = self._open()
-        pieces = calls.exchange(asked, accept_s)
-        if _running_loop() is calls.loop:
+        """The answer as it arrives; closing the generator ends the request. `accept_s`: time for a router to accept it;
+        None: the default."""
+        handle = self._open()
+        pieces = handle.stream(asked.method, asked.path, asked.headers, asked.body, accept_s=accept_s)
+        here = asyncio.get_running_loop()
+        if here is handle.loop:
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
                     yield piece
             return
         arrived: asyncio.Queue[Message[AnswerPiece]] = asyncio.Queue()
-        here = asyncio.get_running_loop()
         forwarder = Forwarder(
-            pieces, calls.loop, lambda message: here.call_soon_threadsafe(arrived.put_nowait, message)
+            pieces, handle.loop, lambda message: here.call_soon_threadsafe(arrived.put_nowait, message)
         )
         try:
             while (read := forwarder.unwrap(await arrived.get())) is not None:
@@ -80,52 +72,48 @@ class LoopBridge:
         finally:
             forwarder.close()
 
-    async def in_home_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the home loop and await it."""
-        if _running_loop() is self._home_loop(coroutine):
-            return await coroutine
-        return await asyncio.wrap_future(self.submit(coroutine))
+    async def read(self, asked: HttpRequest) -> bytes:
+        """The body of the answer, read in the home loop. Raises `serve_app.errors`."""
+        if self._open().loop is asyncio.get_running_loop():
+            return await read_body(self.exchange(asked))
+        return await asyncio.wrap_future(self.submit(read_body, self.exchange(asked)))
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine in the home loop, from any thread, without waiting; cancelling the future ends it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._home_loop(coroutine))
+    def submit(
+        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
+        """Run an async function in the home loop, from any thread, without waiting; cancelling the future ends it."""
+        home = self._open().loop
+        return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), home)
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the home loop and wait for it, from a thread that does not run that loop.
-
-        Raises:
-            RuntimeError: this thread runs the home loop: waiting would block it.
-        """
-        running = asyncio.run_coroutine_threadsafe(coroutine, self._home_loop(coroutine, waits=True))
+    def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an async function in the home loop and wait for it. Raises as `home_to_wait_for`."""
+        home = self.home_to_wait_for()
+        running = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), home)
         try:
             return running.result()
         except BaseException:  # Ctrl-C too: a coroutine without a waiter must not run on
             running.cancel()
             raise
 
-    def forward(self, items: AsyncGenerator[T, None], put: Callable[[Message[T]], object]) -> Forwarder[T]:
-        """Run a generator in the home loop, for a thread that does not run that loop. Raises as `run`."""
-        return Forwarder(items, self._home_loop(waits=True), put)
+    def home_to_wait_for(self) -> Loop:
+        """The home loop, for a thread that waits for something in it.
 
-    def _home_loop(self, coroutine: Coroutine[Any, Any, Any] | None = None, *, waits: bool = False) -> Loop:
-        try:
-            home = self._open().loop
-            if waits and _running_loop() is home:
-                raise RuntimeError("`sync` would block the event loop it needs: use `await` and `async for` here")
-            return home
-        except BaseException:
-            if coroutine is not None:
-                coroutine.close()
-            raise
+        Raises:
+            RuntimeError: this thread runs the home loop: waiting would block it.
+        """
+        home = self._open().loop
+        if _running_loop() is home:
+            raise RuntimeError("`sync` would block the event loop it needs: use `await` and `async for` here")
+        return home
 
     def close(self, timeout_s: float) -> None:
         """End the running calls. Waits `timeout_s` at most for that, unless the home loop is the caller's own."""
         with self._lock:
-            calls, self._calls, self.closed = self._calls, None, True
-        if calls is None or calls.loop.is_closed():
+            handle, self._handle, self._is_closed = self._handle, None, True
+        if handle is None or handle.loop.is_closed():
             return
-        ending = asyncio.run_coroutine_threadsafe(calls.close(), calls.loop)
-        if _running_loop() is not calls.loop:
+        ending = asyncio.run_coroutine_threadsafe(handle.close(), handle.loop)
+        if _running_loop() is not handle.loop:
             with contextlib.suppress(TimeoutError):
                 ending.result(timeout_s)
 
@@ -148,7 +136,7 @@ class Forwarder(Generic[T]):
         if isinstance(note, BaseException):
             raise note
         if note is not None:
-            self._home.call_soon_threadsafe(_resolve, note)
+            self._home.call_soon_threadsafe(note.set)
         return item
 
     def close(self) -> None:
@@ -167,10 +155,10 @@ async def _forward(items: AsyncGenerator[T, None], put: Callable[[Message[T]], o
             sent = 0
             async for item in items:
                 sent += 1
-                reached = asyncio.get_running_loop().create_future() if sent % MAX_UNREAD_PIECES == 0 else None
+                reached = asyncio.Event() if sent % MAX_UNREAD_PIECES == 0 else None
                 put((item, reached))
                 if reached is not None:
-                    await reached
+                    await reached.wait()
     except asyncio.CancelledError:
         error = Unavailable("the call was dropped", code=DROPPED)
         raise
@@ -179,11 +167,6 @@ async def _forward(items: AsyncGenerator[T, None], put: Callable[[Message[T]], o
     finally:
         with contextlib.suppress(RuntimeError):  # the reader's loop is closed
             put((None, error))
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _running_loop() -> Loop | None:

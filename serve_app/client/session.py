@@ -10,20 +10,16 @@ import concurrent.futures
 import contextlib
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
-from pydantic import BaseModel, ConfigDict
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
 
 from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.options import CallOptions, ChatOptions, CompletionOptions, Messages, Prompt
-from serve_app.client.streams import Stream
-from serve_app.client.sync import Synchronous, blocking, blocking_stream
+from serve_app.client.streams import Stream, Synchronous, blocking, blocking_stream
 from serve_app.errors import NotFound, ServeAppError
-
-if TYPE_CHECKING:
-    from openai.types import Completion
-    from openai.types.chat import ChatCompletion, ChatCompletionChunk
-
 
 logger = logging.getLogger("serve_app")
 
@@ -52,8 +48,6 @@ class SessionCalls(Protocol):
 
 class SessionInfo(BaseModel):
     """The server's description of a session. `granted_bytes` are over all ranks of its engine."""
-
-    model_config = ConfigDict(extra="ignore")
 
     id: str
     model: str
@@ -107,7 +101,7 @@ class AgentSession:
                 self._info = await opening
                 await self.close()
             raise
-        self._renewing = self._bridge.submit(self._renew_periodically())
+        self._renewing = self._bridge.submit(self._renew_periodically)
         return self._info
 
     async def close(self) -> None:
@@ -201,8 +195,8 @@ class SyncAgentSession(Synchronous[AgentSession]):
     stream_complete = blocking_stream(AgentSession.stream_complete)
 
     def __enter__(self) -> SyncAgentSession:
-        self._bridge.run(self._wrapped.open())
+        self._bridge.run(self._wrapped.open)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bridge.run(self._wrapped.close())
+        self._bridge.run(self._wrapped.close)

@@ -1,4 +1,4 @@
-"""A streamed answer for the caller, with and without `await`.
+"""Answers with and without `await`: streams, and blocking versions of async methods.
 
 Invariant: leaving the loop early ends the request, also if a variable keeps the stream; a stream that has ended or was
 left yields nothing more.
@@ -6,12 +6,15 @@ left yields nothing more.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from serve_app.client.loop_bridge import Forwarder, LoopBridge, Message
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -75,7 +78,7 @@ class SyncStream(Generic[T]):
         if self._has_ended:
             return None
         if self._forwarder is None:
-            self._forwarder = self._bridge.forward(self.chunks, self._messages.put)
+            self._forwarder = Forwarder(self.chunks, self._bridge.home_to_wait_for(), self._messages.put)
         try:
             chunk = self._forwarder.unwrap(self._messages.get())
         except BaseException:  # Ctrl-C too
@@ -97,3 +100,38 @@ class SyncStream(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Synchronous(Generic[T]):
+    """Waits for the calls of `wrapped`.
+
+    It works in any thread, also in one with a running event loop (a notebook's cell; that loop is blocked meanwhile).
+    Only the event loop of a Serve replica raises a RuntimeError: the calls themselves run in that loop.
+    """
+
+    def __init__(self, wrapped: T, bridge: LoopBridge) -> None:
+        self._wrapped, self._bridge = wrapped, bridge
+
+
+def blocking(
+    method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Synchronous[T], P], R]:
+    """The blocking version of a method."""
+
+    @functools.wraps(method)
+    def call(self: Synchronous[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._bridge.run(method, self._wrapped, *args, **kwargs)
+
+    return call
+
+
+def blocking_stream(
+    method: Callable[Concatenate[T, P], Stream[R]],
+) -> Callable[Concatenate[Synchronous[T], P], SyncStream[R]]:
+    """The version of a method whose stream is read without `await`."""
+
+    @functools.wraps(method)
+    def call(self: Synchronous[T], /, *args: P.args, **kwargs: P.kwargs) -> SyncStream[R]:
+        return SyncStream(self._bridge, method(self._wrapped, *args, **kwargs).chunks)
+
+    return call

@@ -6,7 +6,7 @@ Rules
 - Every message is a heartbeat. An owner without a message for its time to live has left, and its leases end; an
   engine's memory is free once that has been observed. Time in which the actor itself stood still does not count.
 - The checkpoint outlives the actor: engines with their holds, routers by name, sessions in full. A change is stored
-  before the answer that depends on it is sent (`take_changes`).
+  before the answer that depends on it is sent (`changes`).
 - After a crash the actor begins a new epoch from the checkpoint. Messages of an older epoch change nothing; the reply
   has the new epoch, and the sender reports its full state. The checkpoint has all device memory. Of an engine's slots
   and tokens nothing is granted until every router that may hold part of it has reported, or its time is over; until
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container
+from dataclasses import replace
 
 from serve_app.core.memory import (
     LOADING_TTL_S,
@@ -70,12 +71,12 @@ class Quota:
     def __init__(self, epoch: int, checkpoint: dict[CheckpointKey, CheckpointValue], now: float) -> None:
         self.epoch = epoch
         self.ledger = Ledger()
-        self.grants = EngineGrants(self.ledger)
+        self.checkpoint = Checkpoint(checkpoint)
+        self.grants = EngineGrants(self.ledger, self.checkpoint)
         self.relocation = Relocation(self.ledger, self.grants)
-        self.sessions = SessionLeases(self.ledger, epoch, now)
+        self.sessions = SessionLeases(self.ledger, self.checkpoint, epoch, now)
         self.queue = ActorQueue(epoch, self.ledger, self.sessions, self.grants.running)
         self.starts = StartPlanner(self.ledger, self.grants)
-        self._checkpoint = Checkpoint(checkpoint)
         self._unreported = {name for kind, name in checkpoint if kind in (EntryKind.ENGINE, EntryKind.ROUTER)}
         self._recovers_until = now + RECOVERY_S
         self._restored = not checkpoint
@@ -89,18 +90,10 @@ class Quota:
         Raises:
             LeaseConflict: a device with leases has changed its size.
         """
-        there = {device.key for device in devices}
-        known = {use.device.key: use.device for use in self.ledger.devices()}
-        for key in known.keys() - there:
+        for key in {use.device.key for use in self.ledger.devices()} - {device.key for device in devices}:
             self._on_leases_ended(self.ledger.remove_device(key), now)
         for device in devices:
-            if known.get(device.key, device) == device:
-                self.ledger.add_device(device)
-            elif not self.ledger.leases_on(device.key):
-                self.ledger.remove_device(device.key)
-                self.ledger.add_device(device)
-            else:
-                raise LeaseConflict(f"device {device.key} has other bytes than before, and is in use")
+            self.ledger.add_device(device)
         if not self._restored:
             self._restored = True
             self._restore(now)
@@ -116,22 +109,23 @@ class Quota:
         """Process an engine's report. Raises as `EngineGrants.report`; the engine must end then."""
         if not self._restored:
             return EngineReply(report.holds, why="the ledger is being rebuilt")
-        self._mark_reported(report.owner)
+        self._unreported.discard(report.owner)
         if report.gone:
-            ended = self.grants.forget(report.owner, memory_gone=True)
-            self._on_leases_ended(ended, now)
-            self._checkpoint.forget((EntryKind.ENGINE, report.owner))
+            self._on_leases_ended(self.grants.forget(report.owner, memory_gone=True), now)
+            self.checkpoint.forget((EntryKind.ENGINE, report.owner))
             return EngineReply(why="ended")
         if report.failed:
             self.starts.record_failure(report.model, report.failed, now)
-        unknown = any(map(self._is_unreadable, self._unreported))
-        reply = self.grants.report(report, now, frozen=unknown, unreported=self._unreported)
-        self._checkpoint_engine(report.owner)
-        self._open_slots(report, now)
+        reply = self.grants.report(report, now, frozen=bool(self._unreadable()), unreported=self._unreported)
+        if report.owner in self.ledger:  # stored without what changes every second
+            holds = self.ledger.lease(report.owner).holds
+            lasting = replace(report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="")
+            self.checkpoint.put((EntryKind.ENGINE, report.owner), EngineEntry(lasting))
+            self._open_slots(report, now)
         return reply
 
     def _open_slots(self, report: EngineReport, now: float) -> None:
-        if report.slots and report.owner in self.ledger and self.ledger.lease(report.owner).phase is Phase.COMMITTED:
+        if report.slots and self.ledger.lease(report.owner).phase is Phase.COMMITTED:
             self.ledger.open_slots(report.owner, report.slots)
             self.queue.sync_engines([report.owner], now)
 
@@ -141,35 +135,32 @@ class Quota:
             return StartsReply()
         return self.starts.plan(ask, now, frozen=self.recovering)
 
-    def on_memory_gone(self, owner: str) -> None:
-        """The memory of an ended engine was observed free."""
-        if owner in self.ledger and self.ledger.lease(owner).phase is Phase.ENDING:
-            self.ledger.memory_gone(owner)
-        self._checkpoint.forget((EntryKind.ENGINE, owner))
-
     def silent_engines(self, now: float) -> list[EngineReport]:
         """The last reports of engines whose processes must be checked: no report for `SILENT_S`, or none since this
         actor started. Engines with several ranks are left out: their ranks are Ray processes unknown to the engine that
         outlive it by a moment, so only the time to live ends them."""
-        found = self.grants.silent(now - SILENT_S)
-        missing = [self._checkpoint.get((EntryKind.ENGINE, name)) for name in self._unreported]
-        known = {told.owner for told in found}
-        found += [one.report for one in missing if isinstance(one, EngineEntry) and one.report.owner not in known]
-        return [told for told in found if told.processes and len(told.ranks) == 1]
+        entries = (self.checkpoint.get((EntryKind.ENGINE, name)) for name in self._unreported)
+        found = {entry.report.owner: entry.report for entry in entries if isinstance(entry, EngineEntry)}
+        found |= {told.owner: told for told in self.grants.silent(now - SILENT_S)}
+        return [told for told in found.values() if told.processes and len(told.ranks) == 1]
 
-    def on_engine_dead(self, owner: str, now: float) -> None:
-        """An engine's processes are gone; if it is still silent, end it."""
+    def on_processes_gone(self, owner: str, now: float) -> None:
+        """An engine's processes were observed gone: if it is silent or has ended, its memory is free."""
         if any(told.owner == owner for told in self.silent_engines(now)):
-            self._mark_reported(owner)
+            self._unreported.discard(owner)
             self._on_leases_ended(self.grants.forget(owner, memory_gone=True), now)
-            self._checkpoint.forget((EntryKind.ENGINE, owner))
+        elif owner in self.ledger:
+            if self.ledger.lease(owner).phase is not Phase.ENDING:
+                return  # it has reported since
+            self.ledger.memory_gone(owner)
+        self.checkpoint.forget((EntryKind.ENGINE, owner))
 
     def ending_engines(self) -> dict[str, EngineReport | None]:
         """Ended engines whose memory was not observed free yet, by owner, with the last report if known."""
         found: dict[str, EngineReport | None] = {}
         for lease in self.ledger.leases(LeaseKind.ENGINE):
             if lease.phase is Phase.ENDING:
-                entry = self._checkpoint.get((EntryKind.ENGINE, lease.lease_id))
+                entry = self.checkpoint.get((EntryKind.ENGINE, lease.lease_id))
                 found[lease.lease_id] = entry.report if isinstance(entry, EngineEntry) else None
         return found
 
@@ -180,15 +171,15 @@ class Quota:
         if not self._restored or self.queue.actor_sessions.is_stale(message):
             return self.queue.actor_sessions.stale_reply(message)
         self.ledger.join(message.router, OWNER_TTL_S, now)
-        if not isinstance(self._checkpoint.get((EntryKind.ROUTER, message.router)), RouterEntry):
-            self._checkpoint.put((EntryKind.ROUTER, message.router), RouterEntry())
+        if not isinstance(self.checkpoint.get((EntryKind.ROUTER, message.router)), RouterEntry):
+            self.checkpoint.put((EntryKind.ROUTER, message.router), RouterEntry())
         self.queue.set_closed_engines(self._closed_engines(message.router))  # its first event reports its accounts
         try:
             reply = self.queue.on_exchange(message, now)
         except Exception:
             self.queue.set_closed_engines(self._closed_engines())
             raise
-        self._mark_reported(message.router)
+        self._unreported.discard(message.router)
         return reply
 
     def on_watch(self, message: RouterMessage, now: float, *, timed_out: bool) -> ActorReply | None:
@@ -208,18 +199,6 @@ class Quota:
             raise Unavailable("the ledger is being rebuilt", code=RECOVERING, retry_after_s=left_s)
         return self.queue.open_session(ask, now)
 
-    def on_renew_session(self, session_id: str, now: float) -> Session:
-        """Raises LeaseNotFound."""
-        return self.sessions.renew(session_id, now)
-
-    def on_close_session(self, session_id: str, now: float) -> None:
-        """Raises LeaseNotFound."""
-        self.queue.close_session(session_id, now)
-
-    def on_look_session(self, session_id: str, now: float) -> Session:
-        """A session, without renewing it. Raises LeaseNotFound."""
-        return self.sessions.view(session_id, now)
-
     # Time
 
     def on_tick(self, now: float) -> None:
@@ -230,9 +209,8 @@ class Quota:
             self.queue.actor_sessions.extend()
             self._recovers_until += stood_s
         if self._restored and now >= self._recovers_until:
-            for name in self._unreported:
-                if self._is_unreadable(name):
-                    self._checkpoint.forget((EntryKind.ENGINE, name))
+            for key in self._unreadable():
+                self.checkpoint.forget(key)
             self._unreported.clear()
         waiting = Counter(one.model for one in self.grants.blocked(now))
         self.queue.actor_sessions.set_blocked(tuple(sorted(waiting.items())))
@@ -243,13 +221,13 @@ class Quota:
             if not self.ledger.knows(owner):
                 self.grants.lease_lost(owner)
                 if owner not in self.ledger:
-                    self._checkpoint.forget((EntryKind.ENGINE, owner))
-        routers = [name for (kind, name), _ in self._checkpoint if kind is EntryKind.ROUTER]
+                    self.checkpoint.forget((EntryKind.ENGINE, owner))
+        routers = [name for (kind, name), _ in self.checkpoint if kind is EntryKind.ROUTER]
         gone = [name for name in routers if name not in self._unreported and not self.ledger.knows(name)]
         if gone:
             self.queue.remove_routers(gone, now)
         for name in gone:
-            self._checkpoint.forget((EntryKind.ROUTER, name))
+            self.checkpoint.forget((EntryKind.ROUTER, name))
         if not self._restored:
             return
         self.queue.set_closed_engines(self._closed_engines())
@@ -262,101 +240,57 @@ class Quota:
 
     def unstored(self, name: str = "", kinds: Container[EntryKind] = tuple(EntryKind)) -> bool:
         """See `Checkpoint.unstored`."""
-        self._collect_changes()
-        return self._checkpoint.unstored(name, kinds)
+        self._collect_accounts()
+        return self.checkpoint.unstored(name, kinds)
 
-    def take_changes(self) -> CheckpointChanges:
-        """See `Checkpoint.take_changes`."""
-        self._collect_changes()
-        return self._checkpoint.take_changes()
+    def changes(self) -> CheckpointChanges:
+        """See `Checkpoint.changes`."""
+        self._collect_accounts()
+        return self.checkpoint.changes()
 
-    def stored(self) -> None:
-        """See `Checkpoint.stored`."""
-        self._checkpoint.stored()
-
-    def _collect_changes(self) -> None:
-        """Add changed reservations, sessions and accounts to the checkpoint."""
-        for name, berth in self.grants.reservations.take_changes().items():
-            if berth is None:
-                self._checkpoint.forget((EntryKind.RESERVATION, name))
-            else:
-                self._checkpoint.put((EntryKind.RESERVATION, name), berth)
-        for name, session in self.sessions.take_changes().items():
-            if session is None:
-                self._checkpoint.forget((EntryKind.SESSION, name))
-            else:
-                self._checkpoint.put((EntryKind.SESSION, name), session)
+    def _collect_accounts(self) -> None:
+        """Add opened accounts to the checkpoint."""
         for router, engine in self.queue.take_opened_accounts():
-            known = self._checkpoint.get((EntryKind.ROUTER, router))
+            known = self.checkpoint.get((EntryKind.ROUTER, router))
             if isinstance(known, RouterEntry) and engine not in known.engines:
                 there = frozenset(name for name in (*known.engines, engine) if name in self.ledger)
-                self._checkpoint.put((EntryKind.ROUTER, router), RouterEntry(there))
-
-    def not_stored(self, changes: CheckpointChanges) -> None:
-        """See `Checkpoint.not_stored`."""
-        self._checkpoint.not_stored(changes)
-
-    def _checkpoint_engine(self, owner: str) -> None:
-        """Add an engine to the checkpoint, without what changes every second."""
-        told = self.grants.last_report(owner)
-        if told is None or owner not in self.ledger:
-            return
-        holds = self.ledger.lease(owner).holds
-        entry = EngineReport(
-            owner,
-            told.model,
-            told.ranks,
-            told.wanted_bytes,
-            told.least_bytes,
-            holds,
-            told.kv_tokens,
-            told.kv_bytes,
-            (),
-            told.processes,
-            slots=told.slots,
-        )
-        self._checkpoint.put((EntryKind.ENGINE, owner), EngineEntry(entry))
+                self.checkpoint.put((EntryKind.ROUTER, router), RouterEntry(there))
 
     def _restore(self, now: float) -> None:
-        """Restore the checkpoint; entries that do not fit are gone with their nodes."""
+        """Restore the checkpoint; entries that do not fit are gone with their nodes, or taken by an engine."""
         self._recovers_until = now + RECOVERY_S  # no message could be processed before
-        for (kind, name), value in self._checkpoint:
-            if kind is EntryKind.ENGINE and isinstance(value, EngineEntry):
-                try:
-                    self.grants.report(value.report, now, unreported=self._unreported)
-                    self.ledger.join(name, LOADING_TTL_S, now)
-                    self._open_slots(value.report, now)
-                except (LeaseNotFound, LeaseConflict, InsufficientMemory):
-                    self._checkpoint.forget((kind, name))
-                    self._mark_reported(name)  # gone with its device, so recovery does not wait for it
-            elif kind is EntryKind.ROUTER:
+        order = list(EntryKind)
+        for key, value in sorted(self.checkpoint, key=lambda entry: order.index(entry[0][0])):
+            try:
+                self._restore_entry(*key, value, now)
+            except (LeaseNotFound, LeaseConflict, InsufficientMemory):
+                self.checkpoint.forget(key)
+                self._unreported.discard(key[1])  # recovery does not wait for it
+
+    def _restore_entry(self, kind: EntryKind, name: str, value: CheckpointValue, now: float) -> None:
+        match value:
+            case EngineEntry(report):
+                self.grants.report(report, now, unreported=self._unreported)
+                self.ledger.join(name, LOADING_TTL_S, now)
+                self._open_slots(report, now)
+            case Reservation():
+                self.grants.reservations.restore(value, now, RECOVERY_S + RESERVATION_TTL_S)
+            case SessionEntry():
+                self.sessions.restore(value, now)
+            case _ if kind is EntryKind.ROUTER:
                 self.ledger.join(name, RECOVERY_S, now)
-        for (kind, name), value in self._checkpoint:
-            if kind is EntryKind.RESERVATION and isinstance(value, Reservation):
-                try:
-                    self.grants.reservations.restore(value, now, RECOVERY_S + RESERVATION_TTL_S)
-                except (LeaseNotFound, LeaseConflict, InsufficientMemory):
-                    self._checkpoint.forget((kind, name))  # gone with its device, or taken by an engine
-        for (kind, name), value in self._checkpoint:
-            if kind is EntryKind.SESSION and isinstance(value, SessionEntry):
-                try:
-                    self.sessions.restore(value, now)
-                except (LeaseNotFound, LeaseConflict, InsufficientMemory):
-                    self._checkpoint.forget((kind, name))
 
-    def _mark_reported(self, name: str) -> None:
-        self._unreported.discard(name)
-
-    def _is_unreadable(self, name: str) -> bool:
-        """Whether this is an engine whose checkpoint entry could not be read."""
-        return (EntryKind.ENGINE, name) in self._checkpoint and self._checkpoint.get((EntryKind.ENGINE, name)) is None
+    def _unreadable(self) -> list[CheckpointKey]:
+        """The checkpoint keys of engines without a report whose entries could not be read."""
+        keys = [(EntryKind.ENGINE, name) for name in self._unreported]
+        return [key for key in keys if key in self.checkpoint and self.checkpoint.get(key) is None]
 
     def _closed_engines(self, speaker: str = "") -> frozenset[str]:
         """Engines that a router other than `speaker` may hold part of, without a report since the actor's start."""
         found: set[str] = set()
         for name in self._unreported - {speaker}:
-            if (EntryKind.ROUTER, name) in self._checkpoint:
-                entry = self._checkpoint.get((EntryKind.ROUTER, name))
+            if (EntryKind.ROUTER, name) in self.checkpoint:
+                entry = self.checkpoint.get((EntryKind.ROUTER, name))
                 found.update(entry.engines if isinstance(entry, RouterEntry) else self.grants.owners())
         return frozenset(found)
 
@@ -367,8 +301,8 @@ class Quota:
                 self.queue.drop_engine(lease.lease_id, now)
                 self.grants.lease_lost(lease.lease_id)
                 if lease.lease_id not in self.ledger:  # gone with its node
-                    self._checkpoint.forget((EntryKind.ENGINE, lease.lease_id))
+                    self.checkpoint.forget((EntryKind.ENGINE, lease.lease_id))
             elif lease.kind is LeaseKind.RESERVATION:
-                self.grants.reservations.forget(lease.lease_id)
+                self.grants.reservations.end(lease.lease_id)
             elif lease.kind is LeaseKind.SESSION:
                 self.queue.session_ended(lease.lease_id, lease.holds[0].on, now)

@@ -1,7 +1,7 @@
-"""The engine replica: one engine, the channels of the routers that use it, and Serve's lifecycle around both.
+"""The engine replica: one engine, the connections of the routers that use it, and Serve's lifecycle around both.
 
-Invariant: a request runs only while both the unary call that holds it and its router's channel are open. When either
-ends, or when the replica shuts down, the request is aborted inside the engine.
+Invariant: a request runs only while its router's connection is open. When that ends, or when the replica shuts down,
+the request is aborted inside the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ import ray.util
 from serve_app.engine import environment, grant_request, rank_layout
 from serve_app.engine.memory_grant import MemoryGrant
 from serve_app.errors import EngineFailed, EngineUnreachable
-from serve_app.names import CHANNELS, ONGOING
+from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
 from serve_app.settings import ModelSettings, QuotaSettings
 from serve_app.transport import (
@@ -30,7 +30,6 @@ from serve_app.transport import (
     EngineInfo,
     EngineLoad,
     Frame,
-    FrameBatcher,
     Submit,
     TcpAddress,
     TcpServer,
@@ -44,8 +43,6 @@ ALIVE_S = 0.5  # between checks of `alive`; a dead engine holds memory for which
 LAST_FRAMES_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
 EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE
 EXIT_DRAINED = 0
-CHANNEL_WAIT_S = 5.0  # a router submits only after its channel is attached; a broken one is back within a second
-BREAK_GRACE_S = 0.5  # for a reconnect; requests of a broken channel are aborted within a second
 
 
 def end_process(status: int) -> None:
@@ -65,15 +62,6 @@ def make_backend(settings: ModelSettings) -> EngineBackend:
     return VllmEngine(settings, time.monotonic)
 
 
-class _Attachment:
-    """One router's channel and its requests."""
-
-    def __init__(self) -> None:
-        self.batcher = FrameBatcher()
-        self.tasks: dict[int, asyncio.Task[Any]] = {}
-        self.streams = 0  # attach() calls now open
-
-
 class EngineReplica:
     """Serve deployment class of an engine.
 
@@ -84,10 +72,8 @@ class EngineReplica:
 
     async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
         self._settings = ModelSettings.model_validate(settings)
-        self.attachments: dict[str, _Attachment] = {}
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
-        self.wire: TcpServer | None = None
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
         self._grant = None if quota is None else await self._obtain(QuotaSettings.model_validate(quota))
@@ -97,6 +83,7 @@ class EngineReplica:
         if self._grant is not None:
             self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
         self.engine_info = msgspec.structs.replace(info, start_s=time.monotonic() - started)
+        self.wire = TcpServer(self.run, ray.util.get_node_ip_address(), info.slots)
         self.watching = asyncio.create_task(self._watch())
         logger.info(
             "engine %s ready after %.1f s: %d KV tokens, %d slots, max length %d",
@@ -139,16 +126,15 @@ class EngineReplica:
         if self.draining is None:
             logger.info("engine %s drains and ends to free its memory", self._settings.name)
             self.draining = asyncio.create_task(self._drain_and_end())
-            for attachment in self.attachments.values():
-                attachment.batcher.set_slots(NO_SLOTS)
+            self.wire.set_slots(NO_SLOTS)
 
     async def _drain_and_end(self) -> None:
         deadline = time.monotonic() + self._settings.drain_s
         while (left_s := deadline - time.monotonic()) > 0:
-            tasks = [task for one in self.attachments.values() for task in one.tasks.values()]
-            if not tasks:
+            requests = self.wire.requests
+            if not requests:
                 break
-            await asyncio.wait(tasks, timeout=left_s)
+            await asyncio.wait(requests, timeout=left_s)
         await asyncio.sleep(LAST_FRAMES_S)  # for the last frames to leave
         await self.__del__()
         end_process(EXIT_DRAINED)
@@ -170,80 +156,37 @@ class EngineReplica:
         return self.backend.load()
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
-        """Called by Serve every `metrics_interval_s`, for scaling: counts of running requests and open channels."""
-        attached = self.attachments.values()
-        return {ONGOING: sum(len(one.tasks) for one in attached), CHANNELS: sum(one.streams for one in attached)}
+        """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests."""
+        return {ONGOING: len(self.wire.requests)}
 
     async def open_wire(self, router_id: str, replica_id: str) -> TcpAddress:
-        """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its channel and its
-        requests."""
-        if self.wire is None:
-            self.wire = TcpServer(self, ray.util.get_node_ip_address())
+        """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its requests."""
         return await self.wire.issue_ticket(router_id)
 
-    async def hold(self, router_id: str, number: int, replica_id: str) -> None:
-        """Wait for the end of a request submitted by TCP; cancelling this aborts it. Raises as `submit`."""
-        if self.wire is None:
-            raise EngineUnreachable(f"router {router_id} has no channel to this replica")
-        await self.wire.hold(router_id, number)
+    async def hold(self, router_id: str, replica_id: str) -> None:
+        """Wait for the end of a router's connection, so that Serve waits for it; cancelling this ends it."""
+        await self.wire.hold(router_id)
 
-    async def attach(self, router_id: str, replica_id: str) -> AsyncIterator[bytes]:
-        """The channel to one router: encoded `Batch` messages until the router closes it."""
-        attachment = self.attachments.setdefault(router_id, _Attachment())
-        attachment.streams += 1
-        attachment.batcher.set_slots(self.engine_info.slots if self.draining is None else NO_SLOTS)
-        try:
-            async for message in attachment.batcher.messages():
-                yield message
-        finally:
-            attachment.streams -= 1
-            if not attachment.streams:
-                asyncio.get_running_loop().call_later(BREAK_GRACE_S, self.detach, router_id)
-
-    async def submit(self, router_id: str, submit: Submit, replica_id: str) -> None:
-        """Run one request to its end; its frames leave through the router's channel, the last one with its usage.
+    async def run(self, submit: Submit, put: Callable[[Frame], None]) -> None:
+        """Run one request to its end, and put its frames, the last one with its usage.
 
         Raises:
-            EngineFailed: the engine failed during the request (frames may have left), or the router has no channel.
+            EngineFailed: the engine failed during the request; frames may have been put.
         """
         if self.draining is not None:
             raise EngineUnreachable("this engine replica drains")
-        attachment = await self._attached(router_id)
-        number, outbox = submit.number, attachment.batcher
-        # This runs in a task of its own: each token resumes every Python frame of the task that awaits it.
-        task = asyncio.current_task()
-        assert task is not None
-        attachment.tasks[number] = task
+        number = submit.number
         try:
             async with contextlib.aclosing(self.backend.run(submit)) as pieces:
                 async for piece in pieces:
                     events = 1 if piece.body else 0
-                    outbox.put(Frame(number, piece.body, piece.status, piece.media, piece.groups, events, piece.usage))
+                    put(Frame(number, piece.body, piece.status, piece.media, piece.groups, events, piece.usage))
         except EngineFailed as error:
             if not self.backend.alive:
                 self._give_up(error)
                 if not isinstance(error, EngineUnreachable):  # vLLM's message is in the log; clients do not need it
                     raise EngineFailed("the engine's process ended under the request") from None
             raise
-        finally:
-            del attachment.tasks[number]
-
-    async def _attached(self, router_id: str) -> _Attachment:
-        deadline = time.monotonic() + CHANNEL_WAIT_S
-        while time.monotonic() < deadline:
-            attachment = self.attachments.get(router_id)
-            if attachment is not None and attachment.streams:
-                return attachment
-            await asyncio.sleep(0.01)
-        raise EngineUnreachable(f"router {router_id} has no channel to this replica")
-
-    def detach(self, router_id: str) -> None:
-        attachment = self.attachments.get(router_id)
-        if attachment is None or attachment.streams:
-            return
-        del self.attachments[router_id]
-        for task in attachment.tasks.values():
-            task.cancel()
 
     async def check_health(self) -> None:
         """Called by Serve; raises when the engine is dead or frozen. The replica then ends by itself: Serve would check

@@ -15,6 +15,7 @@ from serve_app.errors import ConfigError
 from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
 
 NO_DOMAIN = "media.invalid"  # vLLM reads an empty list as "any"; this name never resolves (RFC 2606)
+EXECUTORS: dict[Platform, str] = {"gpu": "ray", "cpu": "mp"}  # of several ranks; the CPU build supports processes only
 TINY = "tiny"  # the name of the built-in model
 
 
@@ -23,28 +24,20 @@ def model_path(settings: ModelSettings) -> str:
     return str(ensure_tiny_model()) if settings.path == TINY else settings.path
 
 
-def executor(settings: ModelSettings, platform: Platform) -> str:
-    """vLLM's executor: "uni" for one rank; on GPUs Ray places the ranks; the CPU build supports processes only."""
-    if settings.ranks == 1:
-        return "uni"
-    return "ray" if platform == "gpu" else "mp"
-
-
 def kv_cache_bytes(settings: ModelSettings, platform: Platform) -> int | None:
     """KV cache bytes per rank; None: by `gpu_memory_utilization`, which the CPU build does not support."""
-    if settings.kv_cache_gb is not None:
-        return int(settings.kv_cache_gb * 2**30)
-    return int(DEFAULT_KV_CACHE_GB * 2**30) if platform == "cpu" else None
+    size_gb = settings.kv_cache_gb or (DEFAULT_KV_CACHE_GB if platform == "cpu" else None)
+    return None if size_gb is None else int(size_gb * 2**30)
 
 
 def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, Any]:
     """Keyword arguments of `vllm.AsyncEngineArgs`."""
-    arguments: dict[str, Any] = {
+    given: dict[str, Any] = {
         "model": model_path(settings),
         "served_model_name": [settings.name],
         "tensor_parallel_size": settings.tensor_parallel_size,
         "pipeline_parallel_size": settings.pipeline_parallel_size,
-        "distributed_executor_backend": executor(settings, platform),
+        "distributed_executor_backend": "uni" if settings.ranks == 1 else EXECUTORS[platform],
         "scheduling_policy": "priority",
         "enable_prefix_caching": settings.enable_prefix_caching,
         "enforce_eager": settings.enforce_eager,
@@ -54,15 +47,13 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
         "trust_remote_code": False,
         "allowed_media_domains": list(settings.media_domains) or [NO_DOMAIN],
         "disable_log_stats": True,
-    }
-    optional = {
         "max_model_len": settings.max_model_len,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "quantization": settings.quantization,
         "kv_cache_memory_bytes": kv_cache_bytes(settings, platform),
         "reasoning_parser": settings.reasoning_parser,
     }
-    arguments |= {name: value for name, value in optional.items() if value is not None}
+    arguments = {name: value for name, value in given.items() if value is not None}  # else vLLM's own defaults
     if settings.task == "embed":
         arguments |= {"runner": "pooling", "convert": "embed"}
     return arguments | settings.extra_engine_args
@@ -105,12 +96,11 @@ def placement(settings: ModelSettings, platform: Platform) -> dict[str, Any]:
         ConfigError: see `gpus_per_rank`; or vLLM would start and die at its first request.
     """
     gpus = gpus_per_rank(settings, platform)
-    pipeline_on_cpu = settings.engine == "vllm" and platform == "cpu" and settings.pipeline_parallel_size > 1
-    if pipeline_on_cpu and settings.enforce_eager:
+    staged = one_bundle_per_stage(settings, platform)
+    if settings.pipeline_parallel_size > 1 and not staged and settings.enforce_eager:
         raise ConfigError(
             f"enforce_eager of {settings.name}: vLLM's CPU build cannot run a pipeline with it", param="enforce_eager"
         )
-    staged = one_bundle_per_stage(settings, platform)
     ranks, bundles = (settings.tensor_parallel_size, settings.pipeline_parallel_size) if staged else (1, settings.ranks)
     bundle: dict[str, float] = {"CPU": settings.cpus_per_rank * ranks}
     if gpus:

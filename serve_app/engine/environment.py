@@ -46,28 +46,20 @@ def common_environment(max_sequences: int) -> dict[str, str]:
     }
 
 
-def bind_ranks(cores: Sequence[int], ranks: int) -> str:
-    """vLLM's `VLLM_CPU_OMP_THREADS_BIND`: the cores of each rank, ranks separated by '|'.
+def cpu_environment(cores: Sequence[int], ranks: int) -> dict[str, str]:
+    """Settings for the CPU build, for an engine of `ranks` ranks on a machine with these `cores`.
 
     The model gets one of each two cores; with more ranks than that, all cores, and in the worst case several ranks
     share a core.
     """
-    usable = list(cores)
-    engine_cores = max(1, len(usable) // SERVING_CORE_SHARE)
+    engine_cores = max(1, len(cores) // SERVING_CORE_SHARE)
     if ranks > engine_cores:
-        engine_cores = len(usable)
+        engine_cores = len(cores)
     per_rank = max(1, engine_cores // ranks)
-    groups = [usable[(rank * per_rank) % len(usable) :][:per_rank] for rank in range(ranks)]
-    return "|".join(",".join(str(core) for core in group) for group in groups)
-
-
-def cpu_environment(cores: Sequence[int], ranks: int) -> dict[str, str]:
-    """Settings for the CPU build, for an engine of `ranks` ranks on a machine with these `cores`."""
-    binding = bind_ranks(cores, ranks)
-    threads = len(binding.split("|")[0].split(","))
+    groups = [cores[(rank * per_rank) % len(cores) :][:per_rank] for rank in range(ranks)]
     environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": binding,
-        "OMP_NUM_THREADS": str(threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(str(core) for core in group) for group in groups),
+        "OMP_NUM_THREADS": str(per_rank),
         "KMP_BLOCKTIME": "0",
     }
     if ranks == 1:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import ray
 
-from serve_app.core.memory import EngineReply, EngineReport, Hold, Rank
+from serve_app.core.memory import EngineReport, Hold, Rank
 from serve_app.engine.engine_args import gpus_per_rank, model_path
 from serve_app.engine.environment import Platform
-from serve_app.engine.measured_memory import memory_meter
-from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant
+from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
 from serve_app.engine.memory_size import kv_bytes_of, memory_request
 from serve_app.quota import AWAY, QuotaActor
 from serve_app.settings import ModelSettings
@@ -43,24 +42,22 @@ def grant_of_this_replica(
     Raises:
         ConfigError: no setting determines how much memory the engine needs.
     """
-    ask = memory_request(settings, platform, weights_bytes(settings), devices.smallest_bytes(ranks))
+    wanted_bytes, least_bytes = memory_request(
+        settings, platform, weights_bytes(settings), devices.smallest_bytes(ranks)
+    )
     together = settings.ranks // len(ranks)
-    word = EngineReport(
+    report = EngineReport(
         owner=_replica_name(),
         model=settings.name,
         ranks=ranks,
-        wanted_bytes=ask.wanted_bytes * together,
-        least_bytes=ask.least_bytes * together,
+        wanted_bytes=wanted_bytes * together,
+        least_bytes=least_bytes * together,
         measures=settings.engine != "simulated",
     )
-
-    def speak(report: EngineReport) -> EngineReply:
-        return actor.engine(report, ANSWER_S)
-
     here = ray.get_runtime_context().get_node_id()
-    measured = memory_meter(here, gpus=bool(gpus_per_rank(settings, platform)))
+    meter = MemoryMeter(here, gpus=bool(gpus_per_rank(settings, platform)))
     stall_s = LOAD_STALL_S + (settings.simulated.start_s if settings.engine == "simulated" else 0.0)
-    return MemoryGrant(word, speak, AWAY, lost, drain, measured, stall_s)
+    return MemoryGrant(report, lambda told: actor.engine(told, ANSWER_S), AWAY, lost, drain, meter, stall_s)
 
 
 def ranks_of_this_replica(settings: ModelSettings, platform: Platform, nodes: tuple[str, ...]) -> tuple[Rank, ...]:
@@ -72,11 +69,9 @@ def ranks_of_this_replica(settings: ModelSettings, platform: Platform, nodes: tu
     here = ray.get_runtime_context().get_node_id()
     gpus = gpus_per_rank(settings, platform)
     if settings.ranks > 1 and gpus:
-        each = settings.ranks // max(1, len(nodes))
-        return tuple(Rank(node) for node in (nodes or (here,)) for _ in range(each if nodes else settings.ranks))
-    if gpus == 1:
-        return (Rank(here, int(ray.get_gpu_ids()[0])),)
-    return (Rank(here),)
+        nodes = nodes or (here,)
+        return tuple(Rank(node) for node in nodes for _ in range(settings.ranks // len(nodes)))
+    return (Rank(here, int(ray.get_gpu_ids()[0]) if gpus == 1 else None),)
 
 
 def restrict_to_device(settings: ModelSettings, platform: Platform, hold: Hold) -> None:
@@ -119,22 +114,13 @@ def weights_bytes(settings: ModelSettings) -> int:
         return 0
     folder = Path(model_path(settings))
     if not folder.is_dir():
-        found = _in_cache(settings.path)
-        if found is None:
+        from huggingface_hub import snapshot_download
+
+        try:
+            folder = Path(snapshot_download(settings.path, local_files_only=True))
+        except OSError:  # of huggingface_hub: it is not downloaded
             return 0
-        folder = found
     return sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
-
-
-def _in_cache(name: str) -> Path | None:
-    """The folder of a downloaded Hugging Face model; None: not downloaded."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, OSError):
-        return None
 
 
 class DeviceSizes:

@@ -1,26 +1,32 @@
 """The memory grant of one engine: requested from the quota actor before the start, then reported until the end.
 
 A thread sends the reports: loading a model blocks the event loop, and an engine that stops reporting loses its grant.
+They have the engine's processes on this machine and their measured memory: resident, or on GPUs by NVML.
 
 An engine that hangs while loading would keep its memory and block the loading of all others: it reports a failure and
 ends.
 
-Invariant: an engine loads only within its grant, and ends when the actor answers that the grant is lost.
+Invariant: an engine loads only within its grant, and ends when the actor answers that the grant is lost. An amount that
+cannot be measured is None, never a number.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from serve_app.core.memory import EngineReply, EngineReport, Hold
-from serve_app.engine.measured_memory import MemoryMeter
+import psutil
+import pynvml
+
+from serve_app.core.memory import EngineReply, EngineReport, Hold, Process
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
+from serve_app.system import start_ticks
 
 logger = logging.getLogger("ray.serve")
 
@@ -31,43 +37,93 @@ LOAD_STALL_S = 600.0  # compiling a big model's graphs takes minutes in which ha
 PROGRESS_BYTES = 16 * 2**20  # smaller changes are Python's own, without any loading
 WAIT_LOG_INTERVAL_S = 10.0  # between log lines of an engine that waits
 
-SendReport = Callable[[EngineReport], EngineReply]
-"""Sends a report to the quota actor and waits for the answer; raises LeaseConflict, or Ray's errors if it is down."""
+
+@dataclass(slots=True)
+class MemoryMeter:
+    """Measures this process and its children.
+
+    Args:
+        node: this machine's id; devices of other machines cannot be measured here.
+        gpus: whether the devices are GPUs, which NVML measures; else the device is the machine's memory.
+    """
+
+    node: str
+    gpus: bool
+    resident_bytes: int = field(default=0, init=False)  # of all processes, at the last measurement
+    _failed: bool = field(default=False, init=False)
+
+    def measure(self, holds: Sequence[Hold]) -> tuple[tuple[Process, ...], tuple[int | None, ...]]:
+        """The processes, and their bytes on the device of each hold."""
+        me = psutil.Process()
+        resident: dict[int, int] = {}
+        for process in (me, *me.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                resident[process.pid] = process.memory_info().rss
+        self.resident_bytes = sum(resident.values())
+        processes = tuple((pid, ticks) for pid in resident if (ticks := start_ticks(pid)) is not None)
+        if self.gpus:
+            measured = self._on_gpus([hold.on for hold in holds], resident)
+        else:
+            measured = {f"{self.node}/0": self.resident_bytes}
+        return processes, tuple(measured.get(hold.on) for hold in holds)
+
+    def _on_gpus(self, devices: Sequence[str], ours: Mapping[int, int]) -> dict[str, int]:
+        """Bytes by device, without devices of other machines and devices on which NVML shows none of our processes:
+        NVML uses the host's process ids, which differ from a container's."""
+        found: dict[str, int] = {}
+        try:
+            pynvml.nvmlInit()
+            try:
+                for device in devices:
+                    node, _, index = device.rpartition("/")
+                    if node != self.node:
+                        continue
+                    handle = pynvml.nvmlDeviceGetHandleByIndex(int(index))
+                    used = [
+                        one.usedGpuMemory
+                        for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                        if one.pid in ours and one.usedGpuMemory is not None
+                    ]
+                    if used:
+                        found[device] = sum(used)
+            finally:
+                pynvml.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            if not self._failed:
+                logger.warning("NVML does not report this engine's GPU memory: %s", error)
+            self._failed = True
+        return found
 
 
+@dataclass(eq=False)
 class MemoryGrant:
     """One engine's grant, from the first report to the last.
 
     Args:
         report: the first report: the engine's name, its ranks and the memory it requests.
-        send: sends a report; called from a thread of its own.
+        send: sends a report to the quota actor and waits for the answer; called from a thread of its own. Raises
+            LeaseConflict, or Ray's errors if the actor is down.
         away: what `send` raises while the actor is unavailable.
         lost: called from that thread when the grant is lost; the process must end.
         drain: called from that thread when the engine must free its memory: finish running requests and end.
-        meter: measures this process; None: a meter of resident memory.
+        meter: measures this process.
         stall_s: how long the engine may load without any progress; after that, `lost` is called.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        report: EngineReport,
-        send: SendReport,
-        away: tuple[type[BaseException], ...],
-        lost: Callable[[str], None],
-        drain: Callable[[], None],
-        meter: MemoryMeter | None = None,
-        stall_s: float = LOAD_STALL_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._report = report
-        self._meter = meter or MemoryMeter(report.ranks[0].node)
-        self._progress, self._clock = StallDetector(stall_s), clock
+    report: EngineReport
+    send: Callable[[EngineReport], EngineReply]
+    away: tuple[type[BaseException], ...]
+    lost: Callable[[str], None]
+    drain: Callable[[], None]
+    meter: MemoryMeter
+    stall_s: float = LOAD_STALL_S
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._progress = StallDetector(self.stall_s)
         self._may_load = False
-        self.send, self._away, self._lost, self._drain = send, away, lost, drain
-        self._send_errors: tuple[type[BaseException], ...] = (LeaseConflict, *away)
         self._reply = EngineReply(why="the quota actor has not answered yet")
-        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="grant", daemon=True)
 
@@ -89,7 +145,7 @@ class MemoryGrant:
                     raise Unavailable(f"blocked: memory: {self._reply.why}", code="blocked_memory")
                 if now - told >= WAIT_LOG_INTERVAL_S:
                     told = now
-                    logger.warning("%s waits to load: %s", self._report.owner, self._reply.why)
+                    logger.warning("%s waits to load: %s", self.report.owner, self._reply.why)
                 await asyncio.sleep(ASK_BEAT_S / 2)
         except BaseException:  # mostly cancellation: Serve ends the replica while it waits
             await asyncio.shield(asyncio.to_thread(self.end))
@@ -98,8 +154,7 @@ class MemoryGrant:
 
     def engine_started(self, kv_tokens: int, kv_bytes: int, slots: int) -> None:
         """The engine has started; report its KV pool and its slots for the queue from now on."""
-        with self._lock:
-            self._report = dataclasses.replace(self._report, kv_tokens=kv_tokens, kv_bytes=kv_bytes, slots=slots)
+        self.report = replace(self.report, kv_tokens=kv_tokens, kv_bytes=kv_bytes, slots=slots)
 
     def end(self) -> None:
         """The engine's memory is free: send the last report. Idempotent."""
@@ -111,47 +166,47 @@ class MemoryGrant:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            with self._lock:
-                word = self._report
-            told, pause_s = self._current_report(word), BEAT_S if word.kv_tokens else ASK_BEAT_S
+            told = self._current_report()
+            pause_s = BEAT_S if told.kv_tokens else ASK_BEAT_S
             try:
                 self._reply = self.send(told)
                 self._may_load = self._may_load or self._reply.may_load
             except (LeaseConflict, InsufficientMemory) as error:
                 self._reply = EngineReply(why=error.message)
                 self._ended.set()
-                self._lost(error.message)
+                self.lost(error.message)
                 return
-            except self._away as error:
+            except self.away as error:
                 logger.warning("the quota actor does not answer: %s", error)
                 pause_s = ASK_BEAT_S  # a restarted actor waits for this report
             except Exception:  # an engine that stopped reporting would lose its grant and go on running
                 logger.exception("the engine's report to the quota actor failed; it will be sent again")
             if told.failed:
                 self._ended.set()
-                self._lost(told.failed)
+                self.lost(told.failed)
                 return
             if self._reply.drain:
-                self._drain()
+                self.drain()
             self._ended.wait(pause_s)
+        errors: tuple[type[BaseException], ...] = (LeaseConflict, *self.away)
         try:
-            self.send(dataclasses.replace(self._report, gone=True))
-        except self._send_errors as error:
+            self.send(replace(self.report, gone=True))
+        except errors as error:
             logger.warning("the quota actor did not receive the report that the memory is free: %s", error)
 
-    def _current_report(self, report: EngineReport) -> EngineReport:
+    def _current_report(self) -> EngineReport:
         """The report with the present measurements."""
-        holds = self._reply.holds
-        processes, measured = self._meter.measure(holds)
+        report, holds = self.report, self._reply.holds
+        processes, measured = self.meter.measure(holds)
         loading = self._may_load and not report.kv_tokens
-        sizes = (self._meter.resident_bytes, *(size or 0 for size in measured))
+        sizes = (self.meter.resident_bytes, *(size or 0 for size in measured))
         marks = (len(processes), *(size // PROGRESS_BYTES for size in sizes))
-        stalled_s = self._progress.observe(not loading, marks, self._clock())
-        return dataclasses.replace(
+        stalled_s = self._progress.observe(not loading, marks, self.clock())
+        return replace(
             report,
             holds=holds,
             loading=loading,
             failed="" if stalled_s is None else f"loading has made no progress for {stalled_s:.0f} s",
-            processes=((self._meter.node, processes),),
+            processes=((self.meter.node, processes),),
             measured_bytes=measured,
         )

@@ -5,11 +5,10 @@ Invariant: weights, KV pool and vLLM's overhead fit into the grant, for each ran
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from serve_app.engine.engine_args import kv_cache_bytes
 from serve_app.engine.environment import GRAMMAR_CACHE_MB, Platform
 from serve_app.errors import ConfigError
-from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
+from serve_app.settings import ModelSettings
 
 GIB = 2**30
 # Besides weights and KV: activations of a step, CUDA graphs, NCCL; a rank's process and CUDA context.
@@ -21,18 +20,10 @@ CPU_OVERHEAD_BYTES = int(2.5 * GIB) + GRAMMAR_BYTES
 SIMULATED_BYTES = GIB // 4  # the process of a simulated engine; `memory_gb` sets the memory of the engine it simulates
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRequest:
-    """The memory that an engine requests, in bytes per rank."""
-
-    wanted_bytes: int
-    least_bytes: int
-
-
 def memory_request(
     settings: ModelSettings, platform: Platform, weights_bytes: int, device_bytes: int | None
-) -> MemoryRequest:
-    """The memory to request for each rank.
+) -> tuple[int, int]:
+    """The memory to request for each rank, in bytes: the wanted and the least amount.
 
     With `memory_gb`: exactly that. Else with `kv_cache_gb`: weights, overhead and `kv_cache_gb`, at least
     `kv_cache_min_gb`. Else: the share `gpu_memory_utilization` of the device, as vLLM itself would take.
@@ -46,26 +37,23 @@ def memory_request(
     """
     if settings.memory_gb is not None:
         asked = int(settings.memory_gb * GIB)
-        return MemoryRequest(asked, asked)
+        return asked, asked
     if settings.engine == "simulated":
-        return MemoryRequest(SIMULATED_BYTES, SIMULATED_BYTES)
+        return SIMULATED_BYTES, SIMULATED_BYTES
     fixed = fixed_bytes(settings, platform, weights_bytes)
-    wanted_gb = settings.kv_cache_gb
-    if wanted_gb is None and platform == "cpu":
-        wanted_gb = DEFAULT_KV_CACHE_GB
-    if wanted_gb is not None:
-        least_gb = min(wanted_gb, settings.kv_cache_min_gb or wanted_gb)
-        return MemoryRequest(fixed + int(wanted_gb * GIB), fixed + int(least_gb * GIB))
-    if device_bytes is None:
+    kv_bytes = kv_cache_bytes(settings, platform)
+    if kv_bytes is not None:
+        wanted = fixed + kv_bytes
+    elif device_bytes is not None:
+        wanted = int(device_bytes * settings.gpu_memory_utilization)
+    else:
         raise ConfigError(
             f"memory_gb or kv_cache_gb of {settings.name}: set one of them, since the memory of its device is not "
             "known here",
             param="memory_gb",
         )
-    asked = int(device_bytes * settings.gpu_memory_utilization)
-    if settings.kv_cache_min_gb is None:
-        return MemoryRequest(asked, asked)
-    return MemoryRequest(asked, min(asked, fixed + int(settings.kv_cache_min_gb * GIB)))
+    least_gb = settings.kv_cache_min_gb
+    return wanted, wanted if least_gb is None else min(wanted, fixed + int(least_gb * GIB))
 
 
 def fixed_bytes(settings: ModelSettings, platform: Platform, weights_bytes: int) -> int:

@@ -75,12 +75,9 @@ def layout_of_this_replica(settings: ModelSettings, platform: Platform) -> RankL
     if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return RankLayout((), dict)
     group = get_current_placement_group()
-    if group is None:
-        verify(settings, platform, NO_GROUP)
-        return RankLayout((), dict)
 
     def read() -> Group:
-        return dict(placement_group_table(group))
+        return NO_GROUP if group is None else dict(placement_group_table(group))
 
     given = read()
     verify(settings, platform, given)

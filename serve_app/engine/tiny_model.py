@@ -3,8 +3,9 @@
 Its text is noise; everything else about it is an ordinary model folder (safetensors, byte-level BPE tokenizer, chat
 template with tools), so the whole stack runs on it the way it runs on a real one.
 
-Invariant: the folder is a pure function of the seed and of the recipe in this file, byte for byte, on every machine;
-and the path `ensure_tiny_model` returns holds all of it, whoever else builds, crashes or damages files meanwhile.
+Invariant: the folder is a pure function of the seed and of the recipe (this file and the chat template), byte for byte,
+on every machine; and the path `ensure_tiny_model` returns holds all of it, whoever else builds, crashes or damages
+files meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,26 +34,62 @@ HEAD_SIZE = 32  # the smallest that every vLLM attention backend takes
 MLP_SIZE = 512
 MAX_POSITIONS = 8192  # long enough for prefix-cache and over-long-prompt tests
 
-PAD, TURN, END = "<|pad|>", "<|turn|>", "<|end|>"
+CONTROL_TOKENS = PAD, TURN, END = "<|pad|>", "<|turn|>", "<|end|>"
 TOOL_CALL_TAGS = ("<tool_call>", "</tool_call>")  # vLLM's `hermes` tool parser looks for them in the text
 MANIFEST = "manifest.json"
+# The roles are the OpenAI ones; a tool's JSON goes into the system turn, one line each.
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
+# By name in the model ("{}": the layer): rows, columns and the scale of its numbers, as the exponent of a power of two.
 # An odd byte-sized integer times a power of two: exact in float32, float16 and bfloat16 alike, so that changing `dtype`
 # changes arithmetic only. Such bytes have a deviation of 147, hence 2**-11 x sqrt(192 inputs) is a gain of about one.
-LOG2_SCALE: Mapping[str, int] = {
-    "embed_tokens": -8,  # half of what a layer adds: text depends on more than the last token
-    "q_proj": -10,  # doubled: attention picks few positions, averages over many wash the context out
-    "k_proj": -10,
-    "v_proj": -11,
-    "o_proj": -11,
-    "gate_proj": -11,
-    "up_proj": -11,
-    "down_proj": -11,
-    "lm_head": -9,  # logits deviate by about 4: top-1 minus top-2 is about one, far above rounding
+MATRICES: Mapping[str, tuple[int, int, int]] = {
+    # half of what a layer adds: text depends on more than the last token
+    "model.embed_tokens": (VOCAB_SIZE, HIDDEN_SIZE, -8),
+    # doubled: attention picks few positions, averages over many wash the context out
+    "model.layers.{}.self_attn.q_proj": (HEADS * HEAD_SIZE, HIDDEN_SIZE, -10),
+    "model.layers.{}.self_attn.k_proj": (KV_HEADS * HEAD_SIZE, HIDDEN_SIZE, -10),
+    "model.layers.{}.self_attn.v_proj": (KV_HEADS * HEAD_SIZE, HIDDEN_SIZE, -11),
+    "model.layers.{}.self_attn.o_proj": (HIDDEN_SIZE, HEADS * HEAD_SIZE, -11),
+    "model.layers.{}.mlp.gate_proj": (MLP_SIZE, HIDDEN_SIZE, -11),
+    "model.layers.{}.mlp.up_proj": (MLP_SIZE, HIDDEN_SIZE, -11),
+    "model.layers.{}.mlp.down_proj": (HIDDEN_SIZE, MLP_SIZE, -11),
+    # logits deviate by about 4: top-1 minus top-2 is about one, far above rounding
+    "lm_head": (VOCAB_SIZE, HIDDEN_SIZE, -9),
 }
+NORMS = ("model.layers.{}.input_layernorm", "model.layers.{}.post_attention_layernorm", "model.norm")
 LOG2_EOS = -1  # half the logits of the others: greedy text runs to its length, sampling can still stop
 LOG2_UNREADABLE = -2  # stray bytes and control tokens: answers stay readable ASCII
 LOG2_QUOTE = 1  # a closing quote comes every twenty tokens or so: JSON strings under a schema end
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "float32",
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN_SIZE,
+    "intermediate_size": MLP_SIZE,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_SIZE,
+    "max_position_embeddings": MAX_POSITIONS,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,  # a tied head repeats the last token
+}
+TOKENIZER_CONFIG: dict[str, Any] = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": MAX_POSITIONS,
+    "bos_token": None,
+    "eos_token": END,
+    "pad_token": PAD,
+    "unk_token": None,
+    "clean_up_tokenization_spaces": False,
+}
 
 # Common words; the tokenizer is trained on lines made of them.
 _WORD_LIST = """
@@ -75,41 +111,6 @@ letter report paper machine learning language river mountain ocean forest winter
 bridge garden window music colour green blue yellow red
 """
 WORDS = tuple(_WORD_LIST.split())
-
-# The roles are the OpenAI ones; a tool's JSON goes into the system turn, one line each.
-CHAT_TEMPLATE = """\
-{%- set first = messages[0] if messages else none -%}
-{%- set system = first is not none and first.role in ['system', 'developer'] -%}
-{%- if tools or system -%}
-{{- '<|turn|>system\\n' -}}
-{%- if system -%}{{- first.content -}}{%- endif -%}
-{%- if tools -%}
-{%- if system -%}{{- '\\n\\n' -}}{%- endif -%}
-{{- 'Functions:\\n' -}}
-{%- for tool in tools -%}{{- (tool.function if tool.function else tool) | tojson -}}{{- '\\n' -}}{%- endfor -%}
-{{- 'Call one with <tool_call>{"name": "...", "arguments": {}}</tool_call>' -}}
-{%- endif -%}
-{{- '<|end|>\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-{%- if message.role not in ['system', 'developer', 'user', 'assistant', 'tool'] -%}
-{{- raise_exception('unknown role: ' ~ message.role) -}}
-{%- elif not (loop.first and system) -%}
-{{- '<|turn|>' ~ ('system' if message.role == 'developer' else message.role) ~ '\\n' -}}
-{%- set text = message.content if message.content is string else '' -%}
-{{- text -}}
-{%- for call in (message.tool_calls or []) -%}
-{%- set made = call.function if call.function else call -%}
-{%- set arguments = made.arguments or {} -%}
-{{- '\\n' if text or not loop.first else '' -}}
-{{- '<tool_call>{"name": ' ~ (made.name | tojson) ~ ', "arguments": ' -}}
-{{- (arguments if arguments is string else arguments | tojson) ~ '}</tool_call>' -}}
-{%- endfor -%}
-{{- '<|end|>\\n' -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|turn|>assistant\\n' -}}{%- endif -%}
-"""
 
 
 def default_root() -> Path:
@@ -133,11 +134,14 @@ def ensure_tiny_model(root: Path | None = None, *, seed: int = 0) -> Path:
         RuntimeError: what was written does not read back as it was (a failing disk).
     """
     root = default_root() if root is None else root
-    target = root / f"tiny-{_version(seed)}"
+    # any change to this file or the template makes a new folder: no number to forget
+    recipe = Path(__file__).read_bytes() + CHAT_TEMPLATE.read_bytes()
+    target = root / f"tiny-{hashlib.sha256(b'%d ' % seed + recipe).hexdigest()[:12]}"
     if _is_intact(target):
         return target
     root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / ".lock"):
+    with (root / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when the process dies
         if _is_intact(target):
             return target
         for stale in root.glob(".building-*"):  # their builder died: it would hold the lock otherwise
@@ -152,18 +156,6 @@ def ensure_tiny_model(root: Path | None = None, *, seed: int = 0) -> Path:
     if not _is_intact(target):
         raise RuntimeError(f"{target}: what was written does not read back")
     return target
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel lets go of it when the process dies
-        yield
-
-
-def _version(seed: int) -> str:
-    recipe = Path(__file__).read_bytes()  # any change to this file makes a new folder: no number to forget
-    return hashlib.sha256(b"%d " % seed + recipe).hexdigest()[:12]
 
 
 def _is_intact(folder: Path) -> bool:
@@ -185,11 +177,11 @@ def _write(folder: Path, seed: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     eos, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
     ids = {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad}
-    _write_json(folder / "config.json", _config() | ids)
+    _write_json(folder / "config.json", CONFIG | ids)
     _write_json(folder / "generation_config.json", ids | {"do_sample": True, "temperature": 1.0})
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config())
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    save_file(_weights(seed, _head_scales(tokenizer)), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    shutil.copyfile(CHAT_TEMPLATE, folder / CHAT_TEMPLATE.name)
+    save_file(_weights(seed, tokenizer), folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / MANIFEST, _manifest(folder, [path.name for path in folder.iterdir()]))
     for path in folder.iterdir():
         path.chmod(0o644)  # safetensors writes 0600; engines may run as another user
@@ -197,40 +189,6 @@ def _write(folder: Path, seed: int) -> None:
 
 def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
-
-
-def _config() -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float32",
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": HIDDEN_SIZE,
-        "intermediate_size": MLP_SIZE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_SIZE,
-        "max_position_embeddings": MAX_POSITIONS,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,  # a tied head repeats the last token
-    }
-
-
-def _tokenizer_config() -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": MAX_POSITIONS,
-        "bos_token": None,
-        "eos_token": END,
-        "pad_token": PAD,
-        "unk_token": None,
-        "clean_up_tokenization_spaces": False,
-    }
 
 
 def _lines() -> Iterator[str]:
@@ -247,59 +205,42 @@ def _lines() -> Iterator[str]:
 def _train_tokenizer() -> Tokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    added = [AddedToken(text, special=True, normalized=False) for text in (PAD, TURN, END)]
-    added += [AddedToken(text, special=False, normalized=False) for text in TOOL_CALL_TAGS]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(added),
+        vocab_size=VOCAB_SIZE - len(CONTROL_TOKENS) - len(TOOL_CALL_TAGS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_lines(), trainer)
-    tokenizer.add_special_tokens(added[:3])
-    tokenizer.add_tokens(added[3:])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL_TOKENS])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in TOOL_CALL_TAGS])
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise RuntimeError(f"the training text gives {tokenizer.get_vocab_size()} tokens, {VOCAB_SIZE} are wanted")
     return tokenizer
 
 
-def _head_scales(tokenizer: Tokenizer) -> dict[int, int]:
-    """Token id to the power of two that its row of the output head is scaled by; 0 where absent."""
-    scales = {}
-    for token in range(VOCAB_SIZE):
-        text = tokenizer.decode([token], skip_special_tokens=False)
-        readable = text.isascii() and text.replace("\n", "").isprintable()
-        if text == END:
-            scales[token] = LOG2_EOS
-        elif not readable or text in (PAD, TURN, *TOOL_CALL_TAGS):
-            scales[token] = LOG2_UNREADABLE
-        elif text == '"':
-            scales[token] = LOG2_QUOTE
-    return scales
-
-
-def _weights(seed: int, head_scales: Mapping[int, int]) -> dict[str, NDArray[np.float32]]:
+def _weights(seed: int, tokenizer: Tokenizer) -> dict[str, NDArray[np.float32]]:
     import numpy as np
 
-    heads, kv_heads = HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE
-    norms = ["model.norm.weight"]
-    shapes = {"model.embed_tokens.weight": (VOCAB_SIZE, HIDDEN_SIZE), "lm_head.weight": (VOCAB_SIZE, HIDDEN_SIZE)}
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}"
-        norms += [f"{prefix}.input_layernorm.weight", f"{prefix}.post_attention_layernorm.weight"]
-        shapes |= {f"{prefix}.self_attn.{n}_proj.weight": (heads, HIDDEN_SIZE) for n in "q"}
-        shapes |= {f"{prefix}.self_attn.{n}_proj.weight": (kv_heads, HIDDEN_SIZE) for n in "kv"}
-        shapes |= {f"{prefix}.self_attn.o_proj.weight": (HIDDEN_SIZE, heads)}
-        shapes |= {f"{prefix}.mlp.{n}_proj.weight": (MLP_SIZE, HIDDEN_SIZE) for n in ("gate", "up")}
-        shapes |= {f"{prefix}.mlp.down_proj.weight": (HIDDEN_SIZE, MLP_SIZE)}
-    weights = {name: np.ones(HIDDEN_SIZE, dtype=np.float32) for name in norms}
-    for name, (rows, columns) in shapes.items():
+    matrices = {name.format(layer): matrix for layer in range(LAYERS) for name, matrix in MATRICES.items()}
+    norms = [name.format(layer) for layer in range(LAYERS) for name in NORMS]
+    weights = {f"{name}.weight": np.ones(HIDDEN_SIZE, dtype=np.float32) for name in norms}
+    for name, (rows, columns, log2_scale) in matrices.items():
         # A hash's own stream, not a library's generator: the same bytes on every machine and version.
-        drawn = hashlib.shake_256(f"tiny {seed} {name}".encode()).digest(rows * columns)
+        drawn = hashlib.shake_256(f"tiny {seed} {name}.weight".encode()).digest(rows * columns)
         odd = np.frombuffer(drawn, dtype=np.uint8).astype(np.float32) * 2 - 255
-        weights[name] = odd.reshape(rows, columns) * np.float32(2.0 ** LOG2_SCALE[name.split(".")[-2]])
-    for token, power in head_scales.items():
-        weights["lm_head.weight"][token] *= np.float32(2.0**power)
+        weights[f"{name}.weight"] = odd.reshape(rows, columns) * np.float32(2.0**log2_scale)
+    for token, row in enumerate(weights["lm_head.weight"]):
+        row *= np.float32(2.0 ** _log2_head_scale(tokenizer.decode([token], skip_special_tokens=False)))
     return weights
+
+
+def _log2_head_scale(text: str) -> int:
+    """The scale of the row of the output head for this token."""
+    if text == END:
+        return LOG2_EOS
+    if text in (*CONTROL_TOKENS, *TOOL_CALL_TAGS) or not (text.isascii() and text.replace("\n", "").isprintable()):
+        return LOG2_UNREADABLE
+    return LOG2_QUOTE if text == '"' else 0

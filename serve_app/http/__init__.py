@@ -14,9 +14,7 @@ from serve_app.http.error_responses import error_response
 from serve_app.http.python_calls import (
     CHAT,
     COMPLETE,
-    DROPPED,
     EMBED,
-    NO_ROUTER,
     STREAM,
     STREAM_COMPLETE,
     AnswerPiece,
@@ -38,9 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHAT",
     "COMPLETE",
-    "DROPPED",
     "EMBED",
-    "NO_ROUTER",
     "STREAM",
     "STREAM_COMPLETE",
     "AnswerPiece",

@@ -172,7 +172,7 @@ class RouterApp:
                 )
             call = _HttpCall(operation, identity, wanted, body, prompt_bytes, model, exchange, record)
             if wanted.queue_status:
-                call.comments = QueueComments(lambda: model.status(record.request_id), exchange.send_comment)
+                call.comments = QueueComments(lambda: model.queue.status(record.request_id), exchange.send_comment)
             if wanted.idempotency_key is None:
                 await self._run(call)
             else:

@@ -28,18 +28,15 @@ from serve_app.http.python_calls import (
     make_route_request,
 )
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
-from serve_app.quota import AWAY, QuotaActor
+from serve_app.quota import AWAY, QuotaActor, kv_store
 from serve_app.ray_adapter import (
     EngineHandle,
     EveryReplica,
-    cluster_secret,
-    deployment_handle,
     in_fresh_context,
     on_fast_path,
 )
 from serve_app.router import ModelRegistry, QueueClient, ReceiptSearch, RouterMetrics, SessionClient
 from serve_app.settings import ModelSettings, parse
-from serve_app.transport import TcpHandle
 
 logger = logging.getLogger("ray.serve")
 
@@ -64,8 +61,8 @@ class RouterReplica:
                 "RAY_SERVE_THROUGHPUT_OPTIMIZED=1 in the environment of `ray start` (about three times the throughput)"
             )
 
-        def connect(model: ModelSettings) -> TcpHandle:
-            return TcpHandle(EngineHandle(deployment_handle(deployment_of(model.name), replica.app_name)))
+        def connect(model: ModelSettings) -> EngineHandle:
+            return EngineHandle(deployment_of(model.name), replica.app_name)
 
         self._config = config
         self._metrics = RouterMetrics()
@@ -74,13 +71,13 @@ class RouterReplica:
         self._queue_client = QueueClient(name, quota.exchange, quota.watch, AWAY)
         in_fresh_context(self._queue_client.start(), "queues")
         self._registry = ModelRegistry(connect, name, self._queue_client)
-        book = SessionClient(quota.call, self._queue_client.sessions, AWAY)
+        book = SessionClient(quota.call, self._queue_client.core.sessions, AWAY)
         keys = KeyRing(settings.auth)
         receipts = Receipts()
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
         admin = AdminRoutes(lambda: quota.call("figures"), AWAY, self._receipt_search.find_anywhere)
         self._app = RouterApp(
-            settings, keys, self._registry.models, self._metrics, cluster_secret(), book, admin, receipts
+            settings, keys, self._registry.models, self._metrics, kv_store.cluster_secret(), book, admin, receipts
         )
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(RefusalLogFilter())
@@ -102,8 +99,8 @@ class RouterReplica:
         All counts are of one moment: a request just granted must not be reported as both, or as neither."""
         models = self._registry.models
         waiting = {f"{WAITING_PREFIX}{name}": model.waiting for name, model in models.items()}
-        blocked = {f"{BLOCKED_PREFIX}{name}": model.blocked for name, model in models.items()}
-        return waiting | blocked | {f"{GRANTED_PREFIX}{name}": model.granted for name, model in models.items()}
+        blocked = {f"{BLOCKED_PREFIX}{name}": model.queue.blocked for name, model in models.items()}
+        return waiting | blocked | {f"{GRANTED_PREFIX}{name}": model.queue.granted for name, model in models.items()}
 
     async def receipt(self, request_id: str) -> dict[str, Any] | None:
         """The receipt of a request that this replica received; the other router replicas call this."""

@@ -85,12 +85,9 @@ class LocalRoutes:
 
     async def _metrics_text(self) -> bytes:
         for name, model in list(self._models.items()):
-            names = sorted(model.replicas)
-            loads = await asyncio.gather(*(model.load(replica) for replica in names))
+            names = sorted(model.replica_set.running)
+            loads = await asyncio.gather(*(model.engine_info.fetch_load(replica) for replica in names))
             if self._models.get(name) is not model:
                 continue  # removed meanwhile, with its metrics
-            self._metrics.set_queue(name, model.queue.view(), model.slot_use, model.blocked)
-            self._metrics.set_unread(model.unread.bytes, model.unread.ended_requests)
-            self._metrics.set_replicas(name, model.placed, model.health.ejected_count, model.health.ejections)
-            self._metrics.set_engines(name, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
+            self._metrics.set_model(model, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
         return self._metrics.render()

@@ -19,16 +19,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from serve_app.errors import BadRequest, ConfigError, EngineFailed, LeaseNotFound, ServeAppError, Unavailable
+from serve_app.errors import DROPPED, BadRequest, ConfigError, EngineFailed, LeaseNotFound, ServeAppError, Unavailable
 from serve_app.http.contract import CONSUMED, FORWARDED, REFUSED, STRIPPED
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Head: TypeAlias = tuple[int, Headers, bytes]  # status, headers and first bytes of an answer
 AnswerPiece: TypeAlias = Head | bytes  # an answer is a head, then bytes
 
-# Codes of `Unavailable` for failures without an HTTP answer: over HTTP the connection is refused or reset.
-NO_ROUTER = "no_router"  # no router accepted the call
-DROPPED = "connection_lost"  # the router, or the client here, ended while the call ran
 EVENT_END = b"\n\n"
 SHOWN_BODY_CHARS = 200  # of an error that is not in OpenAI's format: enough to see its origin
 NEAR_ENOUGH = 0.75  # of `difflib`: `max_token` finds `max_tokens`, `prio` finds nothing

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
 
 from serve_app.errors import MethodNotAllowed, NotFound
 from serve_app.types import Operation
@@ -67,9 +66,6 @@ class WrongMethod(MethodNotAllowed):
     """A 405 with the allowed methods of the path, for the `Allow` header."""
 
     allow: tuple[str, ...] = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (*super().__reduce__(), {"allow": self.allow})
 
 
 ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (

@@ -5,9 +5,8 @@ In: memory reports of engines, queue messages of routers. Out: grants, queue mes
 Never: answers before what it has granted is stored.
 """
 
-from serve_app.quota import actor, client
+from serve_app.quota import actor, client, kv_store
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.quota.client import AWAY, QuotaActor, quota_actor
-from serve_app.quota.inventory import InventorySettings
 
-__all__ = ["AWAY", "GpuMemoryQuota", "InventorySettings", "QuotaActor", "actor", "client", "quota_actor"]
+__all__ = ["AWAY", "GpuMemoryQuota", "QuotaActor", "actor", "client", "kv_store", "quota_actor"]

@@ -32,10 +32,11 @@ from serve_app.core.memory import (
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import UNRESPONSIVE_S, ActorReply, RouterMessage
 from serve_app.errors import ServeAppError, Unavailable
-from serve_app.quota.inventory import Inventory, InventorySettings
+from serve_app.quota.inventory import Inventory
+from serve_app.quota.kv_store import GcsStore, Unreadable
 from serve_app.quota.report import figures
-from serve_app.quota.stored_state import EPOCH, INVENTORY, NODE, checkpoint_entries, is_readable, unreadable_names
-from serve_app.ray_adapter import GcsStore, Unreadable
+from serve_app.quota.stored_state import EPOCH, INVENTORY, NODE, checkpoint_entries, is_readable
+from serve_app.settings import QuotaSettings
 
 logger = logging.getLogger("serve_app.quota")
 
@@ -50,14 +51,14 @@ class GpuMemoryQuota:
     """Actor class; see the module.
 
     Args:
-        inventory: what counts as a device, and how much of its memory.
-        defrag_above: fragmentation above which defragmentation starts automatically; None: never.
+        settings: what counts as a device, and when defragmentation starts automatically.
     """
 
-    async def __init__(self, inventory: InventorySettings, defrag_above: float | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
-        self._shelf = GcsStore("quota")
+    async def __init__(self, settings: QuotaSettings) -> None:  # type: ignore[misc]  # Ray awaits it
+        self._shelf = GcsStore()
         stored = await _retry_until_done(self._shelf.load_all)
-        for name in unreadable_names(stored):
+        # an actor that fails on an entry would fail on every restart
+        for name in [name for name, value in stored.items() if not is_readable(name, value)]:
             logger.error("stored entry %r cannot be read and is put aside: %r", name, stored[name])
             await _retry_until_done(partial(self._shelf.quarantine, name))
         # an unreadable epoch was below the seconds since 1970
@@ -70,8 +71,8 @@ class GpuMemoryQuota:
             name: value for name, value in stored.items() if name.startswith(NODE) and is_readable(name, value)
         }
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
-        self._inventory = Inventory(inventory, before)
-        self._defrag_above = defrag_above
+        self._inventory = Inventory(settings, before)
+        self._defrag_above = settings.defrag_above
         self._news: dict[str, asyncio.Event] = {}  # by watching router
         self.queue_timer: asyncio.TimerHandle | None = None  # the next tick of the queues
         self.session_waiters: dict[str, asyncio.Future[Session]] = {}  # pending openings, by session
@@ -80,12 +81,12 @@ class GpuMemoryQuota:
         self._process_checks: dict[str, asyncio.Task[None]] = {}  # running process checks, by engine
         self._writing: asyncio.Task[None] | None = None
         self.devices_known = asyncio.Event()  # set once the core has the devices
-        if self._nodes and stored.get(INVENTORY) == inventory:  # first callers need not wait for the nodes
+        if self._nodes and stored.get(INVENTORY) == settings:  # first callers need not wait for the nodes
             self.core.on_devices([device for devices in before.values() for device in devices], time.monotonic())
             self.devices_known.set()
-        await _retry_until_done(lambda: self._shelf.put(INVENTORY, inventory))
+        await _retry_until_done(lambda: self._shelf.put(INVENTORY, settings))
         self.tasks = [
-            asyncio.create_task(self._every(TICK_S, self._tick)),
+            asyncio.create_task(self._follow_time()),
             asyncio.create_task(self._follow_devices()),
         ]
         logger.info("the quota actor is up: epoch %d, %d checkpoint entries", epoch, len(roster))
@@ -203,17 +204,17 @@ class GpuMemoryQuota:
     async def renew_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
         await self.devices_known.wait()
-        return _with_relative_expiry(await self._run_event(lambda now: self.core.on_renew_session(session_id, now)))
+        return _with_relative_expiry(await self._run_event(lambda now: self.core.sessions.renew(session_id, now)))
 
     async def look_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
         await self.devices_known.wait()
-        return _with_relative_expiry(await self._run_event(lambda now: self.core.on_look_session(session_id, now)))
+        return _with_relative_expiry(await self._run_event(lambda now: self.core.sessions.view(session_id)))
 
     async def close_session(self, session_id: str) -> None:
         """Raises LeaseNotFound."""
         await self.devices_known.wait()
-        await self._run_event(lambda now: self.core.on_close_session(session_id, now), "", EntryKind.SESSION)
+        await self._run_event(lambda now: self.core.queue.close_session(session_id, now), "", EntryKind.SESSION)
         self._resolve_session(session_id, Unavailable("the session was closed while it waited", code="session_closed"))
 
     async def defrag(self, begin: bool) -> dict[str, Any] | None:
@@ -235,33 +236,22 @@ class GpuMemoryQuota:
             return act(time.monotonic())
         finally:
             self._after_queue_event()
-            while self._store() and self.core.unstored(name, kinds):
-                assert self._writing is not None
-                await asyncio.shield(self._writing)
+            while (writing := self._store()) is not None and self.core.unstored(name, kinds):
+                await asyncio.shield(writing)
 
-    def _store(self) -> bool:
-        """Store changes, one batch at a time; returns whether there are any."""
+    def _store(self) -> asyncio.Task[None] | None:
+        """Store changes, one batch at a time; returns the task that does it, None: there are no changes."""
         if not self.core.unstored():
-            return False
-        if self._writing is None or self._writing.done():  # done, but its callback has not run
+            return None
+        if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write(), name="storing")
-            self._writing.add_done_callback(self._written)
-        return True
+            self._writing.add_done_callback(_log_failed_write)
+        return self._writing
 
     async def _write(self) -> None:
-        changes = self.core.take_changes()
-        try:
-            await asyncio.to_thread(self._put, changes)
-        except BaseException:
-            self.core.not_stored(changes)
-            raise
-        self.core.stored()
-
-    def _written(self, task: asyncio.Task[None]) -> None:
-        if self._writing is task:
-            self._writing = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("storing the checkpoint failed and is retried: %r", error)
+        changes = self.core.changes()
+        await asyncio.to_thread(self._put, changes)
+        self.core.checkpoint.stored(changes)
 
     def _put(self, changes: CheckpointChanges) -> None:
         for (kind, name), (keep, value) in changes.items():
@@ -270,36 +260,33 @@ class GpuMemoryQuota:
             else:
                 self._shelf.delete(f"{kind}:{name}")
 
-    def _tick(self) -> None:
-        relocation = self.core.relocation
-        above = self._defrag_above
-        if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
-            relocation.begin()
-        self.core.on_tick(time.monotonic())
-        for router in [name for name in self._news if not self.core.ledger.knows(name)]:
-            del self._news[router]
-        self._after_queue_event()
-        self._warn()
+    async def _follow_time(self) -> None:
+        """Run what is due, twice a second."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                relocation, above = self.core.relocation, self._defrag_above
+                if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
+                    relocation.begin()
+                self.core.on_tick(time.monotonic())
+                for router in [name for name in self._news if not self.core.ledger.knows(name)]:
+                    del self._news[router]
+                self._after_queue_event()
+                self._warn()
+                self._store()
+            except Exception:
+                logger.exception("periodic task of the quota actor failed and goes on")
 
     def _warn(self) -> None:
         """Log each alarm once, when it is raised."""
-        alarms = {(one.owner, one.device): one for one in self.core.grants.alarms()}
+        alarms = {(one.replica, one.device): one for one in self.core.grants.alarms()}
         for key in alarms.keys() - self._alarmed:
             one = alarms[key]
             logger.error(
                 "engine %s of %s uses %d bytes of device %s, and %d were granted",
-                *(one.owner, one.model, one.measured_bytes, one.device, one.granted_bytes),
+                *(one.replica, one.model, one.measured_bytes, one.device, one.granted_bytes),
             )
         self._alarmed = set(alarms)
-
-    async def _every(self, period_s: float, act: Callable[[], None]) -> None:
-        while True:
-            await asyncio.sleep(period_s)
-            try:
-                act()
-                self._store()
-            except Exception:
-                logger.exception("periodic task of the quota actor failed and goes on")
 
     async def _follow_devices(self) -> None:
         """Update the devices, and check the processes of ended and silent engines."""
@@ -331,31 +318,26 @@ class GpuMemoryQuota:
 
     def _check_processes(self) -> None:
         """One task per engine: a node that does not answer delays no other engine's memory."""
-        looked_for = {
-            owner: self._check_memory_freed(owner, told) for owner, told in self.core.ending_engines().items()
-        }
-        silent = {told.owner: self._check_engine_dead(told) for told in self.core.silent_engines(time.monotonic())}
-        for owner, look in [*looked_for.items(), *silent.items()]:
-            if owner in self._process_checks:
-                look.close()
-                continue
-            task = self._process_checks[owner] = asyncio.create_task(look, name=f"looking-for-{owner}")
-            task.add_done_callback(partial(self._on_processes_checked, owner))
+        silent = {told.owner: told for told in self.core.silent_engines(time.monotonic())}
+        for owner, report in (silent | self.core.ending_engines()).items():
+            if owner not in self._process_checks:
+                look = self._check_engine(owner, report)
+                self._process_checks[owner] = asyncio.create_task(look, name=f"looking-for-{owner}")
 
-    def _on_processes_checked(self, owner: str, task: asyncio.Task[None]) -> None:
-        del self._process_checks[owner]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the process check of engine %s failed and is retried: %r", owner, error)
+    async def _check_engine(self, owner: str, report: EngineReport | None) -> None:
+        try:
+            if await self._inventory.gone(report):
+                logger.info("the processes of engine %s are gone, and its memory is free", owner)
+                await self._run_event(partial(self.core.on_processes_gone, owner))
+        except Exception:
+            logger.exception("the process check of engine %s failed and is retried", owner)
+        finally:
+            del self._process_checks[owner]
 
-    async def _check_memory_freed(self, owner: str, report: EngineReport | None) -> None:
-        if await self._inventory.gone(report):
-            logger.info("the memory of engine %s is free", owner)
-            await self._run_event(lambda now: self.core.on_memory_gone(owner))
 
-    async def _check_engine_dead(self, report: EngineReport) -> None:
-        if await self._inventory.gone(report):
-            logger.info("engine %s has died, and its memory is free", report.owner)
-            await self._run_event(lambda now: self.core.on_engine_dead(report.owner, now))
+def _log_failed_write(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("storing the checkpoint failed and is retried: %r", error)
 
 
 def _with_relative_expiry(session: Session) -> Session:

@@ -6,14 +6,12 @@ import asyncio
 from typing import Any
 
 import ray
-from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
 from serve_app.core.shared_queue import ActorReply, RouterMessage
 from serve_app.quota.actor import GpuMemoryQuota
-from serve_app.quota.inventory import InventorySettings
 from serve_app.settings import QuotaSettings
 
 ACTOR = "quota"
@@ -32,10 +30,6 @@ class QuotaActor:
         self._settings = settings
         self.handle = quota_actor(settings)
 
-    def reconnect(self) -> None:
-        """Find the actor again, or start it. Raises Ray's errors while it is away."""
-        self.handle = quota_actor(self._settings)
-
     async def exchange(self, message: RouterMessage) -> ActorReply:
         """See `GpuMemoryQuota.exchange`."""
         return await self.call("exchange", message)  # type: ignore[no-any-return]
@@ -49,40 +43,31 @@ class QuotaActor:
         try:
             return await getattr(self.handle, method).remote(*arguments)
         except ActorDiedError:
-            await asyncio.to_thread(self.reconnect)
+            self.handle = await asyncio.to_thread(quota_actor, self._settings)
             raise
 
     def engine(self, report: EngineReport, timeout_s: float) -> EngineReply:
         """See `GpuMemoryQuota.engine`; waits for the answer."""
-        try:
-            answer: ObjectRef[EngineReply] = self.handle.engine.remote(report)
-            return ray.get(answer, timeout=timeout_s)
-        except ActorDiedError:
-            self.reconnect()
-            raise
+        return self._call_and_wait("engine", timeout_s, report)  # type: ignore[no-any-return]
 
     def starts(self, asks: tuple[StartsRequest, ...], timeout_s: float) -> tuple[StartsReply, ...]:
         """See `GpuMemoryQuota.starts`; waits for the answer."""
-        try:
-            answer: ObjectRef[tuple[StartsReply, ...]] = self.handle.starts.remote(asks)
-            return ray.get(answer, timeout=timeout_s)
-        except ActorDiedError:
-            self.reconnect()
-            raise
+        return self._call_and_wait("starts", timeout_s, asks)  # type: ignore[no-any-return]
 
     def devices(self, timeout_s: float) -> dict[str, tuple[int, int]]:
         """See `GpuMemoryQuota.devices`; waits for the answer."""
-        answer: ObjectRef[dict[str, tuple[int, int]]] = self.handle.devices.remote()
-        return ray.get(answer, timeout=timeout_s)
+        return self._call_and_wait("devices", timeout_s)  # type: ignore[no-any-return]
+
+    def _call_and_wait(self, method: str, timeout_s: float, *arguments: Any) -> Any:
+        try:
+            return ray.get(getattr(self.handle, method).remote(*arguments), timeout=timeout_s)
+        except ActorDiedError:
+            self.handle = quota_actor(self._settings)
+            raise
 
 
 def quota_actor(settings: QuotaSettings) -> ActorHandle[Any]:
     """The cluster's quota actor; the first caller starts it, with its settings. Ray must be initialised."""
-    inventory = InventorySettings(
-        reserved_bytes=int(settings.reserved_gb * 1e9),
-        host_share=settings.host_memory_share,
-        device_bytes=None if settings.device_gb is None else int(settings.device_gb * 1e9),
-    )
     made: Any = ray.remote(GpuMemoryQuota).options(
         name=ACTOR,
         namespace=NAMESPACE,
@@ -94,5 +79,5 @@ def quota_actor(settings: QuotaSettings) -> ActorHandle[Any]:
         max_concurrency=MAX_CONCURRENCY,
         scheduling_strategy="DEFAULT",  # not in the placement group of the replica that happens to start it
     )
-    started: ActorHandle[Any] = made.remote(inventory, settings.defrag_above)
+    started: ActorHandle[Any] = made.remote(settings)
     return started

@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -23,30 +21,14 @@ import pynvml
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from serve_app.core.memory import DEFAULT_RESERVED_BYTES, Device, EngineReport, Process
+from serve_app.core.memory import Device, EngineReport, Process
+from serve_app.settings import QuotaSettings
 from serve_app.system import start_ticks
 
 logger = logging.getLogger("serve_app.quota")
 
-DEFAULT_HOST_SHARE = 0.5  # of the memory of a node without GPUs: the rest is for Ray, the routers and page cache
 ASK_S = 5.0  # a node answers in milliseconds; for the first call a process must start there
 LATER_S = 0.1  # wait for answers in all checks but the first; later answers count in the next check
-NO_DEVICES: Mapping[str, list[Device]] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class InventorySettings:
-    """What counts as a device.
-
-    Args:
-        reserved_bytes: part of each GPU not available to leases.
-        host_share: share of the memory of a node without GPU that is its device; 0: such nodes have none.
-        device_bytes: memory of each GPU, instead of NVML's; None: NVML is asked.
-    """
-
-    reserved_bytes: int = DEFAULT_RESERVED_BYTES
-    host_share: float = DEFAULT_HOST_SHARE
-    device_bytes: int | None = None
 
 
 class NodeWatch:
@@ -78,7 +60,7 @@ class Inventory:
         known_devices: devices by node, as stored by an earlier actor.
     """
 
-    def __init__(self, settings: InventorySettings, known_devices: Mapping[str, list[Device]] = NO_DEVICES) -> None:
+    def __init__(self, settings: QuotaSettings, known_devices: Mapping[str, list[Device]]) -> None:
         self._settings = settings
         self._watches: dict[str, Any] = {}
         self._earlier_devices = dict(known_devices)
@@ -93,11 +75,10 @@ class Inventory:
         nodes = await asyncio.to_thread(ray.nodes)
         alive = {node["NodeID"]: node.get("Resources", {}) for node in nodes if node["Alive"]}
         self._alive = frozenset(alive)
-        for gone in (self._watches.keys() | self._devices.keys() | self._earlier_devices.keys()) - self._alive:
-            self._watches.pop(gone, None)
-            self._devices.pop(gone, None)
-            self._earlier_devices.pop(gone, None)
-            self._nvml_failed.discard(gone)
+        for known_nodes in (self._watches, self._devices, self._earlier_devices):
+            for gone in known_nodes.keys() - self._alive:
+                del known_nodes[gone]
+        self._nvml_failed &= self._alive
         for node, resources in alive.items():
             if node not in self._device_queries and (node not in self._devices or node in self._nvml_failed):
                 asked = self._ask_devices(node, int(resources.get("GPU", 0)))
@@ -124,15 +105,15 @@ class Inventory:
         try:
             self._nvml_failed.discard(node)
             if not gpus:
-                if not settings.host_share:
+                if not settings.host_memory_share:
                     return []
-                share = int(await self._ask(node, "host_bytes") * settings.host_share)
+                share = int(await self._ask(node, "host_bytes") * settings.host_memory_share)
                 return [Device(node, 0, share, 0)]
-            if settings.device_bytes is not None:
-                sizes = [settings.device_bytes] * gpus
+            if settings.device_gb is not None:
+                sizes = [int(settings.device_gb * 1e9)] * gpus
             else:
                 sizes = await self._ask(node, "gpu_bytes")
-            return [Device(node, index, size, settings.reserved_bytes) for index, size in enumerate(sizes)]
+            return [Device(node, index, size, int(settings.reserved_gb * 1e9)) for index, size in enumerate(sizes)]
         except ray.exceptions.RayTaskError as error:
             if node not in self._devices:
                 logger.error("node %s: NVML does not report its GPUs; set quota.device_gb: %s", node, error.cause)

@@ -15,15 +15,15 @@ from serve_app.core.memory import (
     RouterEntry,
     SessionEntry,
 )
-from serve_app.quota.inventory import InventorySettings
+from serve_app.settings import QuotaSettings
 
 EPOCH = "epoch"
-INVENTORY = "inventory"  # the inventory settings when the devices were stored
+INVENTORY = "inventory"  # the settings when the devices were stored
 NODE = "node:"  # prefix of a node's id: its devices, in case the node does not answer later
 
 VALUE_TYPES: dict[str, Any] = {  # type of the value, by the first part of its name
     EPOCH: int,
-    INVENTORY: InventorySettings,
+    INVENTORY: QuotaSettings,
     EntryKind.ENGINE: EngineEntry,
     EntryKind.ROUTER: RouterEntry | None,
     EntryKind.SESSION: SessionEntry,
@@ -37,11 +37,6 @@ def is_readable(name: str, value: Any) -> bool:
     if kind + ":" == NODE:
         return isinstance(value, list) and all(isinstance(device, Device) for device in value)
     return kind in VALUE_TYPES and isinstance(value, VALUE_TYPES[kind])
-
-
-def unreadable_names(stored: dict[str, Any]) -> list[str]:
-    """Names of the entries to quarantine: an actor that fails on one would fail on every restart."""
-    return [name for name, value in stored.items() if not is_readable(name, value)]
 
 
 def checkpoint_entries(stored: dict[str, Any]) -> Iterator[tuple[CheckpointKey, CheckpointValue]]:

@@ -10,7 +10,7 @@ from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.receipt_search import ReceiptSearch
-from serve_app.router.request_trace import RequestTrace
+from serve_app.router.request_grant import RequestTrace
 from serve_app.router.sessions import SessionClient
 
 __all__ = [

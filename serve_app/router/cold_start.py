@@ -32,7 +32,7 @@ class ColdStartTrigger:
     def __init__(self, model: str, call_any_replica: Callable[[], Awaitable[object]]) -> None:
         self._model = model
         self._call_any_replica = call_any_replica
-        self._task: asyncio.Task[None] | None = None
+        self.call: asyncio.Task[None] | None = None  # the call that waits in the handle
         self._tasks: set[asyncio.Task[None]] = set()  # includes cancelled ones until they have ended
         self._ready = asyncio.Event()  # set while a replica runs
         self._scales_from_zero = False
@@ -83,19 +83,15 @@ class ColdStartTrigger:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    @property
-    def is_calling(self) -> bool:
-        return self._task is not None
-
     def _start_or_cancel_call(self) -> None:
         wanted = self._scales_from_zero and not self._ready.is_set() and bool(self._waiting_count)
-        if wanted and self._task is None:
-            self._task = in_fresh_context(self._keep_calling(), f"cold-start-{self._model}")
-            self._tasks.add(self._task)
-            self._task.add_done_callback(self._tasks.discard)
-        elif not wanted and self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if wanted and self.call is None:
+            self.call = in_fresh_context(self._keep_calling(), f"cold-start-{self._model}")
+            self._tasks.add(self.call)
+            self.call.add_done_callback(self._tasks.discard)
+        elif not wanted and self.call is not None:
+            self.call.cancel()
+            self.call = None
 
     async def _keep_calling(self) -> None:
         logger.info("%s: no replica runs and a request waits: requesting one from Serve", self._model)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from serve_app.errors import Unavailable
 from serve_app.ray_adapter import NO_ANSWER, Handle, in_fresh_context
+from serve_app.router.model_queue import ModelQueue
+from serve_app.router.replicas import ReplicaSet
 from serve_app.transport import EngineInfo, EngineLoad
 
 logger = logging.getLogger("ray.serve")
@@ -25,36 +26,30 @@ class EngineInfoClient:
     """Calls the replicas of one model for their limits and load.
 
     Args:
-        model: its name, for logs and tasks.
         handle: its engine deployment.
-        any_replica: names a running replica; raises Unavailable if none runs.
-        on_info: called with each answer about limits.
+        replicas: of the model.
+        queue: of the model; an engine's start time tells it how long a request without a replica waits.
     """
 
-    def __init__(
-        self, model: str, handle: Handle, any_replica: Callable[[], str], on_info: Callable[[EngineInfo], None]
-    ) -> None:
-        self._model = model
-        self._handle = handle
-        self._any_replica = any_replica
-        self._on_info = on_info
+    def __init__(self, handle: Handle, replicas: ReplicaSet, queue: ModelQueue) -> None:
+        self._handle, self._replicas, self._queue = handle, replicas, queue
         self._task: asyncio.Task[EngineInfo | None] | None = None
         self.cached: EngineInfo | None = None  # the last answer
 
     def refresh(self) -> None:
         """Fetch the limits again, since a new replica may have a new configuration; one call at a time."""
         if self._task is None:
-            self._task = in_fresh_context(self.fetch_info(), f"info-{self._model}")
+            self._task = in_fresh_context(self.fetch_info(), f"info-{self._queue.model}")
             self._task.add_done_callback(lambda _: setattr(self, "_task", None))
 
     async def fetch_info(self) -> EngineInfo | None:
         """Fetch the limits; returns the last known ones, None if no engine has ever answered."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                self.cached = await self.call("info", self._any_replica())
-            self._on_info(self.cached)
+                self.cached = await self.call("info", self._replicas.next_replica())
+            self._queue.replica_start.reported(self.cached.start_s)
         except CALL_FAILURES as error:
-            logger.warning("%s: no engine reports its limits: %s", self._model, error)
+            logger.warning("%s: no engine reports its limits: %s", self._queue.model, error)
         return self.cached
 
     async def fetch_load(self, replica_id: str) -> EngineLoad | None:

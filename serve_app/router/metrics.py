@@ -5,20 +5,22 @@ Invariant: labels are bounded; models and tenants come from the configuration, c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from serve_app.core.queue import ReplicaUse
+from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import SloVerdict
-from serve_app.core.routing import FailureKind
-from serve_app.router.model_queue import QueueView
+from serve_app.router.model_router import ModelRouter
 from serve_app.transport import EngineLoad
 from serve_app.types import Outcome, RequestClass
 
 # seconds; from an idle tiny model's first token to the longest permitted wait
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+OF_CLASS = ("model", "priority")
+OF_TENANT = ("model", "tenant")
 
 
 class RouterMetrics:
@@ -26,112 +28,77 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        labels = ("model", "tenant", "priority")
-        self._requests = Counter(
-            "serve_app_requests", "Requests by how they ended.", (*labels, "outcome"), registry=self.registry
+        counter = functools.partial(Counter, registry=self.registry)
+        seconds = functools.partial(Histogram, registry=self.registry, buckets=LATENCY_BUCKETS_S)
+        self._requests = counter(
+            "serve_app_requests", "Requests by how they ended.", (*OF_TENANT, "priority", "outcome")
         )
-        self._wait = Histogram(
-            "serve_app_queue_wait_seconds",
-            "Seconds in the queue before the last grant.",
-            ("model", "priority"),
-            registry=self.registry,
-            buckets=LATENCY_BUCKETS_S,
+        self._wait = seconds("serve_app_queue_wait_seconds", "Seconds in the queue before the last grant.", OF_CLASS)
+        self._granted = counter(
+            "serve_app_granted_tokens", "Estimated tokens of the requests that the queue has granted.", OF_CLASS
         )
-        self._granted = Counter(
-            "serve_app_granted_tokens",
-            "Estimated tokens of the requests that the queue has granted.",
-            ("model", "priority"),
-            registry=self.registry,
-        )
-        self._ttft = Histogram(
+        self._ttft = seconds(
             "serve_app_time_to_first_token_seconds",
             "Seconds from arrival to the first frame of a generation.",
-            ("model", "priority"),
-            registry=self.registry,
-            buckets=LATENCY_BUCKETS_S,
+            OF_CLASS,
         )
-        self._prompt = Counter("serve_app_prompt_tokens", "Prompt tokens.", ("model", "tenant"), registry=self.registry)
-        self._output = Counter(
-            "serve_app_completion_tokens", "Generated tokens.", ("model", "tenant"), registry=self.registry
-        )
-        parts = ("model", "tenant", "part")
-        self._estimated = Counter(
+        self._prompt = counter("serve_app_prompt_tokens", "Prompt tokens.", OF_TENANT)
+        self._output = counter("serve_app_completion_tokens", "Generated tokens.", OF_TENANT)
+        self._estimated = counter(
             "serve_app_estimated_tokens",
             "Tokens that answered generations were estimated to need.",
-            parts,
-            registry=self.registry,
+            (*OF_TENANT, "part"),
         )
-        self._used = Counter(
-            "serve_app_used_tokens", "Tokens that answered generations have used.", parts, registry=self.registry
+        self._used = counter(
+            "serve_app_used_tokens", "Tokens that answered generations have used.", (*OF_TENANT, "part")
         )
-        self._make_service_counters()
-        self._make_gauges()
-
-    def _make_service_counters(self) -> None:
-        """How well classes are served: see `core.receipts.slo`."""
-        levels = ("model", "priority")
-        self._slo_offered = Counter(
-            "serve_app_slo_offered", "Generations of classes with a service level.", levels, registry=self.registry
-        )
-        self._slo_met = Counter(
-            "serve_app_slo_met", "Generations served within their service level.", levels, registry=self.registry
-        )
-        self._slo_missed = Counter(
+        # How well classes are served: see `core.receipts.slo`.
+        self._slo_offered = counter("serve_app_slo_offered", "Generations of classes with a service level.", OF_CLASS)
+        self._slo_met = counter("serve_app_slo_met", "Generations served within their service level.", OF_CLASS)
+        self._slo_missed = counter(
             "serve_app_slo_missed",
             "Generations not served within it, by reason; excludes those whose client left in time.",
-            (*levels, "reason"),
-            registry=self.registry,
+            (*OF_CLASS, "reason"),
         )
-        self._goodput = Counter(
-            "serve_app_goodput_tokens",
-            "Generated tokens of answers within their class's service level.",
-            levels,
-            registry=self.registry,
+        self._goodput = counter(
+            "serve_app_goodput_tokens", "Generated tokens of answers within their class's service level.", OF_CLASS
         )
+        self._make_gauges()
 
     def _make_gauges(self) -> None:
         """The gauges, set to the present state at each scrape."""
-        self._gauge_waiting = Gauge(
-            "serve_app_waiting", "Requests waiting in the queue.", ("model", "priority"), registry=self.registry
-        )
-        self._gauge_slots = Gauge(
+        gauge = functools.partial(Gauge, registry=self.registry)
+        self._waiting = gauge("serve_app_waiting", "Requests waiting in the queue.", OF_CLASS)
+        self._slots = gauge(
             "serve_app_slots",
             "Batch slots of an engine replica: in all, granted by the queue's count, and booked for this router.",
             ("model", "replica", "state"),
-            registry=self.registry,
         )
-        self._gauge_refused = Gauge(
-            "serve_app_refused", "Requests the queue has refused.", ("model", "reason"), registry=self.registry
-        )
-        self._gauge_blocked = Gauge(
-            "serve_app_blocked",
-            "Engine replicas that wait to load, by reason.",
-            ("model", "reason"),
-            registry=self.registry,
-        )
-        self._gauge_placed = Gauge(
+        self._refused = gauge("serve_app_refused", "Requests the queue has refused.", ("model", "reason"))
+        self._blocked = gauge("serve_app_blocked", "Engine replicas that wait to load, by reason.", ("model", "reason"))
+        self._placed = gauge(
             "serve_app_placed",
             "Requests granted, by kind of affinity key and by how their replica was found.",
             ("model", "key", "place"),
-            registry=self.registry,
         )
-        self._gauge_ejected = Gauge(
+        self._ejected = gauge(
             "serve_app_ejected",
             "Engine replicas that get no requests, or one at a time, because they failed.",
             ("model",),
-            registry=self.registry,
         )
-        self._gauge_ejections = Gauge(
-            "serve_app_ejections", "Ejections of engine replicas.", ("model", "reason"), registry=self.registry
-        )
-        self._gauge_unread = Gauge(
-            "serve_app_unread_bytes", "Bytes of answers that clients have not read yet.", registry=self.registry
-        )
-        self._gauge_unread_ended = Gauge(
-            "serve_app_unread_ended", "Requests ended because of too many unread bytes.", registry=self.registry
-        )
-        self._gauge_engine = Gauge(
-            "serve_app_engine", "Live load of an engine.", ("model", "replica", "figure"), registry=self.registry
+        self._ejections = gauge("serve_app_ejections", "Ejections of engine replicas.", ("model", "reason"))
+        self._unread = gauge("serve_app_unread_bytes", "Bytes of answers that clients have not read yet.")
+        self._unread_ended = gauge("serve_app_unread_ended", "Requests ended because of too many unread bytes.")
+        self._engine = gauge("serve_app_engine", "Live load of an engine.", ("model", "replica", "figure"))
+        self._of_replicas = (self._slots, self._engine)
+        self._of_models = (
+            *self._of_replicas,
+            self._waiting,
+            self._refused,
+            self._blocked,
+            self._placed,
+            self._ejected,
+            self._ejections,
         )
 
     def count_ended(self, model: str, tenant: str, request_class: RequestClass, outcome: Outcome) -> None:
@@ -166,54 +133,35 @@ class RouterMetrics:
             self._estimated.labels(model, tenant, part).inc(estimate)
             self._used.labels(model, tenant, part).inc(actual)
 
-    def set_queue(self, model: str, view: QueueView, use: Mapping[str, ReplicaUse], blocked: int = 0) -> None:
-        """Set the gauges of a model's queue to this view, and the number of replicas that wait for memory."""
-        self._gauge_blocked.labels(model, "memory").set(blocked)
-        for request_class, count in view.waiting.items():
-            self._gauge_waiting.labels(model, request_class).set(count)
-        self._gauge_slots.remove_by_labels({"model": model})
-        for replica, slots in use.items():
-            booked = view.replicas.get(replica, slots)
-            self._gauge_slots.labels(model, replica, "granted").set(booked.used)
-            self._gauge_slots.labels(model, replica, "booked").set(booked.slots)
-            self._gauge_slots.labels(model, replica, "total").set(slots.slots)
-        for reason, count in view.refused.items():
-            self._gauge_refused.labels(model, reason).set(count)
-
-    def set_unread(self, unread_bytes: int, ended: int) -> None:
-        """Set the unread bytes, and how many requests have ended because of them."""
-        self._gauge_unread.set(unread_bytes)
-        self._gauge_unread_ended.set(ended)
-
-    def set_replicas(
-        self, model: str, placed: Mapping[tuple[str, str], int], ejected: int, ejections: Mapping[FailureKind, int]
-    ) -> None:
-        """Set the gauges of placement and ejection; see each gauge's help."""
-        for (key, place), count in placed.items():
-            self._gauge_placed.labels(model, key, place).set(count)
-        self._gauge_ejected.labels(model).set(ejected)
-        for why, count in ejections.items():
-            self._gauge_ejections.labels(model, why.value).set(count)
-
-    def set_engines(self, model: str, loads: Mapping[str, EngineLoad]) -> None:
-        """Set the engine gauges of a model to exactly these replicas."""
-        self._gauge_engine.remove_by_labels({"model": model})
+    def set_model(self, model: ModelRouter, loads: Mapping[str, EngineLoad]) -> None:
+        """Set the gauges of a model to its present state, and those of its engines to exactly these loads."""
+        name, queue, replicas = model.settings.name, model.queue, model.replica_set
+        self._unread.set(model.unread.bytes)
+        self._unread_ended.set(model.unread.ended_requests)
+        self._blocked.labels(name, "memory").set(queue.blocked)
+        for request_class, count in queue.core.waiting_by_class(name).items():
+            self._waiting.labels(name, request_class.label).set(count)
+        for reason in RefusalReason:
+            self._refused.labels(name, reason.value).set(queue.refused[reason])
+        for gauge in self._of_replicas:
+            gauge.remove_by_labels({"model": name})
+        for replica in sorted(replicas.running):
+            used, account = queue.core.account(replica)
+            self._slots.labels(name, replica, "granted").set(used)
+            self._slots.labels(name, replica, "booked").set(account.slots)
+            self._slots.labels(name, replica, "total").set(replicas.slots[replica])
+        for (key, place), count in model.placed.items():
+            self._placed.labels(name, key, place).set(count)
+        self._ejected.labels(name).set(replicas.outliers.ejected_count)
+        for why, count in replicas.ejections.items():
+            self._ejections.labels(name, why.value).set(count)
         for replica, load in loads.items():
-            for field, value in msgspec.structs.asdict(load).items():
-                self._gauge_engine.labels(model, replica, field).set(value)
+            for figure, value in msgspec.structs.asdict(load).items():
+                self._engine.labels(name, replica, figure).set(value)
 
     def remove_model(self, model: str) -> None:
         """Remove the gauges of a removed model; its counters stay."""
-        for gauge in (
-            self._gauge_waiting,
-            self._gauge_slots,
-            self._gauge_refused,
-            self._gauge_engine,
-            self._gauge_blocked,
-            self._gauge_placed,
-            self._gauge_ejected,
-            self._gauge_ejections,
-        ):
+        for gauge in self._of_models:
             gauge.remove_by_labels({"model": model})
 
     def render(self) -> bytes:

@@ -7,9 +7,9 @@ requests are refused, and its running requests finish before its queue is closed
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from serve_app.ray_adapter import Handle, in_fresh_context
@@ -33,13 +33,10 @@ class ModelRegistry:
     """
 
     def __init__(self, connect: Connect, router_id: str, client: QueueClient) -> None:
-        self._connect = connect
-        self._router_id = router_id
-        self._client, self._unread = client, UnreadBytes()
-        self._models_made = 0
-        self._models: dict[str, ModelRouter] = {}
+        self._connect, self._router_id, self._client, self._unread = connect, router_id, client, UnreadBytes()
+        self._model_numbers = itertools.count(1)
+        self.models: dict[str, ModelRouter] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # strong references: the event loop keeps weak ones only
-        self.models: Mapping[str, ModelRouter] = MappingProxyType(self._models)  # a live view
 
     def apply(self, settings: Settings) -> frozenset[str]:
         """Apply the configuration; returns the names of the removed models.
@@ -47,23 +44,21 @@ class ModelRegistry:
         New models take requests once this returns: the requests wait for the first replica.
         """
         wanted = {model.name: model for model in settings.models}
-        gone = frozenset(self._models) - frozenset(wanted)
+        gone = frozenset(self.models) - frozenset(wanted)
         for name in gone:
             logger.info("model %s is taken out of the configuration", name)
-            self._run(self._models.pop(name).close(), f"leaving-{name}")
+            self._run(self.models.pop(name).close(), f"leaving-{name}")
         for name, model in wanted.items():
-            present = self._models.get(name)
+            present = self.models.get(name)
             if present is not None:
                 present.configure(model, settings.admission, settings.router.replicas)
                 continue
-            # A new name: a model that was removed and came back must not share a replica's router session.
-            self._models_made += 1
-            name_there = f"{self._router_id}.{self._models_made}"
-            new = self._models[name] = ModelRouter(
+            new = self.models[name] = ModelRouter(
                 model,
                 self._connect(model),
                 settings.admission,
-                name_there,
+                # a new name: a model that was removed and came back must not share a replica's router session
+                f"{self._router_id}.{next(self._model_numbers)}",
                 settings.router.replicas,
                 self._client,
                 self._unread,

@@ -1,7 +1,14 @@
-"""One model in one router: its queue, its replicas, and the requests that go from the queue to the replicas.
+"""One model in one router: how its requests get to a replica, and to another one when that replica is lost.
 
-`serve_app.router.model_queue` grants, `serve_app.router.replicas` has the replicas and their channels, and
-`serve_app.router.retries` runs a request on a replica. This module connects them and applies the settings.
+A request that takes slots waits in the queue (`serve_app.router.model_queue`) for its grant; work that takes no slot
+(tokenizing) goes to any replica at once. Then both are submitted on a channel of `serve_app.router.replicas`, wait for
+the first frames and relay them.
+
+Invariant: a request whose client has received nothing survives the loss of its replica at any time; a request whose
+client has received a part is not retried.
+
+An answer that is not streamed is collected before the client receives any of it, so until then it can be retried from
+the start. Output of the lost engine is discarded: it counts as the tenant's queue use, but not as tokens sent to it.
 """
 
 from __future__ import annotations
@@ -9,26 +16,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 
-from serve_app.core.queue import Arrival, ClassBound, QueuePolicy, QueueStatus, ReplicaUse, TenantPolicy
-from serve_app.core.routing import AffinityKey
-from serve_app.errors import NotFound, Unavailable
+from serve_app.core.queue import Arrival, ClassBound, QueuePolicy, TenantPolicy
+from serve_app.core.routing import AffinityKey, TargetReason
+from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
 from serve_app.router.engine_info import EngineInfoClient
-from serve_app.router.health import Health
-from serve_app.router.model_queue import ModelQueue, QueueView
+from serve_app.router.kv_budget import KvBudget
+from serve_app.router.model_queue import ModelQueue
 from serve_app.router.queue_client import QueueClient
-from serve_app.router.replicas import ReplicaSet
-from serve_app.router.request_grant import RequestGrant
-from serve_app.router.request_trace import RequestTrace
-from serve_app.router.retries import MakeSubmit, Relay, Retries
+from serve_app.router.replicas import ReplicaSet, ResultReporter
+from serve_app.router.request_grant import RequestGrant, RequestTrace
 from serve_app.settings import AdmissionSettings, ModelSettings
-from serve_app.transport import EngineInfo, EngineLoad, UnreadBytes
+from serve_app.transport import EngineInfo, Frame, ResponseStream, Submit, UnreadBytes
 from serve_app.types import RequestClass
 
 logger = logging.getLogger("ray.serve")
+
+MAX_LOSSES = 3  # engines that may die under one request before the request counts as the cause
+RETRY_PAUSE_S = 0.05  # before a failed replica that stays in use may get the same request again; doubles each time
+MAX_RETRY_PAUSE_S = 1.0  # as long as the first ejection: a replica that fails every request is tried once a second
+UNQUEUED_RETRY_S = 0.25  # between attempts of work that takes no slot and so cannot wait in the queue
+
+MakeSubmit = Callable[[int], Submit]  # makes the request from its number in the channel
+Relay = Callable[[ResponseStream, list[Frame]], Awaitable[None]]
 
 
 def queue_policy(admission: AdmissionSettings) -> QueuePolicy:
@@ -45,6 +61,26 @@ def queue_policy(admission: AdmissionSettings) -> QueuePolicy:
         min_share=admission.min_share,
         guard_slots_share=admission.guard_slots_share,
     )
+
+
+@dataclass(slots=True)
+class RetryLimit:
+    """Counts the engines that one request has lost. Pure.
+
+    Args:
+        give_up_at: end of the longest permitted wait.
+    """
+
+    give_up_at: float
+    engines_lost: int = 0
+
+    def count_loss(self, error: EngineFailed, now: float, ran_s: float = 0.0) -> bool:
+        """Count a loss; returns whether the client must get the error. An engine that never received the request is
+        not counted; the seconds on an engine that received it, perhaps frozen, do not count as waiting."""
+        if not isinstance(error, EngineUnreachable):
+            self.engines_lost += 1
+            self.give_up_at += ran_s
+        return self.engines_lost >= MAX_LOSSES or now >= self.give_up_at
 
 
 class ModelRouter:
@@ -70,22 +106,17 @@ class ModelRouter:
         client: QueueClient,
         unread: UnreadBytes | None = None,
     ) -> None:
-        self.settings = settings
-        self._admission = admission
-        self._handle = handle
+        self.settings, self._admission, self._handle = settings, admission, handle
         self.unread = UnreadBytes() if unread is None else unread
         self.queue = ModelQueue(client, settings.name, queue_policy(admission))
         self.replica_set = ReplicaSet(handle, router_id, self.queue, settings.max_num_seqs, routers, self.unread)
-        self.engine_info = EngineInfoClient(
-            settings.name, handle, self._any_replica, lambda info: self.queue.observe_start(info.start_s)
-        )
+        self.engine_info = EngineInfoClient(handle, self.replica_set, self.queue)
         self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
-        self._retries = Retries(
-            self.queue, self.replica_set, self.cold_start, lambda: self.engine_info.cached, self._check_open
-        )
+        self.placed: Counter[tuple[str, str]] = Counter()  # grants, by kind of affinity key and how they were placed
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
         self._drained: asyncio.Event | None = None  # set once the last request of a closing model has ended
         self._active_requests = 0
+        self._pausing = 0  # requests between two attempts, in no queue meanwhile
 
     async def start(self) -> None:
         """Follow the replica set; returns once the first set is known."""
@@ -110,6 +141,166 @@ class ModelRouter:
         self.queue.close()
         await self._handle.close()
 
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait: in the queue, for a first replica, or between two attempts."""
+        return self.queue.waiting + self.cold_start.unqueued_waiting + self._pausing
+
+    @property
+    def ready(self) -> bool:
+        """Whether a replica runs."""
+        return bool(self.replica_set.running)
+
+    @property
+    def max_request_slots(self) -> int:
+        """The most slots that one request can have."""
+        info = self.engine_info.cached
+        return self.settings.max_num_seqs if info is None else info.slots
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest prompt and answer together, in tokens; None while no engine has reported its limits."""
+        info = self.engine_info.cached
+        return self.settings.max_model_len if info is None else info.max_model_len
+
+    @property
+    def kv_block_tokens(self) -> int:
+        """Tokens of a block of the prefix cache; 1 while no engine has reported its limits."""
+        info = self.engine_info.cached
+        return 1 if info is None else info.kv_block_tokens
+
+    async def info(self) -> EngineInfo | None:
+        """The limits of the model's engines; None while no engine has reported them."""
+        if self.engine_info.cached is None and self.ready:
+            await self.engine_info.fetch_info()
+        return self.engine_info.cached
+
+    async def serve(
+        self, request: Arrival, make: MakeSubmit, relay: Relay, key: AffinityKey | None, trace: RequestTrace
+    ) -> None:
+        """Wait for a grant, submit the request, and pass the stream with its first frames to `relay`.
+
+        When its replica is lost before the client has received anything, the request waits again, at most `max_wait_s`
+        in all. It pauses first if the lost replica stays in use (a transient failure, or no more replicas may be
+        ejected).
+
+        Raises:
+            Overloaded, Unavailable: refused by the queue. EngineFailed: as `_try_replica`. NotFound: the model is gone.
+        """
+        with self._count_active():
+            trace.ahead = self.queue.core.ahead(self.settings.name, request.request_class)
+            losses = RetryLimit(time.monotonic() + self._admission.max_wait_s)
+            avoid, pause_s = None, RETRY_PAUSE_S
+            while True:
+                self._check_open()
+                grant = await self.acquire(request, key, avoid, trace)
+                try:
+                    lost = await self._try_replica(grant.replica_id, make, relay, losses, trace, grant)
+                finally:
+                    grant.release()
+                    trace.kv_token_s += grant.kv_token_s
+                if lost is None:
+                    return
+                logger.warning("request %s waits again: %s", request.request_id, lost.message)
+                trace.losses += 1
+                avoid = grant.replica_id
+                if self.replica_set.is_usable(avoid):
+                    self._pausing += 1
+                    try:
+                        await asyncio.sleep(pause_s)
+                    finally:
+                        self._pausing -= 1
+                    pause_s = min(2.0 * pause_s, MAX_RETRY_PAUSE_S)
+
+    async def serve_unqueued(self, make: MakeSubmit, relay: Relay, trace: RequestTrace) -> None:
+        """As `serve` for work that takes no slot (tokenizing): at once on any replica, or on the first one to start;
+        after a loss on the next one."""
+        with self._count_active():
+            losses = RetryLimit(time.monotonic() + self._admission.max_wait_s)
+            while True:
+                await self.cold_start.wait_for_replica(self._admission.no_replica_wait_s, self._admission.max_queued)
+                self._check_open()
+                if await self._try_replica(self.replica_set.next_replica(), make, relay, losses, trace) is None:
+                    return
+                await asyncio.sleep(UNQUEUED_RETRY_S)
+
+    async def acquire(
+        self, request: Arrival, key: AffinityKey | None, avoid: str | None, trace: RequestTrace
+    ) -> RequestGrant:
+        """Wait in the queue for a grant; on the replica of the affinity key, if it has free slots.
+
+        Args:
+            avoid: the replica on which the request was lost; None: it was not.
+
+        Raises:
+            Overloaded, Unavailable: refused.
+        """
+        target = self.replica_set.choose_target(request, key, avoid)
+        affinity = None if target is None else target.replica_id
+        budget = KvBudget(request, self.engine_info.cached, trace.max_kv_tokens, trace.sequences)
+        arrival = replace(
+            request,
+            affinity=affinity,
+            accepted=avoid is not None,
+            cost_tokens=budget.tokens,
+            session=request.session if avoid is None and affinity == request.affinity else None,
+        )
+        with self.cold_start.count_waiting():
+            granted = await self.queue.acquire(arrival)
+        if target is not None and affinity == granted.replica_id:
+            trace.reason, trace.route = target.reason, target.route
+        else:
+            trace.reason, trace.route = TargetReason.MOST_FREE, None
+        trace.waited_s = granted.waited_s
+        self.placed["none" if key is None else key.reason, trace.route or trace.reason] += 1
+        return RequestGrant(self.queue, self.replica_set, arrival, granted.replica_id, budget)
+
+    async def _try_replica(
+        self,
+        replica_id: str,
+        make: MakeSubmit,
+        relay: Relay,
+        losses: RetryLimit,
+        trace: RequestTrace,
+        grant: RequestGrant | None = None,
+    ) -> EngineFailed | None:
+        """Submit a request and relay its frames; returns the error if the request can be retried.
+
+        Args:
+            grant: released as soon as the replica is done with the request, before a slow client has read everything.
+                None: the work takes no slot.
+
+        Raises:
+            EngineFailed: the client must get the error: it has received a part, or too many engines were lost.
+        """
+        trace.replica_id = replica_id
+        stream: ResponseStream | None = None
+        handed_in = time.monotonic()
+        result = ResultReporter(self.replica_set, replica_id, handed_in)
+
+        def ended() -> None:
+            if grant is None:
+                self.replica_set.drop_gone()
+            else:
+                grant.release(None if stream is None else stream.usage)
+
+        on_tokens = None if grant is None else grant.on_output
+        try:
+            async with self.replica_set.channel(replica_id).run(make, ended, on_tokens) as stream:
+                frames = await stream.next()
+                result.on_first_frame(frames[0].status)
+                await relay(stream, frames)
+            return None
+        except ServeAppError as error:
+            result.on_error(error, connection_lost=stream is not None and stream.connection_lost)
+            seen = stream is not None and stream.client_has_seen
+            now = time.monotonic()
+            if seen or not isinstance(error, EngineFailed) or losses.count_loss(error, now, now - handed_in):
+                raise
+            return error
+        finally:
+            result.report()
+
     @contextlib.contextmanager
     def _count_active(self) -> Iterator[None]:
         """Count a request from its arrival to its end."""
@@ -122,134 +313,15 @@ class ModelRouter:
             if self._drained is not None and not self._active_requests:
                 self._drained.set()
 
-    def _not_found_error(self) -> NotFound:
-        return NotFound(
-            f"the model {self.settings.name!r} was taken out of service", param="model", code="model_not_found"
-        )
-
     def _check_open(self) -> None:
         """Raises NotFound once the model is gone: no request begins, and one that lost its replica is not retried."""
         if self._drained is not None:
             raise self._not_found_error()
 
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait: in the queue, for a first replica, or between two attempts."""
-        return self.queue.waiting + self.cold_start.unqueued_waiting + self._retries.pausing
-
-    @property
-    def granted(self) -> int:
-        """Number of requests on replicas."""
-        return self.queue.granted
-
-    @property
-    def blocked(self) -> int:
-        """Number of replicas of the model that wait for memory."""
-        return self.queue.blocked
-
-    @property
-    def ready(self) -> bool:
-        """Whether a replica runs."""
-        return bool(self.replica_set.running)
-
-    @property
-    def replicas(self) -> frozenset[str]:
-        return self.replica_set.running
-
-    @property
-    def max_request_slots(self) -> int:
-        """The most slots that one request can have."""
-        return self.settings.max_num_seqs if self.engine_info.cached is None else self.engine_info.cached.slots
-
-    @property
-    def slot_use(self) -> Mapping[str, ReplicaUse]:
-        """See `ReplicaSet.slot_use`."""
-        return self.replica_set.slot_use()
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The longest prompt and answer together, in tokens; None while no engine has reported its limits."""
-        return (
-            self.engine_info.cached.max_model_len
-            if self.engine_info.cached is not None
-            else self.settings.max_model_len
+    def _not_found_error(self) -> NotFound:
+        return NotFound(
+            f"the model {self.settings.name!r} was taken out of service", param="model", code="model_not_found"
         )
-
-    @property
-    def kv_block_tokens(self) -> int:
-        """Tokens of a block of the prefix cache; 1 while no engine has reported its limits."""
-        return 1 if self.engine_info.cached is None else self.engine_info.cached.kv_block_tokens
-
-    @property
-    def health(self) -> Health:
-        """The health of the replicas."""
-        return self.replica_set.health
-
-    @property
-    def placed(self) -> Mapping[tuple[str, str], int]:
-        """Requests granted, by kind of affinity key and by how their replica was found."""
-        return self._retries.placed
-
-    def status(self, request_id: str) -> QueueStatus | None:
-        """A request's queue position; None: it does not wait in the queue."""
-        return self.queue.status(request_id)
-
-    async def info(self) -> EngineInfo | None:
-        """The limits of the model's engines; None while no engine has reported them."""
-        return (
-            await self.engine_info.fetch_info()
-            if self.engine_info.cached is None and self.ready
-            else self.engine_info.cached
-        )
-
-    async def load(self, replica_id: str) -> EngineLoad | None:
-        """The live load of one engine; None if it does not answer in time."""
-        return await self.engine_info.fetch_load(replica_id)
-
-    def view(self) -> QueueView:
-        """Counts of this router's part of the queue."""
-        return self.queue.view()
-
-    async def serve(
-        self,
-        arrival: Arrival,
-        make: MakeSubmit,
-        relay: Relay,
-        key: AffinityKey | None = None,
-        trace: RequestTrace | None = None,
-    ) -> None:
-        """Wait for a grant, submit the request, and pass the stream with its first frames to `relay`.
-
-        If the replica is lost before its first frame, the request waits again, up to `max_wait_s` in all. Raises as
-        `Retries.run_queued`.
-        """
-        trace = RequestTrace() if trace is None else trace
-        with self._count_active():
-            trace.ahead = self.queue.ahead(arrival.request_class)
-            await self._retries.run_queued(arrival, key, make, relay, self._admission.max_wait_s, trace)
-
-    async def serve_unqueued(self, make: MakeSubmit, relay: Relay, trace: RequestTrace | None = None) -> None:
-        """As `serve` for work that takes no slot (tokenizing): at once on any replica, or on the first one to start."""
-        trace = RequestTrace() if trace is None else trace
-        with self._count_active():
-            await self._retries.run_unqueued(make, relay, self._admission.max_wait_s, self._next_replica, trace)
-
-    async def acquire(self, arrival: Arrival) -> RequestGrant:
-        """See `Retries.acquire`."""
-        return await self._retries.acquire(arrival)
-
-    def _any_replica(self) -> str:
-        replica_id = self.replica_set.next_replica()
-        if replica_id is None:
-            start_s = self.queue.expected_start_s()
-            raise Unavailable(f"no replica of {self.settings.name} is running", retry_after_s=start_s)
-        return replica_id
-
-    async def _next_replica(self) -> str:
-        """Any replica; while none runs, the first one to start."""
-        await self.cold_start.wait_for_replica(self._admission.no_replica_wait_s, self._admission.max_queued)
-        self._check_open()
-        return self._any_replica()
 
     def _update_cold_start(self) -> None:
         self.cold_start.update(scales_from_zero=not self.settings.replicas.min_replicas, running=self.ready)
@@ -264,7 +336,7 @@ class ModelRouter:
 
     def _warn_slow_start(self) -> None:
         """Log a warning, once per start, if requests are refused before a replica can start."""
-        start_s = self.queue.last_start_s
+        start_s = self.queue.replica_start.measured_s
         if start_s is None or start_s == self._reported_start_s:
             return
         self._reported_start_s = start_s

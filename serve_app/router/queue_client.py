@@ -6,7 +6,8 @@ one message, at most `MAX_CALLS` messages are in flight (later events join the n
 decisions of the actor, and a timer ends the longest wait. `serve_app.router.model_queue` has the models.
 
 Invariant: every event of the core is followed by its actions, in order, and by a message if the core has one to send.
-Invariant: a request is in `_requests` from `acquire` until it is refused, cancelled or done, and nowhere else here.
+Invariant: a request is in `requests` from `ModelQueue.acquire` until it is refused, cancelled or done, and nowhere else
+here.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from serve_app.core.memory import FENCE_S
-from serve_app.core.queue import Action, Grant
-from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue, SessionOpened
+from serve_app.core.queue import Action
+from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue
 from serve_app.errors import Unavailable
 
 logger = logging.getLogger("ray.serve")
@@ -37,23 +37,12 @@ RETRY_S = 0.25  # after an error; Ray needs seconds to restart the actor
 SendExchange = Callable[[RouterMessage], Awaitable[ActorReply]]
 
 
-class DecisionReceiver(Protocol):
-    """The queue of one model (`serve_app.router.model_queue`): the model's name, and the engines not yet dropped."""
-
-    model: str
-    known_engines: set[str]
-
-    def deliver(self, action: Action, decision: asyncio.Future[Grant]) -> None:
-        """Resolve `decision` with the grant or the refusal of `action`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class _PendingGrant:
+class PendingGrant:
     """A request of this process: it waits until `decision` is done and holds a grant afterwards."""
 
-    queue: DecisionReceiver
-    decision: asyncio.Future[Grant]
+    queue: object  # the `ModelQueue` that it waits in
+    decision: asyncio.Future[Action]
 
 
 class QueueClient:
@@ -71,8 +60,8 @@ class QueueClient:
     ) -> None:
         self.exchange, self._watch, self._actor_errors = exchange, watch, actor_errors
         self.core = RouterQueue(router_id)
-        self._queues: dict[str, DecisionReceiver] = {}
-        self.requests: dict[str, _PendingGrant] = {}
+        self.engines: dict[str, set[str]] = {}  # by model: those that its present queue has not dropped
+        self.requests: dict[str, PendingGrant] = {}
         self.calls: set[asyncio.Task[None]] = set()
         self.tasks: list[asyncio.Task[None]] = []
         self._flush_scheduled = self._stopped = False
@@ -81,7 +70,6 @@ class QueueClient:
         self._booked = asyncio.Event()
         self.timer: asyncio.Handle | None = None
         self._timer_at = 0.0  # in the loop's time; uvloop's handles have no `when`
-        self._reconciled_at = 0.0  # when this process's requests were last compared with the core's
 
     async def start(self) -> None:
         """Begin to send. Runs in the caller's context, which must not be that of a request."""
@@ -96,71 +84,10 @@ class QueueClient:
         self._stopped = True
         if self.timer is not None:
             self.timer.cancel()
-            self.timer = None
         tasks = [*self.tasks, *self.calls]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    @property
-    def alone(self) -> bool:
-        """Whether this router now decides by itself, from its credit."""
-        return self.core.alone
-
-    @property
-    def grant_counts(self) -> tuple[int, int]:
-        """Counters of granted requests: by this router from its credit, and by the shared queue."""
-        return self.core.granted_on_credit, self.core.granted_by_actor
-
-    @property
-    def sessions(self) -> Mapping[str, SessionOpened]:
-        """The open sessions by name, as the actor last reported them; a live view."""
-        return self.core.sessions
-
-    @property
-    def blocked(self) -> Mapping[str, int]:
-        """Engines that wait for memory, by model."""
-        return self.core.router_session.blocked
-
-    # For the queues
-
-    def add(self, queue: DecisionReceiver) -> None:
-        """Register the queue of its model; requests granted by an earlier queue of that name go on."""
-        self._queues[queue.model] = queue
-
-    def is_current(self, queue: DecisionReceiver) -> bool:
-        """Whether this queue is the registered one of its model."""
-        return self._queues.get(queue.model) is queue
-
-    def remove(self, queue: DecisionReceiver) -> None:
-        """Remove the queue of a model that is gone and runs no request. Serve may stop the engines later without a
-        message to any router, so they are dropped here, except those that the next queue of this name uses."""
-        present = self._queues.get(queue.model, queue)
-        if present is queue and self._queues.pop(queue.model, None) is not None:
-            self.core.retire(queue.model)  # first: so other routers do not wait for a message of this router
-        for engine in queue.known_engines if present is queue else queue.known_engines - present.known_engines:
-            self.core.drop_engine(engine)
-        self.apply_actions([])
-
-    def register(self, request_id: str, queue: DecisionReceiver) -> asyncio.Future[Grant]:
-        """Register a request that waits for a slot and return its decision.
-
-        Raises:
-            ValueError: a request of this id waits or runs already.
-        """
-        if request_id in self.requests:
-            raise ValueError(f"{request_id!r} waits or runs already")
-        decided: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self.requests[request_id] = _PendingGrant(queue, decided)
-        return decided
-
-    def unregister(self, request_id: str) -> None:
-        """Remove a request that no longer waits or runs. Idempotent."""
-        self.requests.pop(request_id, None)
-
-    def decisions_of(self, queue: DecisionReceiver) -> dict[str, asyncio.Future[Grant]]:
-        """The decisions of a queue's requests, by request id."""
-        return {name: request.decision for name, request in self.requests.items() if request.queue is queue}
 
     def apply_actions(self, actions: Iterable[Action]) -> None:
         """Deliver the decisions of an event, then schedule a message and the timer. Every event ends with this call.
@@ -169,13 +96,8 @@ class QueueClient:
         """
         for action in actions:
             request = self.requests.get(action.request_id)
-            if request is None or request.decision.done():
-                continue
-            try:
-                request.queue.deliver(action, request.decision)
-            except Exception as error:  # fails one request; the other decisions and the exchange must go on
-                logger.exception("the queue of model %s goes on after an error", request.queue.model)
-                request.decision.set_exception(error)
+            if request is not None and not request.decision.done():
+                request.decision.set_result(action)
         try:
             if not self._flush_scheduled:
                 # Not in a request's context: Ray cancels the calls of a cancelled request, and this call serves all.
@@ -220,24 +142,21 @@ class QueueClient:
             now = time.monotonic()
             if reply.is_stale and reply.epoch == known:  # the actor has just started and knows no devices yet
                 self._retry_at = now + RETRY_S
-            self._apply_reply(self.core.on_reply(reply, sent_at, now))
-            return not reply.is_stale
+            actions, is_answered = self.core.on_reply(reply, sent_at, now), not reply.is_stale
         except Exception as error:
             if not isinstance(error, (TimeoutError, *self._actor_errors)):
                 logger.exception("the queue goes on after an error in the exchange with the quota actor")
-            elif not self.alone:
+            elif not self.core.alone:
                 logger.warning("the quota actor does not answer; this router grants from its credit: %r", error)
             now = time.monotonic()
             self._retry_at = now + RETRY_S
-            self._apply_reply(self.core.on_lost(now))
-            return False
-
-    def _apply_reply(self, actions: list[Action]) -> None:
+            actions, is_answered = self.core.on_lost(now), False
         if self.core.router_session.is_booked:
             self._booked.set()
         else:
             self._booked.clear()
         self.apply_actions(actions)
+        return is_answered
 
     async def _poll(self) -> None:
         """The long poll for later decisions; the actor answers it at the latest after its own timeout."""
@@ -253,7 +172,7 @@ class QueueClient:
 
     async def _report(self) -> None:
         """Send a heartbeat when it is due, and sooner when token sums still wait for a message."""
-        beat_at = time.monotonic()
+        beat_at, reconciled_at = time.monotonic(), 0.0
         while True:
             soonest_s = REPORT_S if self.core.router_session.contended else CALM_REPORT_S
             report_s = max(soonest_s, REPORT_PER_REQUEST_S * min(BATCH, self.core.running))
@@ -261,8 +180,8 @@ class QueueClient:
             await asyncio.sleep(wait_s if wait_s > 0.0 else report_s)
             now = time.monotonic()
             try:
-                if now >= self._reconciled_at + HEARTBEAT_S:
-                    self._reconciled_at = now
+                if now >= reconciled_at + HEARTBEAT_S:
+                    reconciled_at = now
                     self._reconcile(now)
                 if now >= beat_at + HEARTBEAT_S or (
                     self.core.router_session.has_sums and now >= self._sent_at + report_s
@@ -299,7 +218,6 @@ class QueueClient:
             if self._timer_at <= at:
                 return
             self.timer.cancel()
-            self.timer = None
         self.timer = loop.call_at(at, self._tick, context=contextvars.Context())
         self._timer_at = at
 

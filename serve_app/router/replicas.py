@@ -1,27 +1,48 @@
 """The engine replicas of one model as one router sees them: which run, their channels, and which take requests.
 
+`core.routing.outliers` decides which replicas have failed and get no requests, or one at a time; here it has a clock, a
+timer and the probes.
+
 Invariant: the queue always knows whether a replica takes requests: none after it has left, drains or was ejected, one
 at a time on probation. A replica that has left is dropped as soon as it runs none of this router's requests.
+Invariant: each request sent to a replica has exactly one result. A replica on probation has one request, its probe,
+unless it is the only replica: limiting the only replica would gain nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 import random
-from collections.abc import Mapping
-from types import MappingProxyType
+import time
+from dataclasses import dataclass
 
-from serve_app.core.queue import ReplicaUse
-from serve_app.core.routing import FREE_SHARE, AffinityKey, BoundedRing, RoutingTarget, TargetReason
-from serve_app.errors import EngineUnreachable
+from serve_app.core.queue import Arrival
+from serve_app.core.routing import (
+    FREE_SHARE,
+    AffinityKey,
+    BoundedRing,
+    Eject,
+    FailureKind,
+    OutlierAction,
+    OutlierDetector,
+    OutlierState,
+    OutlierVerdict,
+    Probe,
+    RoutingTarget,
+    TargetReason,
+)
+from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError, Unavailable
 from serve_app.ray_adapter import Handle
-from serve_app.router.health import Health, ResultReporter
 from serve_app.router.model_queue import ModelQueue
 from serve_app.transport import Channel, UnreadBytes
 
+logger = logging.getLogger("ray.serve")
+
 
 class ReplicaSet:
-    """The replicas, their load and their channels.
+    """The replicas, their load, their health and their channels.
 
     Args:
         handle: the engine deployment.
@@ -35,18 +56,17 @@ class ReplicaSet:
     def __init__(
         self, handle: Handle, router_id: str, queue: ModelQueue, slots: int, routers: int, unread: UnreadBytes
     ) -> None:
-        self._handle = handle
-        self._router_id = router_id
-        self._queue = queue
-        self._unread = unread
+        self._handle, self._router_id, self._queue, self._unread = handle, router_id, queue, unread
         self.running: frozenset[str] = frozenset()  # replicas that Serve counts as running
-        self._slots: dict[str, int] = {}  # of the whole replica; 0: it drains
-        self.health = Health(self._update_availability)
+        self.slots: dict[str, int] = {}  # of the whole replica; 0: it drains
+        self.outliers = OutlierDetector()
+        self.ejections = dict.fromkeys(FailureKind, 0)  # so far, by reason
+        self._probes: dict[str, str | None] = {}  # by replica on probation: the request id of its probe; None: not sent
+        self._timer: asyncio.TimerHandle | None = None  # until the end of the next ejection
         self._routing = BoundedRing()
         self.configure(slots, routers)
         self._random = random.Random()
-        self._channels: dict[str, Channel] = {}
-        self.channels: Mapping[str, Channel] = MappingProxyType(self._channels)  # a live view
+        self.channels: dict[str, Channel] = {}
         self._next_index = 0
         self._request_numbers = itertools.count(1)  # one series for all channels: a replica may leave and return
 
@@ -61,60 +81,72 @@ class ReplicaSet:
         self.running = names  # first: a retiring channel's callbacks must find its replica gone
         for replica_id in gone:
             self._update_availability(replica_id)  # drains: requests that run there finish
-            if replica_id in self._channels:
-                self._channels[replica_id].retire()
+            if replica_id in self.channels:
+                self.channels[replica_id].retire()
         for replica_id in new:
-            self._slots.setdefault(replica_id, self._initial_slots)
-            if replica_id in self._channels:
-                self._channels[replica_id].restore()
-            self.health.add(replica_id)
+            self.slots.setdefault(replica_id, self._initial_slots)
+            if replica_id in self.channels:
+                self.channels[replica_id].restore()
+            self.outliers.on_replica(replica_id, time.monotonic())
             self._update_availability(replica_id)
-        for replica_id in gone:
-            self.health.remove(replica_id)
-        for replica_id in filter(self.health.is_on_probation, names):
+        for replica_id in gone:  # one that comes back has no history
+            self._probes.pop(replica_id, None)
+            self._perform(self.outliers.on_replica_gone(replica_id, time.monotonic()))
+        for replica_id in list(self._probes):
             self._update_availability(replica_id)  # it may have become the only replica, or no longer be
         self.drop_gone()
 
     def drop_gone(self) -> None:
         """Drop the state of replicas that have left and run none of this router's requests."""
-        for replica_id in [name for name in self._slots if name not in self.running]:
-            channel = self._channels.get(replica_id)
+        for replica_id in [name for name in self.slots if name not in self.running]:
+            channel = self.channels.get(replica_id)
             if channel is None or not channel.is_busy:
-                self._channels.pop(replica_id, None)
-                del self._slots[replica_id]
+                self.channels.pop(replica_id, None)
+                del self.slots[replica_id]
                 self._routing.drop_replica(replica_id)
                 self._queue.remove_replica(replica_id)
 
-    def slot_use(self) -> dict[str, ReplicaUse]:
-        """For each running replica: its slots, and those that this router's requests use."""
-        return {name: ReplicaUse(self._slots[name], self._routing.load(name)) for name in sorted(self.running)}
-
     def is_usable(self, replica_id: str) -> bool:
         """Whether a replica runs and is neither ejected nor on probation."""
-        return replica_id in self.running and self.health.is_healthy(replica_id)
+        return replica_id in self.running and self.outliers.state(replica_id) is OutlierState.HEALTHY
 
-    def next_replica(self) -> str | None:
-        """The next usable replica in round-robin order, or of all if none is usable; None: none runs."""
-        names = sorted(filter(self.health.is_healthy, self.running)) or sorted(self.running)
+    def is_on_probation(self, replica_id: str) -> bool:
+        return replica_id in self._probes
+
+    def replica_to_probe(self) -> str | None:
+        """A replica whose probe has not been sent yet."""
+        return next((name for name, probe in self._probes.items() if probe is None), None)
+
+    def next_replica(self) -> str:
+        """The next usable replica in round-robin order, or of all if none is usable.
+
+        Raises:
+            Unavailable: none runs.
+        """
+        names = sorted(filter(self.is_usable, self.running)) or sorted(self.running)
         if not names:
-            return None
+            start_s = self._queue.expected_start_s()
+            raise Unavailable(f"no replica of {self._queue.model} is running", retry_after_s=start_s)
         self._next_index += 1
         return names[self._next_index % len(names)]
 
-    def choose_target(self, key: AffinityKey | None, slots: int, avoid: str | None = None) -> RoutingTarget | None:
-        """The replica on which a request of so many slots should run; None: the queue chooses.
+    def choose_target(self, request: Arrival, key: AffinityKey | None, avoid: str | None) -> RoutingTarget | None:
+        """The replica on which a request should run: that of its open session, one that needs a probe, that of its
+        affinity key, or any but the one it was lost on. None: the queue chooses.
 
         Args:
-            avoid: the replica on which the request was lost.
+            avoid: the replica on which the request was lost; None: it was not.
         """
-        probe = self.health.replica_to_probe()
+        if request.affinity is not None and avoid is None and self.is_usable(request.affinity):
+            return RoutingTarget(request.affinity, TargetReason.SESSION)
+        probe = self.replica_to_probe()
         if probe is not None and probe != avoid:
             return RoutingTarget(probe, TargetReason.PROBE)
         if key is None and avoid is None:
             return None
         if avoid is not None:
             self._routing.set_open(avoid, False)
-        choice = self._routing.choose(None if key is None else key.text, self._random, slots)
+        choice = self._routing.choose(None if key is None else key.text, self._random, request.slots)
         if avoid is not None:
             self._routing.set_open(avoid, self.is_usable(avoid))
         if choice is None:
@@ -122,23 +154,25 @@ class ReplicaSet:
         return RoutingTarget(choice.replica_id, TargetReason.MOST_FREE if key is None else key.reason, choice.route)
 
     def on_granted(self, request_id: str, replica_id: str, slots: int) -> None:
-        """Count a granted request that uses so many slots of a replica."""
+        """Count a granted request that uses so many slots of a replica: as its probe, if it needs one."""
         self._routing.add_load(replica_id, slots)
-        self.health.on_granted(request_id, replica_id)
-        if self.health.is_on_probation(replica_id):
+        if replica_id in self._probes:
+            self._probes[replica_id] = self._probes[replica_id] or request_id
             self._update_availability(replica_id)  # it takes no second request
 
     def on_released(self, request_id: str, replica_id: str, slots: int) -> None:
-        """Release the slots of a request. Call this before `ModelQueue.release`, so that the queue does not grant the
-        free slots of a replica on probation in between."""
+        """Release the slots of a request; after a probe without a result, the replica needs another one. Call this
+        before `ModelQueue.release`, so that the queue does not grant the free slots of a replica on probation in
+        between."""
         self._routing.add_load(replica_id, -slots)
-        self.health.on_released(request_id, replica_id)
-        if self.health.is_on_probation(replica_id):
+        if replica_id in self._probes:
+            if self._probes[replica_id] == request_id:
+                self._probes[replica_id] = None
             self._update_availability(replica_id)
 
-    def track_result(self, replica_id: str) -> ResultReporter:
-        """Begin to track a request that is sent to a replica now; its result goes to the returned reporter."""
-        return self.health.track_result(replica_id)
+    def record_result(self, replica_id: str, verdict: OutlierVerdict, sent_at: float) -> None:
+        """Record the result of a request that was sent to the replica at `sent_at`."""
+        self._perform(self.outliers.on_result(replica_id, verdict, sent_at, time.monotonic()))
 
     def channel(self, replica_id: str) -> Channel:
         """The channel to a replica.
@@ -148,9 +182,9 @@ class ReplicaSet:
         """
         if replica_id not in self.running:
             raise EngineUnreachable(f"engine replica {replica_id} has left")
-        channel = self._channels.get(replica_id)
+        channel = self.channels.get(replica_id)
         if channel is None:
-            channel = self._channels[replica_id] = Channel(
+            channel = self.channels[replica_id] = Channel(
                 self._handle,
                 self._router_id,
                 replica_id,
@@ -161,16 +195,89 @@ class ReplicaSet:
         return channel
 
     def _slots_changed(self, replica_id: str, slots: int) -> None:
-        if replica_id not in self._slots:
+        if replica_id not in self.slots:
             return  # a dropped replica: ignore the last messages of its channel
-        self._slots[replica_id] = slots
+        self.slots[replica_id] = slots
         if replica_id in self.running:
             self._update_availability(replica_id)
 
+    def takes_requests(self, replica_id: str) -> tuple[bool, bool]:
+        """Whether a replica takes a request now, and whether it takes one at a time."""
+        single = replica_id in self._probes and len(self.running) > 1
+        if single:
+            healthy = self._probes[replica_id] is None
+        else:
+            healthy = self.outliers.state(replica_id) is not OutlierState.EJECTED
+        usable = healthy and replica_id in self.running and self.slots[replica_id] > 0
+        return usable, usable and single
+
     def _update_availability(self, replica_id: str) -> None:
         """Pass on to the queue and to the replica choice whether a replica takes a request now."""
-        slots = self._slots[replica_id]
-        self._routing.set_slots(replica_id, slots)
+        self._routing.set_slots(replica_id, self.slots[replica_id])
         self._routing.set_open(replica_id, self.is_usable(replica_id))
-        usable = slots > 0 and replica_id in self.running and self.health.is_usable(replica_id)
-        self._queue.set_replica(replica_id, usable, usable and self.health.takes_one_request(replica_id))
+        self._queue.set_replica(replica_id, *self.takes_requests(replica_id))
+
+    def _perform(self, actions: list[OutlierAction]) -> None:
+        for action in actions:
+            replica_id = action.replica_id
+            self._probes.pop(replica_id, None)
+            match action:
+                case Probe():
+                    self._probes[replica_id] = None
+                case Eject(duration_s=for_s, reason=reason):
+                    self.ejections[reason] += 1
+                    logger.warning("replica %s gets no requests for %.0f s (%s)", replica_id, for_s, reason.value)
+                case _:
+                    logger.info("replica %s gets requests again", replica_id)
+            self._update_availability(replica_id)
+        if actions:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self.outliers.next_due()
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - time.monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        self._perform(self.outliers.on_tick(time.monotonic()))
+        self._set_timer()  # the loop's clock may be early by its resolution; then nothing was due
+
+
+@dataclass(slots=True)
+class ResultReporter:
+    """Reports the one result of a request that was sent to a replica.
+
+    A probe reports at its first frame, to end the probation soon; any other request at its end, since an engine that
+    breaks every answer in the middle has failed, too. Until the result is known, the end counts as the client's.
+    """
+
+    replicas: ReplicaSet
+    replica_id: str
+    sent_at: float
+    verdict: OutlierVerdict = OutlierVerdict.CLIENT
+    is_reported: bool = False
+
+    def on_first_frame(self, status: int) -> None:
+        """The first frame has arrived, with this HTTP status."""
+        if status < 400:
+            self.verdict = OutlierVerdict.OK
+        elif status >= 500:
+            self.verdict = OutlierVerdict.FAILED
+        if self.replicas.is_on_probation(self.replica_id):
+            self.report()
+
+    def on_error(self, error: ServeAppError, *, connection_lost: bool) -> None:
+        """The request failed; `connection_lost`: its connection to the replica broke."""
+        if connection_lost or isinstance(error, EngineUnreachable):
+            self.verdict = OutlierVerdict.LOST
+        elif isinstance(error, EngineFailed) and error.code == EngineFailed.code:  # other codes name the client's fault
+            self.verdict = OutlierVerdict.FAILED
+
+    def report(self) -> None:
+        """Report the result. Idempotent."""
+        if not self.is_reported:
+            self.is_reported = True
+            self.replicas.record_result(self.replica_id, self.verdict, self.sent_at)

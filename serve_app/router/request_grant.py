@@ -1,4 +1,4 @@
-"""A request's grant on a replica, from the queue's decision until its release.
+"""A request's grant on a replica, from the queue's decision until its release, and what is recorded of the request.
 
 Invariant: a grant is released exactly once, however the request ends; KV token-seconds count from grant to release.
 """
@@ -6,14 +6,44 @@ Invariant: a grant is released exactly once, however the request ends; KV token-
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
-from serve_app.core.queue import Arrival, Grant
+from serve_app.core.queue import Arrival
+from serve_app.core.routing import Route, TargetReason
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.replicas import ReplicaSet
 from serve_app.transport import TokenUsage
+from serve_app.types import RequestClass
 
 
+@dataclass(slots=True)
+class RequestTrace:
+    """What a router records about a request on its way, for its receipt. Filled in while the request runs.
+
+    Args:
+        max_kv_tokens: the most tokens of prompt and all answers, by the client's bound; None: no bound.
+        sequences: how many it runs at once; 0: one for each slot.
+        ahead: how many requests waited ahead of it on arrival, by class.
+        replica_id: the replica to which it was submitted last.
+        reason: the reason for that replica; `route`: how the replica was found, None: by the queue.
+        waited_s: seconds between its last arrival in the queue and the grant.
+        losses: number of replicas lost during the request.
+        kv_token_s: KV tokens held, times seconds.
+    """
+
+    max_kv_tokens: int | None = None
+    sequences: int = 0
+    ahead: tuple[tuple[RequestClass, int], ...] = ()
+    replica_id: str | None = None
+    reason: TargetReason = TargetReason.MOST_FREE
+    route: Route | None = None
+    waited_s: float = 0.0
+    losses: int = 0
+    kv_token_s: float = 0.0
+
+
+@dataclass(slots=True)
 class RequestGrant:
     """One request on one replica.
 
@@ -21,38 +51,29 @@ class RequestGrant:
         queue: the queue that granted it.
         replicas: of the model.
         arrival: the request.
-        grant: the queue's decision.
+        replica_id: the replica on which the queue granted it.
         budget: the request's KV tokens.
     """
 
-    __slots__ = (
-        "_budget",
-        "_granted_at",
-        "_queue",
-        "_released",
-        "_replicas",
-        "_request_id",
-        "_slots",
-        "kv_token_s",
-        "replica_id",
-    )
+    queue: ModelQueue
+    replicas: ReplicaSet
+    arrival: Arrival
+    replica_id: str
+    budget: KvBudget
+    kv_token_s: float = 0.0  # KV tokens held, times seconds; known after the release
+    granted_at: float = field(init=False)
+    is_released: bool = False
 
-    def __init__(
-        self, queue: ModelQueue, replicas: ReplicaSet, arrival: Arrival, grant: Grant, budget: KvBudget
-    ) -> None:
-        self._queue, self._replicas, self._budget = queue, replicas, budget
-        self._request_id, self._slots, self.replica_id = arrival.request_id, arrival.slots, grant.replica_id
-        self.kv_token_s = 0.0  # KV tokens held, times seconds; known after the release
-        self._granted_at = time.monotonic()
-        self._released = False
-        replicas.on_granted(arrival.request_id, grant.replica_id, arrival.slots)
+    def __post_init__(self) -> None:
+        self.granted_at = time.monotonic()
+        self.replicas.on_granted(self.arrival.request_id, self.replica_id, self.arrival.slots)
 
     def on_output(self, tokens: int) -> None:
         """Count output tokens that the engine has produced since the last call."""
-        more = self._budget.on_output(tokens)
+        more = self.budget.on_output(tokens)
         if more:
-            self._queue.request_kv_tokens(self._request_id, more)
-        self._queue.progress(self._request_id, tokens)
+            self.queue.request_kv_tokens(self.arrival.request_id, more)
+        self.queue.core.on_progress(self.arrival.request_id, tokens)
 
     def release(self, usage: TokenUsage | None = None) -> None:
         """Release the grant. Idempotent.
@@ -60,16 +81,17 @@ class RequestGrant:
         Args:
             usage: the request's usage as the engine reports it; None: use the count made here.
         """
-        if self._released:
+        if self.is_released:
             return
-        self._released = True
-        self.kv_token_s = self._budget.tokens * (time.monotonic() - self._granted_at)
+        self.is_released = True
+        self.kv_token_s = self.budget.tokens * (time.monotonic() - self.granted_at)
+        request_id = self.arrival.request_id
         try:
             # first: the queue must not grant the free slots of a replica on probation
-            self._replicas.on_released(self._request_id, self.replica_id, self._slots)
+            self.replicas.on_released(request_id, self.replica_id, self.arrival.slots)
         finally:
             if usage is None:
-                self._queue.release(self._request_id, self._budget.output_tokens)
+                self.queue.release(request_id, self.budget.output_tokens)
             else:
-                self._queue.release(self._request_id, usage.completion_tokens, usage.prompt_tokens)
-        self._replicas.drop_gone()
+                self.queue.release(request_id, usage.completion_tokens, usage.prompt_tokens)
+        self.replicas.drop_gone()

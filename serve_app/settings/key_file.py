@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import stat
+import tempfile
 from pathlib import Path
 
 from serve_app.errors import ConfigError
@@ -18,13 +19,7 @@ KEY_PREFIX = "sk-"  # what people and secret scanners recognise as an API key
 KEY_RANDOM_BYTES = 32  # 256 bits are 43 URL-safe characters
 MIN_KEY_CHARS = 16  # the settings' own bound for a key
 MAX_KEY_CHARS = 512  # a file with more in it is not a key file
-KEY_FILE_MODE = 0o600
 KEY_FOLDER_MODE = 0o700
-
-
-def generate_key() -> str:
-    """A new key: "sk-" and 43 URL-safe characters."""
-    return KEY_PREFIX + secrets.token_urlsafe(KEY_RANDOM_BYTES)
 
 
 def load_or_create_key(path: str | os.PathLike[str]) -> str:
@@ -40,25 +35,21 @@ def load_or_create_key(path: str | os.PathLike[str]) -> str:
         with contextlib.suppress(FileNotFoundError):
             return _read_key(file)
         file.parent.mkdir(mode=KEY_FOLDER_MODE, parents=True, exist_ok=True)
-        _publish(file, generate_key())
+        _publish(file, KEY_PREFIX + secrets.token_urlsafe(KEY_RANDOM_BYTES))
         return _read_key(file)
     except OSError as error:
         raise _bad_file(file, error.strerror or str(error)) from None
 
 
 def _publish(file: Path, key: str) -> None:
-    """Writes a hidden file beside it and links that into place: the first to link wins, the rest read what is there."""
-    draft = file.with_name(f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, KEY_FILE_MODE)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as out:
-            out.write(key + "\n")
-            out.flush()
-            os.fsync(out.fileno())
+    """Writes a hidden file beside it, for its owner alone, and links that into place: the first to link wins, the rest
+    read what is there."""
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.") as draft:
+        draft.write(key + "\n")
+        draft.flush()
+        os.fsync(draft.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(draft, file)
-    finally:
-        draft.unlink()
+            os.link(draft.name, file)
 
 
 def _read_key(file: Path) -> str:

@@ -31,17 +31,15 @@ DEFAULT_GRAMMAR_CPU_S = 0.85
 DEFAULT_DRAIN_S = 600.0  # Serve kills streams that outlast it; the longest answer we promise takes minutes
 
 # Of vLLM's arguments those that say how many ranks there are and who starts them: Ray places what the settings say.
-PLACED_BY_US = frozenset(
-    {
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "prefill_context_parallel_size",
-        "data_parallel_size",
-        "data_parallel_backend",
-        "distributed_executor_backend",
-        "nnodes",
-    }
-)
+PLACED_BY_US = {
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "data_parallel_size",
+    "data_parallel_backend",
+    "distributed_executor_backend",
+    "nnodes",
+}
 
 
 class FrozenSettings(BaseModel):
@@ -98,9 +96,8 @@ class ModelSettings(FrozenSettings):
     generation: int = Field(0, ge=0)  # raised, replicas are replaced with all else unchanged: new weights in the folder
     engine: Literal["vllm", "simulated"] = "vllm"
     task: Literal["generate", "embed"] = "generate"
-    preset: Literal["latency", "balanced", "throughput"] | None = (
-        None  # defaults of other settings: serve_app.settings.presets
-    )
+    # Defaults of other settings: serve_app.settings.presets.
+    preset: Literal["latency", "balanced", "throughput"] | None = None
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
     replicas: AutoscaleSettings = AutoscaleSettings()
@@ -168,11 +165,6 @@ class ModelSettings(FrozenSettings):
     @property
     def ranks(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def placed_by_ledger(self) -> bool:
-        """Whether the ledger may choose the node of its engines: it shares a device, or says what memory it needs."""
-        return self.memory_gb is not None or 0 < (self.gpus_per_rank or 0) < 1
 
     @property
     def effective_session_slots(self) -> int:

@@ -22,37 +22,32 @@ Invariant: what the user sets is never touched, even where it is set to null.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
-Defaults = Mapping[str, Any]
-
 # Settings of a model; a mapping in it has defaults for the keys inside that setting.
-PRESETS: Mapping[str, Defaults] = MappingProxyType(
-    {
-        "latency": {
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 2048,
-            "session_slots": 2,
-            "replicas": {"target_ongoing_requests": 5.0},
-            "extra_engine_args": {"performance_mode": "interactivity"},
-        },
-        "balanced": {
-            "max_num_seqs": 32,
-            "max_num_batched_tokens": 8192,
-            "session_slots": 8,
-            "replicas": {"target_ongoing_requests": 20.0},
-        },
-        "throughput": {
-            "max_num_seqs": 64,
-            "max_num_batched_tokens": 16384,
-            "session_slots": 16,
-            "replicas": {"target_ongoing_requests": 40.0},
-        },
-    }
-)
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "latency": {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        "session_slots": 2,
+        "replicas": {"target_ongoing_requests": 5.0},
+        "extra_engine_args": {"performance_mode": "interactivity"},
+    },
+    "balanced": {
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 8192,
+        "session_slots": 8,
+        "replicas": {"target_ongoing_requests": 20.0},
+    },
+    "throughput": {
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 16384,
+        "session_slots": 16,
+        "replicas": {"target_ongoing_requests": 40.0},
+    },
+}
 # An embedding model has no sessions, and reads a prompt whole, so vLLM has to find the budget from the length itself.
-ONLY_GENERATING = frozenset({"max_num_batched_tokens", "session_slots"})
+ONLY_GENERATING = ("max_num_batched_tokens", "session_slots")
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from serve_app.names import APPLICATION, deployment_of
-from serve_app.settings.settings import ModelSettings, Settings
+from serve_app.settings.model import ModelSettings
+from serve_app.settings.settings import Settings
 
 BUILD = "serve_app.app:build"
 POLICY = "autoscaling.ray_policy:ScalingPolicy"
@@ -22,7 +23,7 @@ GIB = 2**30
 ProxyLocation = Literal["EveryNode", "HeadOnly"]
 
 
-def application(settings: Settings, *, import_path: str = BUILD, name: str = APPLICATION) -> dict[str, Any]:
+def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, Any]:
     """One entry of `applications`. `settings` must hold hashed keys only.
 
     Raises:
@@ -31,17 +32,18 @@ def application(settings: Settings, *, import_path: str = BUILD, name: str = APP
     if any(key.key is not None for key in settings.auth.keys):
         raise ValueError("auth.keys: a key in clear must not leave the process that read the configuration")
     entry: dict[str, Any] = {
-        "name": name,
+        "name": APPLICATION,
         "route_prefix": "/",
         "import_path": import_path,
         "args": settings.model_dump(mode="json"),
     }
-    placed = [model for model in settings.models if model.placed_by_ledger]
-    if settings.autoscaled or placed:
+    # The ledger may choose the node of an engine that shares a device, or says what memory it needs.
+    placed = [one for one in settings.models if one.memory_gb is not None or 0 < (one.gpus_per_rank or 0) < 1]
+    if placed or any(model.replicas.autoscaled for model in settings.models):
         entry["autoscaling_policy"] = {"policy_function": POLICY}
     if placed:
         starts = {
-            "application": name,
+            "application": APPLICATION,
             "models": {deployment_of(model.name): [model.name, _requested_bytes(model)] for model in placed},
             "quota": settings.quota.model_dump(mode="json"),
         }

@@ -21,32 +21,8 @@ from serve_app.core.queue import DEFAULT_MIN_SHARE, DEFAULT_NO_REPLICA_WAIT_S, M
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
-from serve_app.settings.model import (
-    BUILT_IN_MODEL,
-    DEFAULT_KV_CACHE_GB,
-    AutoscaleSettings,
-    FrozenSettings,
-    ModelSettings,
-    SimulatedSettings,
-)
+from serve_app.settings.model import BUILT_IN_MODEL, FrozenSettings, ModelSettings
 from serve_app.types import RequestClass
-
-__all__ = [
-    "DEFAULT_KV_CACHE_GB",
-    "AdmissionSettings",
-    "AuthSettings",
-    "AutoscaleSettings",
-    "HttpSettings",
-    "KeySettings",
-    "ModelSettings",
-    "QuotaSettings",
-    "RouterSettings",
-    "SessionSettings",
-    "Settings",
-    "SimulatedSettings",
-    "load",
-    "parse",
-]
 
 DEFAULT_MAX_BODY_BYTES = 8 * 2**20  # a 128K-token prompt is about 0.6 MB; vision inputs are links or a few MB
 DEFAULT_MAX_JSON_VALUES = 250_000  # a prompt of 128K token ids twice over; decoding them holds a router for 15 to 60 ms
@@ -58,8 +34,6 @@ DEFAULT_MAX_QUEUED_TOKENS = 4_000_000  # as many requests of 4,000 tokens; longe
 DEFAULT_GUARD_SLOTS_SHARE = 0.5  # at most; of 64 slots 2 are kept where a tenth of the load is `high`, else none
 DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
-# One request in five outgrows it and is given more; on chat traces no more than what the pool keeps for that.
-DEFAULT_OUTPUT_QUANTILE = DEFAULT_QUANTILE
 DEFAULT_SESSIONS_PER_TENANT = 64  # as many agents as one model's batch; a runaway script does not take every engine
 DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it is seen to wait, and costs no restart
 
@@ -141,7 +115,9 @@ class AdmissionSettings(FrozenSettings):
     guard_slots_share: float = Field(DEFAULT_GUARD_SLOTS_SHARE, ge=0, le=MAX_GUARD_SLOTS_SHARE)
     max_wait_s: float = Field(DEFAULT_MAX_WAIT_S, gt=0)
     no_replica_wait_s: float = Field(DEFAULT_NO_REPLICA_WAIT_S, gt=0)
-    output_quantile: float = Field(DEFAULT_OUTPUT_QUANTILE, gt=0, lt=1)  # of answers like it: what a request is given
+    # Of answers like it: what a request is given. By default one request in five outgrows it and is given more; on chat
+    # traces no more than what the pool keeps for that.
+    output_quantile: float = Field(DEFAULT_QUANTILE, gt=0, lt=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -227,7 +203,7 @@ class Settings(FrozenSettings):
     sessions: SessionSettings = SessionSettings()
 
     @model_validator(mode="after")
-    def _distinct_models(self) -> Settings:
+    def _servable(self) -> Settings:
         if not self.models:
             raise ValueError("models: at least one is needed")
         names = [m.name for m in self.models]
@@ -238,10 +214,6 @@ class Settings(FrozenSettings):
         for name in names:
             if by_deployment[deployment_of(name)] != name:
                 raise ValueError(f"models: {name!r} and {by_deployment[deployment_of(name)]!r} are the same for Serve")
-        return self
-
-    @model_validator(mode="after")
-    def _first_request_can_wait(self) -> Settings:
         from_zero = [model.name for model in self.models if not model.replicas.min_replicas]
         if from_zero and not self.admission.max_queued:
             raise ValueError(
@@ -249,11 +221,6 @@ class Settings(FrozenSettings):
                 "(min_replicas 0), and none would ever start"
             )
         return self
-
-    @property
-    def autoscaled(self) -> bool:
-        """Whether the number of any model's replicas follows its load."""
-        return any(model.replicas.autoscaled for model in self.models)
 
     def without_secrets(self) -> Settings:
         """The same with every key by its SHA-256 alone."""

@@ -13,7 +13,7 @@ import importlib.metadata
 import json
 from typing import Any
 
-from serve_app.settings.settings import ModelSettings
+from serve_app.settings.model import ModelSettings
 
 # Serve applies these to running replicas: bounds of scaling, and how long one may drain. The others are the routers'
 # own: sizes of sessions, and what a request weighs. A preset is in the settings that it gave their defaults.

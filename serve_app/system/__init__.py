@@ -6,10 +6,8 @@ Never: imports Ray; `preflight` is a script for any Python 3 and imports only th
 """
 
 from serve_app.system import environment
-from serve_app.system.environment import OBJECT_STORE_BYTES, client_environment, common_environment, usable
 from serve_app.system.haproxy import FallbackHaproxy
 from serve_app.system.processes import (
-    POLL_S,
     Listener,
     ask_to_end,
     await_start,
@@ -17,23 +15,20 @@ from serve_app.system.processes import (
     holder_of,
     listening_ports,
     marked,
+    spawn,
     start_ticks,
 )
 
 __all__ = [
-    "OBJECT_STORE_BYTES",
-    "POLL_S",
     "FallbackHaproxy",
     "Listener",
     "ask_to_end",
     "await_start",
-    "client_environment",
-    "common_environment",
     "end_marked",
     "environment",
     "holder_of",
     "listening_ports",
     "marked",
+    "spawn",
     "start_ticks",
-    "usable",
 ]

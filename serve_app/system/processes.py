@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -26,8 +28,8 @@ from serve_app.names import MARK
 
 POLL_S = 0.05  # the polling period for the end of processes
 LOG_TAIL_LINES = 20  # of Ray's start log, in the error
-T = TypeVar("T")
 KILL_S = 10.0  # SIGKILL acts at once; a process in uninterruptible disk sleep may take seconds
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,28 @@ def ask_to_end(pid: int, ticks: int | None, timeout_s: float) -> None:
     """Send SIGTERM to the process with this pid and start, and wait at most `timeout_s` for its end."""
     if ticks is None or start_ticks(pid) != ticks:
         return
-    with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or does not end in time
-        process = psutil.Process(pid)
-        process.terminate()
-        process.wait(timeout_s)
+    with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+        psutil.Process(pid).terminate()
+    deadline = time.monotonic() + timeout_s
+    while start_ticks(pid) == ticks and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def spawn(module: str, *arguments: str, log: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a Python module, with its output in the log, in a session of its own: it outlives the launcher's terminal
+    and gets no Ctrl-C.
+
+    Args:
+        options: of `subprocess.Popen`.
+    """
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **options,
+        )
 
 
 def await_start(process: subprocess.Popen[bytes], ready: Callable[[], T | None], log: Path, timeout_s: float) -> T:
@@ -78,14 +98,10 @@ def await_start(process: subprocess.Popen[bytes], ready: Callable[[], T | None],
         late = time.monotonic() > deadline
         if late or process.poll() is not None:
             within = f" within {timeout_s:.0f} s" if late else ""
-            raise Unavailable(f"Ray did not start{within}:\n{tail(log, LOG_TAIL_LINES)}", code="cluster_failed")
+            end = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+            raise Unavailable(f"Ray did not start{within}:\n{end}", code="cluster_failed")
         time.sleep(POLL_S)
     return found
-
-
-def tail(log: Path, lines: int) -> str:
-    """The last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def _carriers(mark: str, spare: Collection[int]) -> Iterator[psutil.Process]:
@@ -100,11 +116,11 @@ def marked(mark: str, *, spare: Collection[int] = ()) -> list[int]:
     return [process.pid for process in _carriers(mark, spare)]
 
 
-def _signal(mark: str, number: signal.Signals, spare: Collection[int]) -> list[int]:
-    """Signal every process that carries the mark. Returns the processes found."""
-    found = []
-    for process in _carriers(mark, spare):
-        found.append(process.pid)
+def _signal(mark: str, number: signal.Signals) -> bool:
+    """Signal every process that carries the mark, except this one. Returns whether there was any."""
+    found = False
+    for process in _carriers(mark, (os.getpid(),)):
+        found = True
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
     return found
@@ -118,19 +134,16 @@ def wait_gone(mark: str, timeout_s: float, *, spare: Collection[int] = ()) -> li
     return left
 
 
-def end_marked(mark: str, grace_s: float, *, spare: Collection[int] = ()) -> list[int]:
-    """End every process that carries the mark: SIGTERM, after `grace_s` SIGKILL, until no process is left.
-
-    Returns the processes found at first. With `grace_s` 0 they are killed at once.
-    """
-    found = _signal(mark, signal.SIGTERM if grace_s > 0 else signal.SIGKILL, spare)
+def end_marked(mark: str, grace_s: float) -> None:
+    """End every process that carries the mark, except this one: SIGTERM, after `grace_s` SIGKILL, until none is left.
+    With `grace_s` 0 they are killed at once."""
     if grace_s > 0:
-        wait_gone(mark, grace_s, spare=spare)
+        _signal(mark, signal.SIGTERM)
+        wait_gone(mark, grace_s, spare=(os.getpid(),))
     deadline = time.monotonic() + KILL_S
     # repeated: a process may start another one between the listing and its own end
-    while _signal(mark, signal.SIGKILL, spare) and time.monotonic() < deadline:
+    while _signal(mark, signal.SIGKILL) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    return found
 
 
 def listening_ports(root_pids: Iterable[int]) -> list[Listener]:

@@ -6,7 +6,6 @@ Never: retries a request or reads its content.
 """
 
 from serve_app.transport.channel import Channel
-from serve_app.transport.frame_batcher import FrameBatcher
 from serve_app.transport.messages import (
     FINISH_STOP,
     NO_SLOTS,
@@ -20,7 +19,6 @@ from serve_app.transport.messages import (
     TokenUsage,
 )
 from serve_app.transport.stream import ResponseStream, UnreadBytes
-from serve_app.transport.tcp import TcpHandle
 from serve_app.transport.tcp_server import TcpServer
 
 __all__ = [
@@ -31,12 +29,10 @@ __all__ = [
     "EngineInfo",
     "EngineLoad",
     "Frame",
-    "FrameBatcher",
     "Piece",
     "ResponseStream",
     "Submit",
     "TcpAddress",
-    "TcpHandle",
     "TcpServer",
     "TokenUsage",
     "UnreadBytes",

@@ -7,7 +7,7 @@ back; while it is behind, waiting frames of one request are merged instead of qu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 
 from serve_app.errors import EngineFailed
 from serve_app.transport.messages import Batch, Frame, batch_encoder
@@ -21,15 +21,18 @@ TOKEN_BYTES = 5  # the most that a token id has in msgpack
 
 
 class FrameBatcher:
-    """Frames that wait to be sent to one router. Not thread-safe: one event loop."""
+    """Frames that wait to be sent to one router. Not thread-safe: one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        send: called with each encoded `Batch`, one turn of the event loop after its first frame was put.
+    """
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
         self.frames: dict[int, Frame] = {}  # by request number: a later frame is merged into the waiting one
+        self._send = send
         self._bytes = 0
         self._slots = 0
-        self._closed = False
-        self._reader: object = None
-        self._wake = asyncio.Event()
+        self.is_paused = self._is_scheduled = False
 
     def put(self, frame: Frame) -> None:
         """Add a frame; merges it into a waiting frame of the same request.
@@ -42,33 +45,28 @@ class FrameBatcher:
         self._bytes += len(frame.body)
         waiting = self.frames.get(frame.number)
         self.frames[frame.number] = frame if waiting is None else merge(waiting, frame)
-        self._wake.set()
+        self._schedule()
 
     def set_slots(self, slots: int) -> None:
         """Send the router the number of the engine's slots with the next message."""
         self._slots = slots
-        self._wake.set()
+        self._schedule()
 
-    def close(self) -> None:
-        """End the stream once all waiting frames have been sent."""
-        self._closed = True
-        self._wake.set()
+    def pause(self, is_paused: bool) -> None:
+        """Whether frames wait, since the router reads too slowly."""
+        self.is_paused = is_paused
+        self._schedule()
 
-    async def messages(self) -> AsyncIterator[bytes]:
-        """Encoded `Batch` messages until closed or until a later call takes over: a message must not go to an earlier
-        reader whose connection is lost without being noticed yet."""
-        self._reader = reader = object()
-        self._wake.set()  # for the earlier reader to see this
-        while self._reader is reader:
-            if self.frames or self._slots:
-                batch = Batch(self.next_frames(), self._slots)
-                self._slots = 0
-                yield batch_encoder.encode(batch)
-            elif self._closed:
-                return
-            else:
-                self._wake.clear()
-                await self._wake.wait()
+    def _schedule(self) -> None:
+        if not (self._is_scheduled or self.is_paused):
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        while (self.frames or self._slots) and not self.is_paused:
+            batch, self._slots = Batch(self.next_frames(), self._slots), 0
+            self._send(batch_encoder.encode(batch))  # may call `pause`
 
     def next_frames(self) -> list[Frame]:
         """The frames of the next message: all that fit, oldest first; a frame that is too long is split."""
@@ -93,7 +91,12 @@ def split(frame: Frame, size: int) -> tuple[Frame, Frame]:
     """Split a frame after `size` bytes. A stream cannot continue from between the two: the second has the events."""
     head = Frame(number=frame.number, body=frame.body[:size], status=frame.status, media=frame.media)
     rest = Frame(
-        number=frame.number, body=frame.body[size:], groups=frame.groups, events=frame.events, usage=frame.usage
+        number=frame.number,
+        body=frame.body[size:],
+        groups=frame.groups,
+        events=frame.events,
+        usage=frame.usage,
+        failure=frame.failure,
     )
     return head, rest
 
@@ -108,4 +111,5 @@ def merge(first: Frame, second: Frame) -> Frame:
         groups=first.groups + second.groups,
         events=first.events + second.events,
         usage=second.usage,
+        failure=second.failure,
     )

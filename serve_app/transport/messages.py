@@ -1,13 +1,12 @@
 """The messages between a router and an engine replica, and the protocol of an engine backend.
 
-A router holds one *channel* per engine replica: a long-lived stream of `Batch` messages with the frames of all its
-requests. A request is submitted by a unary call (`Submit`) that stays open until the request ends, so that Serve's
-count of ongoing requests, its drain and its cancellation stay correct; cancelling that call aborts the request.
+A router holds one *channel* per engine replica: one connection that carries its requests (`Submit`) there, and back
+`Batch` messages with the frames of all of them.
 
-Invariant: the frames of one request arrive in order, the first with a status, the last with `usage`. A `Batch` is
-applied as a whole or not at all: all events of one pull of the serving object leave in one turn of the event loop, so
-after each message a stream can continue elsewhere by replaying all groups received so far and dropping as many events
-as were counted with them (docs/decisions.md).
+Invariant: the frames of one request arrive in order, the first with a status, the last with `usage` or `failure`. A
+`Batch` is applied as a whole or not at all: all events of one pull of the serving object leave in one turn of the event
+loop, so after each message a stream can continue elsewhere by replaying all groups received so far and dropping as many
+events as were counted with them (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.types import Operation
 
 
@@ -49,13 +49,26 @@ class TokenUsage(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: str = ""
 
 
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request ended on the replica without a whole answer: an `EngineFailed` of the replica."""
+
+    message: str
+    code: str = EngineFailed.code
+    retry_after_s: float | None = None
+
+    def error(self) -> EngineFailed:
+        """The error, as the replica raised it."""
+        kind = EngineUnreachable if self.code == EngineUnreachable.code else EngineFailed
+        return kind(self.message, code=self.code, retry_after_s=self.retry_after_s)
+
+
 class Frame(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a response.
 
     `status` is the HTTP status on a request's first frame and 0 on all others; `media`, on the first frame, is "sse" or
     "json"; `body` is ready bytes (whole SSE events, or a part of a JSON document) and `events` is how many pieces
     vLLM's serving object yielded for them; `groups` are the token groups pulled so far and not sent before, each
-    `[choice, token, token, ...]`; `usage` marks the last frame.
+    `[choice, token, token, ...]`; `usage` marks the last frame of a whole answer, `failure` that of a broken one.
     """
 
     number: int
@@ -65,6 +78,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     groups: list[list[int]] = []
     events: int = 0
     usage: TokenUsage | None = None
+    failure: Failure | None = None
 
 
 NO_SLOTS = -1

@@ -23,20 +23,15 @@ class UnreadBytes:
     def __init__(self, max_bytes: int = MAX_UNREAD_BYTES) -> None:
         self.bytes = 0
         self.ended_requests = 0  # counter
+        self.streams: set[ResponseStream] = set()  # those of requests that have not ended
         self._max_bytes = max_bytes
-        self._streams: set[ResponseStream] = set()  # those with unread bytes
 
-    def add(self, stream: ResponseStream, more: int) -> None:
-        self._streams.add(stream)
+    def add(self, more: int) -> None:
+        """Count more unread bytes."""
         self.bytes += more
         while self.bytes > self._max_bytes:
             self.ended_requests += 1
-            max(self._streams, key=lambda one: one.buffered).abort_unread()
-
-    def remove(self, stream: ResponseStream) -> None:
-        """Remove a stream and all its unread bytes."""
-        self._streams.discard(stream)
-        self.bytes -= stream.buffered
+            max(self.streams, key=lambda stream: stream.buffered).abort_unread()
 
 
 class ResponseStream:
@@ -56,7 +51,6 @@ class ResponseStream:
         "buffered",
         "client_has_seen",
         "connection_lost",
-        "has_begun",
         "pace",
         "tokens",
         "usage",
@@ -64,33 +58,35 @@ class ResponseStream:
 
     def __init__(self, unread: UnreadBytes, on_unread_abort: Callable[[], None]) -> None:
         self._unread, self._on_unread_abort = unread, on_unread_abort
+        unread.streams.add(self)
         self._frames: list[Frame] = []
         self.buffered = 0
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.tokens = 0  # output tokens received from the engine
         self.pace = TokenPace()  # arrival times of the tokens, independent of the client's reading
-        self.has_begun = False  # whether the first frame has arrived
         self.client_has_seen = False  # whether any of it was sent to the client; set by the stream's reader
         self.usage: TokenUsage | None = None  # comes with the last frame
         self.connection_lost = False  # whether it failed because the connection to the replica broke
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last frame has arrived."""
-        return self.usage is not None
+        """Whether nothing more comes: the last frame has arrived, or it has failed."""
+        return self.usage is not None or self._error is not None
 
     def push(self, frame: Frame) -> bool:
         """Add a frame; returns False if the client is too far behind to go on. A frame after `fail` is dropped, since
         frames before it may be missing."""
         if self._error is not None:
             return True
-        self.has_begun = True
-        self.usage = frame.usage
-        self._frames.append(frame)
-        self.buffered += len(frame.body)
-        self._wake()
-        self._unread.add(self, len(frame.body))
+        if frame.body or frame.usage is not None:
+            self.usage = frame.usage
+            self._frames.append(frame)
+            self.buffered += len(frame.body)
+            self._wake()
+        if frame.failure is not None:
+            self.fail(frame.failure.error())
+        self._unread.add(len(frame.body))
         return self.buffered <= MAX_BUFFERED_BYTES
 
     def fail(self, error: BaseException, *, connection_lost: bool = False) -> None:
@@ -102,8 +98,13 @@ class ResponseStream:
 
     def clear(self) -> None:
         """Drop the unread frames."""
-        self._unread.remove(self)
+        self._unread.bytes -= self.buffered
         self._frames, self.buffered = [], 0
+
+    def close(self) -> None:
+        """The request has ended: nobody reads its frames any more."""
+        self.clear()
+        self._unread.streams.discard(self)
 
     def abort_unread(self) -> None:
         """End the stream because of too many unread bytes, and drop these."""

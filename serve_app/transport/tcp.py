@@ -2,8 +2,8 @@
 
 With Serve's gRPC, a submit and every message of frames take several turns of two busy event loops; here, one turn each.
 The router opens the connection with a ticket that the replica issues in a call over Serve's authenticated path. A
-ticket is valid once and for seconds; a connection without a ticket is closed. Each request is a unary Serve call
-(`hold`) as well, so that Serve's count of ongoing requests, its drain and its cancellation stay correct.
+ticket is valid once and for seconds; a connection without a ticket is closed. One Serve call (`hold`) stays open as
+long as the connection, so that Serve's drain waits for it; when one ends, the other ends.
 
 Format: each message is a 4-byte length (big endian) and as many bytes. The router first sends the ticket; each later
 message is a kind (1 byte) and its content. The replica sends `Batch` messages.
@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from serve_app.errors import BodyTooLarge, EngineUnreachable
-from serve_app.ray_adapter import EngineHandle, ReplicasChanged
+from serve_app.ray_adapter import CALL_ERRORS, Handle, in_fresh_context
 from serve_app.transport.messages import Submit, TcpAddress
 
 HEADER_BYTES = 4
@@ -37,6 +37,9 @@ KEEPALIVE = {
 }
 SUBMIT, CANCEL = b"S", b"C"
 
+# A replica that is gone, has left or cannot be reached.
+CHANNEL_ERRORS: tuple[type[BaseException], ...] = (*CALL_ERRORS, EngineUnreachable)
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -48,19 +51,21 @@ class Framing(asyncio.Protocol):
             If it raises, asyncio or uvloop logs the error and ends the connection.
         on_lost: called once, when the connection has ended.
         limit: bytes; a longer message ends the connection.
+        on_pause: called with True when the other side reads too slowly, and with False once it has caught up.
     """
 
     def __init__(
-        self, on_message: Callable[[bytes], None], on_lost: Callable[[], None], limit: int = MAX_MESSAGE_BYTES
+        self,
+        on_message: Callable[[bytes], None],
+        on_lost: Callable[[], None],
+        limit: int = MAX_MESSAGE_BYTES,
+        on_pause: Callable[[bool], None] = lambda is_paused: None,
     ) -> None:
-        self.limit = limit
-        self._on_message = on_message
-        self._on_lost = on_lost
+        self.on_message, self._on_lost, self.limit, self._on_pause = on_message, on_lost, limit, on_pause
         self._parts: list[bytes] = []
         self._buffered_bytes = 0
         self._needed_bytes = HEADER_BYTES  # bytes needed for the next header or message
         self.transport: asyncio.Transport | None = None
-        self.writable: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
@@ -71,8 +76,13 @@ class Framing(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self.resume_writing()
         self._on_lost()
+
+    def pause_writing(self) -> None:
+        self._on_pause(True)
+
+    def resume_writing(self) -> None:
+        self._on_pause(False)
 
     def data_received(self, data: bytes) -> None:
         self._parts.append(data)
@@ -91,7 +101,7 @@ class Framing(asyncio.Protocol):
             if end > size:
                 self._needed_bytes = HEADER_BYTES + length
                 break
-            self._on_message(buffer[start + HEADER_BYTES : end])
+            self.on_message(buffer[start + HEADER_BYTES : end])
             if self.transport is None:  # aborted by `on_message`
                 return
             start = end
@@ -103,19 +113,6 @@ class Framing(asyncio.Protocol):
         """Send a message; does nothing once the connection has ended."""
         if self.transport is not None:
             self.transport.write(len(message).to_bytes(HEADER_BYTES) + message)
-
-    def pause_writing(self) -> None:
-        self.writable = asyncio.get_running_loop().create_future()
-
-    def resume_writing(self) -> None:
-        if self.writable is not None and not self.writable.done():
-            self.writable.set_result(None)
-        self.writable = None
-
-    async def wait_writable(self) -> None:
-        """Wait until the other side keeps up or the connection has ended."""
-        if self.writable is not None:
-            await asyncio.shield(self.writable)
 
     def close(self) -> None:
         """End the connection once the sent messages have left."""
@@ -129,23 +126,36 @@ class Framing(asyncio.Protocol):
             transport.abort()
 
 
-class _Connection:
+class ReplicaConnection:
     """The router's end of the connection to one replica.
 
     Args:
+        handle: makes Serve's calls.
         on_message: see `Framing`.
+        on_end: called at most once, with the reason, when the connection has ended by itself.
     """
 
-    def __init__(self, on_message: Callable[[bytes], None]) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._framing = Framing(on_message, self._on_lost)
+    def __init__(
+        self,
+        handle: Handle,
+        router_id: str,
+        replica_id: str,
+        on_message: Callable[[bytes], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._handle, self._router_id, self._replica_id = handle, router_id, replica_id
+        self._on_message, self._on_end = on_message, on_end
+        self._framing = Framing(self._on_first_message, self._on_lost)
+        self._hold: asyncio.Task[None] | None = None
+        self._is_closed = False
 
-    async def open(self, address: TcpAddress) -> None:
-        """Connect and send the ticket.
+    async def open(self) -> None:
+        """Get a ticket, connect and send it.
 
         Raises:
-            ConnectionError: no connection within `CONNECT_TIMEOUT_S`.
+            CHANNEL_ERRORS: there is no ticket, or no connection within `CONNECT_TIMEOUT_S`.
         """
+        address: TcpAddress = await self._handle.call("open_wire", self._router_id, replica_id=self._replica_id)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -162,63 +172,41 @@ class _Connection:
         self._framing.send(message)
 
     def cancel(self, number: int) -> None:
+        """Abort a request."""
         self._framing.send(CANCEL + _encoder.encode(number))
 
     def close(self) -> None:
+        """End the connection and its Serve call."""
+        self._is_closed = True
         self._framing.close()
+        if self._hold is not None:
+            self._hold.cancel()
+
+    def _on_first_message(self, message: bytes) -> None:
+        """The replica has accepted the ticket."""
+        self._framing.on_message = self._on_message
+        self._hold = in_fresh_context(self._run_hold(), f"hold-{self._replica_id}")
+        self._on_message(message)
+
+    async def _run_hold(self) -> None:
+        reason = "it was closed there"
+        try:
+            await self._handle.call("hold", self._router_id, replica_id=self._replica_id)
+        except CHANNEL_ERRORS as error:
+            reason = brief(error)
+        finally:
+            self._end(reason)
 
     def _on_lost(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self._end("the connection ended")
+
+    def _end(self, reason: str) -> None:
+        if not self._is_closed:
+            self.close()
+            self._on_end(reason)
 
 
-class TcpHandle:
-    """An `EngineHandle` whose channels and submits use our own TCP connections."""
-
-    def __init__(self, handle: EngineHandle) -> None:
-        self._handle = handle
-        self._connections: dict[str, _Connection] = {}  # open ones, by replica
-
-    async def watch(self, listener: ReplicasChanged) -> None:
-        """See `EngineHandle.watch`."""
-        await self._handle.watch(listener)
-
-    async def call_any_replica(self) -> None:
-        """See `EngineHandle.call_any_replica`."""
-        await self._handle.call_any_replica()
-
-    async def close(self) -> None:
-        """See `EngineHandle.close`."""
-        await self._handle.close()
-
-    async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
-        """See `Handle.attach`."""
-        address = await self._handle.call("open_wire", router_id, replica_id=replica_id)
-        connection = _Connection(on_message)
-        try:
-            await connection.open(address)
-            self._connections[replica_id] = connection
-            await connection.ended
-        finally:
-            if self._connections.get(replica_id) is connection:
-                del self._connections[replica_id]
-            connection.close()
-        raise ConnectionError("the connection ended")
-
-    async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
-        """A unary call; `submit` goes over the TCP connection and is held open by a Serve call."""
-        if method != "submit":
-            return await self._handle.call(method, *arguments, replica_id=replica_id)
-        router_id, submit = arguments
-        connection = self._connections.get(replica_id)
-        if connection is None:
-            raise EngineUnreachable(f"the channel to engine replica {replica_id} has ended")
-        connection.submit(submit)
-        ended = False
-        try:
-            result = await self._handle.call("hold", router_id, submit.number, replica_id=replica_id)
-            ended = True
-            return result
-        finally:
-            if not ended:  # cancelled, or the call was lost: the request has no reader here any more
-                connection.cancel(submit.number)
+def brief(error: BaseException) -> str:
+    """The first line of an error: Ray's errors contain whole tracebacks."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

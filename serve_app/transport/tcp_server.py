@@ -1,58 +1,51 @@
 """The engine replica's end of the data path (`serve_app.transport.tcp`): listens on the node's address for routers that
-have a ticket.
+have a ticket, runs their requests, and sends them the frames.
 
-Invariant: a connection without a valid ticket is closed after its first message, which is no longer than a ticket. The
-requests submitted over a connection are cancelled as soon as its end is noticed.
+Invariant: a connection without a valid ticket is closed after its first message, which is no longer than a ticket. A
+request runs only while its connection and the connection's `hold` call are open; it ends with one last frame, unless
+its router has cancelled it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from serve_app.errors import EngineUnreachable
+from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import in_fresh_context
-from serve_app.transport.messages import Submit, TcpAddress
-from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, SUBMIT, Framing
+from serve_app.transport.frame_batcher import FrameBatcher
+from serve_app.transport.messages import Failure, Frame, Submit, TcpAddress
+from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, SUBMIT, Framing, brief
 
 logger = logging.getLogger("ray.serve")
 
 TICKET_BYTES = 32
 TICKET_LIFE_S = 10.0  # the router connects as soon as it has the ticket
-HOLD_WAIT_S = 5.0  # a submit and its `hold` call leave the router in one turn, over two connections
 
 _submits = msgspec.msgpack.Decoder(Submit)
 _numbers = msgspec.msgpack.Decoder(int)
 
-
-class RequestHandler(Protocol):
-    """The methods of the engine replica that the server calls."""
-
-    def attach(self, router_id: str, replica_id: str) -> Any:
-        """The encoded messages to one router."""
-        ...
-
-    async def submit(self, router_id: str, submit: Submit, replica_id: str) -> None:
-        """Run one request."""
-        ...
+# Runs one request to its end: puts its frames, the last one with `usage`, or raises.
+RunRequest = Callable[[Submit, Callable[[Frame], None]], Awaitable[None]]
 
 
 class TcpServer:
     """Accepts the connections of routers.
 
     Args:
-        handler: the engine replica.
+        run: runs a request.
         host: the node's address.
+        slots: of the engine; routers receive them.
     """
 
-    def __init__(self, handler: RequestHandler, host: str) -> None:
-        self.handler = handler
+    def __init__(self, run: RunRequest, host: str, slots: int) -> None:
+        self.run = run
         self._host = host
+        self.slots = slots
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -78,16 +71,30 @@ class TcpServer:
         asyncio.get_running_loop().call_later(TICKET_LIFE_S, self.tickets.pop, ticket, None)
         return TcpAddress(self._host, port, ticket)
 
-    async def hold(self, router_id: str, number: int) -> None:
-        """Wait for a request's end; cancelling this cancels the request.
+    async def hold(self, router_id: str) -> None:
+        """Wait until the connection of a router has ended; cancelling this ends it.
 
         Raises:
-            EngineUnreachable: the request never arrived. EngineFailed: as `submit`.
+            EngineUnreachable: the router has no connection.
         """
-        router = self.by_router.get(router_id)
-        if router is None:
-            raise EngineUnreachable(f"router {router_id} has no channel to this replica")
-        await router.hold(number)
+        connection = self.by_router.get(router_id)
+        if connection is None:
+            raise EngineUnreachable(f"router {router_id} has no connection to this replica")
+        try:
+            await asyncio.shield(connection.ended)
+        finally:
+            connection.framing.abort()
+
+    def set_slots(self, slots: int) -> None:
+        """Change the slots, and send them to all routers."""
+        self.slots = slots
+        for connection in self.by_router.values():
+            connection.batcher.set_slots(slots)
+
+    @property
+    def requests(self) -> list[asyncio.Task[None]]:
+        """The requests that run."""
+        return [task for connection in self.connections for task in connection.requests.values()]
 
     async def close(self) -> None:
         """Stop listening, and end every connection with its requests."""
@@ -95,63 +102,28 @@ class TcpServer:
         async with self._starting:
             if self._server is not None:
                 self._server.close()
-        for visitor in list(self.connections):
-            visitor.close()
-
-    def add_connection(self, connection: _RouterConnection) -> None:
-        """Register a new connection."""
-        self.connections.add(connection)
-
-    def redeem_ticket(self, ticket: bytes, connection: _RouterConnection) -> str | None:
-        """Use a ticket up; returns its router, whose connection this is from now on. None: an invalid ticket."""
-        router_id = self.tickets.pop(ticket, None)
-        if router_id is not None:
-            self.by_router[router_id] = connection
-        return router_id
-
-    def remove_connection(self, connection: _RouterConnection, router_id: str | None) -> None:
-        """Remove an ended connection; its router may have a later one."""
-        self.connections.discard(connection)
-        if router_id is not None and self.by_router.get(router_id) is connection:
-            del self.by_router[router_id]
+        for connection in list(self.connections):
+            connection.close()
 
 
 class _RouterConnection:
     """One connection: first a ticket, then requests from the router and frames to it."""
 
     def __init__(self, server: TcpServer) -> None:
+        loop = asyncio.get_running_loop()
         self._server = server
         self._router_id: str | None = None
-        self._sender: asyncio.Task[None] | None = None
-        self.running: dict[int, asyncio.Task[None]] = {}  # by number, until `hold` returns or the router cancels
-        self.awaited: dict[int, asyncio.Future[asyncio.Task[None]]] = {}  # of `hold` calls before their requests
-        self.framing = Framing(self._on_message, self._on_lost, limit=TICKET_BYTES)
-        self._ticket_timer = asyncio.get_running_loop().call_later(TICKET_LIFE_S, self.framing.abort)
-        server.add_connection(self)
-
-    async def hold(self, number: int) -> None:
-        """See `TcpServer.hold`."""
-        run = self.running.get(number)
-        if run is None:
-            arrival = self.awaited[number] = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(HOLD_WAIT_S):
-                    run = await arrival
-            except TimeoutError:
-                raise EngineUnreachable(f"request {number} of router {self._router_id} did not arrive") from None
-            finally:
-                self.awaited.pop(number, None)
-        try:
-            await run
-        finally:
-            self.running.pop(number, None)
+        self.requests: dict[int, asyncio.Task[None]] = {}  # by number, those that run
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.framing = Framing(self._on_message, self._on_lost, TICKET_BYTES, self._on_pause)
+        self.batcher = FrameBatcher(self.framing.send)
+        self._ticket_timer = loop.call_later(TICKET_LIFE_S, self.framing.abort)
+        server.connections.add(self)
 
     def close(self) -> None:
-        """End the connection; waiting bytes are still sent if the other side reads them."""
-        if self._sender is None:
-            self.framing.abort()
-        else:
-            self._sender.cancel()
+        """End the connection and its requests; bytes that wait are still sent if the other side reads them."""
+        self._cancel_all()
+        self.framing.close()
 
     def _on_message(self, message: bytes) -> None:
         if self._router_id is None:
@@ -170,53 +142,59 @@ class _RouterConnection:
             self.framing.abort()
 
     def _redeem_ticket(self, ticket: bytes) -> None:
-        self._router_id = self._server.redeem_ticket(ticket, self)
-        if self._router_id is None:
+        router_id = self._server.tickets.pop(ticket, None)
+        if router_id is None:
             self.framing.abort()
             return
         self._ticket_timer.cancel()
-        self.framing.limit = MAX_MESSAGE_BYTES
-        # In contexts of their own: this context is that of the call that first requested a ticket.
-        self._sender = in_fresh_context(self._send(self._router_id), f"tcp-sender-{self._router_id}")
-        self._sender.add_done_callback(self._on_sender_done)
+        self._router_id, self.framing.limit = router_id, MAX_MESSAGE_BYTES
+        former = self._server.by_router.get(router_id)
+        self._server.by_router[router_id] = self
+        if former is not None:  # its router has lost it
+            former.framing.abort()
+        self.batcher.set_slots(self._server.slots)
 
     def _submit(self, submit: Submit) -> None:
-        number = submit.number
-        if number in self.running:
-            raise ValueError(f"request {number} came twice")
-        assert self._router_id is not None
-        run = in_fresh_context(self._server.handler.submit(self._router_id, submit, ""), f"request-{number}")
-        self.running[number] = run
-        arrival = self.awaited.get(number)
-        if arrival is not None and not arrival.done():
-            arrival.set_result(run)
+        if submit.number in self.requests:
+            raise ValueError(f"request {submit.number} came twice")
+        # A task of its own: each token resumes every Python frame of the task that awaits it.
+        self.requests[submit.number] = in_fresh_context(self._run(submit), f"request-{submit.number}")
+
+    async def _run(self, submit: Submit) -> None:
+        """Run a request; its failure becomes its last frame."""
+        number, failure = submit.number, None
+        try:
+            await self._server.run(submit, self.batcher.put)
+        except EngineFailed as error:
+            failure = Failure(error.message, error.code, error.retry_after_s)
+        except asyncio.CancelledError:
+            failure = Failure("the engine replica dropped the request")
+            raise
+        except Exception as error:
+            logger.exception("request %s failed inside the engine replica", submit.request_id)
+            failure = Failure(f"the engine replica failed: {brief(error)}")
+        finally:
+            if self.requests.pop(number, None) is not None and failure is not None:  # else its router has left it
+                self.batcher.put(Frame(number, b"", failure=failure))
 
     def _cancel(self, number: int) -> None:
-        """Cancel a request for which the router no longer waits and which no `hold` call holds."""
-        run = self.running.pop(number, None)
-        if run is not None:
-            run.cancel()
+        request = self.requests.pop(number, None)
+        if request is not None:
+            request.cancel()
 
-    async def _send(self, router_id: str) -> None:
-        """Send the router's messages while the connection is open and no later connection takes over."""
-        async with contextlib.aclosing(self._server.handler.attach(router_id, "")) as messages:
-            async for message in messages:
-                self.framing.send(message)
-                await self.framing.wait_writable()
+    def _cancel_all(self) -> None:
+        for number in list(self.requests):
+            self._cancel(number)
 
-    def _on_sender_done(self, pump: asyncio.Task[None]) -> None:
-        """The connection has ended, from either side: cancel its requests."""
-        if not pump.cancelled() and (error := pump.exception()) is not None:
-            logger.error("the channel to router %s broke", self._router_id, exc_info=error)
-        self.framing.close()
-        self._server.remove_connection(self, self._router_id)
-        runs, self.running = self.running, {}
-        for run in runs.values():
-            run.cancel()
+    def _on_pause(self, is_paused: bool) -> None:
+        self.batcher.pause(is_paused)
 
     def _on_lost(self) -> None:
+        """The connection has ended, from either side."""
         self._ticket_timer.cancel()
-        if self._sender is None:
-            self._server.remove_connection(self, None)
-        else:
-            self._sender.cancel()
+        self._cancel_all()
+        self._server.connections.discard(self)
+        if self._router_id is not None and self._server.by_router.get(self._router_id) is self:
+            del self._server.by_router[self._router_id]
+        if not self.ended.done():
+            self.ended.set_result(None)

@@ -8,7 +8,7 @@ from typing import Any
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from autoscaling.policies import Signals
-from serve_app.names import BLOCKED_PREFIX, CHANNELS, GRANTED_PREFIX, ONGOING, ROUTER, WAITING_PREFIX, deployment_of
+from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ONGOING, ROUTER, WAITING_PREFIX, deployment_of
 
 MODEL = "org/m"
 ENGINE = deployment_of(MODEL)
@@ -51,8 +51,8 @@ class FakeServe:
     def router_tells_blocked(self, router: str, blocked: Any, model: str = MODEL) -> None:
         self.tell(ROUTER, router, **{f"{BLOCKED_PREFIX}{model}": blocked})
 
-    def engine_tells(self, engine: str, ongoing: Any, channels: Any = 1) -> None:
-        self.tell(ENGINE, engine, **{ONGOING: ongoing, CHANNELS: channels})
+    def engine_tells(self, engine: str, ongoing: Any) -> None:
+        self.tell(ENGINE, engine, **{ONGOING: ongoing})
 
     def contexts(self, states: Any = None) -> dict[Any, AutoscalingContext]:
         """By deployment id; here the name stands for it."""

@@ -23,7 +23,6 @@ from autoscaling import placement_hook as module
 from autoscaling.placement_hook import NODE_LABEL, PARAMETERS, StartPlacer, install_hook
 from autoscaling.policies import ScaleUpLimit
 from serve_app.core.memory import StartsReply, StartsRequest
-from serve_app.core.memory.start_reservations import StartPlacement
 
 APP, M = "serve_app", "engine-m"
 DEPLOYMENT = DeploymentID(M, APP)
@@ -66,7 +65,7 @@ class Actor:
     """The quota actor's answers."""
 
     def __init__(self) -> None:
-        self.reply = StartsReply((StartPlacement("r", "b", True),), reserved_replicas=1, why="full")
+        self.reply = StartsReply({"r": "b"}, reserved_replicas=1, why="full")
         self.fails = False
         self.asked = threading.Event()
 
@@ -104,7 +103,9 @@ def actor() -> Actor:
 @pytest.fixture
 def placing(scheduler: Scheduler, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> StartPlacer:
     monkeypatch.setattr(module, "ASK_S", 0.01)
-    made = StartPlacer(APP, {M: ("m", 60)}, actor, lambda: scheduler, lambda replica: None)
+    monkeypatch.setattr(module, "controllers_scheduler", lambda: scheduler)
+    monkeypatch.setattr(module, "give_up_bundles", lambda replica: None)
+    made = StartPlacer(APP, {M: ("m", 60)}, actor)
     made.tick()
     return made
 
@@ -152,9 +153,10 @@ def test_while_the_actor_is_away_ray_places_in_the_end(
     scheduler: Scheduler, actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.01)
+    monkeypatch.setattr(module, "controllers_scheduler", lambda: scheduler)
     actor.fails = True
     now = [0.0]
-    placing = StartPlacer(APP, {M: ("m", 60)}, actor, lambda: scheduler, lambda replica: None, clock=lambda: now[0])
+    placing = StartPlacer(APP, {M: ("m", 60)}, actor, clock=lambda: now[0])
     placing.tick()
     assert not scheduler._schedule_replica(request(), "SPREAD")
     assert actor.asked.wait(SOON_S)
@@ -166,7 +168,7 @@ def test_while_the_actor_is_away_ray_places_in_the_end(
 def test_a_newer_policy_of_the_application_takes_the_place_of_the_older(
     scheduler: Scheduler, placing: StartPlacer, actor: Actor
 ) -> None:
-    newer = StartPlacer(APP, {}, actor, lambda: scheduler, lambda replica: None)
+    newer = StartPlacer(APP, {}, actor)
     newer.tick()
     assert scheduler._schedule_replica(request(), "SPREAD"), "it manages nothing"
     assert len(scheduler.calls) == 1, "and there is one question, not two"
@@ -194,7 +196,9 @@ def test_the_policy_is_told_what_is_kept_beyond_its_target(
     assert placing.scale_up_limit(DEPLOYMENT, 1, 2) is None, "Ray's pending bundle asks for a node"
 
 
-def test_a_scheduler_that_is_not_as_expected_is_left_as_it_is(caplog: pytest.LogCaptureFixture, actor: Actor) -> None:
+def test_a_scheduler_that_is_not_as_expected_is_left_as_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, actor: Actor
+) -> None:
     class Changed:
         _pending_replicas: dict[Any, Any] = {}
         _launching_replicas: dict[Any, Any] = {}
@@ -203,7 +207,8 @@ def test_a_scheduler_that_is_not_as_expected_is_left_as_it_is(caplog: pytest.Log
             return True
 
     changed = Changed()
-    placing = StartPlacer(APP, {M: ("m", 60)}, actor, lambda: changed, lambda replica: None)
+    monkeypatch.setattr(module, "controllers_scheduler", lambda: changed)
+    placing = StartPlacer(APP, {M: ("m", 60)}, actor)
     for _ in range(3):
         placing.tick()
     assert "_schedule_replica" not in vars(changed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from ray.serve import autoscaling_policy
 
 from autoscaling import ray_policy, readings
-from autoscaling.ray_policy import STALE_INTERVALS, Freshness, ScalingPolicy
+from autoscaling.ray_policy import STALE_INTERVALS, ScalingPolicy, newest_reports
 from serve_app.names import ROUTER
 from tests.autoscaling.fake_serve import ENGINE, MODEL, FakeServe, Point
 
@@ -63,7 +62,7 @@ def test_the_lines_and_the_engines_are_counted_over_all_routers() -> None:
 def test_serves_own_count_of_channels_and_rings_is_not_used() -> None:
     serve = quick(served_total=50.0, queued=3.0)
     serve.router_tells("r1", waiting=0, granted=7)
-    serve.engine_tells("e1", ongoing=7, channels=30)
+    serve.engine_tells("e1", ongoing=7)
     assert Controller(serve).tick() == 1
 
 
@@ -342,13 +341,11 @@ def test_a_deployment_that_leaves_is_forgotten() -> None:
     serve = quick()
     policy = ScalingPolicy(clock=serve.clock)
     policy(serve.contexts())
-    assert ENGINE in policy.policies
+    assert ENGINE in policy.deployments
     contexts = serve.contexts()
     del contexts[ENGINE]
     policy(contexts)
-    assert not policy.policies
-    assert not policy.targets
-    assert set(policy.freshness) == {ROUTER}
+    assert set(policy.deployments) == {ROUTER}
 
 
 def test_serve_can_ship_the_policy_to_its_controller() -> None:
@@ -364,12 +361,24 @@ def test_serve_can_ship_the_policy_to_its_controller() -> None:
 
 
 def test_freshness_is_by_our_clock_and_theirs_need_only_move() -> None:
-    fresh = Freshness()
-    fresh.update([("a", 5.0), ("b", 9e9), ("gone", 1.0)], ["a", "b", "mute"], 100.0)
-    assert fresh.fresh("a", 105.0, 5.0)
-    assert not fresh.fresh("a", 105.1, 5.0)
-    assert not fresh.fresh("mute", 100.0, math.inf)
-    assert not fresh.fresh("gone", 100.0, math.inf)
-    fresh.update([("a", 4.0), ("b", 9e9)], ["a", "b"], 110.0)  # a's clock was set back: it lives
-    assert fresh.fresh("a", 115.0, 5.0)
-    assert not fresh.fresh("b", 110.0, 5.0)
+    seen = newest_reports({}, [("a", 5.0), ("b", 9e9), ("gone", 1.0)], ["a", "b", "mute"], 100.0)
+    assert seen == {"a": (5.0, 100.0), "b": (9e9, 100.0)}
+    seen = newest_reports(seen, [("a", 4.0), ("b", 9e9)], ["a", "b"], 110.0)  # a's clock was set back: it lives
+    assert seen == {"a": (4.0, 110.0), "b": (9e9, 100.0)}
+    assert newest_reports(seen, [], ["b"], 120.0) == {"b": (9e9, 100.0)}
+
+
+def test_a_report_counts_for_five_intervals_after_it_was_seen() -> None:
+    serve = quick(target=2, engines=("e1", "e2"))
+    policy = ScalingPolicy(clock=serve.clock)
+    serve.router_tells("r1", waiting=0, granted=1)
+    serve.engine_tells("e1", ongoing=20)
+    assert policy(serve.contexts())[0] == {ENGINE: 2}
+    serve.now += STALE_INTERVALS
+    serve.router_tells("r1", waiting=0, granted=1)
+    assert "20.0 requests" in policy(serve.contexts())[1][ENGINE]["reason"]
+    for _ in range(2):  # the mean over the look-back follows
+        serve.now += 100.0
+        serve.router_tells("r1", waiting=0, granted=1)
+        decisions, _ = policy(serve.contexts())
+    assert decisions == {ENGINE: 1}

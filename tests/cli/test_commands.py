@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 
 from serve_app.cli import keys
 from serve_app.cli.commands import app, configured
-from serve_app.cli.format import curl_line, duration, replica_states
+from serve_app.cli.progress import replica_states
+from serve_app.cli.up import curl_line, duration
 from serve_app.cluster.local import Instance, InstanceState
 from serve_app.errors import ConfigError
 from serve_app.settings import Settings, parse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 import serve_app
 from serve_app.client.client import Client
-from serve_app.client.connection import Connection
 from serve_app.errors import BadRequest, EngineFailed, NotFound, Overloaded, Unauthorized
 from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome
@@ -43,7 +43,7 @@ async def gone(router: asgi_client.Client, outcome: Outcome, count: int = 1) -> 
 
 
 def test_connect_is_the_package_s_own_name() -> None:
-    assert serve_app.connect.__module__ == "serve_app.client.client"
+    assert serve_app.connect.__module__ == "serve_app.client.connection"
     with pytest.raises(AttributeError, match="disconnect"):
         serve_app.disconnect  # noqa: B018 - it is the look-up that raises
 
@@ -196,10 +196,10 @@ def test_leaving_ends_the_request(leave: Callable[[Client], Any]) -> None:
 
 def test_a_stream_that_is_never_read_is_never_sent() -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        llm, router = await started(cluster)
+        llm, _ = await started(cluster)
         async with llm.stream(HELLO):
             pass
-        assert router.submits() == []
+        assert cluster.submits == []
 
     run(scenario)
 
@@ -282,7 +282,7 @@ def test_a_sync_stream_that_another_thread_closes_ends() -> None:
         reading = asyncio.create_task(asyncio.to_thread(list, stream))
         await until(lambda: cluster["r1"].work == 4, SOON_S, "in the engine")
         queued = asyncio.create_task(asyncio.to_thread(list, waits))
-        await until(lambda: sum(router.view.waiting.values()) == 1, SOON_S, "in the line")
+        await until(lambda: router.model.queue.waiting == 1, SOON_S, "in the line")
         waits.close()
         assert await queued == []
         stream.close()
@@ -321,7 +321,9 @@ def test_closing_leaves_the_cluster_once_whatever_happens() -> None:
     def broken() -> Any:
         raise RuntimeError("Ray is gone")
 
-    llm = Client(Connection(broken, KEY, lambda: left.append(1)))
+    leaving = contextlib.ExitStack()
+    leaving.callback(left.append, 1)
+    llm = Client(broken, KEY, leaving)
     with pytest.raises(RuntimeError, match="gone"):
         llm.sync.models()
     llm.close()

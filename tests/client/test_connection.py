@@ -13,8 +13,8 @@ import pytest
 from ray.exceptions import RaySystemError
 from ray.serve.exceptions import RayServeException
 
+from serve_app.client import connect
 from serve_app.client import connection as connections
-from serve_app.client.connection import Connection
 from serve_app.cluster.local import Instance, InstanceState
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import APPLICATION, ROUTER
@@ -92,20 +92,15 @@ def instance(ray: Ray, listener: str, tmp_path: Path) -> Iterator[InstanceState]
     state.release()
 
 
-def connect(**more: Any) -> Connection:
-    given = {"application": APPLICATION, "instance": None, "address": None, "api_key": None, **more}
-    return connections.connection(given.pop("application"), **given)
-
-
 def test_a_fresh_process_joins_what_make_serve_runs(ray: Ray, instance: InstanceState, listener: str) -> None:
     found = connect()
-    assert found.api_key == KEY
+    assert found.openai.api_key == KEY
     assert ray.joined is not None
     assert ray.joined["RAY_ADDRESS"] == listener
     assert ray.joined["RAY_AUTH_TOKEN"] == instance.token()
     level = logging.getLogger("ray.serve").level
     assert level >= logging.WARNING, "Serve writes about its insides"
-    found.leave()
+    found.close()
     assert (ray.left, ray.restored) == (1, {"BEFORE": "value"})
     assert logging.getLogger("ray.serve").level < level
 
@@ -113,14 +108,14 @@ def test_a_fresh_process_joins_what_make_serve_runs(ray: Ray, instance: Instance
 def test_a_process_in_a_cluster_stays_there(ray: Ray, instance: InstanceState, listener: str) -> None:
     ray.initialized, ray.gcs = True, listener
     found = connect()
-    assert found.api_key == KEY, "it is the instance's cluster, so its key will do"
+    assert found.openai.api_key == KEY, "it is the instance's cluster, so its key will do"
     assert ray.joined is None
-    found.leave()
+    found.close()
     assert ray.left == 0
     ray.gcs = "10.0.0.1:6379"
     with pytest.raises(ConfigError, match="SERVE_APP_API_KEY"):
         connect()
-    assert connect(api_key="sk-given").api_key == "sk-given"
+    assert connect(api_key="sk-given").openai.api_key == "sk-given"
 
 
 def test_an_address_is_joined_with_what_loopback_needs(
@@ -131,15 +126,15 @@ def test_an_address_is_joined_with_what_loopback_needs(
     ray.initialized = False
     monkeypatch.setenv("RAY_ADDRESS", listener)
     monkeypatch.setenv("SERVE_APP_API_KEY", KEY)
-    assert connect().api_key == KEY
+    assert connect().openai.api_key == KEY
     assert ray.joined["RAY_ADDRESS"] == listener
 
 
 def test_the_keys_come_in_this_order(ray: Ray, instance: InstanceState, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert connect().api_key == KEY
+    assert connect().openai.api_key == KEY
     monkeypatch.setenv("SERVE_APP_API_KEY", "sk-environment")
-    assert connect().api_key == "sk-environment"
-    assert connect(api_key="sk-argument").api_key == "sk-argument"
+    assert connect().openai.api_key == "sk-environment"
+    assert connect(api_key="sk-argument").openai.api_key == "sk-argument"
 
 
 @pytest.mark.parametrize(

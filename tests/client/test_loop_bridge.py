@@ -178,15 +178,15 @@ def test_a_writer_notices_that_its_reader_s_loop_was_closed() -> None:
 def test_run_waits_in_any_thread_but_the_home_loop_s_own() -> None:
     async def inside(link: LoopBridge) -> str:
         with pytest.raises(RuntimeError, match="use `await`"):
-            link.run(asyncio.sleep(0))
+            link.run(asyncio.sleep, 0)
         return "told"
 
     with home() as loop:
         link = link_to(Edge(0), loop)
-        assert link.run(inside(link)) == "told"
+        assert link.run(inside, link) == "told"
 
         async def elsewhere() -> bytes:
-            return link.run(read(link))  # another loop runs in this thread, and waits
+            return link.run(read, link)  # another loop runs in this thread, and waits
 
         assert asyncio.run(elsewhere()) == b""
 
@@ -211,7 +211,7 @@ def test_a_wait_that_is_interrupted_ends_the_call(monkeypatch: pytest.MonkeyPatc
         link = link_to(edge, loop)
         monkeypatch.setattr(links.asyncio, "run_coroutine_threadsafe", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            link.run(read(link))
+            link.run(read, link)
         monkeypatch.undo()
         assert edge.ended.wait(SOON_S)
 
@@ -233,7 +233,7 @@ def test_a_closed_link_refuses_and_closes_its_calls_once() -> None:
         with pytest.raises(RuntimeError, match="closed"):
             asyncio.run(read(link))
         with pytest.raises(RuntimeError, match="closed"):
-            link.run(read(link))
+            link.run(read, link)
 
 
 def test_calls_are_made_anew_where_their_loop_has_ended() -> None:

@@ -13,15 +13,14 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from serve_app.client.client import Client
-from serve_app.client.connection import Connection
-from serve_app.errors import BodyTooLarge, ServeAppError, Unavailable
-from serve_app.http import DROPPED, NO_ROUTER, AnswerPiece, HttpRequest
+from serve_app.errors import DROPPED, NO_ROUTER, BodyTooLarge, ServeAppError, Unavailable
+from serve_app.http import AnswerPiece
 from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome
 from tests.client.test_client import gone, started
 from tests.fakes.asgi_client import KEY
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
-from tests.fakes.handle_calls import NearCalls, client_of, home
+from tests.fakes.handle_calls import client_of, client_on, home
 from tests.fakes.router import LONG, SOON_S, said
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
@@ -202,14 +201,14 @@ def test_a_request_whose_headers_never_come_times_out_and_leaves_the_line() -> N
 
 
 class Broken:
-    """Implements `serve_app.client.loop_bridge.Calls`: an exchange that ends with an error, after these pieces."""
+    """Stands in for `serve_app.ray_adapter.IngressHandle`: an exchange that ends with an error, after these pieces."""
 
     def __init__(self, error: BaseException, *pieces: AnswerPiece) -> None:
         self.loop = asyncio.get_running_loop()
         self._error, self._pieces = error, pieces
         self.accept_s: list[float | None] = []
 
-    async def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
+    async def stream(self, *request: Any, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
         self.accept_s.append(accept_s)
         for piece in self._pieces:
             yield piece
@@ -239,7 +238,7 @@ def test_a_router_that_is_lost_is_a_connection_that_is_lost(
 ) -> None:
     async def scenario() -> None:
         broken = Broken(error)
-        llm = Client(Connection(lambda: broken, KEY, lambda: None))
+        llm = client_on(broken, KEY)
         with pytest.raises(raised) as lost:
             await llm.openai.chat.completions.create(messages=HELLO, model=MODEL)
         assert type(lost.value) is raised
@@ -255,7 +254,7 @@ def test_a_router_lost_in_mid_stream_is_a_connection_that_is_lost() -> None:
     async def scenario() -> None:
         events: AnswerPiece = (200, [(b"content-type", b"text/event-stream")], b'data: {"id":"1","choices":[]}\n\n')
         broken = Broken(Unavailable("the router has gone", code=DROPPED), events)
-        llm = Client(Connection(lambda: broken, KEY, lambda: None))
+        llm = client_on(broken, KEY)
         stream = await llm.openai.chat.completions.create(messages=HELLO, model=MODEL, stream=True)
         assert (await anext(stream)).id == "1"
         with pytest.raises(openai.APIConnectionError):
@@ -266,7 +265,7 @@ def test_a_router_lost_in_mid_stream_is_a_connection_that_is_lost() -> None:
 
 def test_a_request_that_is_too_large_for_the_handle_is_a_413() -> None:
     async def scenario() -> None:
-        llm = Client(Connection(lambda: Broken(BodyTooLarge("too large", param="body")), KEY, lambda: None))
+        llm = client_on(Broken(BodyTooLarge("too large", param="body")), KEY)
         with pytest.raises(openai.APIStatusError) as refused:
             await llm.openai.models.list()
         assert (refused.value.status_code, refused.value.code) == (413, "body_too_large")
@@ -368,7 +367,7 @@ def test_neither_key_nor_environment_shows_or_leads_elsewhere(monkeypatch: pytes
         await send({"type": "http.response.body", "body": b'{"data":[]}', "more_body": False})
 
     with home() as loop:
-        llm = Client(Connection(lambda: NearCalls(AsgiBridge(edge), loop), KEY, lambda: None))
+        llm = client_of(AsgiBridge(edge), KEY, loop)
         llm.sync.openai.models.list()
         llm.sync.http_client.get("models", headers={"authorization": "Bearer another"})
         assert [sent[b"authorization"] for sent in asked] == [b"Bearer " + KEY.encode(), b"Bearer another"]

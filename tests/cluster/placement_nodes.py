@@ -17,13 +17,15 @@ from typing import Any
 
 import psutil
 import ray
+from ray import serve
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
 from autoscaling.placement_hook import give_up_bundles
 from serve_app.cluster.local import LOOPBACK, driver
 from serve_app.names import APPLICATION
-from serve_app.settings import BUILD, application, parse
+from serve_app.settings import application, parse
+from serve_app.settings.serve_config import BUILD
 
 OBJECT_STORE_BYTES = 80_000_000  # Ray wants 75 MB at least; requests do not go through it
 COMMON: dict[str, Any] = {
@@ -53,12 +55,13 @@ class Nodes:
         )
 
     def serve(self, port: int) -> None:
-        driver.start_serve(LOOPBACK, port)
+        serve.start(http_options={"host": LOOPBACK, "port": port}, proxy_location="HeadOnly")
 
     def deploy(self, config: dict[str, Any]) -> None:
         from serve_app.app import build
 
-        driver.deploy(build(config), APPLICATION, wait=False)
+        target = serve.RunTarget(build(config), name=APPLICATION, route_prefix="/")
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
     def declare(self, config: dict[str, Any], override: dict[str, Any]) -> None:
         """Deploy by Serve's own configuration, in which an operator may say other things of a deployment than we."""

@@ -43,7 +43,9 @@ class Shell:
         self.quota.on_devices(DEVICES, self.now)
 
     def store(self) -> None:
-        for key, (keep, value) in self.quota.take_changes().items():
+        changes = self.quota.changes()
+        self.quota.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self.stored[key] = value
             else:
@@ -103,10 +105,10 @@ def test_a_standstill_of_the_actor_is_nobodys_silence() -> None:
     shell.quota.on_tick(shell.now)
     assert shell.quota.ledger.lease("e").phase is Phase.COMMITTED
     assert shell.quota.ledger.knows("r")
-    assert shell.quota.sessions.view("s", shell.now).tokens == 10
+    assert shell.quota.sessions.view("s").tokens == 10
     shell.wait(6.0, told)
     assert not shell.quota.ledger.knows("r"), "silence after it counts as ever"
-    assert shell.quota.sessions.all(shell.now) == []
+    assert shell.quota.sessions.all() == []
 
 
 def test_a_silent_engine_is_looked_for_and_one_found_dead_is_free_at_once() -> None:
@@ -117,7 +119,7 @@ def test_a_silent_engine_is_looked_for_and_one_found_dead_is_free_at_once() -> N
     assert shell.quota.silent_engines(shell.now) == []
     shell.wait(TICK_S, other)
     assert [told.owner for told in shell.quota.silent_engines(shell.now)] == ["e"]
-    shell.quota.on_engine_dead("e", shell.now)
+    shell.quota.on_processes_gone("e", shell.now)
     shell.store()
     assert "e" not in shell.quota.ledger
     assert (EntryKind.ENGINE, "e") not in shell.stored
@@ -133,7 +135,7 @@ def test_an_engine_that_died_while_it_waited_holds_back_nobody() -> None:
     assert shell.engine(behind).holds == ()
     shell.wait(SILENT_S, told)
     assert [one.owner for one in shell.quota.silent_engines(shell.now)] == ["w"]
-    shell.quota.on_engine_dead("w", shell.now)
+    shell.quota.on_processes_gone("w", shell.now)
     assert shell.engine(behind).holds == (Hold("n/0", 20),)
 
 
@@ -147,7 +149,7 @@ def test_an_engine_that_fails_to_load_keeps_its_memory_until_it_is_gone_and_the_
     assert shell.quota.starts.shortages(shell.now) == {"m": "no progress"}
     assert not shell.engine(waits).may_load
     shell.wait(SILENT_S, waits)
-    shell.quota.on_engine_dead("e", shell.now)
+    shell.quota.on_processes_gone("e", shell.now)
     assert shell.engine(waits).may_load
     assert shell.quota.starts.shortages(shell.now) == {"m": "no progress"}
     assert shell.quota.starts.shortages(shell.now + 2 * FAILURE_TTL_S) == {}
@@ -158,7 +160,7 @@ def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:
     told = shell.runs("e")
     shell.wait(SILENT_S)
     shell.engine(told)
-    shell.quota.on_engine_dead("e", shell.now)
+    shell.quota.on_processes_gone("e", shell.now)
     assert "e" in shell.quota.ledger
 
 
@@ -178,7 +180,7 @@ def test_an_engine_that_died_with_the_actor_is_looked_for_at_once() -> None:
     shell.runs("e")
     shell.crash()
     assert [told.owner for told in shell.quota.silent_engines(shell.now)] == ["e"]
-    shell.quota.on_engine_dead("e", shell.now)
+    shell.quota.on_processes_gone("e", shell.now)
     assert not shell.quota.recovering
     assert shell.quota.ledger.free("n/0") == 100
 
@@ -268,7 +270,7 @@ def test_routers_that_speak_of_an_engine_that_has_gone_leave_nothing_behind() ->
         shell.wait(TICK_S)
         shell.router("r")
     assert list(shell.quota.ending_engines()) == ["e"]
-    shell.quota.on_memory_gone("e")
+    shell.quota.on_processes_gone("e", shell.now)
     shell.router("r")
     assert shell.limit("r") == 0
     assert shell.quota.queue.accounts.by_router == {}
@@ -300,11 +302,14 @@ def test_what_could_not_be_stored_is_stored_the_next_time() -> None:
     shell = Shell()
     told = EngineReport("e", "m", (Rank("n", 0),), 40, 40)
     shell.quota.on_engine(told, shell.now)
-    first = shell.quota.take_changes()
+    first = shell.quota.changes()
     assert list(first) == [(EntryKind.ENGINE, "e")]
     shell.quota.on_engine(replace(told, holds=(Hold("n/0", 40),), gone=True), shell.now)
-    shell.quota.not_stored(first)
-    assert shell.quota.take_changes() == {(EntryKind.ENGINE, "e"): (False, None)}, "what came later counts"
+    assert shell.quota.changes() == {(EntryKind.ENGINE, "e"): (False, None)}, "what came later counts"
+    shell.quota.checkpoint.stored(first)
+    assert shell.quota.unstored("e"), "what was stored is no longer so"
+    shell.quota.checkpoint.stored(shell.quota.changes())
+    assert not shell.quota.unstored("e")
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -335,4 +340,4 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
     ]
     assert [len(one) for one in kept] == [0] * len(kept)
     assert sorted(quota.ledger.lease_owners) == ["sessions", "stays"]
-    assert len(quota.ledger) == 2, "an engine and its slots"
+    assert len(list(quota.ledger.leases())) == 2, "an engine and its slots"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from serve_app.engine.simulated import SimulatedEngine
-from serve_app.settings.settings import ModelSettings, SimulatedSettings
+from serve_app.settings import ModelSettings, SimulatedSettings
 from serve_app.transport import EngineInfo, Piece, Submit
 from serve_app.types import Operation
 
@@ -21,11 +21,12 @@ class MadeUpTime:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.stands_still = False
+        self.flows = asyncio.Event()
+        self.flows.set()
 
     async def sleep(self, delay_s: float) -> None:
-        if self.stands_still and delay_s > 0.0:
-            await asyncio.Event().wait()
+        if delay_s > 0.0:
+            await self.flows.wait()
         self.now += delay_s
         await asyncio.sleep(0)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine.engine_args import engine_arguments, executor, kv_cache_bytes, placement
-from serve_app.engine.environment import Platform, bind_ranks, cpu_environment, platform
+from serve_app.engine.engine_args import engine_arguments, kv_cache_bytes, placement
+from serve_app.engine.environment import Platform, cpu_environment, platform
 from serve_app.errors import ConfigError
 from serve_app.settings import settings as configuration
 from serve_app.settings.model import PLACED_BY_US
@@ -19,6 +19,10 @@ CONFIGS = Path(configuration.__file__).parent / "configs"
 
 def model(**changes: object) -> ModelSettings:
     return ModelSettings.model_validate({"name": "m", "path": "/models/m"} | changes)
+
+
+def executor(settings: ModelSettings, build: Platform) -> object:
+    return engine_arguments(settings, build)["distributed_executor_backend"]
 
 
 def test_one_rank_needs_no_distributed_executor() -> None:
@@ -156,7 +160,7 @@ def test_an_embedding_model_runs_as_a_pooling_model() -> None:
     ],
 )
 def test_the_model_gets_one_of_each_two_cores(cores: list[int], ranks: int, expected: str) -> None:
-    assert bind_ranks(cores, ranks) == expected
+    assert cpu_environment(cores, ranks)["VLLM_CPU_OMP_THREADS_BIND"] == expected
 
 
 def test_threads_follow_the_binding() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from serve_app.core.memory import EngineReply, EngineReport, Hold, Process, Rank
 from serve_app.engine import memory_grant
-from serve_app.engine.memory_grant import LOAD_STALL_S, PROGRESS_BYTES, MemoryGrant
+from serve_app.engine.memory_grant import LOAD_STALL_S, PROGRESS_BYTES, MemoryGrant, MemoryMeter
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
 
 SOON_S = 5.0  # for what takes milliseconds on an idle machine
@@ -85,7 +85,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def grant_of(actor: Actor, ends: Ends | None = None) -> MemoryGrant:
     ends = ends or Ends()
-    return MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain)
+    return MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain, MemoryMeter("n", gpus=False))
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -18,7 +18,7 @@ from serve_app.engine.memory_size import (
     memory_request,
 )
 from serve_app.errors import ConfigError
-from serve_app.settings.settings import DEFAULT_KV_CACHE_GB, ModelSettings
+from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
 
 WEIGHTS = 8 * GIB
 
@@ -28,35 +28,33 @@ def model(**settings: Any) -> ModelSettings:
 
 
 def test_memory_gb_is_taken_as_it_is() -> None:
-    ask = memory_request(model(memory_gb=10, kv_cache_gb=3), "gpu", WEIGHTS, None)
-    assert (ask.wanted_bytes, ask.least_bytes) == (10 * GIB, 10 * GIB)
+    assert memory_request(model(memory_gb=10, kv_cache_gb=3), "gpu", WEIGHTS, None) == (10 * GIB, 10 * GIB)
 
 
 def test_a_simulated_engine_asks_for_its_process() -> None:
-    assert memory_request(model(engine="simulated"), "cpu", 0, None).wanted_bytes == SIMULATED_BYTES
-    assert memory_request(model(engine="simulated", memory_gb=7), "cpu", 0, None).wanted_bytes == 7 * GIB
+    assert memory_request(model(engine="simulated"), "cpu", 0, None) == (SIMULATED_BYTES, SIMULATED_BYTES)
+    assert memory_request(model(engine="simulated", memory_gb=7), "cpu", 0, None) == (7 * GIB, 7 * GIB)
 
 
 def test_a_kv_cache_that_is_set_comes_on_top_of_weights_and_overhead_rank_by_rank() -> None:
-    ask = memory_request(model(kv_cache_gb=4, tensor_parallel_size=2), "gpu", WEIGHTS, None)
-    assert ask.wanted_bytes == ask.least_bytes == GPU_OVERHEAD_BYTES + WEIGHTS // 2 + 4 * GIB
+    wanted, least = memory_request(model(kv_cache_gb=4, tensor_parallel_size=2), "gpu", WEIGHTS, None)
+    assert wanted == least == GPU_OVERHEAD_BYTES + WEIGHTS // 2 + 4 * GIB
 
 
 def test_with_a_least_kv_cache_it_starts_with_less() -> None:
-    ask = memory_request(model(kv_cache_gb=4, kv_cache_min_gb=1), "gpu", WEIGHTS, None)
-    assert ask.wanted_bytes - ask.least_bytes == 3 * GIB
+    wanted, least = memory_request(model(kv_cache_gb=4, kv_cache_min_gb=1), "gpu", WEIGHTS, None)
+    assert wanted - least == 3 * GIB
 
 
 def test_on_cpus_the_default_kv_cache_is_asked_for() -> None:
-    ask = memory_request(model(), "cpu", 0, None)
-    assert ask.wanted_bytes == CPU_OVERHEAD_BYTES + int(DEFAULT_KV_CACHE_GB * GIB)
+    wanted, _ = memory_request(model(), "cpu", 0, None)
+    assert wanted == CPU_OVERHEAD_BYTES + int(DEFAULT_KV_CACHE_GB * GIB)
 
 
 def test_on_gpus_without_one_it_is_the_share_of_the_device_that_vllm_would_take() -> None:
-    ask = memory_request(model(gpu_memory_utilization=0.5), "gpu", WEIGHTS, 80 * GIB)
-    assert ask.wanted_bytes == ask.least_bytes == 40 * GIB
-    ask = memory_request(model(gpu_memory_utilization=0.5, kv_cache_min_gb=2), "gpu", WEIGHTS, 80 * GIB)
-    assert ask.least_bytes == GPU_OVERHEAD_BYTES + WEIGHTS + 2 * GIB
+    assert memory_request(model(gpu_memory_utilization=0.5), "gpu", WEIGHTS, 80 * GIB) == (40 * GIB, 40 * GIB)
+    _, least = memory_request(model(gpu_memory_utilization=0.5, kv_cache_min_gb=2), "gpu", WEIGHTS, 80 * GIB)
+    assert least == GPU_OVERHEAD_BYTES + WEIGHTS + 2 * GIB
 
 
 def test_where_nothing_says_how_much_the_error_names_what_to_set() -> None:

@@ -80,7 +80,7 @@ def test_a_slow_consumer_gets_every_token_though_steps_end_while_it_is_away() ->
 
 def test_a_frozen_engine_is_unhealthy_once_a_step_is_overdue() -> None:
     async def freeze(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> None:
-        engine.freeze()
+        time.flows.clear()
         time.now += 1000.0
         await engine.check_health()  # nothing to do is no fault
         answer = asyncio.create_task(anext(engine.run(submit(Operation.CHAT, HELLO | {"max_tokens": 3}))))
@@ -90,7 +90,7 @@ def test_a_frozen_engine_is_unhealthy_once_a_step_is_overdue() -> None:
         time.now += 2.0
         with pytest.raises(EngineFailed, match="frozen"):
             await engine.check_health()
-        engine.thaw()
+        time.flows.set()
         assert (await answer).status == 200
         await engine.check_health()
 
@@ -99,7 +99,7 @@ def test_a_frozen_engine_is_unhealthy_once_a_step_is_overdue() -> None:
 
 def test_a_step_longer_than_the_stall_bound_is_healthy_until_its_end() -> None:
     async def slow(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> None:
-        time.stands_still = True
+        time.flows.clear()
         answer = asyncio.create_task(anext(engine.run(submit(Operation.CHAT, HELLO))))
         for _ in range(10):  # turns of the loop, until the step has begun
             await asyncio.sleep(0)
@@ -116,7 +116,7 @@ def test_a_step_longer_than_the_stall_bound_is_healthy_until_its_end() -> None:
 
 def test_shutdown_fails_what_still_runs_and_every_later_call() -> None:
     async def stop(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> None:
-        engine.freeze()
+        time.flows.clear()
         answer = asyncio.create_task(anext(engine.run(submit(Operation.CHAT, HELLO))))
         await asyncio.sleep(0)
         await engine.shutdown()

@@ -71,8 +71,8 @@ def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
     for sequence in (first, large, small):
         batch.add(sequence, now=0.0)
     batch.advance(0.0)
-    assert batch.running == (first,)
-    assert batch.waiting == (large, small)
+    assert batch.running == [first]
+    assert batch.waiting == [large, small]
     assert [s for _, s, n in run_to_end(batch) if n == s.max_tokens] == [first, large, small]
 
 
@@ -113,7 +113,7 @@ def test_a_cancelled_sequence_holds_nothing_from_that_moment(started: bool) -> N
     batch.advance(0.0)
     assert cancelled.state is (SequenceState.RUNNING if started else SequenceState.WAITING)
     batch.cancel(cancelled)
-    assert (batch.counts, batch.kv_used) == ((1, 0), 10)
+    assert (batch.running, batch.waiting, batch.kv_used) == ([other], [], 10)
     batch.cancel(cancelled)
     assert {s for _, s, _ in run_to_end(batch)} == {other}
 
@@ -125,7 +125,7 @@ def test_a_refused_sequence_changes_nothing(refused: Sequence) -> None:
     batch = scheduler()
     with pytest.raises(ValueError, match=r"tokens|already"):
         batch.add(refused, now=0.0)
-    assert (batch.waiting, batch.due, refused.order) == ((), None, -1)
+    assert (batch.waiting, batch.due, refused.order) == ([], None, -1)
 
 
 def test_nothing_happens_before_a_step_is_due() -> None:
@@ -181,14 +181,14 @@ class Watched:
 
     def advance(self, elapsed_s: float) -> None:
         self.now += elapsed_s
-        line = self.batch.waiting
+        line = self.batch.waiting.copy()
         for sequence in self.batch.advance(self.now):
             before = self.tokens.get(sequence, 0)
             assert sequence not in self.cancelled
             assert sequence.produced == (before + 1 if sequence.max_tokens else 0)
             self.tokens[sequence] = sequence.produced
         joined = [s for s in self.batch.running if s in line]
-        assert joined == [s for s in line if s in joined] == list(line[: len(joined)])  # from the head, none skipped
+        assert joined == [s for s in line if s in joined] == line[: len(joined)]  # from the head, none skipped
         self.admitted += [s for s in joined if s not in self.admitted]
 
     def check(self) -> None:
@@ -197,10 +197,10 @@ class Watched:
         assert batch.kv_used == sum(s.kv for s in self.sequences) <= batch.kv_tokens
         assert all(s.kv >= s.total - 1 for s in batch.running)
         assert all(s.kv == 0 for s in self.sequences if s.state is not SequenceState.RUNNING)
-        ranks = [s.rank for s in batch.waiting]
+        ranks = [(s.priority, s.order) for s in batch.waiting]
         assert ranks == sorted(ranks)
         if batch.due is None:
-            assert (batch.running, batch.waiting) == ((), ())
+            assert (batch.running, batch.waiting) == ([], [])
 
 
 @settings(max_examples=300, deadline=None)

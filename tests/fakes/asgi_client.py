@@ -11,9 +11,7 @@ from typing import Any
 
 from serve_app.http import KeyRing, RouterApp
 from serve_app.router import ModelRouter, RouterMetrics
-from serve_app.router.model_queue import QueueView
 from serve_app.settings import KeySettings, Settings
-from serve_app.transport import TcpHandle
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.router import LONG, SOON_S
 
@@ -64,7 +62,6 @@ class Client:
     Args:
         routers: how many router replicas there are; `name` tells them apart.
         admission, http: settings.
-        wired: frames and requests go over connections of their own, as in production (`tests.fakes.tcp.run`).
     """
 
     def __init__(
@@ -75,7 +72,6 @@ class Client:
         *,
         admission: dict[str, Any] | None = None,
         http: dict[str, Any] | None = None,
-        wired: bool = False,
     ) -> None:
         keys = (
             KeySettings(key=KEY, tenant="people", max_class="high", metrics=True),
@@ -84,14 +80,13 @@ class Client:
         told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}
         settings = Settings.model_validate(told)
         self.handle = cluster.handle()
-        self._over = TcpHandle(self.handle) if wired else self.handle  # type: ignore[arg-type]
         self._cluster, self._name, self._routers, self._settings = cluster, name, routers, settings
         self.metrics = RouterMetrics()
 
     async def start(self) -> Client:
         client = await self._cluster.queues(self._name)
         admission = self._settings.admission
-        self.model = ModelRouter(self._cluster.settings, self._over, admission, self._name, self._routers, client)
+        self.model = ModelRouter(self._cluster.settings, self.handle, admission, self._name, self._routers, client)
         keys = KeyRing(self._settings.auth)
         self.edge = RouterApp(self._settings, keys, {MODEL: self.model}, self.metrics, SALT_SECRET)
         await self.model.start()
@@ -169,16 +164,10 @@ class Client:
         """How many requests ended how."""
         return {key: int(n) for (key,), n in self.figures("serve_app_requests_total", "outcome").items()}
 
-    @property
-    def view(self) -> QueueView:
-        return self.model.queue.view()
-
     def at_rest(self) -> bool:
         """Whether nothing waits and nothing is granted."""
-        return not any(self.view.waiting.values()) and not any(use.used for use in self.view.replicas.values())
-
-    def submits(self) -> list[str]:
-        return [replica for method, replica in self.handle.calls if method == "submit"]
+        queue = self.model.queue
+        return not queue.waiting and not any(queue.core.account(name)[0] for name in queue.known_engines)
 
 
 async def started(cluster: FakeCluster, *replicas: str, **settings: Any) -> Client:

@@ -1,11 +1,13 @@
 """Engine replicas without Ray: real `EngineReplica` objects on simulated engines, and a stand-in for `EngineHandle`.
 
-What it keeps of Serve: arguments, results and errors travel pickled; a call reaches its replica some turns of the event
-loop after it was made and never reaches one outside the running set; cancelling a call cancels its coroutine on the
-replica, later; a cancellation that happens on the replica arrives at the caller as a CancelledError; a killed replica
-fails every open call with `ActorUnavailableError`, and later ones wait until the replica leaves the set, and after.
+Connections between routers and replicas are production's, on loopback. What the stand-in keeps of Serve's calls:
+arguments, results and errors travel pickled; a call reaches its replica some turns of the event loop after it was made
+and never reaches one outside the running set; cancelling a call cancels its coroutine on the replica, later; a
+cancellation that happens on the replica arrives at the caller as a CancelledError; a killed replica fails every open
+call with `ActorUnavailableError`, and later ones wait until the replica leaves the set, and after.
 
-Invariant: `run` fails a scenario that leaves a task, an open call, work in an engine or an unhandled exception behind.
+Invariant: `run` fails a scenario that leaves a task, an open call or connection, work in an engine or an unhandled
+exception behind.
 """
 
 from __future__ import annotations
@@ -15,30 +17,32 @@ import contextlib
 import contextvars
 import gc
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 from unittest import mock
 
 from ray.exceptions import ActorUnavailableError
 
 from serve_app.core.routing import outliers
-from serve_app.engine import EngineReplica, deployment
+from serve_app.engine import deployment
+from serve_app.engine.deployment import EngineReplica
+from serve_app.engine.simulated import SimulatedEngine
 from serve_app.router import QueueClient
-from serve_app.settings.settings import ModelSettings, SimulatedSettings
-from serve_app.transport import EngineLoad, channel
+from serve_app.settings import ModelSettings, SimulatedSettings
+from serve_app.transport import EngineLoad, Frame, Submit, channel
+from serve_app.transport.tcp_server import RunRequest
 from tests.fakes import quota as fake_quota
 from tests.fakes.quota import MODEL, SOON_S, Away, FakeQuota
 from tests.fakes.until import POLL_S, TURNS, turns, until
 
-WINDOW = 8  # messages of a stream on their way at once, as HTTP/2's flow control bounds them
 BOUND_S = 60.0  # of one scenario, against hanging: they take under 2 s, many times that on a machine that is busy
 SETTLE_S = 5.0  # within which everything must have ended after a scenario; the short waits below add up to 0.5 s
+LOOPBACK = "127.0.0.1"
 NO_ACTOR = bytes(16)  # the actor id in Ray's errors
 
 # Production's waits are a second and several in a row: the scenarios run the same code with these.
 WAITS = {
     (channel, "IDLE_CLOSE_S"): 0.05,
-    (deployment, "BREAK_GRACE_S"): 0.05,
     (outliers, "FIRST_EJECTION_S"): 0.1,
 }
 
@@ -66,10 +70,26 @@ class FakeReplica:
         self.ended: list[str] = []  # methods of the calls that have ended, in order
         self.dead = False
         self.mute = False  # whether who asks for a channel is never answered
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        assert isinstance(engine.backend, SimulatedEngine)
+        engine.backend.sleep = self._sleep
+
+    async def _sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)  # bound: one step of the engine
+        await self._thawed.wait()
+
+    def freeze(self) -> None:
+        """Run no further step until `thaw`, like a hung engine."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        self._thawed.set()
 
     @property
-    def attachments(self) -> int:
-        return len(self.engine.attachments)
+    def connections(self) -> int:
+        """Of routers."""
+        return len(self.engine.wire.connections)
 
     @property
     def load(self) -> EngineLoad:
@@ -91,9 +111,8 @@ class FakeReplica:
 
     def cut_wire(self) -> None:
         """End its connections as the kernel does those of a process that is gone."""
-        if self.engine.wire is not None:
-            for visitor in list(self.engine.wire.connections):
-                visitor.framing.abort()
+        for visitor in list(self.engine.wire.connections):
+            visitor.framing.abort()
 
     @contextlib.contextmanager
     def open_call(self, method: str) -> Any:
@@ -119,6 +138,7 @@ class FakeCluster:
         self._beside: dict[str, FakeCluster] = {}
         self.replicas: dict[str, FakeReplica] = {}
         self.running: frozenset[str] = frozenset()
+        self.submits: list[str] = []  # the replica of every request that reached one
         self._listeners: list[Callable[[frozenset[str]], None]] = []
 
     def __getitem__(self, name: str) -> FakeReplica:
@@ -131,8 +151,18 @@ class FakeCluster:
                 engine = _Engine.__new__(_Engine)
                 await _Engine.__init__(engine, self.settings.model_dump(mode="json"))
                 self.replicas[name] = FakeReplica(name, engine)
+                engine.wire.run = self._recorded(name, engine.run)
                 self.quota.engine_comes(name, self.settings.max_num_seqs, self.settings.name)
         self._tell(self.running | set(names))
+
+    def _recorded(self, name: str, run: RunRequest) -> RunRequest:
+        """Requests as they reach the replica are in `submits`."""
+
+        async def recorded(submit: Submit, put: Callable[[Frame], None]) -> None:
+            self.submits.append(name)
+            await run(submit, put)
+
+        return recorded
 
     def remove(self, *names: str) -> None:
         """Count replicas no longer as running; open calls go on, new ones do not reach them."""
@@ -150,7 +180,6 @@ class FakeCluster:
 
     def break_channels(self, name: str) -> None:
         """Lose the channels to a replica, and nothing else of it."""
-        self.replicas[name].fail_calls("attach")
         self.replicas[name].cut_wire()
 
     def handle(self) -> FakeHandle:
@@ -170,7 +199,7 @@ class FakeCluster:
         client = QueueClient(name, self.quota.exchange, self.quota.watch, (Away,))
         self._clients.append(client)
         await client.start()
-        await until(lambda: not client.alone, SOON_S, "the actor knows the router")
+        await until(lambda: not client.core.alone, SOON_S, "the actor knows the router")
         return client
 
     def listen(self, listener: Callable[[frozenset[str]], None]) -> None:
@@ -178,11 +207,11 @@ class FakeCluster:
         asyncio.get_running_loop().call_soon(listener, self.running)
 
     def idle(self) -> bool:
-        """Whether no call is open and no engine that lives has work, an attachment or a cached token in use."""
+        """Whether no call is open and no engine that lives has work, a connection or a cached token in use."""
         alive = [replica for replica in self.replicas.values() if not replica.dead]
         if any(replica.calls for replica in self.replicas.values()):
             return False
-        busy = (replica.work or replica.attachments or replica.load.kv_cache_usage for replica in alive)
+        busy = (replica.work or replica.connections or replica.load.kv_cache_usage for replica in alive)
         return not any(busy) and all(one.idle() for one in self._beside.values())
 
     async def stop_engines(self) -> None:
@@ -204,7 +233,7 @@ class FakeCluster:
 
 
 class FakeHandle:
-    """Stands in for `serve_app.ray_adapter.serve.EngineHandle`, in one event loop."""
+    """Stands in for `serve_app.ray_adapter.EngineHandle`, in one event loop."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
@@ -255,35 +284,6 @@ class FakeHandle:
         finally:
             self.ringing -= 1
 
-    async def stream(self, method: str, *arguments: Any, replica_id: str) -> AsyncIterator[Any]:
-        """A streaming call of Serve's; closing the iterator ends it there."""
-        replica = await self._reach(method, replica_id)
-        with replica.open_call(method) as lost:
-            items: asyncio.Queue[Any] = asyncio.Queue()
-            window = asyncio.Semaphore(WINDOW)
-            made = getattr(replica.engine, method)(*_copy(arguments), replica_id=replica_id)
-            task = _elsewhere(_never() if replica.mute else _pump(made, items, window))
-            task.add_done_callback(lambda _: items.put_nowait(None))
-            lost.add_done_callback(lambda _: items.put_nowait(None))
-            try:
-                while (item := await items.get()) is not None:
-                    window.release()
-                    await turns(self.turns(method))
-                    if lost.done():
-                        break
-                    yield _copy(item)
-                if lost.done():
-                    lost.result()
-            finally:
-                self._cancel(task, method)
-
-    async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
-        """The channel, as `WiredHandle.attach`."""
-        stream = self.stream("attach", router_id, replica_id=replica_id)
-        async with contextlib.aclosing(stream) as messages:  # type: ignore[type-var]
-            async for message in messages:
-                on_message(message)
-
     async def _reach(self, method: str, replica_id: str) -> FakeReplica:
         """Be sent on to the replica; never, while it is dead or outside the set: Serve keeps trying."""
         self.calls.append((method, replica_id))
@@ -319,13 +319,6 @@ async def _never() -> None:
     await asyncio.Event().wait()
 
 
-async def _pump(made: AsyncIterator[Any], items: asyncio.Queue[Any], window: asyncio.Semaphore) -> None:
-    async with contextlib.aclosing(made) as produced:  # type: ignore[type-var]
-        async for item in produced:
-            await window.acquire()
-            items.put_nowait(item)
-
-
 def run(
     scenario: Callable[[FakeCluster], Awaitable[Any]],
     settings: ModelSettings | None = None,
@@ -344,6 +337,7 @@ def run(
         for (module, name), seconds in (fake_quota.WAITS | WAITS | (waits or {})).items():
             patches.enter_context(mock.patch.object(module, name, seconds))
         gc.freeze()  # so that the collection at the end looks at what the scenario has made and not at all of Ray
+        patches.enter_context(mock.patch.object(deployment.ray.util, "get_node_ip_address", return_value=LOOPBACK))
         try:
             with asyncio.Runner(loop_factory=loop) as runner:
                 return runner.run(_checked(scenario, settings or model()))
@@ -358,7 +352,7 @@ async def _checked(scenario: Callable[[FakeCluster], Awaitable[Any]], settings: 
     cluster = FakeCluster(settings)
     async with asyncio.timeout(BOUND_S):
         result = await scenario(cluster)
-        await until(cluster.idle, SETTLE_S, "no call open, nothing in the engines, no router attached")
+        await until(cluster.idle, SETTLE_S, "no call open, nothing in the engines, no connection open")
         await cluster.close()
         await until(lambda: len(asyncio.all_tasks()) == 1, SETTLE_S, "no task left")
     gc.collect()  # a task or future whose error nobody has looked at says so when it is collected

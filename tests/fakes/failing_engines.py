@@ -18,24 +18,22 @@ class Broken:
 
     def __init__(self, cluster: FakeCluster, *names: str) -> None:
         self.calls = 0
-        self._whole = {name: cluster[name].engine.submit for name in names}
+        self._whole = {name: cluster[name].engine.wire.run for name in names}
         self._cluster = cluster
         for name in names:
-            cluster[name].engine.submit = self._submit  # type: ignore[method-assign]
+            cluster[name].engine.wire.run = self._run  # type: ignore[method-assign]
 
-    async def _submit(self, *_: Any, **__: Any) -> None:
+    async def _run(self, *_: Any, **__: Any) -> None:
         self.calls += 1
         raise EngineFailed("no luck")
 
     def mend(self) -> None:
-        for name, submit in self._whole.items():
-            self._cluster[name].engine.submit = submit  # type: ignore[method-assign]
+        for name, run in self._whole.items():
+            self._cluster[name].engine.wire.run = run  # type: ignore[method-assign]
 
 
 def takes(router: Router) -> dict[str, str]:
     """How many requests each replica takes: "all" that there is room for, "one" as its probe, or "none"."""
-    health = router.model.health
-    return {
-        name: "none" if not health.is_usable(name) else "one" if health.takes_one_request(name) else "all"
-        for name in router.model.replicas
-    }
+    replicas = router.model.replica_set
+    words = {(True, False): "all", (True, True): "one", (False, False): "none"}
+    return {name: words[replicas.takes_requests(name)] for name in replicas.running}

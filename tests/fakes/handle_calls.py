@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from serve_app.client import Client
-from serve_app.client.connection import Connection
 from serve_app.client.loop_bridge import LoopBridge
 from serve_app.http import AnswerPiece, HttpRequest
 from serve_app.http.asgi_bridge import AsgiBridge
@@ -18,23 +17,28 @@ JOIN_S = 5.0  # for a thread that has nothing left to do
 
 
 class NearCalls:
-    """Implements `serve_app.client.loop_bridge.Calls` on an edge in `loop`."""
+    """Stands in for `serve_app.ray_adapter.IngressHandle`, on an edge in `loop`."""
 
     def __init__(self, inside: AsgiBridge, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._inside = inside
         self.closed = False
 
-    def exchange(self, asked: HttpRequest, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
-        return self._inside.exchange(asked)
+    def stream(self, *request: Any, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
+        return self._inside.exchange(HttpRequest(*request))
 
     async def close(self) -> None:
         self.closed = True
 
 
+def client_on(calls: Any, key: str, model: str | None = None) -> Client:
+    """A client that sends its requests by this stand-in for `IngressHandle`."""
+    return Client(lambda: calls, key, contextlib.ExitStack(), model=model)
+
+
 def client_of(inside: AsgiBridge, key: str, loop: asyncio.AbstractEventLoop, model: str | None = None) -> Client:
     """A client whose calls reach this edge in `loop`."""
-    return Client(Connection(lambda: NearCalls(inside, loop), key, lambda: None), model=model)
+    return client_on(NearCalls(inside, loop), key, model)
 
 
 @contextlib.contextmanager
@@ -62,4 +66,4 @@ async def _tasks() -> list[str]:
 
 def link_to(edge: Any, loop: asyncio.AbstractEventLoop) -> LoopBridge:
     """A link to a bare ASGI callable in `loop`."""
-    return LoopBridge(lambda: NearCalls(AsgiBridge(edge), loop))
+    return LoopBridge(lambda: NearCalls(AsgiBridge(edge), loop))  # type: ignore[arg-type,return-value]

@@ -188,7 +188,9 @@ class FakeQuota:
 
     def _moved(self) -> None:
         """What follows every event of the core."""
-        for key, (keep, value) in self.core.take_changes().items():
+        changes = self.core.changes()
+        self.core.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self._stored[key] = value
             else:
@@ -304,7 +306,7 @@ class Caller:
 
 async def spoken(*callers: Caller) -> None:
     """Until all routers are known to the actor and have heard so."""
-    await until(lambda: not any(one.shared.alone for one in callers), SOON_S, "all routers are booked")
+    await until(lambda: not any(one.shared.core.alone for one in callers), SOON_S, "all routers are booked")
 
 
 async def waits(caller: Caller, actor: FakeQuota, *names: str) -> None:

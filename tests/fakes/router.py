@@ -13,7 +13,6 @@ from serve_app.core.queue.admission import Arrival
 from serve_app.core.routing import AffinityKey, TargetReason
 from serve_app.engine.simulated.text import text_key, text_of
 from serve_app.router import ModelRouter, RequestTrace
-from serve_app.router.model_queue import QueueView
 from serve_app.router.request_grant import RequestGrant
 from serve_app.settings import AdmissionSettings
 from serve_app.transport import Channel, Frame, ResponseStream, Submit
@@ -89,13 +88,10 @@ class Router:
         cluster: FakeCluster,
         name: str = "router",
         routers: int = 1,
-        *,
-        over: Callable[[FakeHandle], Any] = lambda below: below,
         **admission: Any,
     ) -> None:
         self._cluster, self._name, self._routers = cluster, name, routers
         self.handle = cluster.handle()
-        self._over = over(self.handle)
         self._admission = AdmissionSettings(**admission)
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}
@@ -105,7 +101,7 @@ class Router:
     async def start(self) -> Router:
         self.client = await self._cluster.queues(self._name)
         settings, admission = self._cluster.settings, self._admission
-        self.model = ModelRouter(settings, self._over, admission, self._name, self._routers, self.client)
+        self.model = ModelRouter(settings, self.handle, admission, self._name, self._routers, self.client)
         await self.model.start()
         await turns(10)
         return self
@@ -145,20 +141,15 @@ class Router:
     def asking(self, tokens: int = 5, **more: Any) -> asyncio.Task[list[Frame]]:
         return asyncio.create_task(self.ask(tokens, **more))
 
-    def submits(self) -> list[str]:
-        return [replica for method, replica in self.handle.calls if method == "submit"]
-
-    @property
-    def view(self) -> QueueView:
-        return self.model.queue.view()
-
     @property
     def used(self) -> dict[str, int]:
-        return {name: use.used for name, use in self.view.replicas.items()}
+        """Slots of each engine that its requests hold."""
+        queue = self.model.queue
+        return {name: queue.core.account(name)[0] for name in sorted(queue.known_engines)}
 
     @property
     def waiting(self) -> int:
-        return sum(self.view.waiting.values())
+        return self.model.queue.waiting
 
     async def settled(self) -> None:
         """Nothing waits and nothing is granted."""
@@ -168,7 +159,7 @@ class Router:
 @contextlib.asynccontextmanager
 async def held(router: Router, arrival: Arrival) -> AsyncIterator[RequestGrant]:
     """A place on a replica that nothing runs on, for the block."""
-    grant = await router.model.acquire(arrival)
+    grant = await router.model.acquire(arrival, None, None, RequestTrace())
     try:
         yield grant
     finally:
@@ -177,9 +168,9 @@ async def held(router: Router, arrival: Arrival) -> AsyncIterator[RequestGrant]:
 
 def freeze(cluster: FakeCluster, *names: str) -> None:
     for name in names:
-        cluster[name].engine.backend.freeze()  # type: ignore[attr-defined]
+        cluster[name].freeze()
 
 
 def thaw(cluster: FakeCluster, *names: str) -> None:
     for name in names:
-        cluster[name].engine.backend.thaw()  # type: ignore[attr-defined]
+        cluster[name].thaw()

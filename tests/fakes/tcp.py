@@ -1,83 +1,46 @@
-"""The wire between routers and fake engine replicas: real connections on loopback, and what can go wrong with them.
-
-Serve's calls are the fakes' (`tests.fakes.engines`), the connections and both their ends are production's.
-
-Invariant: `run` also fails a scenario after which a replica knows a connection, a request or a held call.
-"""
+"""What can go wrong with the connections between routers and fake engine replicas (`tests.fakes.engines`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import msgspec
 import pytest
 import uvloop
 
-from serve_app.engine import deployment
 from serve_app.errors import EngineFailed
-from serve_app.settings.settings import ModelSettings
-from serve_app.transport import Channel, Frame, Submit, TcpAddress, TcpHandle
+from serve_app.transport import Channel, Frame, Submit, TcpAddress
 from serve_app.transport.messages import Batch, batch_decoder
 from serve_app.transport.tcp import HEADER_BYTES, SUBMIT
 from serve_app.types import Operation
-from tests.fakes import engines
-from tests.fakes.engines import SETTLE_S, FakeCluster, FakeHandle, FakeReplica, until
-from tests.fakes.router import LONG, REPLICA, SOON_S, Router, Slots, asked, heard, nothing, said
+from tests.fakes.engines import LOOPBACK, FakeCluster, FakeHandle, FakeReplica, until
+from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, asked, heard, nothing, said
 
-LOOPBACK = "127.0.0.1"
 Loop = Callable[[], asyncio.AbstractEventLoop]
 # Ray's workers run uvloop where it is installed
 loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
-def run(
-    scenario: Callable[[FakeCluster], Awaitable[Any]],
-    settings: ModelSettings | None = None,
-    *,
-    waits: dict[Any, float] | None = None,
-    loop: Loop | None = None,
-) -> Any:
-    """As `fake_engines.run`, with replicas that listen on loopback."""
-
-    async def checked(cluster: FakeCluster) -> Any:
-        result = await scenario(cluster)
-        replicas = [one for one in cluster.replicas.values() if not one.dead]
-        await until(lambda: not any(map(known, replicas)), SETTLE_S, "every connection ended")
-        return result
-
-    with mock.patch.object(deployment.ray.util, "get_node_ip_address", return_value=LOOPBACK):
-        return engines.run(checked, settings, waits=waits, loop=loop)
-
-
 def known(replica: FakeReplica) -> dict[str, int]:
     """What the replica's end of the wire still knows, by kind; empty when it knows nothing."""
     wire = replica.engine.wire
-    if wire is None:
-        return {}
     visitors = wire.connections | set(wire.by_router.values())
     counts = {
         "connections": len(visitors),
         "tickets": len(wire.tickets),
-        "requests": sum(len(visitor.running) for visitor in visitors),
-        "held": sum(len(visitor.awaited) for visitor in visitors),
+        "requests": sum(len(visitor.requests) for visitor in visitors),
     }
     return {kind: count for kind, count in counts.items() if count}
 
 
-def wired(cluster: FakeCluster, router: str = "router", handle: Any = None) -> tuple[Channel, FakeHandle]:
-    """A channel to `REPLICA` over the wire, and the handle below it."""
+def through(handle: Callable[[Any], Any], cluster: FakeCluster, router: str = "router") -> tuple[Channel, FakeHandle]:
+    """A channel to `REPLICA` whose calls go through `handle`, and the handle below it."""
     below = cluster.handle()
-    over = TcpHandle(below if handle is None else handle(below))
-    return Channel(over, router, REPLICA, itertools.count(1), Slots()), below
-
-
-async def wired_router(cluster: FakeCluster, handle: Callable[[Any], Any] = lambda below: below) -> Router:
-    return await Router(cluster, over=lambda below: TcpHandle(handle(below))).start()
+    return Channel(handle(below), router, REPLICA, itertools.count(1), Slots()), below
 
 
 async def running(link: Channel, cluster: FakeCluster, count: int = 1) -> list[asyncio.Task[str]]:
@@ -212,7 +175,8 @@ class Peer:
         return [frame for batch in self.batches for frame in batch.frames if frame.number == number]
 
     def ended(self) -> set[int]:
-        return {frame.number for batch in self.batches for frame in batch.frames if frame.usage is not None}
+        frames = [frame for batch in self.batches for frame in batch.frames]
+        return {frame.number for frame in frames if frame.usage is not None or frame.failure is not None}
 
     async def cut(self) -> bytes:
         """Wait for the replica to end the connection; what it has sent before that. TimeoutError: it does not."""
@@ -232,8 +196,8 @@ async def started(cluster: FakeCluster) -> FakeReplica:
     return cluster[REPLICA]
 
 
-def holding(replica: FakeReplica, number: int, router: str = "peer") -> asyncio.Task[None]:
-    return asyncio.create_task(replica.engine.hold(router, number, REPLICA))
+def holding(replica: FakeReplica, router: str = "peer") -> asyncio.Task[None]:
+    return asyncio.create_task(replica.engine.hold(router, REPLICA))
 
 
 def encoded(number: int, **body: Any) -> bytes:

@@ -115,7 +115,7 @@ def test_a_caller_that_is_cancelled_takes_its_request_with_it() -> None:
         await until(lambda: cluster["r1"].work == 4, SOON_S, "in the engine")
         queued = asyncio.create_task(inside.answer(make_request(COMPLETE, call("waits"))))
         reading = asyncio.create_task(anext(inside.stream(make_request(STREAM_COMPLETE, call("waits to be streamed")))))
-        await until(lambda: sum(client.view.waiting.values()) == 2, SOON_S, "in the line")
+        await until(lambda: client.model.queue.waiting == 2, SOON_S, "in the line")
         for task in (queued, reading, running):
             task.cancel()
         await asyncio.wait({running, queued, reading})

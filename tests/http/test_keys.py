@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from serve_app.errors import ConfigError, Unauthorized
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.settings import AuthSettings, KeySettings, load_or_create_key, parse
-from serve_app.settings.key_file import generate_key
 from serve_app.types import RequestClass
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-é-0123456789"
@@ -120,8 +119,8 @@ def test_no_key_at_all_is_no_way_to_start() -> None:
     assert caught.value.param == "auth.keys"
 
 
-def test_a_generated_key_serves_where_none_is_configured_and_only_there() -> None:
-    key = generate_key()
+def test_a_generated_key_serves_where_none_is_configured_and_only_there(tmp_path: Path) -> None:
+    key = load_or_create_key(tmp_path / "key")
     assert KeyRing(AuthSettings(), key).identify(bearer(key)).tenant == "default"
     with pytest.raises(Unauthorized):
         KeyRing(AuthSettings(keys=(KeySettings(key=ALICE),)), key).identify(bearer(key))
@@ -133,8 +132,8 @@ def test_a_key_given_twice_is_named_even_as_key_and_hash() -> None:
         KeyRing(parse({"auth": twice}).auth)
 
 
-def test_generated_keys_are_long_and_never_the_same() -> None:
-    keys = {generate_key() for _ in range(100)}
+def test_generated_keys_are_long_and_never_the_same(tmp_path: Path) -> None:
+    keys = {load_or_create_key(tmp_path / str(number)) for number in range(100)}
     assert len(keys) == 100
     assert all(key.startswith("sk-") and len(key) == 46 and key.isascii() for key in keys)
 

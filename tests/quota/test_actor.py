@@ -26,13 +26,12 @@ from serve_app.core.memory import (
     StartsReply,
     StartsRequest,
 )
-from serve_app.core.memory.start_reservations import StartPlacement
 from serve_app.core.shared_queue import RouterQueue
 from serve_app.errors import InsufficientMemory, Unavailable
 from serve_app.quota import actor as quotas
 from serve_app.quota.actor import GpuMemoryQuota
-from serve_app.quota.inventory import InventorySettings
-from serve_app.ray_adapter import Unreadable
+from serve_app.quota.kv_store import Unreadable
+from serve_app.settings import QuotaSettings
 
 SOON_S = 10.0  # for what takes milliseconds on an idle machine
 TOKENS = 1600
@@ -96,7 +95,7 @@ class _Inventory:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     there = World()
-    monkeypatch.setattr(quotas, "GcsStore", lambda prefix: there)
+    monkeypatch.setattr(quotas, "GcsStore", lambda: there)
     monkeypatch.setattr(quotas, "Inventory", lambda settings, before: _Inventory(there, before))
     for name, span_s in (("TICK_S", 0.02), ("LOOK_S", 0.02), ("WATCH_S", 0.2)):
         monkeypatch.setattr(quotas, name, span_s)
@@ -112,7 +111,7 @@ def with_actor(*scenarios: Scenario) -> None:
     async def run(scenario: Scenario) -> None:
         actor = GpuMemoryQuota.__new__(GpuMemoryQuota)
         async with asyncio.timeout(SOON_S):
-            await actor.__init__(InventorySettings())  # type: ignore[misc]
+            await actor.__init__(QuotaSettings())  # type: ignore[misc]
             await scenario(actor)
         for task in actor.tasks:
             task.cancel()
@@ -209,10 +208,10 @@ def test_an_event_in_the_very_turn_in_which_a_write_ends_is_stored_by_the_next_o
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
         core, looks, later = actor.core, itertools.count(), list[asyncio.Task[Any]]()
-        stored, unstored = core.stored, core.unstored
+        stored, unstored = core.checkpoint.stored, core.unstored
 
-        def ends() -> None:
-            stored()
+        def ends(changes: Any) -> None:
+            stored(changes)
             if not later:  # runs before the callback of the write that ends here
                 later.append(asyncio.create_task(actor.engine(replace(ENGINE, owner="b", ranks=(Rank("n", 2),)))))
 
@@ -220,7 +219,7 @@ def test_an_event_in_the_very_turn_in_which_a_write_ends_is_stored_by_the_next_o
             assert next(looks) < 1_000, "it looks again and again, and lets nobody else run"
             return unstored(*args)
 
-        monkeypatch.setattr(core, "stored", ends)
+        monkeypatch.setattr(core.checkpoint, "stored", ends)
         monkeypatch.setattr(core, "unstored", looked)
         await actor.engine(replace(ENGINE, owner="a", ranks=(Rank("n", 1),)))
         await later[0]
@@ -397,7 +396,7 @@ def test_an_engine_that_ends_says_so_and_is_off_the_roster(world: World) -> None
 
 def test_a_start_is_told_its_place_which_outlives_the_actor(world: World) -> None:
     ask = (StartsRequest("m", (Start("r", ("n",)),), requested_bytes=40),)
-    place = (StartsReply((StartPlacement("r", "n", True),)),)
+    place = (StartsReply({"r": "n"}),)
 
     async def first(actor: GpuMemoryQuota) -> None:
         assert await actor.starts(ask) == place

@@ -14,7 +14,8 @@ import ray
 
 from serve_app.core.memory import Device, EngineReport, Rank
 from serve_app.quota import inventory
-from serve_app.quota.inventory import Inventory, InventorySettings, NodeWatch
+from serve_app.quota.inventory import Inventory, NodeWatch
+from serve_app.settings import QuotaSettings
 from serve_app.system import start_ticks
 
 GB = 10**9
@@ -58,20 +59,20 @@ def looked(watched: Inventory) -> list[Device]:
 def test_a_node_without_gpus_has_a_share_of_its_memory_as_one_device(nodes: Nodes) -> None:
     nodes.gpus["cpu"] = 0
     nodes.answers["cpu", "host_bytes"] = 100 * GB
-    assert looked(Inventory(InventorySettings(host_share=0.25))) == [Device("cpu", 0, 25 * GB, 0)]
-    assert looked(Inventory(InventorySettings(host_share=0.0))) == []
+    assert looked(Inventory(QuotaSettings(host_memory_share=0.25), {})) == [Device("cpu", 0, 25 * GB, 0)]
+    assert looked(Inventory(QuotaSettings(host_memory_share=0.0), {})) == []
 
 
 def test_a_gpu_node_has_what_nvml_says_there_less_what_is_nobodys(nodes: Nodes) -> None:
     nodes.gpus["gpu"] = 2
     nodes.answers["gpu", "gpu_bytes"] = [80 * GB, 40 * GB]
-    found = looked(Inventory(InventorySettings(reserved_bytes=3 * GB)))
+    found = looked(Inventory(QuotaSettings(reserved_gb=3), {}))
     assert found == [Device("gpu", 0, 80 * GB, 3 * GB), Device("gpu", 1, 40 * GB, 3 * GB)]
 
 
 def test_where_the_settings_say_it_nvml_is_not_asked(nodes: Nodes) -> None:
     nodes.gpus["gpu"] = 2
-    found = looked(Inventory(InventorySettings(device_bytes=80 * GB)))
+    found = looked(Inventory(QuotaSettings(device_gb=80), {}))
     assert [(one.key, one.total_bytes) for one in found] == [("gpu/0", 80 * GB), ("gpu/1", 80 * GB)]
     assert nodes.asked == []
 
@@ -79,7 +80,7 @@ def test_where_the_settings_say_it_nvml_is_not_asked(nodes: Nodes) -> None:
 def test_a_node_that_does_not_answer_has_what_it_told_before(nodes: Nodes) -> None:
     nodes.gpus |= {"gpu": 1, "cpu": 0}
     nodes.answers |= {("gpu", "gpu_bytes"): TimeoutError(), ("cpu", "host_bytes"): 10 * GB}
-    watched = Inventory(InventorySettings(), {"gpu": [Device("gpu", 0, 80 * GB, 0)], "left": [Device("left", 0, 1, 0)]})
+    watched = Inventory(QuotaSettings(), {"gpu": [Device("gpu", 0, 80 * GB, 0)], "left": [Device("left", 0, 1, 0)]})
     assert [one.key for one in looked(watched)] == ["gpu/0", "cpu/0"]
     nodes.answers["gpu", "gpu_bytes"] = [80 * GB, 80 * GB]
     assert len(looked(watched)) == 3
@@ -103,7 +104,7 @@ def test_nobody_waits_for_a_node_that_has_never_told(nodes: Nodes, monkeypatch: 
     monkeypatch.setattr(nodes, "ask", slowly)
 
     async def looks() -> list[list[str]]:
-        watched = Inventory(InventorySettings())
+        watched = Inventory(QuotaSettings(), {})
         watched.check_timeout_s = 0.01
         first = await watched.devices()
         ready.set()
@@ -119,7 +120,7 @@ def test_nobody_waits_for_a_node_that_has_never_told(nodes: Nodes, monkeypatch: 
 def test_a_node_whose_nvml_fails_is_asked_again_and_nobody_waits_for_it(nodes: Nodes) -> None:
     nodes.gpus |= {"gpu": 1, "cpu": 0}
     nodes.answers |= {("gpu", "gpu_bytes"): failed("driver"), ("cpu", "host_bytes"): 10 * GB}
-    watched = Inventory(InventorySettings())
+    watched = Inventory(QuotaSettings(), {})
     assert [one.node for one in looked(watched)] == ["cpu"]
     nodes.answers["gpu", "gpu_bytes"] = [80 * GB]
     assert [one.node for one in looked(watched)] == ["gpu", "cpu"]
@@ -131,7 +132,7 @@ def test_a_node_whose_nvml_fails_is_asked_again_and_nobody_waits_for_it(nodes: N
 def test_a_node_that_ray_calls_gone_is_gone(nodes: Nodes) -> None:
     nodes.gpus |= {"a": 0, "b": 0}
     nodes.answers |= {("a", "host_bytes"): 10 * GB, ("b", "host_bytes"): 10 * GB}
-    watched = Inventory(InventorySettings())
+    watched = Inventory(QuotaSettings(), {})
     looked(watched)
     del nodes.gpus["b"]
     assert [one.node for one in looked(watched)] == ["a"]
@@ -147,7 +148,7 @@ def test_an_engine_is_gone_when_its_processes_are_on_every_node(nodes: Nodes) ->
     for node in nodes.gpus:
         nodes.answers[node, "host_bytes"] = 10 * GB
         nodes.answers[node, "alive"] = lambda asked, node=node: [pid for pid, _ in asked if pid in alive[node]]
-    watched = Inventory(InventorySettings())
+    watched = Inventory(QuotaSettings(), {})
     looked(watched)
     engine = told(a=((7, 1),), b=((7, 1),))
     assert not asyncio.run(watched.gone(engine))
@@ -158,7 +159,7 @@ def test_an_engine_is_gone_when_its_processes_are_on_every_node(nodes: Nodes) ->
 def test_an_engine_of_a_node_that_does_not_answer_may_be_there_and_of_one_that_is_gone_is_not(nodes: Nodes) -> None:
     nodes.gpus |= {"a": 0}
     nodes.answers |= {("a", "host_bytes"): 10 * GB, ("a", "alive"): TimeoutError()}
-    watched = Inventory(InventorySettings())
+    watched = Inventory(QuotaSettings(), {})
     looked(watched)
     assert not asyncio.run(watched.gone(told(a=((7, 1),))))
     assert asyncio.run(watched.gone(told(left=((7, 1),))))
@@ -168,7 +169,7 @@ def test_an_engine_of_a_node_that_does_not_answer_may_be_there_and_of_one_that_i
 def test_an_engine_on_a_node_that_has_not_told_its_devices_yet_is_not_gone(nodes: Nodes) -> None:
     nodes.gpus |= {"a": 0}
     nodes.answers |= {("a", "host_bytes"): TimeoutError(), ("a", "alive"): TimeoutError()}
-    watched = Inventory(InventorySettings())
+    watched = Inventory(QuotaSettings(), {})
     assert looked(watched) == []
     assert not asyncio.run(watched.gone(told(a=((7, 1),))))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from serve_app.core.routing import AffinityKey, TargetReason, outliers
 from serve_app.errors import EngineUnreachable
 from serve_app.http import request_size
+from serve_app.router.replicas import ResultReporter
 from serve_app.types import Operation
 from tests.fakes.asgi_client import Client, Reply, ask
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -22,8 +24,9 @@ def session(number: int) -> AffinityKey:
 async def places(router: Router, count: int = 20) -> list[str]:
     """Where one request of each session runs, one after the other, once this router has credit everywhere: before, it
     grants on what it has (a hint never makes a request wait)."""
-    usable = [name for name in router.model.replicas if router.model.health.is_healthy(name)]
-    await until(lambda: all(router.view.replicas[name].slots for name in usable), SOON_S, "credit on each replica")
+    replicas, core = router.model.replica_set, router.model.queue.core
+    usable = list(filter(replicas.is_usable, replicas.running))
+    await until(lambda: all(core.account(name)[1].slots for name in usable), SOON_S, "credit on each replica")
     for number in range(count):
         await router.ask(key=session(number))
     return list(router.places.values())[-count:]
@@ -62,7 +65,7 @@ def test_an_ejected_replica_is_nobodys_home() -> None:
         await cluster.add(*REPLICAS)
         router = await Router(cluster).start()
         found = await places(router)
-        sent = router.model.replica_set.track_result("r2")
+        sent = ResultReporter(router.model.replica_set, "r2", time.monotonic())
         sent.on_error(EngineUnreachable("gone"), connection_lost=True)
         sent.report()
         for before, now in zip(found, await places(router), strict=True):
@@ -115,7 +118,7 @@ def test_conversations_of_one_prefix_run_where_it_is_and_the_metrics_say_so() ->
         assert (await client.get("/metrics")).status == 200
         assert client.figures("serve_app_placed", "key", "place") == {("prefix", "home"): 24}
 
-        sent = client.model.replica_set.track_result("r2")
+        sent = ResultReporter(client.model.replica_set, "r2", time.monotonic())
         sent.on_error(EngineUnreachable("gone"), connection_lost=True)
         sent.report()
         await client.get("/metrics")

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from serve_app.errors import NotFound, Unavailable
-from serve_app.router import cold_start
+from serve_app.router import RequestTrace, cold_start
 from serve_app.router.cold_start import ColdStartTrigger
-from serve_app.settings import AdmissionSettings
-from serve_app.settings.settings import AutoscaleSettings, ModelSettings
+from serve_app.settings import AdmissionSettings, AutoscaleSettings, ModelSettings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Operation
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -31,7 +30,10 @@ async def aside(router: Router) -> bytes:
     async def relay(stream: ResponseStream, frames: list[Frame]) -> None:
         told.append(frames[0].body)
 
-    await router.model.serve_unqueued(lambda n: Submit(n, "id", Operation.TOKENIZE, {"prompt": "two words"}), relay)
+    def make(number: int) -> Submit:
+        return Submit(number, "id", Operation.TOKENIZE, {"prompt": "two words"})
+
+    await router.model.serve_unqueued(make, relay, RequestTrace())
     return told[0]
 
 
@@ -46,7 +48,7 @@ def test_one_call_waits_for_all_who_wait_and_ends_with_the_first_replica() -> No
         await cluster.add("r1")
         await asyncio.gather(*asked)
         await until(lambda: router.handle.ringing == 0, SOON_S, "the bell is silent")
-        assert not router.model.cold_start.is_calling
+        assert router.model.cold_start.call is None
         await router.settled()
 
     run(scenario, scaled())
@@ -175,7 +177,7 @@ def test_a_call_that_fails_is_made_again_while_somebody_waits(monkeypatch: pytes
             await asyncio.wait_for(answered.wait(), SOON_S)
             await bell.close()
             bell.update(scales_from_zero=True, running=False)
-            assert not bell.is_calling
+            assert bell.call is None
         assert len(rung) == 2
         return len(asyncio.all_tasks())
 

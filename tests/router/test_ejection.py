@@ -12,11 +12,11 @@ from serve_app.core.routing import AffinityKey, FailureKind, OutlierVerdict
 from serve_app.core.routing import TargetReason as Placed
 from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
-from serve_app.router.health import ResultReporter
+from serve_app.router.replicas import ResultReporter
 from serve_app.transport import Piece
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import Client, ask
-from tests.fakes.engines import FakeCluster, FakeHandle, model, run, turns, until
+from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.failing_engines import NEVER, Broken, takes
 from tests.fakes.router import SOON_S, Router, freeze, thaw
 
@@ -31,7 +31,8 @@ def test_a_replica_that_fails_every_call_costs_three_tries_and_no_request() -> N
         await asyncio.gather(*(router.ask() for _ in range(12)))
         assert broken.calls == MAX_CONSECUTIVE_FAILURES
         assert set(router.places.values()) == {"r2"}
-        assert (router.model.health.ejected_count, router.model.health.ejections[FailureKind.CONSECUTIVE]) == (1, 1)
+        replicas = router.model.replica_set
+        assert (replicas.outliers.ejected_count, replicas.ejections[FailureKind.CONSECUTIVE]) == (1, 1)
         assert takes(router) == {"r1": "none", "r2": "all"}
         await router.settled()
 
@@ -46,9 +47,9 @@ def test_where_everything_fails_half_of_the_replicas_stay_in_use() -> None:
         for _ in range(6):
             told = await asyncio.gather(*(router.ask() for _ in range(4)), return_exceptions=True)
             assert {type(error) for error in told} == {EngineFailed}
-            assert router.model.health.ejected_count <= 2
+            assert router.model.replica_set.outliers.ejected_count <= 2
             assert list(takes(router).values()).count("all") >= 2
-        assert router.model.health.ejected_count == 2
+        assert router.model.replica_set.outliers.ejected_count == 2
         assert broken.calls <= 6 * 4 * 3
         await router.settled()
 
@@ -65,7 +66,7 @@ def test_a_request_that_failed_at_home_runs_elsewhere() -> None:
         await router.ask(key=key)
         assert broken.calls == 1
         assert router.places["2"] != router.places["1"]
-        assert not router.model.health.ejected_count
+        assert not router.model.replica_set.outliers.ejected_count
         await router.settled()
 
     run(scenario, waits=NEVER)
@@ -123,7 +124,7 @@ def test_a_broken_channel_is_a_lost_connection_once_however_many_it_carried() ->
         cluster.break_channels("r1")
         thaw(cluster, "r1", "r2")
         await asyncio.gather(*requests)
-        assert {why: n for why, n in router.model.health.ejections.items() if n} == {FailureKind.LOST: 1}
+        assert {why: n for why, n in router.model.replica_set.ejections.items() if n} == {FailureKind.LOST: 1}
         await router.settled()
 
     run(scenario, waits=NEVER)
@@ -146,8 +147,8 @@ def test_what_clients_do_says_nothing_of_a_replica() -> None:
             await until(lambda: not cluster["r1"].work + cluster["r2"].work, SOON_S, "all gone")
         thaw(cluster, "r1", "r2")
         assert client.outcomes == {Outcome.BAD_REQUEST: 20, Outcome.CANCELLED_RUNNING: 40}
-        assert set(client.model.health.ejections.values()) == {0}
-        assert client.model.health.ejected_count == 0
+        assert set(client.model.replica_set.ejections.values()) == {0}
+        assert client.model.replica_set.outliers.ejected_count == 0
 
     run(scenario)
 
@@ -168,37 +169,24 @@ def test_a_replica_that_breaks_every_answer_in_the_middle_is_ejected() -> None:
                 await router.ask()
             except EngineFailed:
                 failed += 1
-        assert (failed, router.model.health.ejections[FailureKind.CONSECUTIVE]) == (MAX_CONSECUTIVE_FAILURES, 1)
+        assert (failed, router.model.replica_set.ejections[FailureKind.CONSECUTIVE]) == (MAX_CONSECUTIVE_FAILURES, 1)
         await router.settled()
 
     run(scenario, waits=NEVER)
 
 
 def test_where_no_more_may_be_out_a_lost_request_pauses_before_it_tries_again() -> None:
-    class Cut:
-        """No channel comes about."""
-
-        def __init__(self, below: FakeHandle) -> None:
-            self.below = below
-            self.tries = 0
-
-        async def attach(self, *_: Any, **__: Any) -> None:
-            self.tries += 1
-            raise EngineUnreachable("no connection")
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.below, name)
-
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
-        cut: list[Cut] = []
-        router = await Router(cluster, over=lambda below: cut.append(Cut(below)) or cut[0], max_wait_s=0.4).start()
+        router = await Router(cluster, max_wait_s=0.4).start()
+        for name in ("r1", "r2"):
+            await cluster[name].engine.wire.close()  # no connection comes about
         request = router.asking()
         await until(lambda: router.model.waiting == 1 and not router.waiting, SOON_S, "it pauses, and counts")
         with pytest.raises(EngineUnreachable):
             await request
-        assert router.model.health.ejected_count == 1
-        assert 3 <= cut[0].tries <= 8
+        assert router.model.replica_set.outliers.ejected_count == 1
+        assert 3 <= len(router.handle.calls) <= 8
         await router.settled()
 
     run(scenario, waits=NEVER)
@@ -209,12 +197,12 @@ def test_an_ejected_replica_that_leaves_is_no_longer_counted_and_is_as_new_when_
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken = Broken(cluster, "r1")
-        while not router.model.health.ejected_count:
+        while not router.model.replica_set.outliers.ejected_count:
             await router.ask()
         broken.mend()
         cluster.remove("r1")
         await turns(5)
-        assert router.model.health.ejected_count == 0
+        assert router.model.replica_set.outliers.ejected_count == 0
         assert takes(router) == {"r2": "all"}
         await cluster.add("r1")
         await turns(5)

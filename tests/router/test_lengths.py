@@ -85,12 +85,12 @@ def test_a_batch_takes_many_short_ones_or_few_long_ones_or_a_mixture(
     bodies: list[dict[str, Any]], running: int, waiting: int
 ) -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
-        cluster["r1"].engine.backend.freeze()  # type: ignore[attr-defined]
+        cluster["r1"].freeze()
         asked = Asked(client, cluster)
         await asked.add(*bodies)
         await asked.seen(running, waiting)
         await asked.end()
-        cluster["r1"].engine.backend.thaw()  # type: ignore[attr-defined]
+        cluster["r1"].thaw()
 
     check(scenario)
 
@@ -113,13 +113,13 @@ def test_a_replica_that_failed_comes_back_where_every_request_is_long() -> None:
 
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         broken = Broken(cluster, "r1")
-        while not client.model.health.ejected_count:
+        while not client.model.replica_set.outliers.ejected_count:
             assert (await client.post(ask("p", 200))).status == 200
         broken.mend()
         async with asyncio.timeout(SOON_S):
-            while client.model.health.ejected_count:
+            while client.model.replica_set.outliers.ejected_count:
                 assert (await client.post(ask("p", 200))).status == 200
-        assert client.model.health.ejections[FailureKind.CONSECUTIVE] >= 1
+        assert client.model.replica_set.ejections[FailureKind.CONSECUTIVE] >= 1
 
     check(scenario, "r1", "r2", waits=SHORT)
 
@@ -128,14 +128,14 @@ def test_a_change_of_it_is_the_routers_and_restarts_no_engine() -> None:
     assert engine_version(settings()) == engine_version(settings(long_from_tokens=5)) == engine_version(model(SLOTS))
 
     async def scenario(client: Client, cluster: FakeCluster) -> None:
-        cluster["r1"].engine.backend.freeze()  # type: ignore[attr-defined]
+        cluster["r1"].freeze()
         asked = Asked(client, cluster)
         await asked.add(*[long()] * 2)
         client.model.configure(model(SLOTS), client.edge.settings.admission, 1)
         await asked.add(long())
         await asked.seen(2, 1)  # what runs keeps its weight
         await asked.end()
-        cluster["r1"].engine.backend.thaw()  # type: ignore[attr-defined]
+        cluster["r1"].thaw()
 
     check(scenario)
 

@@ -117,7 +117,7 @@ def test_a_request_that_leaves_before_its_answer_is_cancelled_in_the_queue(grant
         assert request.cancelled()
         assert there.core.events == [("arrive", "a"), ("cancel", "a")]
         there.client.apply_actions([Grant("a", "r1", 1.0)])  # too late: for nobody
-        assert not there.client.decisions_of(there.queue)
+        assert not there.client.requests
 
     run(scenario())
 
@@ -163,6 +163,6 @@ def test_an_error_after_the_arrival_gives_back_what_was_granted() -> None:
         with pytest.raises(AttributeError):
             await there.asking()
         assert there.core.events == [("arrive", "a"), ("cancel", "a")]
-        assert not there.client.decisions_of(there.queue)
+        assert not there.client.requests
 
     run(scenario())

@@ -16,6 +16,7 @@ from serve_app.core.queue.admission import Arrival
 from serve_app.errors import NotFound
 from serve_app.http import KeyRing, RouterApp
 from serve_app.ray_adapter import Handle
+from serve_app.router import RequestTrace
 from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.queue_client import QueueClient
@@ -91,7 +92,11 @@ async def serve(
         told.extend(frames)
 
     arrival = Arrival(request, RequestClass.NORMAL, "tenant")
-    await line.serve(arrival, lambda number: Submit(number, request, Operation.COMPLETION, body), relay)
+
+    def make(number: int) -> Submit:
+        return Submit(number, request, Operation.COMPLETION, body)
+
+    await line.serve(arrival, make, relay, None, RequestTrace())
     return len(told)
 
 
@@ -215,7 +220,7 @@ def test_a_model_back_at_once_does_not_meet_its_former_self() -> None:
         assert present is not former
         await turns(20)
         assert await serve(present)
-        assert cluster["r1"].attachments == 2  # of the former one and the present one: each its own
+        assert cluster["r1"].connections == 2  # of the former one and the present one: each its own
         assert await runs
         await fleet.wait_settled()
         assert [handle.closed for _, handle in handles.made] == [1, 0, 0]

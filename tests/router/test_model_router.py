@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import Overloaded, Unavailable
-from serve_app.router import engine_info
+from serve_app.router import RequestTrace, engine_info
 from serve_app.transport import Frame, ResponseStream, Submit, channel
 from serve_app.types import Operation, RequestClass
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -34,7 +34,7 @@ def test_a_cancel_while_waiting_gives_the_place_back() -> None:
         await turns(5)
         running.cancel()
         await last
-        assert (router.relayed, len(router.submits())) == (["1", "3"], 2)
+        assert (router.relayed, len(cluster.submits)) == (["1", "3"], 2)
         await router.settled()
 
     run(scenario, model(slots=1))
@@ -93,7 +93,7 @@ def test_a_refusal_says_why_and_when_to_come_back(cause: str) -> None:
         assert (refused.value.code, refused.value.status) == (cause, 429)
         assert refused.value.retry_after_s is not None
         assert refused.value.retry_after_s > 0
-        assert len(router.submits()) == 1
+        assert len(cluster.submits) == 1
         running.cancel()
         await router.settled()
 
@@ -161,7 +161,7 @@ def test_a_slot_is_free_when_the_engine_is_done_and_not_when_the_client_has_read
         await asyncio.wait_for(router.ask(), SOON_S)
         cluster.remove("r1")
         assert await until(lambda: not cluster["r1"].calls, SOON_S, "the replica drained") < 1.0
-        assert router.model.granted == 0
+        assert router.model.queue.granted == 0
         unread.set()
         await slow
         await router.settled()
@@ -182,20 +182,20 @@ def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -
             return Submit(number, "id", Operation.TOKENIZE, {"prompt": "two words"})
 
         with pytest.raises(Unavailable) as refused:
-            await router.model.serve_unqueued(make, relay)
+            await router.model.serve_unqueued(make, relay, RequestTrace())
         assert refused.value.code == "no_replica"
         await cluster.add("r1", "r2")
         await turns(10)
         busy = [router.asking(LONG) for _ in range(8)]
         await until(lambda: len(router.relayed) == 8, SOON_S, "every slot taken")
-        await router.model.serve_unqueued(make, relay)
+        await router.model.serve_unqueued(make, relay, RequestTrace())
         for request in busy:
             request.cancel()
         await asyncio.wait(busy)
         cluster["r1"].mute = cluster["r2"].mute = True
-        await until(lambda: not cluster["r1"].attachments and not cluster["r2"].attachments, SOON_S, "detached")
+        await until(lambda: not cluster["r1"].connections and not cluster["r2"].connections, SOON_S, "detached")
         cluster["r2"].mute = False
-        await asyncio.gather(*(router.model.serve_unqueued(make, relay) for _ in range(4)))
+        await asyncio.gather(*(router.model.serve_unqueued(make, relay, RequestTrace()) for _ in range(4)))
         assert len(told) == 5
         assert {b'"count": 2' in body for body in told} == {True}
         await router.settled()
@@ -212,11 +212,11 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
         info = await router.model.info()
         assert info is not None
         assert (info.slots, router.model.max_model_len, router.model.max_request_slots) == (4, info.max_model_len, 4)
-        load = await router.model.load("r1")
+        load = await router.model.engine_info.fetch_load("r1")
         assert load is not None
         assert load.running == 0
         cluster.kill("r1", told=False)
-        assert await router.model.load("r1") is None
+        assert await router.model.engine_info.fetch_load("r1") is None
 
     run(scenario, waits={(engine_info, "ANSWER_TIMEOUT_S"): 0.1})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from serve_app.core.routing import FailureKind
 from serve_app.core.routing import TargetReason as Placed
 from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.router.replicas import ResultReporter
 from tests.fakes.engines import FakeCluster, run, turns, until
 from tests.fakes.failing_engines import SHORT, Broken, takes
 from tests.fakes.router import LONG, NORMAL, SOON_S, Router, freeze, held, thaw
@@ -21,16 +23,16 @@ def test_an_ejected_replica_is_probed_by_one_request_at_a_time_until_one_succeed
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        broken, health = Broken(cluster, "r1"), router.model.health
+        broken, replicas = Broken(cluster, "r1"), router.model.replica_set
 
         async def asked_until(condition: Any) -> None:
             while not condition():
                 await asyncio.gather(router.ask(), router.ask())
 
-        await asyncio.wait_for(asked_until(lambda: health.ejections[FailureKind.PROBE] == 2), SOON_S)
+        await asyncio.wait_for(asked_until(lambda: replicas.ejections[FailureKind.PROBE] == 2), SOON_S)
         assert broken.calls == MAX_CONSECUTIVE_FAILURES + 2
         broken.mend()
-        await asyncio.wait_for(asked_until(lambda: not health.ejected_count), SOON_S)
+        await asyncio.wait_for(asked_until(lambda: not replicas.outliers.ejected_count), SOON_S)
         assert takes(router) == {"r1": "all", "r2": "all"}
         assert Placed.PROBE in router.why.values()
         await asyncio.gather(*(router.ask() for _ in range(8)))
@@ -47,12 +49,13 @@ def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_ru
         running = [router.asking(LONG) for _ in range(4)]
         await until(lambda: len(router.relayed) == 4, SOON_S, "two run on each")
         assert cluster["r1"].work == 2
-        health, sent = router.model.health, router.model.replica_set.track_result("r1")
+        replicas = router.model.replica_set
+        sent = ResultReporter(replicas, "r1", time.monotonic())
         sent.on_error(EngineUnreachable("gone"), connection_lost=True)
         sent.report()
-        assert health.ejected_count == 1
+        assert replicas.outliers.ejected_count == 1
         freeze(cluster, "r1")
-        await until(lambda: health.is_on_probation("r1"), SOON_S, "its time is over")
+        await until(lambda: replicas.is_on_probation("r1"), SOON_S, "its time is over")
         requests = [router.asking() for _ in range(12)]
         await until(lambda: cluster["r1"].work == 3, SOON_S, "the probe is there")
         one = next(n for n, place in enumerate(list(router.places.values())) if place == "r1")
@@ -61,7 +64,7 @@ def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_ru
         assert (router.used["r1"], takes(router)["r1"]) == (2, "none")  # the other long one, and the probe
         thaw(cluster, "r1")
         await asyncio.gather(*requests)
-        assert not health.ejected_count
+        assert not replicas.outliers.ejected_count
         for request in running:
             request.cancel()
         await router.settled()
@@ -74,21 +77,21 @@ def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        broken, health = Broken(cluster, "r1"), router.model.health
-        while not health.ejected_count:
+        broken, replicas = Broken(cluster, "r1"), router.model.replica_set
+        while not replicas.outliers.ejected_count:
             await router.ask()
         broken.mend()
         freeze(cluster, "r1")
-        await until(lambda: health.is_on_probation("r1"), SOON_S, "its time is over")
+        await until(lambda: replicas.is_on_probation("r1"), SOON_S, "its time is over")
         for _ in range(3):
             probe = router.asking()
             await until(lambda: cluster["r1"].work == 1, SOON_S, "it is there")
             probe.cancel()
             await until(lambda: not cluster["r1"].work, SOON_S, "its client has left")
-            assert (health.is_on_probation("r1"), takes(router)["r1"]) == (True, "one")
+            assert (replicas.is_on_probation("r1"), takes(router)["r1"]) == (True, "one")
         thaw(cluster, "r1")
         await router.ask()
-        assert not health.ejected_count
+        assert not replicas.outliers.ejected_count
         await router.settled()
 
     run(scenario, waits=SHORT)
@@ -98,16 +101,16 @@ def test_a_probes_place_that_nobody_used_is_for_the_next_request() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        broken, health = Broken(cluster, "r1"), router.model.health
-        while not health.ejected_count:
+        broken, replicas = Broken(cluster, "r1"), router.model.replica_set
+        while not replicas.outliers.ejected_count:
             await router.ask()
         broken.mend()
-        await until(lambda: health.replica_to_probe() == "r1", SOON_S, "its time is over")
+        await until(lambda: replicas.replica_to_probe() == "r1", SOON_S, "its time is over")
         async with held(router, Arrival("unsent", NORMAL, "tenant", affinity="r1")) as granted:
-            assert (granted.replica_id, health.replica_to_probe()) == ("r1", None)
-        assert health.replica_to_probe() == "r1"
+            assert (granted.replica_id, replicas.replica_to_probe()) == ("r1", None)
+        assert replicas.replica_to_probe() == "r1"
         await router.ask()
-        assert not health.ejected_count
+        assert not replicas.outliers.ejected_count
         await router.settled()
 
     run(scenario, waits=SHORT)
@@ -117,13 +120,13 @@ def test_a_probe_counts_by_its_first_frame() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        broken, health = Broken(cluster, "r1"), router.model.health
-        while not health.ejected_count:
+        broken, replicas = Broken(cluster, "r1"), router.model.replica_set
+        while not replicas.outliers.ejected_count:
             await router.ask()
         broken.mend()
-        await until(lambda: health.is_on_probation("r1"), SOON_S, "its time is over")
+        await until(lambda: replicas.is_on_probation("r1"), SOON_S, "its time is over")
         probe = router.asking(LONG)
-        await until(lambda: not health.ejected_count, SOON_S, "it is back")
+        await until(lambda: not replicas.outliers.ejected_count, SOON_S, "it is back")
         assert not probe.done()
         assert takes(router) == {"r1": "all", "r2": "all"}
         probe.cancel()
@@ -140,12 +143,12 @@ def test_an_only_replica_on_probation_serves_requests_of_any_size() -> None:
         with pytest.raises(EngineFailed):
             await router.ask()
         broken.mend()
-        health = router.model.health
-        assert health.ejected_count == 1
-        await until(lambda: health.is_on_probation("r1"), SOON_S, "its time is over")
+        replicas = router.model.replica_set
+        assert replicas.outliers.ejected_count == 1
+        await until(lambda: replicas.is_on_probation("r1"), SOON_S, "its time is over")
         assert takes(router) == {"r1": "all"}
         await router.ask(slots=4)
-        assert not health.ejected_count
+        assert not replicas.outliers.ejected_count
         await router.settled()
 
     run(scenario, waits=SHORT)

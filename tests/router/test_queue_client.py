@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Iterable
 
 import pytest
 
-from serve_app.core.queue.admission import Action, Grant
+from serve_app.core.queue.admission import Action, RefusalReason
 from serve_app.types import RequestClass
 from tests.fakes.engines import turns, until
 from tests.fakes.quota import SOON_S, FakeQuota, at_rest, fleet, refused, run, waits
@@ -53,7 +54,7 @@ def test_while_nobody_waits_a_request_is_granted_in_the_call_and_nobody_is_asked
                 place.send(None)
             assert (ended.value.value.replica_id, ended.value.value.waited_s) == ("r1", 0.0)
             assert actor.calls["exchange"] == asked
-            assert callers[0].shared.grant_counts == (1, 0)
+            assert (callers[0].shared.core.granted_on_credit, callers[0].shared.core.granted_by_actor) == (1, 0)
             callers[0].done("a")
             await at_rest(actor, *callers)
 
@@ -110,14 +111,15 @@ def test_a_request_cancelled_in_the_turn_of_its_grant_never_ran_and_gives_its_pl
             gone, after = caller.asking("gone"), caller.asking("after")
             await turns(1)
             await waits(caller, actor, "gone", "after")
-            decide = caller.end.deliver
+            apply = caller.shared.apply_actions
 
-            def cancelling(action: Action, decided: asyncio.Future[Grant]) -> None:
-                decide(action, decided)
-                if action.request_id == "gone":
+            def cancelling(actions: Iterable[Action]) -> None:
+                decisions = list(actions)
+                apply(decisions)
+                if any(action.request_id == "gone" for action in decisions):
                     gone.cancel()
 
-            caller.end.deliver = cancelling  # type: ignore[method-assign]
+            caller.shared.apply_actions = cancelling  # type: ignore[method-assign]
             caller.done(holder)
             await asyncio.wait_for(after, SOON_S)
             assert gone.cancelled()
@@ -144,7 +146,7 @@ def test_a_refusal_says_why_and_when_to_come_back(reason: str) -> None:
         async with fleet(actor, 2, **bounds) as (first, second):
             await first.hold_all(2)
             if reason == "no_replica":
-                second.end.observe_start(77.0)
+                second.end.replica_start.reported(77.0)
                 first.end.set_replica("r1", False)
                 second.end.set_replica("r1", False)
             before = first.asking("before", HIGH) if reason == "queue_full" else None
@@ -159,7 +161,7 @@ def test_a_refusal_says_why_and_when_to_come_back(reason: str) -> None:
                 before = first.asking("before", HIGH)
             error = await refused(asked)
             assert error.code == reason
-            assert second.end.view().refused[reason] == 1
+            assert second.end.refused[RefusalReason(reason)] == 1
             if reason == "no_replica":
                 assert error.retry_after_s == pytest.approx(77.0, abs=SOON_S), "the start that this router knows of"
                 for one in (first, second):
@@ -185,10 +187,11 @@ def test_a_running_request_grows_from_credit_and_else_by_a_question() -> None:
         async with fleet(actor, 2) as (first, second):
             await until(lambda: first.credit()[1] > 10_000, SOON_S, "credit")
             await first.granted("credit")
-            assert first.end.request_kv_tokens("credit", 500)
+            first.end.request_kv_tokens("credit", 500)
             assert first.shared.core.accounts.held("r1")[1] == 510
             whole = first.credit()[1] + 20_000
-            assert not first.end.request_kv_tokens("credit", whole), "that is more than its credit"
+            first.end.request_kv_tokens("credit", whole)
+            assert first.shared.core.accounts.held("r1")[1] == 510, "that is more than its credit"
             await until(lambda: first.shared.core.accounts.held("r1")[1] == 510 + whole, SOON_S, "it has it")
             await second.hold_all(7)
             waiting = first.asking("line")
@@ -197,7 +200,9 @@ def test_a_running_request_grows_from_credit_and_else_by_a_question() -> None:
             second.done("holder 0")
             await asyncio.wait_for(waiting, SOON_S)
             before = actor.free()[1]
-            assert not first.end.request_kv_tokens("line", 300), "what the line has granted grows by a question"
+            held = first.shared.core.accounts.held("r1")
+            first.end.request_kv_tokens("line", 300)
+            assert first.shared.core.accounts.held("r1") == held, "what the line has granted grows by a question"
             await until(lambda: actor.free()[1] == before - 300, SOON_S, "it has it")
             first.done("line")
             first.done("credit")
@@ -224,7 +229,8 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 await waits(first, actor, "runs")
                 second.done("holder 0")
             await asyncio.wait_for(runs, SOON_S)
-            assert first.shared.grant_counts == ((1, 0) if how == "credit" else (0, 1))
+            counts = first.shared.core.granted_on_credit, first.shared.core.granted_by_actor
+            assert counts == ((1, 0) if how == "credit" else (0, 1))
             if how == "credit":
                 await asyncio.wait_for(second.granted("holder 1"), SOON_S)
             order.clear()
@@ -233,7 +239,7 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 asked.append(one.asking(name, tenant=tenant))
                 await turns(1)
                 await waits(one, actor, name)
-            first.end.progress("runs", 5000)
+            first.end.core.on_progress("runs", 5000)
             await until(lambda: not first.shared.core.router_session.has_sums, SOON_S, "it is told")
             await until(lambda: not first.shared.calls, SOON_S, "and heard")
             second.done("holder 1")

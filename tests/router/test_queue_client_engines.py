@@ -27,7 +27,7 @@ class Stack:
         def rest() -> bool:
             if self.actor.core.queue.granting.requests.by_ticket:
                 return False
-            if any(one.model.granted + one.model.waiting for one in self.routers):
+            if any(one.model.queue.granted + one.model.waiting for one in self.routers):
                 return False
             for engine in self.actor.slots:
                 free = list(self.actor.free(engine))
@@ -109,17 +109,17 @@ def test_an_ejected_engine_gets_one_probe_and_is_used_again_by_all() -> None:
         there = await stack(cluster)
         first = there.routers[0]
         broken = Broken(cluster, "r1")
-        while not first.model.health.ejected_count:
+        while not first.model.replica_set.outliers.ejected_count:
             await asyncio.wait_for(first.ask(), SOON_S)
         calls = broken.calls
-        await until(lambda: first.model.health.replica_to_probe() == "r1", SOON_S, "its time is over")
+        await until(lambda: first.model.replica_set.replica_to_probe() == "r1", SOON_S, "its time is over")
         await until(lambda: credit(there, 0, "r1") > 0, SOON_S, "it may be used again")
         broken.mend()
-        sent = len(cluster_submits(first, "r1"))
+        sent = cluster.submits.count("r1")
         await asyncio.wait_for(first.ask(), SOON_S)
-        assert len(cluster_submits(first, "r1")) == sent + 1, "the probe"
+        assert cluster.submits.count("r1") == sent + 1, "the probe"
         assert broken.calls == calls
-        assert not first.model.health.ejected_count
+        assert not first.model.replica_set.outliers.ejected_count
         full = [there.routers[n % 3].asking(LONG) for n in range(2 * SLOTS)]
         await until(lambda: cluster["r1"].work + cluster["r2"].work == 2 * SLOTS, SOON_S, "every slot is in use")
         for task in full:
@@ -128,10 +128,6 @@ def test_an_ejected_engine_gets_one_probe_and_is_used_again_by_all() -> None:
         await there.at_rest()
 
     run(scenario, model(slots=SLOTS), waits=quota.WAITS | SHORT)
-
-
-def cluster_submits(router: Router, engine: str) -> list[str]:
-    return [name for name in router.submits() if name == engine]
 
 
 def credit(there: Stack, router: int, engine: str) -> int:
@@ -143,7 +139,7 @@ def test_while_an_engine_is_on_probation_no_more_than_its_probe_is_sent_there() 
         there = await stack(cluster, 2)
         first = there.routers[0]
         broken = Broken(cluster, "r1")
-        while not first.model.health.ejected_count:
+        while not first.model.replica_set.outliers.ejected_count:
             await asyncio.wait_for(first.ask(), SOON_S)
         full = [first.asking(LONG) for _ in range(SLOTS)]
         await until(lambda: cluster["r2"].work == SLOTS, SOON_S, "the engine that is well is full")

@@ -54,7 +54,7 @@ class Room:
         self.served[name] += 1
         self.running += 1
         self.most = max(self.most, self.running)
-        caller.end.progress(name, draw.randrange(5))
+        caller.end.core.on_progress(name, draw.randrange(5))
         if draw.random() < 0.2:
             caller.end.request_kv_tokens(name, 16)
         await asyncio.sleep(draw.random() * HOLD_S)  # the request runs, at most HOLD_S
@@ -91,7 +91,8 @@ def test_a_bad_network_costs_time_and_nothing_else(kind: str) -> None:
             actor.network.lost = actor.network.repeated = 0.0
             assert room.most <= SLOTS
             assert set(room.served.values()) == {1}
-            assert all(sum(one.shared.grant_counts) > CLIENTS * TURNS / 10 for one in callers)
+            cores = [one.shared.core for one in callers]
+            assert all(one.granted_on_credit + one.granted_by_actor > CLIENTS * TURNS / 10 for one in cores)
             await at_rest(actor, *callers)
 
     run(scenario)
@@ -175,7 +176,7 @@ def test_an_actor_that_stands_still_for_three_seconds_costs_three_seconds() -> N
             with actor.standing_still():
                 await asyncio.sleep(3.0)  # the span under test
                 assert not load.done()
-                assert not any(one.shared.alone for one in callers)
+                assert not any(one.shared.core.alone for one in callers)
             await asyncio.wait_for(load, 40.0)
             assert room.most <= SLOTS
             assert set(room.served.values()) == {1}
@@ -190,7 +191,7 @@ def test_no_question_is_repeated_faster_than_its_pause_while_nobody_answers() ->
         async with fleet(actor, 1) as (caller,):
             await asyncio.wait_for(caller.granted("holder"), SOON_S)
             actor.die()
-            await until(lambda: caller.shared.alone, SOON_S, "it knows")
+            await until(lambda: caller.shared.core.alone, SOON_S, "it knows")
             asked = [caller.asking(f"{n}") for n in range(50)]
             before = sum(actor.calls.values())
             for n in range(10):
@@ -271,7 +272,7 @@ def test_what_nobody_lives_for_any_more_comes_back_within_some_beats(caplog: pyt
             await caller.hold_all(SLOTS)
             waits = caller.asking("waits")
             for number in range(SLOTS):
-                caller.shared.unregister(f"holder {number}")
+                del caller.shared.requests[f"holder {number}"]
             assert (await asyncio.wait_for(waits, SOON_S)).replica_id == "r1"
             caller.done("waits")
             await at_rest(actor, caller)
@@ -285,7 +286,8 @@ def test_a_request_whose_decision_got_lost_is_ended_within_some_beats(monkeypatc
         actor = FakeQuota({"r1": 1})
         async with fleet(actor, 1) as (caller,):
             await until(lambda: caller.credit()[0] > 0, SOON_S, "credit")
-            monkeypatch.setattr(caller.end, "deliver", lambda action, decided: None)
+            apply = caller.shared.apply_actions
+            monkeypatch.setattr(caller.shared, "apply_actions", lambda actions: apply([]))
             error = await refused(caller.asking("a"))
             assert error.code == "request_lost"
             await at_rest(actor, caller)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.queue.admission import Arrival, Grant
+from serve_app.core.queue.admission import Arrival
 from serve_app.router import request_grant
 from serve_app.router.kv_budget import KV_REQUEST_BLOCKS, KvBudget
 from serve_app.router.request_grant import RequestGrant
@@ -15,10 +15,11 @@ from serve_app.types import RequestClass
 
 
 class Recorder:
-    """Both the queue and the replicas: what they are told, in order."""
+    """The queue, its core and the replicas: what they are told, in order."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
+        self.core = self
 
     def __getattr__(self, name: str) -> Any:
         return lambda *given: self.told.append((name, *given))
@@ -34,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def granted(told: Recorder, tokens: int = 100) -> RequestGrant:
     arrival = Arrival("a", RequestClass.NORMAL, "t", 2, cost_tokens=tokens)
     budget = KvBudget(arrival, None, sequences=1)
-    return RequestGrant(told, told, arrival, Grant("a", "r1", 0.5), budget)  # type: ignore[arg-type]
+    return RequestGrant(told, told, arrival, "r1", budget)  # type: ignore[arg-type]
 
 
 def test_kv_tokens_count_from_the_grant_until_it_is_given_back_and_no_longer(clock: list[float]) -> None:
@@ -72,7 +73,7 @@ def test_a_request_that_outgrows_its_estimate_asks_for_more_and_reports_what_it_
     told = Recorder()
     grant = granted(told, tokens=10)
     grant.on_output(9)
-    assert told.told[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("progress", "a", 9)]
+    assert told.told[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("on_progress", "a", 9)]
 
 
 def test_the_queue_is_told_though_the_replicas_fail(clock: list[float]) -> None:

@@ -11,7 +11,7 @@ from ray.serve._private.build_app import build_app
 
 from serve_app.app import build
 from serve_app.names import ROUTER, deployment_of
-from serve_app.settings.settings import AutoscaleSettings, ModelSettings, SimulatedSettings
+from serve_app.settings import AutoscaleSettings, ModelSettings, SimulatedSettings
 from serve_app.settings.versions import engine_version, router_version
 
 MODEL = ModelSettings(name="a")

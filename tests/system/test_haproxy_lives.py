@@ -110,8 +110,10 @@ def test_a_killed_stand_in_is_followed_by_another(there: Edge, two: list[Router]
     within("another answers", lambda: (there.stand_in.check(), there.ask()[0])[1] == 200)
 
 
-def test_a_stand_in_ends_where_serve_puts_none_of_its_own_and_no_other_follows(there: Edge, two: list[Router]) -> None:
-    there.stand_in = haproxy.FallbackHaproxy(there.folder, within_s=0.0)
+def test_a_stand_in_ends_where_serve_puts_none_of_its_own_and_no_other_follows(
+    there: Edge, two: list[Router], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy, "FALLBACK_S", 0.0)
     first = there.start(*two)
     first.kill()
     first.wait()
@@ -124,8 +126,10 @@ def test_a_stand_in_ends_where_serve_puts_none_of_its_own_and_no_other_follows(t
     assert there.ask()[0] == 0
 
 
-def test_a_stand_in_that_was_replaced_ends_its_streams_in_its_own_time(there: Edge, two: list[Router]) -> None:
-    there.stand_in = haproxy.FallbackHaproxy(there.folder, within_s=0.0)
+def test_a_stand_in_that_was_replaced_ends_its_streams_in_its_own_time(
+    there: Edge, two: list[Router], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy, "FALLBACK_S", 0.0)
     first = there.start(*two)
     first.kill()
     first.wait()

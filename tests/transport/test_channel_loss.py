@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from serve_app.engine import deployment
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.transport import channel, stream
-from serve_app.transport.channel import Channel
-from serve_app.transport.messages import Batch, Frame, TokenUsage, batch_encoder
+from serve_app.transport.messages import Batch, Frame, Submit, TokenUsage, batch_encoder
 from serve_app.transport.stream import ResponseStream, UnreadBytes
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, answer, asked, heard, nothing, opened, said, text
@@ -58,35 +56,53 @@ def test_an_attach_that_is_never_answered_fails_in_time_and_leaves_nothing_behin
         told = await asyncio.gather(*(answer(link, f"p{n}", 3) for n in range(5)), return_exceptions=True)
         assert [type(error) for error in told] == [EngineUnreachable] * 5
         assert not link.is_open
-        assert [method for method, _ in handle.calls] == ["attach"]
-        await until(lambda: not cluster[REPLICA].calls, SOON_S, "the attach cancelled")
+        assert [method for method, _ in handle.calls] == ["open_wire"]
+        await until(lambda: not cluster[REPLICA].calls, SOON_S, "the call cancelled")
         cluster[REPLICA].mute = False
         assert text(await answer(link, "b", 3)) == said("b", 3)
 
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.2})
 
 
-def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channel() -> None:
+def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late:
+        """A connection that is accepted after `turns_late` turns of the loop, and answers at once."""
+
+        turns_late = 0
+
+        def __init__(self, *arguments: Any) -> None:
+            self._on_message = arguments[3]
+            self.is_closed = False
+
+        async def open(self) -> None:
+            await turns(self.turns_late)
+            self._on_message(batch_encoder.encode(Batch([], 4)))
+
+        def submit(self, submit: Submit) -> None:
+            assert not self.is_closed
+            self._on_message(batch_encoder.encode(Batch([Frame(submit.number, b"whole", 200, usage=TokenUsage())])))
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    monkeypatch.setattr(channel, "ReplicaConnection", Late)
+
     async def scenario(cluster: FakeCluster) -> None:
-        await cluster.add(REPLICA)
-        answered = 0
-        for late in range(16):  # turns of the loop that the attach takes: one of them meets the timeout
-            link, handle = opened(cluster, f"router {late}")
-            handle.turns = lambda method, late=late: late if method == "attach" else 1
+        told: Counter[str] = Counter()
+        for Late.turns_late in range(16):  # one of them meets the timeout
+            link, _ = opened(cluster)
             first = asyncio.create_task(answer(link, "a", 3))
             await turns(1)
             time.sleep(0.6 * channel.ATTACH_TIMEOUT_S)  # noqa: ASYNC251  the loop is busy, as on a loaded machine
             second = asyncio.create_task(answer(link, "b", 3))
             await turns(1)
             time.sleep(0.5 * channel.ATTACH_TIMEOUT_S)  # noqa: ASYNC251  the first one's time is over, not the second's
-            both = asyncio.gather(first, second, return_exceptions=True)
-            for told, prompt in zip(await asyncio.wait_for(both, SOON_S), "ab", strict=True):
-                if isinstance(told, BaseException):
-                    assert isinstance(told, EngineUnreachable)
-                else:
-                    assert text(told) == said(prompt, 3)
-                    answered += 1
-        assert answered
+            for one in await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), SOON_S):
+                told["unreachable" if isinstance(one, EngineUnreachable) else one[0].body.decode()] += 1
+            link.retire()
+        assert set(told) == {"unreachable", "whole"}
 
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.02})
 
@@ -112,17 +128,17 @@ def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() 
     ("raised", "match"),
     [(EngineFailed("no KV left"), "no KV left"), (ValueError("a bug"), "ValueError: a bug"), (None, "dropped")],
 )
-def test_whatever_ends_a_call_on_the_replica_ends_its_stream(raised: Exception | None, match: str) -> None:
+def test_whatever_ends_a_request_on_the_replica_ends_its_stream(raised: Exception | None, match: str) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)
         link, _ = opened(cluster)
 
-        async def submit(*_: Any, **__: Any) -> None:
+        async def fails(*_: Any, **__: Any) -> None:
             if raised is None:
-                raise asyncio.CancelledError  # as the replica's own `_detach` does to a request
+                raise asyncio.CancelledError  # of a task that the engine itself cancelled
             raise raised
 
-        cluster[REPLICA].engine.submit = submit  # type: ignore[method-assign]
+        cluster[REPLICA].engine.wire.run = fails
         async with link.run(asked("a", 3), nothing) as stream:
             with pytest.raises(EngineFailed, match=match):
                 await asyncio.wait_for(stream.next(), SOON_S)
@@ -173,29 +189,38 @@ def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> No
             await until(lambda: not cluster[REPLICA].work, 1.0, "aborted, though the router is attached again")
             link.retire()
 
-    run(scenario, waits={(deployment, "BREAK_GRACE_S"): 0.5, (channel, "IDLE_CLOSE_S"): 60.0})
+    run(scenario, waits={(channel, "IDLE_CLOSE_S"): 60.0})
 
 
-def test_what_a_dropped_channel_still_brings_is_for_nobody() -> None:
-    class Handle:
-        on_message: Callable[[bytes], None]
+def test_what_a_dropped_channel_still_brings_is_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived: list[Callable[[bytes], None]] = []
 
-        async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
-            self.on_message = on_message
+    class Silent:
+        """A connection that is never accepted."""
+
+        def __init__(self, *arguments: Any) -> None:
+            arrived.append(arguments[3])
+
+        async def open(self) -> None:
             await asyncio.Event().wait()
 
-    async def scenario() -> None:
-        handle, slots = Handle(), Slots()
-        link = Channel(handle, "router", REPLICA, itertools.count(1), slots)  # type: ignore[arg-type]
+        def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setattr(channel, "ReplicaConnection", Silent)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        slots = Slots()
+        link, _ = opened(cluster, slots=slots)
         first = asyncio.create_task(answer(link, "a", 3))
         await turns(5)
         link.retire()  # before it stood
         with pytest.raises(EngineUnreachable):
             await asyncio.wait_for(first, SOON_S)
-        handle.on_message(batch_encoder.encode(Batch([], 7)))  # it came in the turn in which the channel was dropped
+        arrived[0](batch_encoder.encode(Batch([], 7)))  # it came in the turn in which the channel was dropped
         assert (slots.told, link.is_open) == ([], False)
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
 def test_frames_that_come_after_a_failure_are_dropped() -> None:

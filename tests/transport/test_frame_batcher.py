@@ -1,8 +1,9 @@
-"""Frames leave in order, together, and grow together while the consumer is behind."""
+"""Frames leave in order, together, and grow together while the router is behind."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -14,43 +15,79 @@ from serve_app.transport.frame_batcher import MAX_MESSAGE_BYTES, FrameBatcher, m
 from serve_app.transport.messages import Frame, TokenUsage, batch_decoder
 
 
-async def drain(box: FrameBatcher) -> list[bytes]:
-    box.close()
-    return [message async for message in box.messages()]
+class Sink:
+    """Takes the messages of a batcher, of which it holds all that have come."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+        self.box = FrameBatcher(self.messages.append)
+
+    @property
+    def frames(self) -> list[Frame]:
+        return [frame for message in self.messages for frame in batch_decoder.decode(message).frames]
 
 
-def test_frames_of_one_turn_leave_in_one_message() -> None:
-    async def scenario() -> list[bytes]:
-        outbox = FrameBatcher()
-        for number in range(5):
-            outbox.put(Frame(number, b"x"))
-        return await drain(outbox)
+def collect(fill: Callable[[Sink], None]) -> Sink:
+    """What leaves a turn after `fill` has put its frames."""
 
-    messages = asyncio.run(scenario())
-    assert len(messages) == 1
-    assert [frame.number for frame in batch_decoder.decode(messages[0]).frames] == [0, 1, 2, 3, 4]
-
-
-def test_a_frame_is_not_held_back_when_the_consumer_waits() -> None:
-    async def scenario() -> Frame:
-        outbox = FrameBatcher()
-        messages = outbox.messages()
-        waiting = asyncio.ensure_future(anext(messages))
+    async def scenario() -> Sink:
+        sink = Sink()
+        fill(sink)
+        assert not sink.messages
         await asyncio.sleep(0)
-        outbox.put(Frame(1, b"now"))
-        message = await asyncio.wait_for(waiting, 5)  # bound: fails instead of hanging
-        return batch_decoder.decode(message).frames[0]
+        return sink
 
-    assert asyncio.run(scenario()).body == b"now"
+    return asyncio.run(scenario())
+
+
+def test_frames_of_one_turn_leave_in_one_message_a_turn_later() -> None:
+    def fill(sink: Sink) -> None:
+        for number in range(5):
+            sink.box.put(Frame(number, b"x"))
+
+    sink = collect(fill)
+    assert len(sink.messages) == 1
+    assert [frame.number for frame in sink.frames] == [0, 1, 2, 3, 4]
 
 
 def test_a_changed_share_leaves_even_without_frames() -> None:
-    async def scenario() -> list[bytes]:
-        outbox = FrameBatcher()
-        outbox.set_slots(7)
-        return await drain(outbox)
+    sink = collect(lambda sink: sink.box.set_slots(7))
+    assert [batch_decoder.decode(message).slots for message in sink.messages] == [7]
 
-    assert [batch_decoder.decode(message).slots for message in asyncio.run(scenario())] == [7]
+
+def test_while_the_router_is_behind_frames_wait_and_leave_once_it_has_caught_up() -> None:
+    async def scenario() -> None:
+        sink = Sink()
+        sink.box.pause(True)
+        for body in (b"a", b"b"):
+            sink.box.put(Frame(1, body))
+            await asyncio.sleep(0)
+        assert not sink.messages
+        sink.box.pause(False)
+        await asyncio.sleep(0)
+        assert [frame.body for frame in sink.frames] == [b"ab"]
+
+    asyncio.run(scenario())
+
+
+def test_a_router_that_falls_behind_in_the_middle_of_a_long_answer_gets_the_rest_later() -> None:
+    async def scenario() -> None:
+        sent: list[bytes] = []
+
+        def send(message: bytes) -> None:
+            sent.append(message)
+            box.pause(True)  # the buffers are full
+
+        box = FrameBatcher(send)
+        box.put(Frame(1, b"x" * 2 * MAX_MESSAGE_BYTES))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(sent) == 1
+        box.pause(False)
+        await asyncio.sleep(0)
+        assert len(sent) == 2
+
+    asyncio.run(scenario())
 
 
 def test_merging_keeps_the_head_and_the_end() -> None:
@@ -69,20 +106,22 @@ FRAMES = st.lists(
 def test_nothing_is_lost_or_reordered_however_the_consumer_lags(
     frames: list[tuple[int, bytes, list[int]]], reads: set[int]
 ) -> None:
-    async def scenario() -> list[bytes]:
-        outbox, seen = FrameBatcher(), []
-        messages = outbox.messages()
+    async def scenario() -> list[Frame]:
+        sink = Sink()
+        sink.box.pause(True)
         for index, (number, body, tokens) in enumerate(frames):
-            outbox.put(Frame(number, body, groups=[[0, *tokens]], events=1))
+            sink.box.put(Frame(number, body, groups=[[0, *tokens]], events=1))
             if index in reads:
-                seen.append(await anext(messages))
-        outbox.close()
-        return seen + [message async for message in messages]
+                sink.box.pause(False)
+                await asyncio.sleep(0)
+                sink.box.pause(True)
+        sink.box.pause(False)
+        await asyncio.sleep(0)
+        return sink.frames
 
     received: dict[int, Frame] = {}
-    for message in asyncio.run(scenario()):
-        for frame in batch_decoder.decode(message).frames:
-            received[frame.number] = merge(received[frame.number], frame) if frame.number in received else frame
+    for frame in asyncio.run(scenario()):
+        received[frame.number] = merge(received[frame.number], frame) if frame.number in received else frame
     for number in {number for number, _, _ in frames}:
         mine = [(body, tokens) for other, body, tokens in frames if other == number]
         assert received[number].body == b"".join(body for body, _ in mine)
@@ -94,15 +133,13 @@ def test_a_long_answer_leaves_in_messages_the_channel_can_carry_and_lets_others_
     usage = TokenUsage(completion_tokens=3)
     long = Frame(1, b"x" * (3 * MAX_MESSAGE_BYTES + 5), 200, "json", [[0, 1, 2, 3]], 1, usage)
 
-    async def scenario() -> list[bytes]:
-        outbox = FrameBatcher()
-        outbox.put(long)
-        outbox.put(Frame(2, b"short"))
-        return await drain(outbox)
+    def fill(sink: Sink) -> None:
+        sink.box.put(long)
+        sink.box.put(Frame(2, b"short"))
 
-    messages = asyncio.run(scenario())
-    assert all(len(message) < 2 * MAX_MESSAGE_BYTES for message in messages)
-    frames = [frame for message in messages for frame in batch_decoder.decode(message).frames]
+    sink = collect(fill)
+    assert all(len(message) < 2 * MAX_MESSAGE_BYTES for message in sink.messages)
+    frames = sink.frames
     parts = [frame for frame in frames if frame.number == 1]
     whole = parts[0]
     for part in parts[1:]:
@@ -113,24 +150,25 @@ def test_a_long_answer_leaves_in_messages_the_channel_can_carry_and_lets_others_
 
 
 def test_many_frames_leave_in_messages_the_channel_can_carry() -> None:
-    async def scenario() -> list[bytes]:
-        outbox = FrameBatcher()
+    def fill(sink: Sink) -> None:
         for number in range(64):
-            outbox.put(Frame(number, b"y" * (MAX_MESSAGE_BYTES // 10)))
-        return await drain(outbox)
+            sink.box.put(Frame(number, b"y" * (MAX_MESSAGE_BYTES // 10)))
 
-    messages = asyncio.run(scenario())
-    assert all(len(message) < 2 * MAX_MESSAGE_BYTES for message in messages)
-    received = b"".join(frame.body for message in messages for frame in batch_decoder.decode(message).frames)
-    assert len(received) == 64 * (MAX_MESSAGE_BYTES // 10)
+    sink = collect(fill)
+    assert all(len(message) < 2 * MAX_MESSAGE_BYTES for message in sink.messages)
+    assert sum(len(frame.body) for frame in sink.frames) == 64 * (MAX_MESSAGE_BYTES // 10)
 
 
 def test_a_router_that_does_not_read_is_held_no_more_for_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MAX_WAITING_BYTES", 100)
-    box = FrameBatcher()
-    box.put(Frame(1, b"x" * 60))
-    with pytest.raises(EngineFailed, match="too slowly"):
-        box.put(Frame(2, b"x" * 60))
-    box.put(Frame(2, b"x" * 40))
-    assert sum(len(frame.body) for frame in box.next_frames()) == 100
-    box.put(Frame(3, b"x" * 100))
+
+    async def scenario() -> None:
+        box = FrameBatcher(lambda message: None)
+        box.put(Frame(1, b"x" * 60))
+        with pytest.raises(EngineFailed, match="too slowly"):
+            box.put(Frame(2, b"x" * 60))
+        box.put(Frame(2, b"x" * 40))
+        assert sum(len(frame.body) for frame in box.next_frames()) == 100
+        box.put(Frame(3, b"x" * 100))
+
+    asyncio.run(scenario())

@@ -10,28 +10,26 @@ import pytest
 
 from serve_app.core.routing import outliers
 from serve_app.errors import EngineUnreachable
-from serve_app.ray_adapter import EngineHandle
 from serve_app.transport import channel, tcp, tcp_server
 from serve_app.transport.messages import TcpAddress
-from tests.fakes.engines import FakeCluster, model, turns, until
-from tests.fakes.router import REPLICA, SOON_S, answer, freeze, said, text, thaw
-from tests.fakes.tcp import Loop, Relay, failures, known, loops, run, running, wired, wired_router
+from tests.fakes.engines import FakeCluster, model, run, turns, until
+from tests.fakes.router import REPLICA, SOON_S, Router, answer, freeze, opened, said, text, thaw
+from tests.fakes.tcp import Loop, Relay, failures, known, loops, running, through
 
 
 @loops
-@pytest.mark.parametrize("loss", ["hold", "connection", "both", "kill"])
+@pytest.mark.parametrize("loss", ["call", "connection", "both", "kill"])
 def test_requests_without_a_first_frame_run_elsewhere_whatever_was_lost(loss: str, loop: Loop) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
-        router = await wired_router(cluster)
+        router = await Router(cluster).start()
         freeze(cluster, "r1", "r2")
         requests = [router.asking() for _ in range(8)]
         await until(lambda: cluster["r1"].work == cluster["r2"].work == 4, SOON_S, "four on each")
-        # a request and the call that holds it come over two connections, in either order
-        await until(lambda: list(cluster["r1"].calls.values()).count("hold") == 4, SOON_S, "each is held")
+        await until(lambda: cluster["r1"].count("hold") == 1, SOON_S, "the connection is held")
         if loss == "kill":
             cluster.kill("r1")
-        if loss in ("hold", "both"):
+        if loss in ("call", "both"):
             cluster["r1"].fail_calls("hold")
         if loss in ("connection", "both"):
             cluster["r1"].cut_wire()
@@ -48,7 +46,7 @@ def test_requests_without_a_first_frame_run_elsewhere_whatever_was_lost(loss: st
 def test_a_lost_connection_fails_every_stream_on_it_and_the_next_one_serves(loop: Loop) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)
-        link, _ = wired(cluster)
+        link, _ = opened(cluster)
         requests = await running(link, cluster, 20)
         cluster[REPLICA].cut_wire()
         assert await failures(requests) == {"EngineFailed"}
@@ -61,22 +59,22 @@ def test_a_lost_connection_fails_every_stream_on_it_and_the_next_one_serves(loop
 
 @loops
 def test_a_half_open_connection_holds_nothing_once_the_router_is_back(loop: Loop) -> None:
-    """The router has seen the end of it, the replica has not, and hears of no cancelled call either."""
+    """The router has seen the end of it, the replica has not, and does not hear of the call's end either."""
 
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)
         relays: list[Relay] = []
 
-        def through(below: Any) -> EngineHandle:
+        def relayed(below: Any) -> Relay:
             relays.append(Relay(below))
-            return relays[0]  # type: ignore[return-value]
+            return relays[0]
 
-        link, _ = wired(cluster, handle=through)
+        link, handle = through(relayed, cluster)
+        handle.turns = lambda method: 10**9 if method == "hold" else 1  # the call, and so its end, does not arrive
         requests = await running(link, cluster, 3)
         relays[0].cut_near()
-        cluster[REPLICA].engine.hold = _never_cancelled  # type: ignore[method-assign]  # cancellations do not arrive
         assert await failures(requests) == {"EngineFailed"}
-        del cluster[REPLICA].engine.hold
+        handle.turns = lambda method: 1
         relays[0].go_on()
         assert text(await answer(link, "back", 4)) == said("back", 4)
         assert await until(lambda: not cluster[REPLICA].work, SOON_S, "the old ones aborted") < 1.0
@@ -85,21 +83,17 @@ def test_a_half_open_connection_holds_nothing_once_the_router_is_back(loop: Loop
     run(scenario, loop=loop)
 
 
-async def _never_cancelled(*_: Any, **__: Any) -> None:
-    await asyncio.Event().wait()
-
-
 @loops
 def test_a_connection_that_stands_still_and_goes_on_loses_nothing(loop: Loop) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)
         relays: list[Relay] = []
 
-        def through(below: Any) -> EngineHandle:
+        def relayed(below: Any) -> Relay:
             relays.append(Relay(below))
-            return relays[0]  # type: ignore[return-value]
+            return relays[0]
 
-        link, _ = wired(cluster, handle=through)
+        link, _ = through(relayed, cluster)
         requests = [asyncio.create_task(answer(link, f"p{n}", 100)) for n in range(4)]
         await until(lambda: cluster[REPLICA].work == 4, SOON_S, "all run")
         relays[0].stand_still()
@@ -123,9 +117,9 @@ def test_nonsense_from_a_replica_is_a_broken_channel(nonsense: bytes, loop: Loop
         unhandled: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
         await cluster.add(REPLICA)
-        link, _ = wired(cluster)
+        link, _ = opened(cluster)
         requests = await running(link, cluster, 3)
-        (visitor,) = cluster[REPLICA].engine.wire.connections  # type: ignore[union-attr]
+        (visitor,) = cluster[REPLICA].engine.wire.connections
         visitor.framing.send(nonsense)
         assert await failures(requests) == {"EngineFailed"}
         assert await until(lambda: not cluster[REPLICA].work, SOON_S, "aborted") < 1.0
@@ -157,7 +151,7 @@ def test_a_channel_that_cannot_be_opened_fails_as_one_that_was_never_there(fault
                     return TcpAddress(address.host, address.port, b"?" * 32)
                 return TcpAddress(*silent.getsockname(), address.ticket)
 
-        link, handle = wired(cluster, handle=Faulty)
+        link, handle = through(Faulty, cluster)
         told = await asyncio.gather(*(answer(link, "a", 3) for _ in range(3)), return_exceptions=True)
         silent.close()
         assert [type(error) for error in told] == [EngineUnreachable] * 3, told
@@ -177,7 +171,7 @@ def test_a_connection_that_does_not_come_about_in_time_is_given_up(monkeypatch: 
             await asyncio.Event().wait()
 
         monkeypatch.setattr(loop, "create_connection", never)  # a packet filter that drops looks like this
-        link, _ = wired(cluster)
+        link, _ = opened(cluster)
         with pytest.raises(EngineUnreachable, match="no connection to"):
             await answer(link, "a", 3)
         assert not link.is_open
@@ -188,10 +182,9 @@ def test_a_connection_that_does_not_come_about_in_time_is_given_up(monkeypatch: 
 def test_a_replica_that_leaves_serves_set_finishes_what_runs_and_then_knows_nobody() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
-        router = await wired_router(cluster)
+        router = await Router(cluster).start()
         requests = [router.asking(300) for _ in range(8)]
         await until(lambda: cluster["r1"].work == cluster["r2"].work == 4, SOON_S, "four on each")
-        await until(lambda: cluster["r1"].count("hold") == 4, SOON_S, "all held")
         await until(lambda: len(router.relayed) == 8, SOON_S, "their first frames are there")
         cluster.remove("r1")
         await asyncio.gather(*requests)

@@ -12,9 +12,9 @@ import pytest
 from serve_app.transport import tcp_server
 from serve_app.transport.tcp import HEADER_BYTES, KEEPALIVE
 from serve_app.transport.tcp_server import TICKET_BYTES
-from tests.fakes.engines import FakeCluster
+from tests.fakes.engines import LOOPBACK, FakeCluster, run
 from tests.fakes.router import REPLICA, SOON_S, said, text
-from tests.fakes.tcp import LOOPBACK, Loop, Peer, encoded, holding, known, loops, run, started
+from tests.fakes.tcp import Loop, Peer, encoded, known, loops, started
 
 MANY = 1500  # tokens, some 250 kB of frames: several times what the small buffers below and the reader take in
 
@@ -26,7 +26,6 @@ def test_a_ticket_lets_in_and_what_is_handed_in_runs(loop: Loop) -> None:
         peer = await Peer.enter(replica)
         assert peer.batches[0].slots == 4
         peer.hand_in(1, 20)
-        await holding(replica, 1)
         await peer.read_until(1)
         assert text(peer.frames(1)) == said("prompt 1", 20)
         peer.leave()
@@ -73,7 +72,7 @@ def test_one_connection_has_one_try(loop: Loop) -> None:
         peer.send(b"?" * TICKET_BYTES, address.ticket, encoded(1, prompt="a", max_tokens=3))
         assert await peer.cut() == b""
         assert (known(replica), replica.work) == ({"tickets": 1}, 0)
-        replica.engine.wire.tickets.clear()  # type: ignore[union-attr]  # else the next 10 s would
+        replica.engine.wire.tickets.clear()  # else the next 10 s would
 
     run(scenario, loop=loop)
 
@@ -89,7 +88,6 @@ def test_a_ticket_is_good_once(loop: Loop) -> None:
         second.send(address.ticket)
         assert await second.cut() == b""
         first.hand_in(1, 5)
-        await holding(replica, 1, "router")
         await first.read_until(1)  # the first one is none the worse for it
         first.leave()
 
@@ -119,9 +117,7 @@ def test_who_was_let_in_stays_however_long(loop: Loop) -> None:
         replica = await started(cluster)
         peer = await Peer.enter(replica)
         peer.hand_in(1, 200)  # 0.2 s and more
-        call = holding(replica, 1)
         await peer.read_until(1)
-        await call
         peer.leave()
 
     run(scenario, loop=loop, waits={(tcp_server, "TICKET_LIFE_S"): 0.05})
@@ -147,7 +143,7 @@ def test_32_mib_before_the_ticket_are_not_read(loop: Loop) -> None:
                 await asyncio.wait_for(peer.writer.drain(), SOON_S)
         peer.leave()
         assert 0 < received <= 2**18  # the one piece that held the length; both loops read no more at a time
-        replica.engine.wire.tickets.clear()  # type: ignore[union-attr]  # else the next 10 s would
+        replica.engine.wire.tickets.clear()  # else the next 10 s would
 
     run(scenario, loop=loop)
 
@@ -157,7 +153,6 @@ def test_it_listens_on_the_nodes_address_alone_and_notices_a_dead_peer() -> None
         replica = await started(cluster)
         peer = await Peer.enter(replica)
         wire = replica.engine.wire
-        assert wire is not None
         port = (await replica.engine.open_wire("next", REPLICA)).port
         listening = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
         assert [end.ip for end in listening if end.port == port] == [LOOPBACK]

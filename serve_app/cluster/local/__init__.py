@@ -5,13 +5,11 @@ In: the application's configuration. Out: a running instance, its status, its dr
 Never: leaves a process behind; all of an instance's processes carry its mark.
 """
 
-from serve_app.cluster.local import driver
 from serve_app.cluster.local.cluster import TERM_GRACE_S, LocalCluster, clean_up
-from serve_app.cluster.local.driver import SERVE_SHUTDOWN_S
 from serve_app.cluster.local.load_status import FIXED
 from serve_app.cluster.local.node import LOOPBACK, LOOPBACK_ENVIRONMENT, driver_environment
 from serve_app.cluster.local.ports import require_free
-from serve_app.cluster.local.remote_driver import DEFAULT_QUESTION_S, RemoteDriver, ask
+from serve_app.cluster.local.remote_driver import SHUTDOWN_QUESTION_S, RemoteDriver, ask
 from serve_app.cluster.local.state import (
     DEFAULT_INSTANCE,
     TOKEN_BYTES,
@@ -25,11 +23,10 @@ from serve_app.cluster.local.state import (
 
 __all__ = [
     "DEFAULT_INSTANCE",
-    "DEFAULT_QUESTION_S",
     "FIXED",
     "LOOPBACK",
     "LOOPBACK_ENVIRONMENT",
-    "SERVE_SHUTDOWN_S",
+    "SHUTDOWN_QUESTION_S",
     "TERM_GRACE_S",
     "TOKEN_BYTES",
     "Instance",

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serve_app.cluster.local import driver, node
-from serve_app.cluster.local.ports import PortBlock, require_free, reserved_block
-from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState
+from serve_app.cluster.local import node
+from serve_app.cluster.local.ports import require_free, reserved_block
+from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState, read_text
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import APPLICATION
-from serve_app.system import OBJECT_STORE_BYTES, Listener, await_start, end_marked, listening_ports, marked, start_ticks
+from serve_app.system import Listener, await_start, end_marked, listening_ports, marked, spawn, start_ticks
 
+SUPERVISOR = "serve_app.cluster.local.supervisor"
 NODE_START_S = 90.0  # 5 s on an idle machine with two cores; ten times that when it is loaded
 START_ATTEMPTS = 3  # see TRANSIENT_ERRORS
 # Errors of Ray after which another try can succeed: a port was taken before Ray bound it; or the agent was not up in
@@ -35,14 +36,9 @@ TRANSIENT_ERRORS = ("in use", "Failed to bind", "timed out during startup")
 SUPERVISOR_STOP_S = 15.0  # above the supervisor's own bounds for the node and for leftovers
 TERM_GRACE_S = 3.0  # when the supervisor is gone and this process ends the others
 
-Progress = Callable[[str], None]
-
 
 class LocalCluster:
-    """A running cluster, made by `start`; also a context manager that stops it.
-
-    One process can run applications on one cluster at a time (`run`); any number of clusters can exist.
-    """
+    """A running cluster, made by `start`. Any number of clusters can exist."""
 
     def __init__(self, state: InstanceState, instance: Instance, token: str) -> None:
         self.state = state
@@ -50,7 +46,6 @@ class LocalCluster:
         self._token = token
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._resources = contextlib.ExitStack()
-        self._environment_before: dict[str, str | None] | None = None  # this process's environment before it connected
 
     @classmethod
     def start(
@@ -60,8 +55,6 @@ class LocalCluster:
         *,
         host: str = node.LOOPBACK,
         num_cpus: int | None = None,
-        num_gpus: int | None = None,
-        object_store_bytes: int = OBJECT_STORE_BYTES,
         dashboard: bool = False,
         state_dir: str | os.PathLike[str] | None = None,
         models: Sequence[str] = (),
@@ -75,7 +68,7 @@ class LocalCluster:
             instance: its name; a stale instance of this name, whose owner has died, is stopped first.
             http_port: of the endpoint; None takes a free one.
             host: the endpoint's; 127.0.0.1, or 0.0.0.0 to be reached from outside.
-            num_cpus, num_gpus: logical, for Ray's placement; None lets Ray count.
+            num_cpus: logical, for Ray's placement; None lets Ray count.
             dashboard: Ray's dashboard on loopback, which Serve's REST interface (`serve deploy`, `serve status`) needs.
             models: the configured model names, for `status`.
             extra_environment: for the node and everything on it, over ours.
@@ -96,15 +89,21 @@ class LocalCluster:
         except BaseException:
             state.release()
             raise
-        mark = f"{instance}-{secrets.token_hex(8)}"
-        record = Instance(instance, mark, "", host, http_port or 0, models=tuple(models), api_key_file=api_key_file)
-        if supervised:
-            pid = os.getpid()
-            record = dataclasses.replace(record, supervisor_pid=pid, supervisor_ticks=start_ticks(pid))
+        pid = os.getpid() if supervised else None
+        record = Instance(
+            name=instance,
+            mark=f"{instance}-{secrets.token_hex(8)}",
+            run_dir="",
+            host=host,
+            http_port=http_port or 0,
+            supervisor_pid=pid,
+            supervisor_ticks=None if pid is None else start_ticks(pid),
+            api_key_file=api_key_file,
+            models=tuple(models),
+        )
         cluster = cls(state, record, state.new_token())
-        options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "object_store_bytes": object_store_bytes}
         try:
-            cluster._start(extra_environment or {}, dashboard=dashboard, **options)
+            cluster._start(extra_environment or {}, num_cpus, dashboard)
         except BaseException:
             cluster.stop()
             raise
@@ -141,25 +140,10 @@ class LocalCluster:
             "do": "serve",
             "environment": self.environment(),
             "application": dict(entry),
-            "serve": {"host": node.LOOPBACK, "port": self.instance.http_port, "proxy_location": "HeadOnly"},
+            "serve": self.instance.serve_options(),
             "name": APPLICATION,
             "models": list(self.instance.models),
         }
-
-    def run(self, application: Any, name: str, *, wait: bool = True) -> Any:
-        """Run a Serve application, in this process as the driver. Returns the handle of its ingress.
-
-        Raises:
-            RuntimeError: this process is connected to another cluster; or the application cannot start (with `wait`).
-        """
-        self.connect()
-        driver.start_serve(node.LOOPBACK, self.instance.http_port)
-        return driver.deploy(application, name, wait=wait)
-
-    def connect(self) -> None:
-        """Connect this process as a driver."""
-        if self._environment_before is None:
-            self._environment_before = driver.connect(self.environment())
 
     def pids(self) -> list[int]:
         """Every living process of this cluster except this one."""
@@ -169,18 +153,9 @@ class LocalCluster:
         """Every TCP socket this cluster's processes listen on."""
         return listening_ports(self.pids())
 
-    def stop(self, report: Progress = lambda text: None) -> None:
-        """Stop the cluster; no effect if nothing is left. `report` receives each step."""
-        if self._environment_before is not None:
-            report("Serve")
-            if self.alive:
-                driver.shut_down()
-            else:
-                driver.disconnect()  # a call to a dead Ray blocks for a minute and then ends this process
-            driver.restore(self._environment_before)
-            self._environment_before = None
+    def stop(self) -> None:
+        """Stop the cluster; no effect if nothing is left."""
         if self._supervisor is not None:
-            report("Ray")
             self._close_pipe(self._supervisor)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._supervisor.wait(SUPERVISOR_STOP_S)
@@ -191,7 +166,7 @@ class LocalCluster:
 
     def kill(self) -> None:
         """End every process of this cluster now."""
-        end_marked(self.mark, 0.0, spare=(os.getpid(),))
+        end_marked(self.mark, 0.0)
         if self._supervisor is not None:
             self._close_pipe(self._supervisor)
             self._supervisor.wait()
@@ -202,70 +177,45 @@ class LocalCluster:
         assert supervisor.stdin is not None
         supervisor.stdin.close()
 
-    def __enter__(self) -> LocalCluster:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-
-    def _start(self, extra_environment: Mapping[str, str], *, dashboard: bool, **options: Any) -> None:
+    def _start(self, extra_environment: Mapping[str, str], num_cpus: int | None, dashboard: bool) -> None:
+        """Start Ray under its supervisor, again after a transient error."""
+        host = self.instance.host
+        reachable = node.LOOPBACK if host in ("0.0.0.0", "::") else host  # from this machine
         for attempt in range(START_ATTEMPTS):
-            block = self._resources.enter_context(reserved_block(self.instance.host))
+            block = self._resources.enter_context(reserved_block(host))
             run_dir = _new_run_dir()
+            log = run_dir / "start.log"
             port = self.instance.http_port or block.http
             self.instance = dataclasses.replace(
                 self.instance,
                 run_dir=str(run_dir),
                 http_port=port,
-                url=f"http://{_reachable(self.instance.host)}:{port}",
+                url=f"http://{reachable}:{port}",
                 dashboard_url=f"http://{node.LOOPBACK}:{block.dashboard}" if dashboard else None,
             )
             self.state.write(self.instance)
-            command = node.ray_command(run_dir, block, dashboard=dashboard, **options)
-            self._spawn(command, run_dir, block, extra_environment)
+            command = node.ray_command(run_dir, block, num_cpus=num_cpus, dashboard=dashboard)
+            environment = node.usable_environment(os.environ)
+            environment |= node.node_environment(self.mark, self._token, run_dir, block, host) | dict(extra_environment)
+            supervisor = spawn(SUPERVISOR, *command, log=log, stdin=subprocess.PIPE, env=environment)
+            self._supervisor = supervisor
             try:
-                self.instance = dataclasses.replace(self.instance, address=self._wait_for_node(run_dir))
+                address = await_start(supervisor, functools.partial(_address, run_dir), log, NODE_START_S)
             except Unavailable:
-                if attempt + 1 == START_ATTEMPTS or not _is_transient(run_dir):
+                text = log.read_text(errors="replace")
+                if attempt + 1 == START_ATTEMPTS or not any(words in text for words in TRANSIENT_ERRORS):
                     raise
                 self.kill()
                 shutil.rmtree(run_dir, ignore_errors=True)
             else:
+                self.instance = dataclasses.replace(self.instance, address=address)
                 self.state.write(self.instance)
                 return
 
-    def _spawn(self, command: list[str], run_dir: Path, block: PortBlock, extra_environment: Mapping[str, str]) -> None:
-        environment = node.usable_environment(os.environ)
-        environment |= node.node_environment(self.mark, self._token, run_dir, block, self.instance.host)
-        with (run_dir / "start.log").open("wb") as log:
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-m", "serve_app.cluster.local.supervisor", *command],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment | dict(extra_environment),
-                start_new_session=True,  # Ctrl-C in the terminal must reach this process only
-            )
 
-    def _wait_for_node(self, run_dir: Path) -> str:
-        """The node's address, which `ray start` writes last."""
-        written = run_dir / "ray" / "ray_current_cluster"
-
-        def address() -> str | None:
-            return (written.read_text().strip() if written.exists() else "") or None
-
-        assert self._supervisor is not None
-        return await_start(self._supervisor, address, run_dir / "start.log", NODE_START_S)
-
-
-def _is_transient(run_dir: Path) -> bool:
-    log = (run_dir / "start.log").read_text(errors="replace")
-    return any(words in log for words in TRANSIENT_ERRORS)
-
-
-def _reachable(host: str) -> str:
-    """An address for connecting from this machine to a server bound to `host`."""
-    return node.LOOPBACK if host in ("0.0.0.0", "::") else host
+def _address(run_dir: Path) -> str | None:
+    """The node's address, which `ray start` writes last."""
+    return (read_text(run_dir / "ray" / "ray_current_cluster") or "").strip() or None
 
 
 def _new_run_dir() -> Path:
@@ -288,14 +238,9 @@ def _forget(state: InstanceState, instance: Instance) -> None:
     state.clear()
 
 
-def clean_up(state: InstanceState, grace_s: float = TERM_GRACE_S) -> list[int]:
-    """End the remaining processes of an instance without owner, and remove its record. The caller owns the instance.
-
-    Returns the processes that had to be ended.
-    """
+def clean_up(state: InstanceState, grace_s: float = TERM_GRACE_S) -> None:
+    """End the remaining processes of an instance without owner, and remove its record. The caller owns the instance."""
     instance = state.read()
-    if instance is None:
-        return []
-    found = end_marked(instance.mark, grace_s, spare=(os.getpid(),))
-    _forget(state, instance)
-    return found
+    if instance is not None:
+        end_marked(instance.mark, grace_s)
+        _forget(state, instance)

@@ -1,26 +1,35 @@
 """Operations on an instance's Serve: connect, deploy, status, shut down. The only module here that imports Ray.
 
-It is used by a program in its own process (`LocalCluster.run`), and by a child process of the command line
-(`serve_app.cluster.local.driver_process`), so that Ray can neither block nor end the process that owns the instance.
+A client uses it in its own process. The command line uses a child process (`serve_app.cluster.local.driver_process`),
+so that Ray can neither block nor end the process that owns the instance.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from serve_app.cluster.local import memory_waits, pending_reasons
+import ray
+from ray._private import ray_constants, services
+from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import RayError
+from ray.util import placement_group_table
+
+from serve_app.cluster.local import wait_reasons
 from serve_app.cluster.local.load_status import ReportedSeries
 from serve_app.cluster.local.reachability import require_cluster
+from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
 from serve_app.cluster.local.status import declared, declared_models, describe
 from serve_app.errors import Unavailable
 from serve_app.names import MARK
+from serve_app.quota import client as quota_actor
+from serve_app.ray_adapter import quiet_router_thread
 from serve_app.settings import deployment_config, with_other_applications
 
 ANSWER_S = 5.0  # the controller answers within milliseconds; without its numbers the state is still reported
-SERVE_SHUTDOWN_S = 20.0  # engines need seconds to end; streams running then are cut
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
 RELEASE_S = 10.0  # the GCS asks all nodes in parallel
 HEAD_RESOURCE = "node:__internal_head__"  # a resource that only Ray's head has
@@ -29,8 +38,6 @@ FORBIDDEN = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",
 }  # and the harmless value
-
-Application = Any  # ray.serve.Application
 
 
 def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
@@ -50,8 +57,6 @@ def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
     address = environment["RAY_ADDRESS"]
     # without the mark: processes that this one starts must not end with the cluster
     ours = {name: value for name, value in environment.items() if name not in ("RAY_ADDRESS", MARK)}
-    import ray
-
     if ray.is_initialized():
         if ray.get_runtime_context().gcs_address == address:
             return {}
@@ -70,9 +75,6 @@ def connect(environment: Mapping[str, str]) -> dict[str, str | None]:
 
 def _reachable(address: str) -> str:
     """The GCS's host:port; `auto` is the newest cluster on this machine."""
-    from ray._private import services
-    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
-
     if address == "local" or "://" in address:  # `local` starts a cluster; a Ray Client is no driver
         raise Unavailable(f"{address}: give host:port of the cluster's GCS, or auto", code="cluster_failed")
     try:
@@ -97,31 +99,9 @@ def restore(before: Mapping[str, str | None]) -> None:
 
 def _read_environment_again() -> None:
     """Make Ray read these variables again: it reads them on import, and the token once."""
-    from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
     ray_constants.ENABLE_RAY_CLUSTER = os.environ.get(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR) != "0"
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-def start_serve(host: str, port: int) -> None:
-    """Start Serve with its endpoint at host:port; router replicas bind the same host."""
-    from ray import serve
-
-    serve.start(http_options={"host": host, "port": port}, proxy_location="HeadOnly")
-
-
-def deploy(application: Application, name: str, *, wait: bool) -> Any:
-    """Deploy; with `wait` until it runs. Returns the handle of its ingress.
-
-    Raises:
-        RuntimeError: with `wait`: the application could not be started; the message holds the replica's error.
-    """
-    from ray import serve
-
-    target = serve.RunTarget(application, name=name, route_prefix="/")
-    return serve.run_many([target], wait_for_ingress_deployment_creation=wait, wait_for_applications_running=wait)[0]
 
 
 def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | None:
@@ -174,26 +154,22 @@ def application_status(models: Sequence[str], name: str) -> dict[str, Any]:
     _explain(details, name)
     state = describe(details, declared_models(details, name) or models, name, _reported_series(client, details, name))
     try:
-        return memory_waits.with_memory_waits(state, ask_quota("figures"))
+        return wait_reasons.with_memory_waits(state, ask_quota("figures"))
     except Unavailable:  # without the actor, memory waits are unknown
         return state
 
 
 def _explain(details: Mapping[str, Any], name: str) -> None:
     """Set the message of each deployment with unplaced replicas to the reason of their wait."""
-    import ray
-    from ray.util import placement_group_table
-
-    if pending_reasons.has_unplaced(details, name):
-        found = pending_reasons.reasons(details, name, list(placement_group_table().values()), ray.nodes())
+    unplaced = wait_reasons.unplaced(details, name)
+    if unplaced:
+        found = wait_reasons.reasons(unplaced, placement_group_table().values(), ray.nodes())
         for deployment, message in found.items():
             details["applications"][name]["deployments"][deployment]["message"] = message
 
 
 def _reported_series(client: Any, details: Mapping[str, Any], name: str) -> ReportedSeries:
     """The latest metrics of autoscaled deployments' replicas that the controller has; empty while they change."""
-    import ray
-    from ray.exceptions import RayError
     from ray.serve._private.common import DeploymentID
 
     deployments = (details["applications"].get(name) or {}).get("deployments", {})
@@ -206,12 +182,12 @@ def _reported_series(client: Any, details: Mapping[str, Any], name: str) -> Repo
     return dict(zip(scaled, answers, strict=True))
 
 
-def shut_down(timeout_s: float = SERVE_SHUTDOWN_S) -> None:
-    """End Serve and its replicas within `timeout_s`, and disconnect."""
+def shut_down() -> None:
+    """End Serve and its replicas within SERVE_SHUTDOWN_S, and disconnect."""
     from ray.serve.exceptions import RayServeException
 
     try:
-        _client().shutdown(timeout_s=timeout_s)  # serve.shutdown() is the same with 30 s
+        _client().shutdown(timeout_s=SERVE_SHUTDOWN_S)  # serve.shutdown() is the same with 30 s
         _end_quota()
     except RayServeException:
         return  # Serve was never started
@@ -221,28 +197,17 @@ def shut_down(timeout_s: float = SERVE_SHUTDOWN_S) -> None:
 
 def _end_quota() -> None:
     """End the quota actor, which outlives the application: the next application may need other settings of it."""
-    import ray
-
-    try:
+    with contextlib.suppress(ValueError, RayError):  # there is no actor, or Ray has ended
         ray.kill(_quota_actor())
-    except (ValueError, ray.exceptions.RayError):
-        return  # there is no actor, or Ray has ended
 
 
 def _quota_actor() -> Any:
-    import ray
-
-    from serve_app.quota import client as quota_actor
-
     return ray.get_actor(quota_actor.ACTOR, namespace=quota_actor.NAMESPACE)
 
 
 def release_others() -> list[str]:
     """Ask the GCS to end every node except the head; returns their addresses. Private in Ray; its autoscaler ends nodes
     the same way."""
-    import ray
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
     others = {
         node["NodeID"]: node["NodeManagerAddress"]
         for node in ray.nodes()
@@ -256,10 +221,7 @@ def release_others() -> list[str]:
 
 def disconnect() -> None:
     """Disconnect from a cluster that is gone, without a call to it."""
-    import ray
     from ray.serve.context import _disconnect
-
-    from serve_app.ray_adapter import quiet_router_thread
 
     quiet_router_thread()
     _disconnect()
@@ -272,9 +234,7 @@ def ask_quota(method: str, *args: Any) -> Any:
     Raises:
         Unavailable: there is no actor, or it does not answer.
     """
-    import ray
-
     try:
         return ray.get(getattr(_quota_actor(), method).remote(*args), timeout=ANSWER_S)
-    except (ValueError, ray.exceptions.RayError) as error:
+    except (ValueError, RayError) as error:
         raise Unavailable(f"the quota actor does not answer: {str(error).splitlines()[0]}", code="no_quota") from None

@@ -8,11 +8,11 @@ It ends at the end of its input.
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import queue
+import select
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,42 +28,29 @@ def _send(event: str, **fields: Any) -> None:
     print(json.dumps({"event": event, **fields}), file=_output, flush=True)
 
 
-def _commands() -> queue.SimpleQueue[dict[str, Any]]:
-    """The commands from standard input; its end becomes a shutdown command."""
-    commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            commands.put(json.loads(line))
-        commands.put({"do": "leave"})
-
-    threading.Thread(target=read, daemon=True, name="commands").start()
-    return commands
-
-
-def _next_command(commands: queue.SimpleQueue[dict[str, Any]], timeout_s: float) -> dict[str, Any] | None:
-    """The next command; None: none within `timeout_s`."""
-    try:
-        return commands.get(timeout=timeout_s)
-    except queue.Empty:
+def _next_command(timeout_s: float | None = None) -> dict[str, Any] | None:
+    """The next command; None: none within `timeout_s`. The end of the input is a command to leave."""
+    if not select.select([_input], [], [], timeout_s)[0]:
         return None
+    line = _input.readline()
+    return json.loads(line) if line else {"do": "leave"}
 
 
-def _serve(order: Mapping[str, Any], commands: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _serve(order: Mapping[str, Any]) -> None:
     """Declare the application of `order`, then report its state until a command arrives."""
     _send("phase", phase="application")
     driver.declare(order["application"], **order["serve"])
     while True:
         status = driver.application_status(order["models"], order["name"])
         _send("status", **status)
-        command = _next_command(commands, RUNNING_PERIOD_S if status["state"] == "running" else STARTING_PERIOD_S)
+        command = _next_command(RUNNING_PERIOD_S if status["state"] == "running" else STARTING_PERIOD_S)
         if command is not None:
             if command["do"] == "shutdown":
                 driver.shut_down()
             return
 
 
-def _declare(order: Mapping[str, Any], commands: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _declare(order: Mapping[str, Any]) -> None:
     """Change a running application; report its state until it runs or has failed, or until a command arrives.
 
     Raises:
@@ -74,7 +61,7 @@ def _declare(order: Mapping[str, Any], commands: queue.SimpleQueue[dict[str, Any
     name = entry["name"]
     before = driver.declare(entry, **order["serve"])
     while (made := is_built(driver.details(), name)) is None:
-        if _next_command(commands, STARTING_PERIOD_S) is not None:
+        if _next_command(STARTING_PERIOD_S) is not None:
             return
     if not made:
         why = describe(driver.details(), order["models"], name)["message"]
@@ -86,36 +73,34 @@ def _declare(order: Mapping[str, Any], commands: queue.SimpleQueue[dict[str, Any
     while order["wait"]:
         status = driver.application_status(order["models"], name)
         _send("status", **status)
-        if status["state"] in ("running", "failed") or _next_command(commands, STARTING_PERIOD_S) is not None:
+        if status["state"] in ("running", "failed") or _next_command(STARTING_PERIOD_S) is not None:
             return
 
 
-ORDERS: dict[str, Callable[[Mapping[str, Any], queue.SimpleQueue[dict[str, Any]]], None]] = {
+ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "serve": _serve,
     "declare": _declare,
-    "status": lambda order, commands: _send("status", **driver.application_status(order["models"], order["name"])),
-    "quota": lambda order, commands: _send("quota", **driver.ask_quota("figures")),
-    "defrag": lambda order, commands: _send("defrag", plan=driver.ask_quota("defrag", order["begin"])),
-    "shutdown": lambda order, commands: driver.shut_down(),
-    "release": lambda order, commands: _send("released", nodes=driver.release_others()),
+    "status": lambda order: _send("status", **driver.application_status(order["models"], order["name"])),
+    "quota": lambda order: _send("quota", **driver.ask_quota("figures")),
+    "defrag": lambda order: _send("defrag", plan=driver.ask_quota("defrag", order["begin"])),
+    "shutdown": lambda order: driver.shut_down(),
+    "release": lambda order: _send("released", nodes=driver.release_others()),
 }
 
 
 def main() -> int:
-    commands = _commands()
-    order = commands.get()
+    order = _next_command() or {}
     try:
         driver.connect(order["environment"])
-        ORDERS[order["do"]](order, commands)
-    except ServeAppError as error:
-        _send("error", message=error.message)
-        return 1
+        ORDERS[order["do"]](order)
     except Exception as error:  # noqa: BLE001 - the boundary of the process: any error goes to the owner
-        _send("error", message=f"{type(error).__name__}: {error}")
+        reason = error.message if isinstance(error, ServeAppError) else f"{type(error).__name__}: {error}"
+        _send("error", message=reason)
         return 1
     return 0
 
 
+_input = io.FileIO(0, closefd=False)  # standard input; a buffer would hide its lines from `select`
 _output = sys.stdout
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from serve_app.cluster.local.ports import PortBlock
 from serve_app.names import MARK
-from serve_app.system import common_environment
+from serve_app.system import environment
 
 LOOPBACK = "127.0.0.1"
 RUN_DIR_LENGTH = 28  # a unix socket's path has 107 bytes at most; Ray and HAProxy add up to 77 to the folder's
@@ -22,6 +22,11 @@ RUN_DIR_LENGTH = 28  # a unix socket's path has 107 bytes at most; Ray and HAPro
 # Without these, Ray (ray._private.services.resolve_ip_for_localhost) replaces `127.0.0.1` by the outer address,
 # in the driver and in the node. The variable's name mentions other systems; it means "is this cluster local".
 LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+RAY_START = (
+    "start --head --block --disable-usage-stats --no-monitor --include-log-monitor false --log-style record "
+    f"--log-color false --node-ip-address {LOOPBACK} --object-store-memory {environment.OBJECT_STORE_BYTES} "
+    "--port 0 --min-worker-port 0 --max-worker-port 0 --dashboard-agent-listen-port 0"
+)
 
 
 def usable_environment(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -52,8 +57,7 @@ def node_environment(mark: str, token: str, run_dir: Path, block: PortBlock, hos
         host: the endpoint's. Serve itself, the router replicas and the fallback proxy use loopback.
     """
     ports = {"stats_port": block.haproxy_stats, "metrics_port": block.haproxy_metrics}
-    ours = common_environment(mark, run_dir, **ports, host=host)
-    return ours | {
+    return environment.common_environment(mark, run_dir, **ports, host=host) | {
         "RAY_AUTH_TOKEN": token,
         **LOOPBACK_ENVIRONMENT,
         "DASHBOARD_METRIC_PORT": str(block.head_metrics),
@@ -67,25 +71,12 @@ def node_environment(mark: str, token: str, run_dir: Path, block: PortBlock, hos
     }
 
 
-def ray_command(
-    run_dir: Path,
-    block: PortBlock,
-    *,
-    num_cpus: int | None,
-    num_gpus: int | None,
-    object_store_bytes: int,
-    dashboard: bool,
-) -> list[str]:
+def ray_command(run_dir: Path, block: PortBlock, *, num_cpus: int | None, dashboard: bool) -> list[str]:
     """`ray start` in the foreground for the only node. The kernel chooses ports given as 0."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
-    command += ["--node-ip-address", LOOPBACK, "--temp-dir", str(run_dir / "ray")]
-    command += ["--port", "0", "--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
-    command += ["--object-store-memory", str(object_store_bytes), "--no-monitor", "--include-log-monitor", "false"]
-    command += ["--log-style", "record", "--log-color", "false", "--include-dashboard", str(dashboard).lower()]
+    command = [sys.executable, "-m", "ray.scripts.scripts", *RAY_START.split(), "--temp-dir", str(run_dir / "ray")]
+    command += ["--include-dashboard", str(dashboard).lower()]
     if dashboard:
         command += ["--dashboard-host", LOOPBACK, "--dashboard-port", str(block.dashboard)]
     if num_cpus is not None:
         command += ["--num-cpus", str(num_cpus)]
-    if num_gpus is not None:
-        command += ["--num-gpus", str(num_gpus)]
     return command

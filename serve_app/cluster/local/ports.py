@@ -43,10 +43,6 @@ class PortBlock(NamedTuple):
     dashboard: int
     head_metrics: int
 
-    @classmethod
-    def at(cls, base: int) -> PortBlock:
-        return cls(*range(base, base + 8))
-
     @property
     def ingress(self) -> range:
         return range(self.base + 16, self.base + BLOCK_PORTS)
@@ -88,15 +84,14 @@ def reserved_block(host: str, seed: int | None = None) -> Iterator[PortBlock]:
     Raises:
         Unavailable: every block has a port in use.
     """
-    bases = list(range(FIRST_PORT, LAST_PORT - BLOCK_PORTS + 1, BLOCK_PORTS))
-    random.Random(seed).shuffle(bases)
-    for base in bases:
+    bases = range(FIRST_PORT, LAST_PORT - BLOCK_PORTS + 1, BLOCK_PORTS)
+    for base in random.Random(seed).sample(bases, len(bases)):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reservation:
             try:
                 reservation.bind(("127.0.0.1", base))
             except OSError:
                 continue  # taken by another instance or another server
-            block = PortBlock.at(base)
+            block = PortBlock(*range(base, base + 8))
             if all(can_bind(host, port) for port in block.probed):
                 yield block
                 return

@@ -14,8 +14,19 @@ from serve_app.errors import Unavailable
 REACH_S = 15.0  # the GCS answers within milliseconds, on an overloaded machine within seconds
 ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of Ray's GCS; an empty request names no node
 NO_PROXY = (("grpc.enable_http_proxy", 0),)  # as in Ray's own calls
-NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-NOT_A_GCS_CODES = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+ASKS_TOKEN = (
+    "the cluster asks for its token, and this one is missing or another's; set RAY_AUTH_MODE=token and "
+    "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)"
+)
+NO_ANSWER, NOT_A_GCS = "no Ray cluster answers there", "what answers there is no Ray cluster"
+REASONS = {
+    grpc.StatusCode.UNAUTHENTICATED: ASKS_TOKEN,
+    grpc.StatusCode.UNAVAILABLE: NO_ANSWER,
+    grpc.StatusCode.DEADLINE_EXCEEDED: NO_ANSWER,
+    grpc.StatusCode.UNIMPLEMENTED: NOT_A_GCS,
+    grpc.StatusCode.UNKNOWN: NOT_A_GCS,
+    grpc.StatusCode.INTERNAL: NOT_A_GCS,
+}  # of a failed call; after any other failure Ray itself connects and reports
 
 
 def require_cluster(address: str, headers: Mapping[str, str]) -> None:
@@ -29,18 +40,5 @@ def require_cluster(address: str, headers: Mapping[str, str]) -> None:
         try:
             channel.unary_unary(ALIVE)(b"", timeout=REACH_S, metadata=metadata)
         except grpc.RpcError as error:
-            status: grpc.StatusCode = error.code()
-            why = _why(status)
-            if why is not None:
-                raise Unavailable(f"{address}: {why}", code="cluster_failed") from None
-
-
-def _why(status: grpc.StatusCode) -> str | None:
-    if status is grpc.StatusCode.UNAUTHENTICATED:
-        return (
-            "the cluster asks for its token, and this one is missing or another's; set RAY_AUTH_MODE=token and "
-            "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)"
-        )
-    if status in NO_ANSWER_CODES:
-        return "no Ray cluster answers there"
-    return "what answers there is no Ray cluster" if status in NOT_A_GCS_CODES else None
+            if error.code() in REASONS:
+                raise Unavailable(f"{address}: {REASONS[error.code()]}", code="cluster_failed") from None

@@ -5,6 +5,7 @@ Invariant: the owner never waits for Ray: a thread reads the events, and the chi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -20,7 +21,9 @@ from serve_app.errors import Unavailable
 from serve_app.names import MARK
 
 END_S = 5.0  # a child that was asked to end, or has answered, ends well within this time
+SERVE_SHUTDOWN_S = 20.0  # engines need seconds to end; streams running then are cut
 DEFAULT_QUESTION_S = 30.0  # importing Ray and connecting takes 2 s, ten times that on a loaded machine
+SHUTDOWN_QUESTION_S = SERVE_SHUTDOWN_S + DEFAULT_QUESTION_S
 
 
 class RemoteDriver:
@@ -49,11 +52,9 @@ class RemoteDriver:
     def send(self, command: Mapping[str, Any]) -> None:
         """Send a command; no effect if the child has ended."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):
-            self._events.put({"event": "end"})
 
     def event(self, timeout_s: float) -> dict[str, Any] | None:
         """The next event, None if there is none within `timeout_s`. The last one is `{"event": "end"}`."""
@@ -72,11 +73,9 @@ class RemoteDriver:
 
     def close(self) -> None:
         """End the child."""
-        if self._process.stdin is not None:
-            try:
-                self._process.stdin.close()
-            except BrokenPipeError:
-                self._process.kill()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.terminate()
         if not self.wait(END_S):
             self._process.kill()
@@ -92,14 +91,13 @@ class RemoteDriver:
 
 
 def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict[str, Any] | None:
-    """Let a child execute one order; returns its status, None for an order without an answer.
+    """Let a child execute one order; returns its last answer, None for an order without one.
 
     Raises:
         Unavailable: the order failed, or did not end in time.
     """
-    remote = RemoteDriver(order)
     answer = None
-    try:
+    with contextlib.closing(RemoteDriver(order)) as remote:
         while True:
             event = remote.event(timeout_s)
             if event is None:
@@ -108,6 +106,4 @@ def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict
                 raise Unavailable(event["message"], code="cluster_failed")
             if event["event"] == "end":
                 return answer
-            answer = event
-    finally:
-        remote.close()
+            answer = {key: value for key, value in event.items() if key != "event"}

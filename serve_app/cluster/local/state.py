@@ -15,19 +15,23 @@ Invariant: only the user can read these files, and a file is either the old or t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
+from serve_app.cluster.local.node import LOOPBACK, driver_environment
 from serve_app.errors import ConfigError, Unavailable
 
 DEFAULT_INSTANCE = "default"
@@ -53,7 +57,11 @@ class Instance:
     supervisor_pid: int | None = None  # the `up` command, which stops the instance on SIGTERM; None: owned by a program
     supervisor_ticks: int | None = None
     api_key_file: str | None = None
-    models: tuple[str, ...] = field(default=())
+    models: tuple[str, ...] = ()
+
+    def serve_options(self) -> dict[str, Any]:
+        """Serve's own options: routers bind loopback, only HAProxy binds the host of the endpoint."""
+        return {"host": LOOPBACK, "port": self.http_port, "proxy_location": "HeadOnly"}
 
 
 INSTANCE, STATUS = TypeAdapter(Instance), TypeAdapter(dict[str, Any])
@@ -108,24 +116,13 @@ class InstanceState:
         if not NAME.fullmatch(name):
             raise ConfigError(f"instance: {name!r} is no name (letters, digits, '.', '_', '-')", param="instance")
         self.name = name
-        self.folder = state_root(state_dir) / name
-        self._lock = FileLock(self.folder / "lock", thread_local=False)
-
-    @property
-    def token_file(self) -> Path:
-        return self.folder / "token"
-
-    @property
-    def generated_key_file(self) -> Path:
-        return self.folder / "api_key"
-
-    @property
-    def configured_key_file(self) -> Path:
-        return self.folder / "configured_api_key"
-
-    @property
-    def logs(self) -> Path:
-        return self.folder / "logs"
+        self.folder = folder = state_root(state_dir) / name
+        self.token_file = folder / "token"
+        self.generated_key_file = folder / "api_key"
+        self.configured_key_file = folder / "configured_api_key"
+        self.logs = folder / "logs"
+        self._record, self._status = folder / "instance.json", folder / "status.json"
+        self._lock = FileLock(folder / "lock", thread_local=False)
 
     def create(self) -> None:
         """Make the folder, mode 0700.
@@ -133,10 +130,11 @@ class InstanceState:
         Raises:
             ConfigError: it cannot be written; the message names the folder and the variable to set.
         """
+        probe = self.folder / ".probe"
         try:
             make_private(self.folder)
-            write_private(self.folder / ".probe", "")
-            (self.folder / ".probe").unlink()
+            write_private(probe, "")
+            probe.unlink()
         except OSError as error:
             raise ConfigError(
                 f"the state folder {self.folder} cannot be written ({error.strerror}); "
@@ -177,28 +175,25 @@ class InstanceState:
 
     def read(self) -> Instance | None:
         """The record of the running instance; None if there is none, or its file has an unknown shape."""
-        return _parsed(INSTANCE, self.folder / "instance.json")
+        return _parsed(INSTANCE, self._record)
 
     def write(self, instance: Instance) -> None:
-        write_private(self.folder / "instance.json", INSTANCE.dump_json(instance, indent=1).decode())
+        write_private(self._record, INSTANCE.dump_json(instance, indent=1).decode())
 
-    def read_status(self) -> dict[str, Any] | None:
-        return _parsed(STATUS, self.folder / "status.json")
-
-    def status_time_s(self) -> float:
-        """The time when the status was written, Unix time; 0 if there is none."""
-        try:
-            return (self.folder / "status.json").stat().st_mtime
-        except FileNotFoundError:
-            return 0.0
+    def read_status(self, within_s: float = math.inf) -> dict[str, Any] | None:
+        """The newest status, if it was written within the last `within_s`."""
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - self._status.stat().st_mtime < within_s:
+                return _parsed(STATUS, self._status)
+        return None
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        write_private(self.folder / "status.json", json.dumps(status))
+        write_private(self._status, json.dumps(status))
 
     def clear(self) -> None:
         """Remove the running instance's record; the generated key and the logs stay."""
-        for name in ("instance.json", "status.json", self.token_file.name, self.configured_key_file.name):
-            (self.folder / name).unlink(missing_ok=True)
+        for file in (self._record, self._status, self.token_file, self.configured_key_file):
+            file.unlink(missing_ok=True)
 
     def new_token(self) -> str:
         """A new token for Ray: 64 hexadecimal digits, stored in the token file."""
@@ -208,6 +203,13 @@ class InstanceState:
 
     def token(self) -> str | None:
         return read_text(self.token_file)
+
+    def driver_environment(self, instance: Instance) -> dict[str, str] | None:
+        """The environment of a driver of the running instance; None: its Ray has not started."""
+        token = self.token()
+        if not instance.address or token is None:
+            return None
+        return driver_environment(instance.address, token, instance.mark)
 
     def keep_logs(self, sources: Iterable[Path]) -> None:
         """Move an ended run's logs (files and folders) to the logs folder, replacing those of the previous run."""
@@ -224,8 +226,7 @@ class InstanceState:
 
 def _parsed(shape: TypeAdapter[T], path: Path) -> T | None:
     """The file's content; None if there is no file, or its shape is unknown."""
-    text = read_text(path)
     try:
-        return None if text is None else shape.validate_json(text)
-    except ValidationError:
+        return shape.validate_json(path.read_text())
+    except (FileNotFoundError, ValidationError):
         return None

@@ -5,7 +5,6 @@ Invariant: `state` is "running" only if every deployment and the endpoint's prox
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -23,15 +22,7 @@ STATES = {
 
 def _enum_value(value: Any) -> str:
     """The value of an enumeration; details decoded from JSON hold the values themselves."""
-    return str(value.value) if isinstance(value, enum.Enum) else str(value)
-
-
-def _replicas(deployment: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        # an unplaced replica has no node yet
-        {"id": replica["replica_id"], "state": _enum_value(replica["state"]), "node": replica.get("node_id") or ""}
-        for replica in deployment["replicas"]
-    ]
+    return str(getattr(value, "value", value))
 
 
 def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict[str, Any]:
@@ -39,7 +30,11 @@ def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict
         "deployment": deployment["name"],
         "state": _enum_value(deployment["status"]).lower(),
         "message": reason(deployment["message"]),
-        "replicas": _replicas(deployment),
+        "replicas": [
+            # an unplaced replica has no node yet
+            {"id": replica["replica_id"], "state": _enum_value(replica["state"]), "node": replica.get("node_id") or ""}
+            for replica in deployment["replicas"]
+        ],
         "target": deployment["target_num_replicas"],
         **describe_load(deployment, reported),
     }
@@ -49,9 +44,7 @@ def reason(message: str) -> str:
     """A Serve message without its traceback: the last error in it, or the whole message if there is none."""
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
     errors = [line for line in lines if line.split(":", 1)[0].isidentifier() or "Error:" in line.split(" ")[0]]
-    if len(lines) <= 1 or not errors:
-        return " ".join(lines)
-    return errors[-1]
+    return errors[-1] if errors and len(lines) > 1 else " ".join(lines)
 
 
 def declared(details: Mapping[str, Any], name: str = APPLICATION) -> dict[str, Any] | None:
@@ -103,14 +96,13 @@ def describe(
     ]
     state = STATES.get(_enum_value(application["status"]), "starting")
     proxies = [_enum_value(proxy["status"]) for proxy in details["proxies"].values()]
-    if state == "running" and (not proxies or any(status != "HEALTHY" for status in proxies)):
+    if state == "running" and set(proxies) != {"HEALTHY"}:
         state = "starting"
     failed = [one for one in deployments.values() if one["message"] and one["state"] != "healthy"]
     messages = [f"{one['deployment']}: {one['message']}" for one in failed] or [reason(application["message"])]
-    router = deployments.get(ROUTER)
     return {
         "state": state,
         "message": "; ".join(message for message in messages if message),
         "models": engines,
-        "routers": router["replicas"] if router else [],
+        "routers": deployments[ROUTER]["replicas"] if ROUTER in deployments else [],
     }

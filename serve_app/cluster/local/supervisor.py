@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
 
 from serve_app.names import MARK
 from serve_app.system import FallbackHaproxy, end_marked
@@ -39,23 +38,19 @@ def _wait_for_end(node: subprocess.Popen[bytes], stop_requested: threading.Event
 def main(command: list[str]) -> int:
     """Run the command (`ray start ... --block`) until it ends or this process must end. Returns its exit status."""
     mark = os.environ[MARK]
-    told_to_stop = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        told_to_stop.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
+    stop_requested = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which then closes the pipe
     node = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
-        _wait_for_end(node, told_to_stop)
+        _wait_for_end(node, stop_requested)
         if node.poll() is None:
             node.terminate()
             node.wait(NODE_STOP_S)
     except subprocess.TimeoutExpired:
         print("the node did not end in time and is killed", flush=True)
     finally:
-        end_marked(mark, LEFTOVER_GRACE_S, spare=(os.getpid(),))
+        end_marked(mark, LEFTOVER_GRACE_S)
     return node.wait()
 
 

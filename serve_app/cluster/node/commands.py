@@ -22,9 +22,9 @@ from pathlib import Path
 
 from serve_app.cluster.local import TOKEN_BYTES, ask, write_private
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
-from serve_app.cluster.node.supervisor import LEFTOVER_GRACE_S, STOP_GRACE_S, without_serve
+from serve_app.cluster.node.supervisor import LEFTOVER_GRACE_S, STOP_GRACE_S, driver_environment
 from serve_app.errors import ConfigError, ServeAppError, Unavailable
-from serve_app.system import ask_to_end, await_start, end_marked, environment
+from serve_app.system import ask_to_end, await_start, end_marked, environment, spawn
 
 GCS_PORT = 6379  # Ray's default
 NODE_START_S = 120.0  # 3 s on an idle machine; a cold disk and a loaded machine take a minute
@@ -82,9 +82,9 @@ def parse(words: Sequence[str], own_address: Callable[[str], str] = environment.
     return StartOrder(head, address, ip, tuple(arguments))
 
 
-def token_file(environ: Mapping[str, str] = os.environ) -> Path:
+def token_file() -> Path:
     """The path where Ray looks for the cluster's token."""
-    return Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def required_token(file: Path) -> Path:
@@ -123,7 +123,6 @@ def start(words: Sequence[str]) -> int:
     order = parse(words)
     token = required_token(token_file())
     folder = NodeFolder()
-    folder.create()
     with folder.locked():
         end(folder)
         run_dir = environment.new_run_dir(environment.RUN_DIR)
@@ -136,16 +135,9 @@ def start(words: Sequence[str]) -> int:
             shutil.rmtree(run_dir)
             raise
         folder.write(NodeRecord(mark, order.head, order.address, str(run_dir), order.arguments))
-        with folder.log.open("w") as log:
-            keeper = subprocess.Popen(
-                [sys.executable, "-m", "serve_app.cluster.node.supervisor", str(folder.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environ,
-                cwd=run_dir,  # a folder without Python modules
-                start_new_session=True,  # it outlives the launcher's terminal
-            )
+        module = "serve_app.cluster.node.supervisor"
+        # in a folder without Python modules
+        keeper = spawn(module, str(folder.path), log=folder.log, stdin=subprocess.DEVNULL, env=environ, cwd=run_dir)
         try:
             await_start(keeper, folder.running_node, folder.log, NODE_START_S)
         except Unavailable:
@@ -156,23 +148,19 @@ def start(words: Sequence[str]) -> int:
     return 0
 
 
-def end(folder: NodeFolder) -> bool:
-    """End the supervised node, and the processes that an unsupervised one left. The caller holds the lock. Returns
-    whether there was a node."""
+def end(folder: NodeFolder) -> None:
+    """End the supervised node, and the processes that an unsupervised one left. The caller holds the lock."""
     node = folder.node()
-    if node is None:
-        return False
-    ask_to_end(node.keeper_pid, node.keeper_ticks, SUPERVISOR_STOP_S)
-    end_marked(node.mark, LEFTOVER_GRACE_S, spare=(os.getpid(),))
-    shutil.rmtree(node.run_dir, ignore_errors=True)
-    folder.forget(node.mark)
-    return True
+    if node is not None:
+        ask_to_end(node.keeper_pid, node.keeper_ticks, SUPERVISOR_STOP_S)
+        end_marked(node.mark, LEFTOVER_GRACE_S)
+        shutil.rmtree(node.run_dir, ignore_errors=True)
+        folder.forget(node.mark)
 
 
 def stop() -> int:
     """End the node of this machine; on a head, first the other nodes, which nothing else ends."""
     folder = NodeFolder()
-    folder.create()
     with folder.locked():
         node = folder.node()
         if node is None:
@@ -207,17 +195,16 @@ def client_environ(folder: NodeFolder) -> dict[str, str]:
     node = folder.node()
     if node is None:
         raise Unavailable("no node of serve-app runs here", code="not_running")
-    inherited = without_serve(environment.usable(os.environ))
-    return inherited | environment.client_environment(node.address, token_file())
+    return driver_environment(node.address, token_file())
 
 
 def ray(arguments: Sequence[str]) -> int:
     """Run a Ray command. `ray stop` ends the supervised node; without one, it ends any Ray on this machine."""
-    here = NodeFolder().node() is not None
+    folder = NodeFolder()
+    here = folder.node() is not None
     if here and arguments[:1] == ["stop"]:
         return stop()
-    environ = client_environ(NodeFolder()) if here else dict(os.environ)
-    return _run(["ray.scripts.scripts", *arguments], environ)
+    return _run(["ray.scripts.scripts", *arguments], client_environ(folder) if here else os.environ)
 
 
 def serve_app(arguments: Sequence[str]) -> int:
@@ -237,22 +224,20 @@ def _run(module_and_arguments: Sequence[str], environ: Mapping[str, str]) -> int
 
 def main(words: Sequence[str]) -> int:
     """Run one command. Returns the exit status: 1 for a failure, 2 for wrong arguments."""
-    what, rest = (words[0], list(words[1:])) if words else ("", [])
-    commands: dict[str, Callable[[], int]] = {
-        "start": lambda: start(rest),
-        "stop": stop,
-        "ray": lambda: ray(rest),
-        "serve-app": lambda: serve_app(rest),
-        "token": make_token,
-    }
-    if what not in commands:
-        print(USAGE, file=sys.stderr)
-        return 2
     try:
-        return commands[what]()
-    except ConfigError as error:
-        print(f"node.sh: {error.message}", file=sys.stderr)
+        match list(words):
+            case ["start", *rest]:
+                return start(rest)
+            case ["stop", *_]:
+                return stop()
+            case ["ray", *rest]:
+                return ray(rest)
+            case ["serve-app", *rest]:
+                return serve_app(rest)
+            case ["token", *_]:
+                return make_token()
+        print(USAGE, file=sys.stderr)
         return 2
     except ServeAppError as error:
         print(f"node.sh: {error.message}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1

@@ -21,7 +21,6 @@ from filelock import FileLock
 from pydantic import TypeAdapter
 
 from serve_app.cluster.local import make_private, read_text, state_root, write_private
-from serve_app.system import start_ticks
 
 State = Literal["starting", "up", "failed", "restarting"]
 
@@ -40,11 +39,6 @@ class NodeRecord:
     keeper_ticks: int | None = None
     restarts: int = 0
 
-    @property
-    def is_supervised(self) -> bool:
-        """Whether its supervisor lives."""
-        return self.keeper_ticks is not None and start_ticks(self.keeper_pid) == self.keeper_ticks
-
 
 NODE_RECORD = TypeAdapter(NodeRecord)
 
@@ -54,21 +48,17 @@ class NodeFolder:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or state_root() / f"machine-{socket.gethostname()}"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "keeper.log"
-
-    def create(self) -> None:
-        make_private(self.path)
+        self.log = self.path / "keeper.log"
+        self._record, self._application = self.path / "machine.json", self.path / "application"
 
     def locked(self) -> FileLock:
-        """Lock the folder: one command at a time starts or ends the node; another one waits."""
+        """Make the folder and lock it: one command at a time starts or ends the node; another one waits."""
+        make_private(self.path)
         return FileLock(self.path / "lock")
 
     def node(self) -> NodeRecord | None:
         """The node that is supervised, or did not end in order; None if there is none."""
-        text = read_text(self.path / "machine.json")
+        text = read_text(self._record)
         return None if text is None else NODE_RECORD.validate_json(text)
 
     def running_node(self) -> NodeRecord | None:
@@ -76,20 +66,20 @@ class NodeFolder:
         return node if node is not None and node.state == "up" else None
 
     def write(self, node: NodeRecord) -> None:
-        write_private(self.path / "machine.json", NODE_RECORD.dump_json(node, indent=1).decode())
+        write_private(self._record, NODE_RECORD.dump_json(node, indent=1).decode())
 
     def forget(self, mark: str) -> None:
         """Remove the record if it still is this node's."""
         node = self.node()
         if node is not None and node.mark == mark:
-            (self.path / "machine.json").unlink()
+            self._record.unlink()
 
     def application(self) -> str | None:
         """The path of the last deployed configuration."""
-        return read_text(self.path / "application")
+        return read_text(self._application)
 
     def remember_application(self, path: Path) -> None:
-        write_private(self.path / "application", os.fspath(path.absolute()))
+        write_private(self._application, os.fspath(path.absolute()))
 
     def forget_application(self) -> None:
-        (self.path / "application").unlink(missing_ok=True)
+        self._application.unlink(missing_ok=True)

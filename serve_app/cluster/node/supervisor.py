@@ -26,15 +26,15 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.errors import ServeAppError
 from serve_app.names import MARK
-from serve_app.system import FallbackHaproxy, client_environment, end_marked, start_ticks, usable
+from serve_app.system import FallbackHaproxy, end_marked, environment, start_ticks
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LOOK_S = 0.5  # the polling period for ended processes
@@ -63,17 +63,13 @@ def log_line(text: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} supervisor: {text}", flush=True)
 
 
+@dataclass(slots=True)
 class NodeSupervisor:
-    """Supervises one node until a stop is requested or the node ends for good."""
+    """Supervises one node until `stop_requested` is set or the node ends for good."""
 
-    def __init__(self, folder: NodeFolder, node: NodeRecord) -> None:
-        self._folder = folder
-        self._node = node
-        self._stop_requested = threading.Event()
-
-    def stop(self) -> None:
-        """Request the end of the node; may be called from a signal handler."""
-        self._stop_requested.set()
+    folder: NodeFolder
+    node: NodeRecord
+    stop_requested: threading.Event
 
     def run(self) -> int:
         """Supervise the node; returns 0 if it ended in order, 1 if it crashed or never started."""
@@ -83,53 +79,47 @@ class NodeSupervisor:
         while True:
             started = time.monotonic()
             end = self._run_node()
-            end_marked(
-                self._node.mark,
-                STOP_GRACE_S if end is NodeEnd.STOP_REQUESTED else LEFTOVER_GRACE_S,
-                spare=(os.getpid(),),
-            )
-            self._reap()
+            grace_s = STOP_GRACE_S if end is NodeEnd.STOP_REQUESTED else LEFTOVER_GRACE_S
+            end_marked(self.node.mark, grace_s)
+            reap()
             failures = 0 if time.monotonic() - started > STABLE_S else failures + 1
-            first_start_failed = end is NodeEnd.NO_START and self._node.state == "starting"
-            if end in (NodeEnd.STOP_REQUESTED, NodeEnd.IN_ORDER) or first_start_failed or not self._node.head:
+            in_order = end in (NodeEnd.STOP_REQUESTED, NodeEnd.IN_ORDER)
+            first_start_failed = end is NodeEnd.NO_START and self.node.state == "starting"
+            if in_order or first_start_failed or not self.node.head:
                 break
             delay_s = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1]
             log_line(f"the node {end.value}; starting it again in {delay_s:.0f} s")
-            self._update(state="restarting", restarts=self._node.restarts + 1)
-            if self._stop_requested.wait(delay_s):
+            self._update(state="restarting", restarts=self.node.restarts + 1)
+            if self.stop_requested.wait(delay_s):
                 break
         log_line(f"the node has ended: {end.value}")
-        shutil.rmtree(self._node.run_dir, ignore_errors=True)
+        shutil.rmtree(self.node.run_dir, ignore_errors=True)
         if first_start_failed:
             self._update(state="failed")
         else:
-            self._folder.forget(self._node.mark)
-        return 0 if end in (NodeEnd.STOP_REQUESTED, NodeEnd.IN_ORDER) else 1
+            self.folder.forget(self.node.mark)
+        return 0 if in_order else 1
 
     def _run_node(self) -> NodeEnd:
         """Start the node and wait for its end."""
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *self._node.arguments]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *self.node.arguments]
         start = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         while start.poll() is None:
-            if self._stop_requested.wait(LOOK_S):
+            if self.stop_requested.wait(LOOK_S):
                 start.kill()
                 start.wait()
                 return NodeEnd.STOP_REQUESTED
         if start.returncode != 0:
             return NodeEnd.NO_START
         vital = children()
-        again = self._node.restarts > 0
         self._update(state="up")
         log_line(f"up, with {', '.join(sorted(vital.values()))}")
-        if again:
+        if self.node.restarts > 0:
             self._redeploy()
-        return self._watch(vital)
-
-    def _watch(self, vital: dict[int, str]) -> NodeEnd:
-        stand_in = FallbackHaproxy(Path(self._node.run_dir))
-        while not self._stop_requested.wait(LOOK_S):
+        stand_in = FallbackHaproxy(Path(self.node.run_dir))
+        while not self.stop_requested.wait(LOOK_S):
             stand_in.check()
-            for pid, status in self._reap().items():
+            for pid, status in reap().items():
                 if pid in vital:
                     log_line(f"{vital[pid]} (process {pid}) ended with status {status}")
                     return NodeEnd.IN_ORDER if status in IN_ORDER else NodeEnd.CRASH
@@ -137,42 +127,38 @@ class NodeSupervisor:
 
     def _redeploy(self) -> None:
         """Deploy the application again: a restarted GCS without Redis has lost it. A failure is only logged."""
-        config = self._folder.application()
+        config = self.folder.application()
         if config is None:
             return
-        token_file = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
-        command = [sys.executable, "-m", "serve_app.cli", "deploy", "--config", config]
         log_line(f"deploying {config}")
         # not waited for: it is reaped like the other children, and carries the mark
         subprocess.Popen(
-            command,
+            [sys.executable, "-m", "serve_app.cli", "deploy", "--config", config],
             stdin=subprocess.DEVNULL,
-            env=without_serve(usable(os.environ))
-            | client_environment(self._node.address, token_file)
-            | {MARK: self._node.mark, "TEMP": self._node.run_dir},  # it may be ended before it has cleaned up
+            env=driver_environment(self.node.address, Path(os.environ["RAY_AUTH_TOKEN_PATH"]))
+            | {MARK: self.node.mark, "TEMP": self.node.run_dir},  # it may be ended before it has cleaned up
         )
 
-    @staticmethod
-    def _reap() -> dict[int, int]:
-        """The exit statuses of all ended children, negative for a signal."""
-        ended: dict[int, int] = {}
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return ended
-            if pid == 0:
-                return ended
-            ended[pid] = os.waitstatus_to_exitcode(status)
-
     def _update(self, **changes: object) -> None:
-        self._node = dataclasses.replace(self._node, **changes)  # type: ignore[arg-type]
-        self._folder.write(self._node)
+        self.node = dataclasses.replace(self.node, **changes)  # type: ignore[arg-type]
+        self.folder.write(self.node)
 
 
-def without_serve(environment: dict[str, str]) -> dict[str, str]:
-    """The environment without the node's RAY_SERVE_ variables, which no driver may have."""
-    return {name: value for name, value in environment.items() if not name.startswith("RAY_SERVE_")}
+def reap() -> dict[int, int]:
+    """The exit statuses of all ended children, negative for a signal."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
+
+
+def driver_environment(address: str, token_file: Path) -> dict[str, str]:
+    """This process's environment for a driver of the cluster: without the node's RAY_SERVE_ variables, which no driver
+    may have."""
+    inherited = environment.usable(os.environ)
+    usable = {name: value for name, value in inherited.items() if not name.startswith("RAY_SERVE_")}
+    return usable | environment.client_environment(address, token_file)
 
 
 def children() -> dict[int, str]:
@@ -191,16 +177,12 @@ def main() -> int:
     node = folder.node()
     if node is None:
         raise SystemExit(f"{folder.path} has no node to supervise")
-    keeper = NodeSupervisor(folder, node)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        keeper.stop()
-
-    signal.signal(signal.SIGTERM, on_signal)
+    stop_requested = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the launcher's terminal has gone
     try:
-        return keeper.run()
+        return NodeSupervisor(folder, node, stop_requested).run()
     except ServeAppError as error:
         log_line(error.message)
         return 1

@@ -15,12 +15,10 @@ from serve_app.core.memory.checkpoint import (
     RouterEntry,
 )
 from serve_app.core.memory.defrag_steps import Relocation
-from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants, OveruseAlarm
+from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import (
-    DEFAULT_RESERVED_BYTES,
     GROWTH_SHARE,
     Device,
-    DeviceUse,
     Hold,
     Lease,
     LeaseKind,
@@ -45,7 +43,6 @@ from serve_app.core.memory.sessions import (
 from serve_app.core.memory.start_reservations import Start, StartPlanner, StartsReply, StartsRequest
 
 __all__ = [
-    "DEFAULT_RESERVED_BYTES",
     "FENCE_S",
     "GROWTH_SHARE",
     "LOADING_TTL_S",
@@ -58,7 +55,6 @@ __all__ = [
     "CheckpointKey",
     "CheckpointValue",
     "Device",
-    "DeviceUse",
     "EngineEntry",
     "EngineGrants",
     "EngineReply",
@@ -68,7 +64,6 @@ __all__ = [
     "Lease",
     "LeaseKind",
     "Ledger",
-    "OveruseAlarm",
     "Phase",
     "Process",
     "Rank",

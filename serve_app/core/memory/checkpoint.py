@@ -2,7 +2,9 @@
 
 Changes are ordered by the last change of each key: a freed holding is forgotten before its next holder is stored.
 
-Invariant: all results of `take_changes`, applied in order, give the checkpoint.
+Whoever keeps engines, routers, sessions and reservations puts them here at once.
+
+Invariant: all changes that were stored, and `changes` after them, give the checkpoint.
 """
 
 from __future__ import annotations
@@ -12,17 +14,15 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from serve_app.core.memory.reports import EngineReport
-from serve_app.core.memory.reservations import Reservation
-from serve_app.core.memory.sessions import SessionEntry
 
 
 class EntryKind(enum.StrEnum):
-    """Kind of a checkpoint entry; the first part of its key."""
+    """Kind of a checkpoint entry, the first part of its key; in the order in which entries are restored."""
 
     ENGINE = "engine"
     ROUTER = "router"
-    SESSION = "session"
     RESERVATION = "berth"
+    SESSION = "session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,7 @@ class RouterEntry:
     engines: frozenset[str] = frozenset()
 
 
-CheckpointValue = (
-    EngineEntry | RouterEntry | SessionEntry | Reservation | None
-)  # None: unreadable, only the key is known
+CheckpointValue = object  # an entry of these, a SessionEntry, a Reservation; None: unreadable, only the key is known
 CheckpointKey = tuple[EntryKind, str]
 CheckpointChanges = dict[CheckpointKey, tuple[bool, CheckpointValue]]  # to store (True) or to delete (False)
 
@@ -52,8 +50,7 @@ class Checkpoint:
 
     def __init__(self, entries: Mapping[CheckpointKey, CheckpointValue]) -> None:
         self._entries = dict(entries)
-        self._changes: CheckpointChanges = {}
-        self._being_stored: CheckpointChanges = {}  # taken, not confirmed as stored
+        self._changes: CheckpointChanges = {}  # not confirmed as stored
 
     def __contains__(self, key: CheckpointKey) -> bool:
         return key in self._entries
@@ -61,41 +58,31 @@ class Checkpoint:
     def __iter__(self) -> Iterator[tuple[CheckpointKey, CheckpointValue]]:
         return iter(list(self._entries.items()))
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get(self, key: CheckpointKey) -> CheckpointValue:
         return self._entries.get(key)
 
     def put(self, key: CheckpointKey, value: CheckpointValue) -> None:
         if key not in self._entries or self._entries[key] != value:
             self._entries[key] = value
-            self._change(key, True, value)
+            self._changes.pop(key, None)
+            self._changes[key] = (True, value)
 
     def forget(self, key: CheckpointKey) -> None:
         if key in self._entries:
             del self._entries[key]
-            self._change(key, False, None)
+            self._changes.pop(key, None)
+            self._changes[key] = (False, None)
 
     def unstored(self, name: str = "", kinds: Container[EntryKind] = tuple(EntryKind)) -> bool:
         """Whether an entry of this name, or of these kinds, has an unstored change. O(changes)."""
-        return any(key[1] == name or key[0] in kinds for key in (*self._being_stored, *self._changes))
+        return any(key[1] == name or key[0] in kinds for key in self._changes)
 
-    def take_changes(self) -> CheckpointChanges:
-        """The changes to store next; report the result with `stored` or `not_stored`."""
-        self._being_stored, self._changes = self._changes, {}
-        return self._being_stored
+    def changes(self) -> CheckpointChanges:
+        """The changes to store next; report them with `stored`, unless storing them has failed."""
+        return dict(self._changes)
 
-    def stored(self) -> None:
-        """The changes taken last are stored."""
-        self._being_stored = {}
-
-    def not_stored(self, changes: CheckpointChanges) -> None:
-        """Storing failed: return these changes again, except those changed since."""
-        since = self._changes
-        self._changes = {key: change for key, change in changes.items() if key not in since} | since
-        self._being_stored = {}
-
-    def _change(self, key: CheckpointKey, keep: bool, value: CheckpointValue) -> None:
-        self._changes.pop(key, None)
-        self._changes[key] = (keep, value)
+    def stored(self, changes: CheckpointChanges) -> None:
+        """These changes are stored; a key that was changed again since is not."""
+        for key, change in changes.items():
+            if self._changes.get(key) is change:
+                del self._changes[key]

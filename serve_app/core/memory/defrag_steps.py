@@ -14,9 +14,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
-from serve_app.core.memory.leases import DeviceUse, Hold, LeaseKind, Phase
+from serve_app.core.memory.leases import Hold, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.placement import Move, NodeDevices, PlacedReplica, Workload, plan_moves
+from serve_app.core.placement import Move, PlacedReplica, Workload, plan_moves
 from serve_app.errors import InsufficientMemory, LeaseNotFound
 
 MAX_STEPS = 64  # of one `begin`: beyond that, restarted engines fill the freed memory again
@@ -56,7 +56,9 @@ class Relocation:
     def fragmentation(self) -> tuple[float, dict[str, float]]:
         """The share of free memory that an engine of a present model could not use, all models equally likely; of the
         cluster, and of each node. Models that do not fit on any empty device are left out."""
-        nodes = self._nodes()
+        nodes: dict[str, list[int]] = {}
+        for use in self._ledger.devices():
+            nodes.setdefault(use.device.node, []).append(use.free_bytes)
         largest = max((use.device.capacity_bytes for use in self._ledger.devices()), default=0)
         expected = Workload(Counter(one for one in self._grants.expected().values() if one.amount <= largest))
         by_node = {node: expected.fragmentation([free]) for node, free in nodes.items()}
@@ -70,7 +72,9 @@ class Relocation:
             if told is None or len(nodes) != 1:
                 continue  # pipeline stages wait where Ray placed them; no engine moves for those
             (node,) = nodes
-            moves = plan_moves(self._nodes(), self._movable(), node, len(told.ranks), told.least_bytes)
+            uses = sorted(self._ledger.devices(), key=lambda use: use.device.index)
+            free = {use.device.key: use.free_bytes for use in uses}
+            moves = plan_moves(free, self._movable(), node, len(told.ranks), told.least_bytes)
             if moves:
                 return DefragPlan(waits, tuple(map(self._step_of_move, moves)))
         return None
@@ -102,35 +106,17 @@ class Relocation:
         with contextlib.suppress(InsufficientMemory, LeaseNotFound):  # within its own memory: Ray places
             self._grants.reservations.add(step.model, Hold(step.target[0], amount), now, replaces=step.owner)
 
-    def _nodes(self) -> dict[str, list[int]]:
-        """Free bytes of each device, by node, in order of device index."""
-        return {node: [use.free_bytes for use in uses] for node, uses in self._uses().items()}
-
-    def _uses(self) -> dict[str, list[DeviceUse]]:
-        found: dict[str, list[DeviceUse]] = {}
-        for use in sorted(self._ledger.devices(), key=lambda use: use.device.index):
-            found.setdefault(use.device.node, []).append(use)
-        return found
-
     def _movable(self) -> list[PlacedReplica]:
         """Running engines on a single node that do not drain."""
-        order = {node: [use.device.key for use in uses] for node, uses in self._uses().items()}
         leaving, found = set(self._grants.draining()), []
         for lease in self._ledger.leases(LeaseKind.ENGINE):
             nodes = {hold.on.rpartition("/")[0] for hold in lease.holds}
             if len(nodes) == 1 and lease.phase is Phase.COMMITTED and lease.lease_id not in leaving:
-                (node,) = nodes
-                devices = tuple(order[node].index(hold.on) for hold in lease.holds)
-                found.append(
-                    PlacedReplica(lease.lease_id, NodeDevices(node, devices), max(hold.amount for hold in lease.holds))
-                )
+                devices = tuple(hold.on for hold in lease.holds)
+                found.append(PlacedReplica(lease.lease_id, devices, max(hold.amount for hold in lease.holds)))
         return found
 
     def _step_of_move(self, move: Move) -> DefragStep:
-        told, replica = self._grants.last_report(move.replica.replica_id), move.replica
-        model, uses = "" if told is None else told.model, self._uses()
-        source, target = (
-            tuple(uses[spot.node][device].device.key for device in spot.devices)
-            for spot in (replica.location, move.target)
-        )
-        return DefragStep(replica.replica_id, model, source, target, replica.bytes_to_move)
+        replica, told = move.replica, self._grants.last_report(move.replica.replica_id)
+        model = "" if told is None else told.model
+        return DefragStep(replica.replica_id, model, replica.devices, move.target, replica.bytes_to_move)

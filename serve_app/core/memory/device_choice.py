@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from operator import itemgetter
 
 from serve_app.core.memory.leases import Hold
+from serve_app.core.memory.reports import EngineReport
 from serve_app.core.placement import Demand, PlacementPolicy
 from serve_app.errors import InsufficientMemory
-
-if TYPE_CHECKING:
-    from serve_app.core.memory.reports import EngineReport
 
 
 def unplaced_demands(report: EngineReport) -> list[Demand]:
@@ -42,44 +40,40 @@ def choose_devices(report: EngineReport, free: dict[str, int], policy: Placement
             raise InsufficientMemory(_shortage(report, key, free.get(key)))
     for node in {rank.node for rank in report.ranks if rank.device is None}:
         ranks = [index for index, rank in enumerate(report.ranks) if rank.node == node and rank.device is None]
-        keys = [key for key in free if key.rpartition("/")[0] == node and key not in chosen.values()]
-        devices = _best_on_node(report, len(ranks), [free[key] for key in keys], policy)
+        there = {key: free[key] for key in free if key.rpartition("/")[0] == node and key not in chosen.values()}
+        devices = best_devices(len(ranks), report.wanted_bytes, report.least_bytes, there, (node,), policy)
         if devices is None:
             where = f"{len(ranks)} devices of {node}" if len(ranks) > 1 else f"any device of {node}"
-            raise InsufficientMemory(_shortage(report, where, max((free[key] for key in keys), default=None)))
-        chosen |= {index: keys[device] for index, device in zip(ranks, devices, strict=True)}
+            raise InsufficientMemory(_shortage(report, where, max(there.values(), default=None)))
+        chosen |= dict(zip(ranks, devices, strict=True))
     amount = min(report.wanted_bytes, *(free[key] for key in chosen.values()))
     return [Hold(chosen[index], amount) for index in range(len(report.ranks))]
 
 
-def best_device(
-    wanted_bytes: int, least_bytes: int, free: Mapping[str, int], nodes: Sequence[str], policy: PlacementPolicy
-) -> Hold | None:
-    """A device of any of these nodes for an engine of one rank: the policy's choice for the wanted amount, else the
-    device with most free; None: none has the least."""
-    by_node: dict[str, list[str]] = {}
+def best_devices(
+    ranks: int, wanted: int, least: int, free: Mapping[str, int], nodes: Sequence[str], policy: PlacementPolicy
+) -> list[str] | None:
+    """Devices for the ranks of an engine on one of these nodes: the policy's choice for the wanted bytes, else those
+    with most free; None: too few have the least.
+
+    Args:
+        nodes: one, if there are several ranks.
+    """
+    by_node: dict[str, list[str]] = {node: [] for node in nodes}
     for key in free:
-        by_node.setdefault(key.rpartition("/")[0], []).append(key)
-    best: tuple[float, str] | None = None
-    for node in (node for node in nodes if node in by_node):
-        found = policy.choose([free[key] for key in by_node[node]], 1, wanted_bytes)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = (found[0], by_node[node][found[1][0]])
-    if best is not None:
-        return Hold(best[1], wanted_bytes)
-    keys = [key for node in nodes for key in by_node.get(node, ())]
-    most = max(keys, key=lambda key: free[key], default=None)
-    return Hold(most, free[most]) if most is not None and free[most] >= least_bytes else None
-
-
-def _best_on_node(report: EngineReport, ranks: int, free: list[int], policy: PlacementPolicy) -> tuple[int, ...] | None:
-    """The devices for `ranks` ranks on one node: the policy's choice for the wanted amount, else those with most free;
-    None: too few have the least."""
-    found = policy.choose(free, ranks, report.wanted_bytes)
-    if found is not None:
-        return found[1]
-    most = sorted((index for index, left in enumerate(free) if left >= report.least_bytes), key=lambda i: -free[i])
-    return tuple(most[:ranks]) if len(most) >= ranks else None
+        node = key.rpartition("/")[0]
+        if node in by_node:
+            by_node[node].append(key)
+    choices = [
+        (found[0], [keys[index] for index in found[1]])
+        for keys in by_node.values()
+        if (found := policy.choose([free[key] for key in keys], ranks, wanted)) is not None
+    ]
+    if choices:
+        return min(choices, key=itemgetter(0))[1]
+    enough = (key for keys in by_node.values() for key in keys if free[key] >= least)
+    most = sorted(enough, key=lambda key: -free[key])[:ranks]
+    return most if len(most) == ranks else None
 
 
 def _shortage(report: EngineReport, where: str, free: int | None) -> str:

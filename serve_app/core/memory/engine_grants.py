@@ -21,10 +21,11 @@ Invariant: no engine loads before its memory is reserved on every device it will
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from math import inf
 
+from serve_app.core.memory.checkpoint import Checkpoint
 from serve_app.core.memory.device_choice import choose_devices, unplaced_demands, usable_devices
 from serve_app.core.memory.leases import Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
@@ -55,7 +56,7 @@ class BlockedEngine:
 class OveruseAlarm:
     """An engine that uses more of a device than it was granted."""
 
-    owner: str
+    replica: str
     model: str
     device: str
     granted_bytes: int
@@ -69,29 +70,27 @@ class _Engine:
     reported_at: float
     why: str = ""
     is_loading: bool = False
+    drains: bool = False
     has_fitted: bool = False  # it was within its grant once
     overuse_since: float | None = None
 
 
 class EngineGrants:
-    """The engines and their grants. O(waiting engines) per report while some wait, else O(log n)."""
+    """The engines and their grants. A report costs O(leases on its devices), and while engines wait O(those) too."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, checkpoint: Checkpoint) -> None:
         self._ledger = ledger
         self._engines: dict[str, _Engine] = {}  # in order of their first report
-        self._alarms: dict[tuple[str, str], OveruseAlarm] = {}
-        self._draining: set[str] = set()
         self._restarted: dict[str, float] = {}  # by model: when an engine was last drained for overuse
-        self._last_requests: dict[
-            str, tuple[int, int]
-        ] = {}  # by model: wanted and least bytes of its last engine without a fixed device
+        # by model: wanted and least bytes of its last engine without a fixed device
+        self.last_requests: dict[str, tuple[int, int]] = {}
         self.policy = PlacementPolicy()
-        self.reservations = Reservations(ledger)
+        self.reservations = Reservations(ledger, checkpoint)
 
     def report(
         self, report: EngineReport, now: float, *, frozen: bool = False, unreported: Set[str] = frozenset()
     ) -> EngineReply:
-        """Process an engine's report; returns what it may have.
+        """Process the report of an engine that has not ended; returns what it may have.
 
         Args:
             frozen: grant no memory (while other engines' holds are unknown).
@@ -101,9 +100,6 @@ class EngineGrants:
             LeaseConflict, InsufficientMemory: its reported holds belong to another engine by now.
         """
         owner = report.owner
-        if report.gone:
-            self.forget(owner, memory_gone=True)
-            return EngineReply(why="ended")
         self._ledger.join(owner, OWNER_TTL_S if report.kv_tokens or not report.holds else LOADING_TTL_S, now)
         engine = self._engines.get(owner)
         if engine is None:
@@ -113,7 +109,7 @@ class EngineGrants:
         engine.report, engine.reported_at = report, now
         engine.is_loading = engine.is_loading or (report.loading and not report.kv_tokens)
         if unplaced_demands(report) and len(report.ranks) == 1:
-            self._last_requests[report.model] = (report.wanted_bytes, report.least_bytes)
+            self.last_requests[report.model] = (report.wanted_bytes, report.least_bytes)
         if owner not in self._ledger:
             if report.holds:
                 self._ledger.reserve(owner, LeaseKind.ENGINE, owner, report.holds)  # held by an engine unknown here
@@ -133,52 +129,45 @@ class EngineGrants:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin to load with this answer
         self._check_overuse(engine, lease, now)
         turn, why = self._may_load(engine, lease, unreported)
-        return EngineReply(lease.holds, may_load=turn, why=why, drain=owner in self._draining)
+        return EngineReply(lease.holds, may_load=turn, why=why, drain=engine.drains)
 
     def forget(self, owner: str, *, memory_gone: bool) -> list[Lease]:
         """An engine is gone; `memory_gone`: its memory is free already. Returns the leases that ended."""
         self.lease_lost(owner)
-        if owner not in self._ledger:
-            self._ledger.leave(owner)
-            return []
-        ended = self._ledger.end(owner, memory_gone=memory_gone)
+        ended = self._ledger.end(owner, memory_gone=memory_gone) if owner in self._ledger else []
         return ended + self._ledger.leave(owner)
 
     def lease_lost(self, owner: str) -> None:
         """Remove an engine whose lease has ended, or that has none."""
         self._engines.pop(owner, None)
-        self._draining.discard(owner)
-        for key in [key for key in self._alarms if key[0] == owner]:
-            del self._alarms[key]
 
     def drain(self, owner: str) -> None:
         """Let an engine finish its requests and end. Raises LeaseNotFound."""
         if owner not in self._engines:
             raise LeaseNotFound(f"there is no engine {owner!r}")
-        self._draining.add(owner)
+        self._engines[owner].drains = True
 
     def draining(self) -> list[str]:
         """Engines that drain and have not ended."""
-        return sorted(self._draining)
+        return sorted(owner for owner, engine in self._engines.items() if engine.drains)
 
     def blocked(self, now: float) -> list[BlockedEngine]:
         """Engines that wait for memory, in FIFO order."""
+        waiting = [(engine.report, now - engine.first_reported_at, engine.why) for engine in self._waiting()]
         return [
-            BlockedEngine(
-                owner,
-                engine.report.model,
-                len(engine.report.ranks),
-                engine.report.wanted_bytes,
-                engine.report.least_bytes,
-                now - engine.first_reported_at,
-                engine.why,
-            )
-            for owner, engine in self._waiting()
+            BlockedEngine(told.owner, told.model, len(told.ranks), told.wanted_bytes, told.least_bytes, waits_s, why)
+            for told, waits_s, why in waiting
         ]
 
     def alarms(self) -> list[OveruseAlarm]:
         """Engines above their grant by the last measurement."""
-        return list(self._alarms.values())
+        return [
+            OveruseAlarm(owner, engine.report.model, hold.on, hold.amount, measured)
+            for owner, engine in self._engines.items()
+            if owner in self._ledger
+            for hold, measured in zip(self._ledger.lease(owner).holds, engine.report.measured_bytes, strict=False)
+            if measured is not None and measured > hold.amount
+        ]
 
     def last_report(self, owner: str) -> EngineReport | None:
         """The last report of an engine; None: unknown."""
@@ -201,13 +190,9 @@ class EngineGrants:
             if engine.report.model == model and engine.report.kv_tokens and owner in self._ledger
         ]
 
-    def last_request(self, model: str) -> tuple[int, int] | None:
-        """Wanted and least bytes of a model's last engine without a fixed device; None: none has reported."""
-        return self._last_requests.get(model)
-
     def expected(self) -> dict[str, Demand]:
         """By model, the least that its next engine probably needs: as its last one reported."""
-        found = {model: Demand(1, least) for model, (_, least) in self._last_requests.items()}
+        found = {model: Demand(1, least) for model, (_, least) in self.last_requests.items()}
         for engine in self._engines.values():
             nodes = {rank.node for rank in engine.report.ranks}
             found[engine.report.model] = Demand(
@@ -218,40 +203,40 @@ class EngineGrants:
     def free_for_new(self) -> dict[str, int]:
         """Free bytes by device, zero if a waiting engine could use it."""
         free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
-        for _, engine in self._waiting():
-            for key in usable_devices(engine.report, free):
-                free[key] = 0
+        for engine in self._waiting():
+            free |= dict.fromkeys(usable_devices(engine.report, free), 0)
         return free
 
-    def _take_reservation(self, report: EngineReport) -> None:
+    def _waiting(self) -> list[_Engine]:
+        return [engine for owner, engine in self._engines.items() if owner not in self._ledger]
+
+    def _take_reservation(self, engine: _Engine) -> None:
         """Give an engine its reservation; a reservation that is too small ends."""
-        berth = self.reservations.take_for_engine(report, self._engines) if self._ledger.knows(report.owner) else None
+        told, berth = engine.report, self.reservations.take_for_engine(engine.report, self._engines)
         if berth is None:
             return
-        self.reservations.end(berth)
-        if berth.hold.amount >= report.least_bytes:
-            hold = Hold(berth.hold.on, min(report.wanted_bytes, berth.hold.amount))
-            self._ledger.reserve(report.owner, LeaseKind.ENGINE, report.owner, (hold,))
-            self._engines[report.owner].why = ""
-
-    def _waiting(self) -> Iterator[tuple[str, _Engine]]:
-        return ((owner, engine) for owner, engine in self._engines.items() if owner not in self._ledger)
+        self.reservations.end(berth.name)
+        if berth.hold.amount >= told.least_bytes:
+            hold = Hold(berth.hold.on, min(told.wanted_bytes, berth.hold.amount))
+            self._ledger.reserve(told.owner, LeaseKind.ENGINE, told.owner, (hold,))
+            engine.why = ""
 
     def _grant_waiting(self) -> None:
         """Grant reservations first, then what is free, in FIFO order."""
-        for _, engine in list(self._waiting()):
-            self._take_reservation(engine.report)
+        for engine in self._waiting():
+            if self._ledger.knows(engine.report.owner):
+                self._take_reservation(engine)
         free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
-        for owner, engine in list(self._waiting()):
+        for engine in self._waiting():
+            owner = engine.report.owner
             try:
                 holds = choose_devices(engine.report, free, self.policy)
+                self._ledger.reserve(owner, LeaseKind.ENGINE, owner, holds)
             except InsufficientMemory as error:
                 engine.why = error.message
-                for key in usable_devices(engine.report, free):
-                    free[key] = 0  # kept for this engine, so that later ones cannot starve it
+                # kept for this engine, so that later ones cannot starve it
+                free |= dict.fromkeys(usable_devices(engine.report, free), 0)
                 continue
-            try:
-                self._ledger.reserve(owner, LeaseKind.ENGINE, owner, holds)
             except LeaseNotFound:  # expired owner; `expire` will remove it
                 continue
             engine.why = ""
@@ -262,41 +247,33 @@ class EngineGrants:
         """Whether an engine may load, and otherwise the reason."""
         if lease.phase is not Phase.RESERVED:
             return False, ""
-        if engine.is_loading:
-            return True, ""
-        why = self._load_conflict(lease, unreported) if engine.report.measures else ""
+        waits = engine.report.measures and not engine.is_loading
+        why = self._load_conflict(lease, unreported) if waits else ""
         engine.is_loading = not why
         return engine.is_loading, why
 
     def _load_conflict(self, lease: Lease, unreported: Set[str]) -> str:
         """What else changes the free memory on an engine's devices; empty: nothing."""
-        mine = {hold.on for hold in lease.holds}
-        for owner, other in self._engines.items():
-            loads = other.is_loading or (owner in unreported and not other.report.kv_tokens)
-            if loads and other.report.measures and mine & self._devices(owner):
+        there = [one for hold in lease.holds for one in self._ledger.leases_on(hold.on)]
+        for one in there:
+            other = self._engines.get(one.lease_id)
+            if other is None or not other.report.measures:
+                continue
+            if other.is_loading or (one.lease_id in unreported and not other.report.kv_tokens):
                 return f"{other.report.model} loads on the same device"
-        ending = any(one.phase is Phase.ENDING for device in mine for one in self._ledger.leases_on(device))
+        ending = any(one.phase is Phase.ENDING for one in there)
         return "an engine that has ended still has memory of the same device" if ending else ""
 
-    def _devices(self, owner: str) -> set[str]:
-        return {hold.on for hold in self._ledger.lease(owner).holds} if owner in self._ledger else set()
-
     def _check_overuse(self, engine: _Engine, lease: Lease, now: float) -> None:
-        over = False
-        for hold, measured in zip(lease.holds, engine.report.measured_bytes, strict=False):
-            key = (lease.lease_id, hold.on)
-            if measured is not None and measured > hold.amount:
-                self._alarms[key] = OveruseAlarm(lease.lease_id, engine.report.model, hold.on, hold.amount, measured)
-                over = over or measured > hold.amount * (1 + OVERUSE_SHARE)
-            else:
-                self._alarms.pop(key, None)
-                engine.has_fitted = engine.has_fitted or (measured is not None and engine.report.kv_tokens > 0)
-        if not (over and engine.has_fitted):
+        measured = zip(lease.holds, engine.report.measured_bytes, strict=False)
+        use = [(size, hold.amount) for hold, size in measured if size is not None]
+        engine.has_fitted |= engine.report.kv_tokens > 0 and any(size <= granted for size, granted in use)
+        if not (engine.has_fitted and any(size > granted * (1 + OVERUSE_SHARE) for size, granted in use)):
             engine.overuse_since = None
             return
         engine.overuse_since = now if engine.overuse_since is None else engine.overuse_since
-        model, owner = engine.report.model, lease.lease_id
+        model = engine.report.model
         due = max(engine.overuse_since + OVERUSE_S, self._restarted.get(model, -inf) + RESTART_INTERVAL_S)
-        if now >= due and owner not in self._draining:
+        if now >= due and not engine.drains:
             self._restarted[model] = now
-            self._draining.add(owner)
+            engine.drains = True

@@ -1,4 +1,4 @@
-"""The tree of leases of GPU memory: nodes with a capacity, and their child leases.
+"""The tree of leases of GPU memory: nodes with a capacity and their child leases; and the owners of leases.
 
 Invariant: `held` of a node is the sum of its children's holds on it.
 """
@@ -6,22 +6,35 @@ Invariant: `held` of a node is the sum of its children's holds on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from serve_app.core.memory.leases import PARENT_KINDS, Hold, Lease, LeaseKind, Phase
 from serve_app.errors import InsufficientMemory, LeaseConflict
 
 
+@dataclass(slots=True)
+class Owner:
+    """A process that sends heartbeats, and its leases in order of creation."""
+
+    ttl_s: float
+    expires_at: float
+    leases: dict[str, LedgerNode] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class LedgerNode:
-    """A device or a lease that has child leases. `limit`: the reservable part of its capacity; the rest is the growth
-    reserve."""
+    """A device, or a lease with its holds on other nodes. `limit`: the reservable part of its capacity; the rest is the
+    growth reserve."""
 
-    __slots__ = ("capacity", "children", "held", "limit", "name")
-
-    def __init__(self, name: str, capacity: int) -> None:
-        self.name = name
-        self.capacity = self.limit = capacity
-        self.held = 0
-        self.children: dict[str, LeaseNode] = {}
+    name: str
+    kind: LeaseKind
+    owner: str
+    holds: list[tuple[LedgerNode, int]]
+    capacity: int
+    limit: int
+    phase: Phase = Phase.COMMITTED
+    held: int = 0
+    children: dict[str, LedgerNode] = field(default_factory=dict)
 
     def free(self, *, growth: bool) -> int:
         """Free amount, with or without the growth reserve."""
@@ -33,48 +46,10 @@ class LedgerNode:
         if amount > free:
             raise InsufficientMemory(f"{self.name}: {amount} asked, {free} of {self.capacity} free")
 
-
-class LeaseNode(LedgerNode):
-    """A lease and its child leases."""
-
-    __slots__ = ("expires_at", "holds", "kind", "owner", "phase")
-
-    def __init__(self, name: str, kind: LeaseKind, owner: str, holds: list[tuple[LedgerNode, int]]) -> None:
-        super().__init__(name, holds[0][1] if kind in (LeaseKind.SHARE, LeaseKind.SESSION) else 0)
-        self.kind = kind
-        self.owner = owner
-        self.holds = holds
-        self.phase = Phase.RESERVED if kind is LeaseKind.ENGINE else Phase.COMMITTED
-        self.expires_at: float | None = None
-
-    def attach(self) -> None:
-        """Add its holds to its parents."""
-        for node, amount in self.holds:
-            node.held += amount
-            node.children[self.name] = self
-
-    def detach(self) -> None:
-        """Remove its holds from its parents."""
-        for node, amount in self.holds:
-            node.held -= amount
-            del node.children[self.name]
-
-    def change(self, amounts: Sequence[int]) -> None:
-        """Change the amounts of its holds."""
-        for (node, before), amount in zip(self.holds, amounts, strict=True):
-            node.held += amount - before
-        self.holds = [(node, amount) for (node, _), amount in zip(self.holds, amounts, strict=True)]
-        if self.kind in (LeaseKind.SHARE, LeaseKind.SESSION):
-            self.capacity = self.limit = amounts[0]
-
-    def drop_holds_on(self, gone: LedgerNode) -> None:
-        """Remove its holds on a device that is gone."""
-        self.holds = [(node, amount) for node, amount in self.holds if node is not gone]
-
     def view(self) -> Lease:
         """A snapshot of the lease."""
         holds = tuple(Hold(node.name, amount) for node, amount in self.holds)
-        return Lease(self.name, self.kind, self.owner, self.phase, holds, self.capacity, self.held, self.expires_at)
+        return Lease(self.name, self.kind, self.owner, self.phase, holds, self.capacity, self.held)
 
 
 def check_holds(kind: LeaseKind, holds: Sequence[Hold]) -> None:
@@ -96,9 +71,7 @@ def check_holds(kind: LeaseKind, holds: Sequence[Hold]) -> None:
 
 def check_parent(kind: LeaseKind, on: LedgerNode) -> None:
     """Raises LeaseConflict if the node's kind or phase does not allow a lease of this kind on it."""
-    under = on.kind if isinstance(on, LeaseNode) else None
-    allowed = PARENT_KINDS[kind]
-    if (under is not None) if allowed is None else (under not in allowed):
+    if on.kind not in PARENT_KINDS[kind]:
         raise LeaseConflict(f"a lease of a {kind} cannot lie on {on.name!r}")
-    if isinstance(on, LeaseNode) and on.phase is not Phase.COMMITTED:
+    if on.phase is not Phase.COMMITTED:
         raise LeaseConflict(f"nothing can lie on {on.name!r}: it is {on.phase}")

@@ -12,6 +12,7 @@ GROWTH_SHARE = 0.10  # of a KV pool, kept for requests that outgrow their estima
 class LeaseKind(enum.StrEnum):
     """What a lease is for; determines its parent and its unit."""
 
+    DEVICE = "device"  # not a lease: the root of a tree
     ENGINE = "engine"  # on devices, in bytes: weights and KV pool of one engine, a hold per rank
     RESERVATION = "berth"  # on a device, in bytes: for an engine that has not started (`core.memory.reservations`)
     SLOTS = "slots"  # on an engine or a session, taking nothing of it; a pool of sequences in the batch
@@ -32,15 +33,12 @@ def slots_of(engine: str) -> str:
     return f"{engine}/slots"
 
 
-# Parents of each kind; None: devices.
-PARENT_KINDS: dict[LeaseKind, frozenset[LeaseKind] | None] = {
-    LeaseKind.ENGINE: None,
-    LeaseKind.RESERVATION: None,
-    LeaseKind.SLOTS: frozenset({LeaseKind.ENGINE, LeaseKind.SESSION}),
-    LeaseKind.SHARE: frozenset(
-        {LeaseKind.ENGINE, LeaseKind.SESSION, LeaseKind.SLOTS}
-    ),  # a session is a pool of all routers, too
-    LeaseKind.SESSION: frozenset({LeaseKind.ENGINE}),
+PARENT_KINDS: dict[LeaseKind, tuple[LeaseKind, ...]] = {
+    LeaseKind.ENGINE: (LeaseKind.DEVICE,),
+    LeaseKind.RESERVATION: (LeaseKind.DEVICE,),
+    LeaseKind.SLOTS: (LeaseKind.ENGINE, LeaseKind.SESSION),
+    LeaseKind.SHARE: (LeaseKind.ENGINE, LeaseKind.SESSION, LeaseKind.SLOTS),  # a session is a pool of all routers, too
+    LeaseKind.SESSION: (LeaseKind.ENGINE,),
 }
 
 
@@ -87,11 +85,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A snapshot of a lease.
-
-    `capacity`: KV tokens available to leases on it; `held`: those in use. `expires_at`: its own expiry unless renewed,
-    besides its owner's; None: only its owner's.
-    """
+    """A snapshot of a lease. `capacity`: KV tokens available to leases on it; `held`: those in use."""
 
     lease_id: str
     kind: LeaseKind
@@ -100,7 +94,6 @@ class Lease:
     holds: tuple[Hold, ...]
     capacity: int
     held: int
-    expires_at: float | None
 
     @property
     def amount(self) -> int:

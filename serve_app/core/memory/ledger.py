@@ -9,24 +9,27 @@ Rules
 - Siblings are summed, children are never counted twice: a share of a session counts in the session, not in the engine.
 - A tenth of an engine's KV pool is reserved for growth: only calls with `growth=True` may use it.
 - A lease has one owner, and an owner sends heartbeats. When they stop, its leases end; those of engines stay on their
-  devices as ENDING until `memory_gone` reports that the memory was observed free.
+  devices as ENDING until `memory_gone` reports that the memory was observed free. A session or a reservation is its own
+  owner: the requests and the controller that use it send its heartbeats.
 - A lease that ends also ends the leases on it.
 - A method that raises has changed nothing.
 
 Invariant: the leases on a node never exceed its capacity, in any order of operations, ends and expiries.
 
-Each method is O(log n) in leases and owners; `leave`, `end` and `expire` are so per lease that ends. No clock: `now` is
-seconds of the host's one monotonic clock.
+Each method is O(1) in leases and owners, `leave` and `end` per lease that ends; `expire` looks at every owner. No
+clock: `now` is seconds of the host's one monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
-from serve_app.core.memory.lease_owners import Deadlines, Owner
-from serve_app.core.memory.lease_tree import LeaseNode, LedgerNode, check_holds, check_parent
+from serve_app.core.memory.lease_tree import LedgerNode, Owner, check_holds, check_parent
 from serve_app.core.memory.leases import GROWTH_SHARE, Device, DeviceUse, Hold, Lease, LeaseKind, Phase, slots_of
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+
+POOLS = (LeaseKind.SHARE, LeaseKind.SESSION)  # leases whose amount is what leases on them may use
 
 
 class Ledger:
@@ -37,24 +40,24 @@ class Ledger:
             raise ValueError(f"growth_share is {growth_share}")
         self._growth_share = growth_share
         self._devices: dict[str, tuple[Device, LedgerNode]] = {}
-        self._leases: dict[str, LeaseNode] = {}
+        self._leases: dict[str, LedgerNode] = {}
         self.lease_owners: dict[str, Owner] = {}
-        self.owner_deadlines, self._lease_deadlines = Deadlines(), Deadlines()
 
     # Devices
 
     def add_device(self, device: Device) -> None:
-        """Add a device; adding the same one again changes nothing.
+        """Add a device, or change the size of one without leases; adding the same one again changes nothing.
 
         Raises:
-            LeaseConflict: it is known with another size, or its key is a lease's name.
+            LeaseConflict: it has leases and another size than before, or its key is a lease's name.
         """
         known = self._devices.get(device.key)
         if known is not None and known[0] == device:
             return
-        if known is not None or device.key in self._leases:
-            raise LeaseConflict(f"device {device.key} is known already, and differs")
-        self._devices[device.key] = (device, LedgerNode(device.key, device.capacity_bytes))
+        if device.key in self._leases or (known is not None and known[1].children):
+            raise LeaseConflict(f"device {device.key} has other bytes than before, and is in use")
+        size = device.capacity_bytes
+        self._devices[device.key] = (device, LedgerNode(device.key, LeaseKind.DEVICE, "", [], size, size))
 
     def remove_device(self, key: str) -> list[Lease]:
         """Remove a device, and end every engine with a rank on it; returns the leases that ended.
@@ -67,8 +70,8 @@ class Ledger:
         _, node = known
         ended: list[Lease] = []
         for lease in list(node.children.values()):
-            ended += self.end(lease.name, memory_gone=False) if lease.phase is not Phase.ENDING else []
-            lease.drop_holds_on(node)
+            ended += self.end(lease.name, memory_gone=False)
+            lease.holds = [(on, amount) for on, amount in lease.holds if on is not node]
             if not lease.holds:
                 self._leases.pop(lease.name, None)  # a reservation ends with its device
         return ended
@@ -85,27 +88,25 @@ class Ledger:
             raise ValueError(f"ttl_s is {ttl_s}")
         known = self.lease_owners.get(owner)
         if known is None:
-            known = self.lease_owners[owner] = Owner(ttl_s, now)
-        known.ttl_s, known.expires_at = ttl_s, now + ttl_s
-        self.owner_deadlines.set(owner, known.expires_at)
+            self.lease_owners[owner] = Owner(ttl_s, now + ttl_s)
+        else:
+            known.ttl_s, known.expires_at = ttl_s, now + ttl_s
 
     def heartbeat(self, owner: str, now: float) -> bool:
-        """An owner is alive; False: unknown or expired, it has to join and report its holds again."""
+        """An owner is alive; False: unknown or expired, it has to join and report its holds again. An older heartbeat
+        changes nothing."""
         known = self.lease_owners.get(owner)
         if known is None:
             return False
-        known.heartbeat(now)
+        known.expires_at = max(known.expires_at, now + known.ttl_s)
         return True
 
     def extend(self, span_s: float) -> None:
         """No heartbeat could be processed for this long: extend all expiries by it. O(n), and rare."""
         for owner in self.lease_owners.values():
             owner.expires_at += span_s
-        for lease in self._leases.values():
-            if lease.expires_at is not None:
-                lease.expires_at += span_s
 
-    def leave(self, owner: str, *, memory_gone: bool = False) -> list[Lease]:
+    def leave(self, owner: str) -> list[Lease]:
         """Remove an owner; returns the leases that ended. An unknown owner changes nothing."""
         known = self.lease_owners.pop(owner, None)
         if known is None:
@@ -113,28 +114,20 @@ class Ledger:
         ended: list[Lease] = []
         for name in list(known.leases):
             if name in self._leases:  # not ended together with its parent
-                ended += self.end(name, memory_gone=memory_gone)
+                ended += self.end(name, memory_gone=False)
         return ended
 
     # Leases
 
     def reserve(
-        self,
-        lease_id: str,
-        kind: LeaseKind,
-        owner: str,
-        holds: Sequence[Hold],
-        *,
-        expires_at: float | None = None,
-        growth: bool = False,
-    ) -> Lease:
+        self, lease_id: str, kind: LeaseKind, owner: str, holds: Sequence[Hold], *, growth: bool = False
+    ) -> None:
         """Create a lease with all its holds, or raise.
 
         Args:
             lease_id: unique among leases and devices.
             owner: an owner that has joined.
             holds: of an engine: a device and bytes for each rank; of all others: one lease and KV tokens.
-            expires_at: when it ends unless renewed, in the seconds of `now`.
             growth: the growth reserve may be used.
 
         Raises:
@@ -149,17 +142,24 @@ class Ledger:
         if known is None:
             raise LeaseNotFound(f"owner {owner!r} has not joined, or has expired")
         check_holds(kind, holds)
-        nodes = [self._node(hold.on) for hold in holds]
-        for node, hold in zip(nodes, holds, strict=True):
+        nodes = [(self._node(hold.on), hold.amount) for hold in holds]
+        for node, amount in nodes:
             check_parent(kind, node)
-            node.check(hold.amount, growth=growth)
-        lease = LeaseNode(lease_id, kind, owner, [(node, hold.amount) for node, hold in zip(nodes, holds, strict=True)])
-        lease.attach()
-        self._leases[lease_id] = known.leases[lease_id] = lease
-        if expires_at is not None:
-            lease.expires_at = expires_at
-            self._lease_deadlines.set(lease_id, expires_at)
-        return lease.view()
+            node.check(amount, growth=growth)
+        known.leases[lease_id] = self._add(lease_id, kind, owner, nodes)
+
+    def reserve_alone(
+        self, lease_id: str, kind: LeaseKind, hold: Hold, ttl_s: float, now: float, *, growth: bool = False
+    ) -> None:
+        """Create a lease that is its own owner: it ends unless `heartbeat` or `join` renews it. Raises as `reserve`."""
+        if lease_id in self.lease_owners:
+            raise LeaseConflict(f"owner {lease_id!r} exists already")
+        self.join(lease_id, ttl_s, now)
+        try:
+            self.reserve(lease_id, kind, lease_id, [hold], growth=growth)
+        except Exception:
+            self.leave(lease_id)
+            raise
 
     def commit(self, lease_id: str, kv_tokens: int) -> Lease:
         """An engine runs, with this many tokens in its KV pool; from now on leases on it are possible.
@@ -193,13 +193,11 @@ class Ledger:
         pool = self._leases.get(name)
         if pool is None:
             check_parent(LeaseKind.SLOTS, node)
-            pool = LeaseNode(name, LeaseKind.SLOTS, node.owner, [(node, 0)])
-            pool.attach()
-            self._leases[name] = pool
+            pool = self._add(name, LeaseKind.SLOTS, node.owner, [(node, 0)])
         pool.capacity = pool.limit = slots
         return name
 
-    def resize(self, lease_id: str, amounts: Sequence[int], *, growth: bool = False) -> Lease:
+    def resize(self, lease_id: str, amounts: Sequence[int], *, growth: bool = False) -> None:
         """Set a lease's amounts, in the order of its holds, all of them or none.
 
         Raises:
@@ -218,19 +216,11 @@ class Ledger:
                 node.check(amount - before, growth=growth)
         if lease.kind is not LeaseKind.ENGINE and amounts[0] < lease.held:
             raise InsufficientMemory(f"{lease_id}: {lease.held} of {lease.capacity} are in use, {amounts[0]} wanted")
-        lease.change(amounts)
-        return lease.view()
-
-    def renew(self, lease_id: str, expires_at: float) -> Lease:
-        """Postpone a lease's own expiry; never brings it forward.
-
-        Raises:
-            LeaseNotFound: no such lease.
-        """
-        lease = self._require_lease(lease_id)
-        if lease.expires_at is not None and expires_at > lease.expires_at:
-            lease.expires_at = expires_at
-        return lease.view()
+        for (node, before), amount in zip(lease.holds, amounts, strict=True):
+            node.held += amount - before
+        lease.holds = [(node, amount) for (node, _), amount in zip(lease.holds, amounts, strict=True)]
+        if lease.kind in POOLS:
+            lease.capacity = lease.limit = amounts[0]
 
     def end(self, lease_id: str, *, memory_gone: bool = True) -> list[Lease]:
         """End a lease and all leases on it; returns them, children first.
@@ -242,19 +232,19 @@ class Ledger:
             LeaseNotFound: no such lease.
         """
         lease = self._require_lease(lease_id)
-        ended: list[Lease] = []
-        for child in list(lease.children.values()):
-            ended += self.end(child.name)
-        if lease.kind is LeaseKind.ENGINE and not memory_gone:
-            if lease.phase is not Phase.ENDING:
-                ended.append(lease.view())
-                lease.phase, lease.capacity, lease.limit = Phase.ENDING, 0, 0
-                lease.expires_at = None
-                self._disown(lease)
+        ended = [one for child in list(lease.children) for one in self.end(child)]
+        if lease.phase is not Phase.ENDING:
+            ended.append(lease.view())
+        if memory_gone or lease.kind is not LeaseKind.ENGINE:
+            for node, amount in lease.holds:
+                node.held -= amount
+                del node.children[lease_id]
+            del self._leases[lease_id]
         else:
-            if lease.phase is not Phase.ENDING:
-                ended.append(lease.view())
-            self._remove(lease)
+            lease.phase, lease.capacity, lease.limit = Phase.ENDING, 0, 0
+        owner = self.lease_owners.get(lease.owner)
+        if owner is not None:
+            owner.leases.pop(lease_id, None)
         return ended
 
     def memory_gone(self, lease_id: str) -> None:
@@ -268,7 +258,7 @@ class Ledger:
             return
         if lease.phase is not Phase.ENDING:
             raise LeaseConflict(f"lease {lease_id!r} is {lease.phase}, not ending")
-        self._remove(lease)
+        self.end(lease_id)
 
     def revive(self, lease_id: str) -> Lease:
         """An engine that was declared gone is alive, and its memory is not leased again: RESERVED again.
@@ -290,21 +280,14 @@ class Ledger:
     # Time
 
     def expire(self, now: float) -> list[Lease]:
-        """End expired leases, and all leases of expired owners; returns the leases that ended."""
-        ended: list[Lease] = []
-        while (owner := self.owner_deadlines.due(now, self._owner_ends_at)) is not None:
-            ended += self.leave(owner)
-        while (lease_id := self._lease_deadlines.due(now, self._lease_ends_at)) is not None:
-            ended += self.end(lease_id, memory_gone=False)
-        return ended
+        """End all leases of expired owners, the earliest expired first; returns the leases that ended. O(owners)."""
+        late = [(owner.expires_at, name) for name, owner in self.lease_owners.items() if owner.expires_at <= now]
+        return [lease for _, name in sorted(late, key=itemgetter(0)) for lease in self.leave(name)]
 
     # Looking
 
     def __contains__(self, lease_id: str) -> bool:
         return lease_id in self._leases
-
-    def __len__(self) -> int:
-        return len(self._leases)
 
     def lease(self, lease_id: str) -> Lease:
         """Raises LeaseNotFound."""
@@ -340,7 +323,7 @@ class Ledger:
 
     # Inside
 
-    def _require_lease(self, lease_id: str) -> LeaseNode:
+    def _require_lease(self, lease_id: str) -> LedgerNode:
         lease = self._leases.get(lease_id)
         if lease is None:
             raise LeaseNotFound(f"there is no lease {lease_id!r}")
@@ -350,20 +333,11 @@ class Ledger:
         device = self._devices.get(name)
         return device[1] if device is not None else self._require_lease(name)
 
-    def _owner_ends_at(self, owner: str) -> float | None:
-        known = self.lease_owners.get(owner)
-        return None if known is None else known.expires_at
-
-    def _lease_ends_at(self, lease_id: str) -> float | None:
-        lease = self._leases.get(lease_id)
-        return None if lease is None else lease.expires_at
-
-    def _disown(self, lease: LeaseNode) -> None:
-        owner = self.lease_owners.get(lease.owner)
-        if owner is not None:
-            owner.leases.pop(lease.name, None)
-
-    def _remove(self, lease: LeaseNode) -> None:
-        lease.detach()
-        del self._leases[lease.name]
-        self._disown(lease)
+    def _add(self, name: str, kind: LeaseKind, owner: str, holds: list[tuple[LedgerNode, int]]) -> LedgerNode:
+        phase = Phase.RESERVED if kind is LeaseKind.ENGINE else Phase.COMMITTED
+        capacity = holds[0][1] if kind in POOLS else 0
+        lease = self._leases[name] = LedgerNode(name, kind, owner, holds, capacity, capacity, phase)
+        for node, amount in holds:
+            node.held += amount
+            node.children[name] = lease
+        return lease

@@ -13,13 +13,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from serve_app.core.memory.checkpoint import Checkpoint, EntryKind
 from serve_app.core.memory.leases import Hold, LeaseKind
 from serve_app.core.memory.ledger import Ledger
-
-if TYPE_CHECKING:
-    from serve_app.core.memory.reports import EngineReport
+from serve_app.core.memory.reports import EngineReport
 
 RESERVATION_TTL_S = 10.0  # the controller renews every second; after a crash a new one starts within this time
 # Serve checks its replicas every 5 s and starts another for an ended one; a busy controller takes longer.
@@ -52,15 +50,9 @@ class Reservation:
 class Reservations:
     """All reservations, the oldest first."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, checkpoint: Checkpoint) -> None:
+        self._ledger, self._checkpoint = ledger, checkpoint
         self._reservations: dict[str, Reservation] = {}
-        self._changed: dict[str, Reservation | None] = {}  # since `take_changes`; None: it has ended
-
-    def take_changes(self) -> dict[str, Reservation | None]:
-        """The reservations changed since the last call, by name; None: it has ended."""
-        changed, self._changed = self._changed, {}
-        return changed
 
     def all(self) -> list[Reservation]:
         return list(self._reservations.values())
@@ -77,12 +69,7 @@ class Reservations:
 
     def restore(self, reservation: Reservation, now: float, ttl_s: float) -> None:
         """Restore a reservation. Raises as `add`."""
-        self._ledger.join(reservation.name, ttl_s, now)
-        try:
-            self._ledger.reserve(reservation.name, LeaseKind.RESERVATION, reservation.name, (reservation.hold,))
-        except Exception:
-            self._ledger.leave(reservation.name)
-            raise
+        self._ledger.reserve_alone(reservation.name, LeaseKind.RESERVATION, reservation.hold, ttl_s, now)
         self._put(reservation)
 
     def renew(self, reservation: Reservation, now: float) -> None:
@@ -96,15 +83,11 @@ class Reservations:
         self._put(bound)
         return bound
 
-    def end(self, reservation: Reservation) -> None:
-        """End a reservation and free its memory."""
-        self._ledger.leave(reservation.name)
-        self.forget(reservation.name)
-
-    def forget(self, name: str) -> None:
-        """The ledger has ended a reservation; another lease's name changes nothing."""
+    def end(self, name: str) -> None:
+        """End a reservation and free its memory, if the ledger has not ended it; an unknown name changes nothing."""
         if self._reservations.pop(name, None) is not None:
-            self._changed[name] = None
+            self._ledger.leave(name)
+            self._checkpoint.forget((EntryKind.RESERVATION, name))
 
     def keep_restarts(self, engines: set[str], now: float) -> None:
         """Renew the reservations that replace one of these existing engines."""
@@ -125,9 +108,10 @@ class Reservations:
         for berth in mine:
             if berth.node == here:
                 return berth
-            self.end(berth)
+            self.end(berth.name)
         free = (berth for berth in self.of(report.model) if not berth.replica and berth.replaces not in engines)
         return next((berth for berth in free if berth.node == here), None)
 
     def _put(self, reservation: Reservation) -> None:
-        self._reservations[reservation.name] = self._changed[reservation.name] = reservation
+        self._reservations[reservation.name] = reservation
+        self._checkpoint.put((EntryKind.RESERVATION, reservation.name), reservation)

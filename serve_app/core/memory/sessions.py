@@ -15,14 +15,15 @@ import itertools
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
+from serve_app.core.memory.checkpoint import Checkpoint, EntryKind
 from serve_app.core.memory.leases import Hold, LeaseKind, slots_of
 from serve_app.core.memory.ledger import Ledger
 from serve_app.errors import LeaseNotFound
 from serve_app.types import RequestClass
 
-SESSIONS_OWNER = "sessions"  # owner of all sessions: a session outlives the router that opened it
-FOREVER_S = 1e12  # time to live of that owner; each session has its own
+SESSIONS_OWNER = "sessions"  # has the accounts of openings in the queue, as a router has those of its requests
 UNLIMITED = 2**31
 
 
@@ -131,36 +132,34 @@ class SessionLeases:
     """The sessions. O(1) per method, unless stated.
 
     Args:
+        checkpoint: where they are kept.
         epoch: of the quota actor; part of lease names, so that they differ from those of earlier epochs.
     """
 
-    def __init__(self, ledger: Ledger, epoch: int, now: float) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, checkpoint: Checkpoint, epoch: int, now: float) -> None:
+        self._ledger, self._checkpoint = ledger, checkpoint
         self._lease_suffixes = (f"#{epoch}.{number}" for number in itertools.count(1))
         self.by_session_id: dict[str, SessionEntry] = {}
         self.by_lease: dict[str, SessionEntry] = {}  # by lease, closed ones included
         self.closed_leases: set[str] = set()  # leases of closed sessions with a running request
         self._reserved_tokens: Counter[str] = Counter()  # tokens of open sessions, by engine
-        self._changes: dict[str, SessionEntry | None] = {}
         self._opened_and_ended: list[SessionEntry] = []
         self.version = 0  # rises when an engine's capacity for sessions changes
-        ledger.join(SESSIONS_OWNER, FOREVER_S, now)
+        ledger.join(SESSIONS_OWNER, inf, now)
 
     def reserve(self, request: SessionRequest, engine: str, now: float) -> Session:
         """Open a session on an engine. Raises as `Ledger.reserve`."""
-        one = SessionEntry(
-            replace(request, wait_until=None), f"{request.session_id}{next(self._lease_suffixes)}", engine
-        )
+        lease = f"{request.session_id}{next(self._lease_suffixes)}"
+        one = SessionEntry(replace(request, wait_until=None), lease, engine)
         self.restore(one, now)
-        self._changes[one.lease] = one
-        return self.view(request.session_id, now)
+        self._checkpoint.put((EntryKind.SESSION, one.lease), one)
+        return self.view(request.session_id)
 
     def restore(self, entry: SessionEntry, now: float) -> None:
         """Restore a session from the checkpoint. Raises as `Ledger.reserve`."""
         hold = Hold(entry.engine, entry.request.tokens)
-        expires_at = now + entry.request.ttl_s
         # `growth`: its tokens were granted before, but running requests may have grown since
-        self._ledger.reserve(entry.lease, LeaseKind.SESSION, SESSIONS_OWNER, [hold], expires_at=expires_at, growth=True)
+        self._ledger.reserve_alone(entry.lease, LeaseKind.SESSION, hold, entry.request.ttl_s, now, growth=True)
         self._ledger.open_slots(entry.lease, 1)
         self.by_lease[entry.lease] = entry
         self.version += 1
@@ -174,13 +173,11 @@ class SessionLeases:
     def renew(self, session_id: str, now: float) -> Session:
         """Extend a session by its time to live. Raises LeaseNotFound."""
         self.touch(self._require_open(session_id).lease, now)
-        return self.view(session_id, now)
+        return self.view(session_id)
 
     def touch(self, lease: str, now: float) -> None:
         """A request of a session arrives or has ended: renew it. An unknown lease changes nothing."""
-        one = self.by_lease.get(lease)
-        if one is not None:
-            self._ledger.renew(lease, now + one.request.ttl_s)
+        self._ledger.heartbeat(lease, now)
 
     def renew_in_use(self, now: float, unreported: Container[str] = ()) -> None:
         """Renew sessions with a running request, and those on engines where this is unknown. O(sessions)."""
@@ -194,30 +191,29 @@ class SessionLeases:
         self._mark_closed(one)
         if self._in_use(one.lease):
             self._ledger.resize(one.lease, [max(1, self._ledger.held(one.lease))])
-            self._changes[one.lease] = self.by_lease[one.lease] = replace(one, closed=True)
+            self.by_lease[one.lease] = replace(one, closed=True)
+            self._checkpoint.put((EntryKind.SESSION, one.lease), self.by_lease[one.lease])
             self.closed_leases.add(one.lease)
         else:
-            self._ledger.end(one.lease)
             self.forget(one.lease)
 
     def end_unused(self, unreported: Container[str] = ()) -> list[str]:
         """End closed sessions without a running request, where this is known; returns their engines. O(closed)."""
-        there = [
-            lease for lease in self.closed_leases if lease in self._ledger
-        ]  # otherwise expired, and forgotten soon
+        # a lease that is not in the ledger has expired, and is forgotten soon
+        there = (lease for lease in self.closed_leases if lease in self._ledger)
         ended = [self.by_lease[lease] for lease in there if not self._in_use(lease)]
         ended = [one for one in ended if one.engine not in unreported]
         for one in ended:
-            self._ledger.end(one.lease)
             self.forget(one.lease)
         return [one.engine for one in ended]
 
     def forget(self, lease: str) -> None:
-        """A lease has expired, or ended with its engine; a lease of no session changes nothing."""
+        """End a session, also after its lease has ended in the ledger; a lease of no session changes nothing."""
         one = self.by_lease.pop(lease, None)
         if one is not None:
+            self._ledger.leave(lease)
             self.closed_leases.discard(lease)
-            self._changes[lease] = None
+            self._checkpoint.forget((EntryKind.SESSION, lease))
             self.version += 1
             if not one.closed and self.by_session_id.get(one.request.session_id) is one:
                 self._mark_closed(one)
@@ -263,23 +259,17 @@ class SessionLeases:
         """The entries of open sessions, oldest first."""
         return list(self.by_session_id.values())
 
-    def view(self, session_id: str, now: float) -> Session:
+    def view(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
         one = self._require_open(session_id)
-        ask, expires_at = one.request, self._ledger.lease(one.lease).expires_at
-        ends_at = now + ask.ttl_s if expires_at is None else expires_at
+        ask, ends_at = one.request, self._ledger.lease_owners[one.lease].expires_at
         return Session(
             session_id, ask.model, one.engine, ask.tokens, ask.ttl_s, ends_at, ask.requested_size, ask.granted_bytes
         )
 
-    def all(self, now: float) -> list[Session]:
+    def all(self) -> list[Session]:
         """The open sessions, oldest first."""
-        return [self.view(name, now) for name in self.by_session_id]
-
-    def take_changes(self) -> dict[str, SessionEntry | None]:
-        """Checkpoint changes since the last call, by lease; None: the session has ended."""
-        changes, self._changes = self._changes, {}
-        return changes
+        return [self.view(name) for name in self.by_session_id]
 
     def take_opened_and_ended(self) -> list[SessionEntry]:
         """Sessions opened and (`closed`) ended since the last call."""

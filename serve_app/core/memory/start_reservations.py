@@ -11,19 +11,22 @@ Rules
 - A start that replaces a drained engine goes to its planned node; Ray may lack resources there while the reservation
   lasts.
 
-Invariant: each placement with `is_reserved` is a lease in the ledger.
+Invariant: a start has at most one reservation, and is placed on its node.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from serve_app.core.memory.device_choice import best_device
+from serve_app.core.memory.device_choice import best_devices
 from serve_app.core.memory.engine_grants import EngineGrants
 from serve_app.core.memory.leases import Hold
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.reservations import Reservation
 
+Need = tuple[int, int]  # wanted and least bytes of one device
+
+ASK_AGAIN = ""  # instead of a node: the replica has to ask again
 FAILURE_TTL_S = 600.0  # the next attempt may take as long to fail
 SHORTAGE_TTL_S = 15.0  # a reason not renewed for this long is outdated
 
@@ -63,29 +66,14 @@ class StartsRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class StartPlacement:
-    """The node of a replica; None: Ray chooses. `is_reserved`: memory is reserved for it there."""
-
-    replica: str
-    node: str | None
-    is_reserved: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StartsReply:
-    """Placements of replicas (replicas without one ask again), the number of further replicas with reserved memory, and
-    in `why` what is missing for the rest. `need_known`: the model's memory need is known."""
+    """The node of each replica, None: Ray chooses (replicas without an entry ask again); the number of further replicas
+    with reserved memory, and in `why` what is missing for the rest. `need_known`: the model's memory need is known."""
 
-    placements: tuple[StartPlacement, ...] = ()
+    placements: Mapping[str, str | None] = field(default_factory=dict)
     reserved_replicas: int = 0
     why: str = ""
     need_known: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Need:
-    wanted_bytes: int
-    least_bytes: int
 
 
 class StartPlanner:
@@ -93,8 +81,9 @@ class StartPlanner:
 
     def __init__(self, ledger: Ledger, grants: EngineGrants) -> None:
         self._ledger, self._grants, self._reservations = ledger, grants, grants.reservations
-        self._shortages: dict[str, tuple[str, float]] = {}  # by model: what was missing, and when
-        self._failures: dict[str, tuple[str, float]] = {}  # by model: why its last engine failed to load, and when
+        # by model: the reason, and until when it counts
+        self._shortages: dict[str, tuple[str, float]] = {}
+        self._failures: dict[str, tuple[str, float]] = {}
 
     def plan(self, request: StartsRequest, now: float, *, frozen: bool = False) -> StartsReply:
         """Plan the starts of a model.
@@ -102,94 +91,73 @@ class StartPlanner:
         Args:
             frozen: make no new reservations (while other engines' holds are unknown).
         """
-        need = self._need(request)
+        asked = request.requested_bytes
+        need = self._grants.last_requests.get(request.model) if asked is None else (asked, asked)
         if need is None:
-            return StartsReply(
-                tuple(StartPlacement(start.replica, None, False) for start in request.starts), need_known=False
-            )
-        places = [self._place(request.model, start, need, now, frozen) for start in request.starts]
+            return StartsReply({start.replica: None for start in request.starts}, need_known=False)
+        nodes = {start.replica: self._place(request.model, start, need, now, frozen) for start in request.starts}
         held = self._reserve_further(request, need, now, frozen)
-        why = self._shortage(need, request.nodes) if held < request.more else ""
-        if why:
-            self._shortages[request.model] = (why, now)
+        why = ""
+        if held < request.more:
+            free = self._grants.free_for_new()
+            most = max((size for key, size in free.items() if key.rpartition("/")[0] in request.nodes), default=0)
+            why = f"memory: at least {need[1] / 1e9:.2f} GB needed on one device, {most / 1e9:.2f} GB free"
+            self._shortages[request.model] = (why, now + SHORTAGE_TTL_S)
         elif request.more:
             self._shortages.pop(request.model, None)
-        return StartsReply(tuple(place for place in places if place is not None), held, why)
+        return StartsReply({replica: node for replica, node in nodes.items() if node != ASK_AGAIN}, held, why)
 
     def record_failure(self, model: str, why: str, now: float) -> None:
         """An engine failed to load."""
-        self._failures[model] = (why, now)
+        self._failures[model] = (why, now + FAILURE_TTL_S)
 
     def shortages(self, now: float) -> dict[str, str]:
         """Recent reasons why models have fewer replicas than the scaling policy wants, by model."""
-        self._shortages = {model: note for model, note in self._shortages.items() if now - note[1] <= SHORTAGE_TTL_S}
-        self._failures = {model: note for model, note in self._failures.items() if now - note[1] <= FAILURE_TTL_S}
-        return {model: why for model, (why, _) in (self._shortages | self._failures).items()}
+        notes = (*self._shortages.items(), *self._failures.items())
+        return {model: why for model, (why, until) in notes if now <= until}
 
-    def _need(self, request: StartsRequest) -> _Need | None:
-        if request.requested_bytes is not None:
-            return _Need(request.requested_bytes, request.requested_bytes)
-        last = self._grants.last_request(request.model)
-        return None if last is None else _Need(*last)
-
-    def _place(self, model: str, start: Start, need: _Need, now: float, frozen: bool) -> StartPlacement | None:
-        """The placement of one replica; None: it must ask again."""
+    def _place(self, model: str, start: Start, need: Need, now: float, frozen: bool) -> str | None:
+        """The node of one replica; None: Ray chooses."""
         mine = next((berth for berth in self._reservations.of(model) if berth.replica == start.replica), None)
         if mine is not None and (start.placed or mine.node in start.nodes):
             self._reservations.renew(mine, now)
-            return StartPlacement(start.replica, mine.node, True)
+            return mine.node
         if mine is not None and mine.replaces:
-            return None
+            return ASK_AGAIN
         if mine is not None:
-            self._reservations.end(mine)  # Ray has no resources left on that node
+            self._reservations.end(mine.name)  # Ray has no resources left on that node
         if start.placed or self._grants.last_report(start.replica) is not None:
-            return StartPlacement(start.replica, None, False)
+            return None
         free = [berth for berth in self._reservations.of(model) if not berth.replica]
         planned = [berth for berth in free if berth.replaces and self._grants.last_report(berth.replaces) is None]
-        ready = [berth for berth in [*planned, *free] if berth in planned or not berth.replaces]
-        for berth in ready:
+        for berth in (*planned, *(berth for berth in free if not berth.replaces)):
             if berth.node in start.nodes:
-                return StartPlacement(start.replica, self._reservations.bind(berth, start.replica, now).node, True)
+                return self._reservations.bind(berth, start.replica, now).node
         if frozen or planned:
-            return None
+            return ASK_AGAIN
         hold = self._choose(need, start.nodes)
         if hold is not None:
-            berth = self._reservations.add(model, hold, now, replica=start.replica)
-            return StartPlacement(start.replica, berth.node, True)
-        return StartPlacement(start.replica, self._where_to_wait(need, start.nodes), False)
-
-    def _reserve_further(self, request: StartsRequest, need: _Need, now: float, frozen: bool) -> int:
-        """Reserve memory for further starts; returns for how many."""
-        kept: list[Reservation] = [
-            berth
-            for berth in self._reservations.of(request.model)
-            if not berth.replica and not berth.replaces and berth.node in request.nodes
-        ][: request.more]
-        for berth in kept:
-            self._reservations.renew(berth, now)
-        while len(kept) < request.more and not frozen:
-            hold = self._choose(need, request.nodes)
-            if hold is None:
-                break
-            kept.append(self._reservations.add(request.model, hold, now))
-        return len(kept)
-
-    def _choose(self, need: _Need, nodes: tuple[str, ...]) -> Hold | None:
-        free = self._grants.free_for_new()
-        return best_device(need.wanted_bytes, need.least_bytes, free, nodes, self._grants.policy)
-
-    def _where_to_wait(self, need: _Need, nodes: tuple[str, ...]) -> str | None:
-        """The node with most free memory on a device that is large enough; None: there is none."""
-        there = (use for use in self._ledger.devices() if use.device.node in nodes)
-        fit = (use for use in there if use.device.capacity_bytes >= need.least_bytes)
+            return self._reservations.add(model, hold, now, replica=start.replica).node
+        # It waits as an engine, on the node with most free memory on a device that is large enough.
+        there = (use for use in self._ledger.devices() if use.device.node in start.nodes)
+        fit = (use for use in there if use.device.capacity_bytes >= need[1])
         best = max(fit, key=lambda use: use.free_bytes, default=None)
         return None if best is None else best.device.node
 
-    def _shortage(self, need: _Need, nodes: tuple[str, ...]) -> str:
+    def _reserve_further(self, request: StartsRequest, need: Need, now: float, frozen: bool) -> int:
+        """Reserve memory for further starts; returns for how many."""
+        free = [berth for berth in self._reservations.of(request.model) if not berth.replica and not berth.replaces]
+        kept = [berth for berth in free if berth.node in request.nodes][: request.more]
+        for berth in kept:
+            self._reservations.renew(berth, now)
+        held = len(kept)
+        while held < request.more and not frozen and (hold := self._choose(need, request.nodes)) is not None:
+            self._reservations.add(request.model, hold, now)
+            held += 1
+        return held
+
+    def _choose(self, need: Need, nodes: tuple[str, ...]) -> Hold | None:
+        wanted, least = need
         free = self._grants.free_for_new()
-        most = max((size for key, size in free.items() if key.rpartition("/")[0] in nodes), default=0)
-        return f"memory: at least {_gb(need.least_bytes)} needed on one device, {_gb(most)} free"
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
+        found = best_devices(1, wanted, least, free, nodes, self._grants.policy)
+        return None if found is None else Hold(found[0], min(wanted, free[found[0]]))

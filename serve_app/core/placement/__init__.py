@@ -5,8 +5,7 @@ In: nodes, demands, replicas. Out: placements and plans.
 Never: changes a ledger; `core.memory` carries plans out.
 """
 
-from serve_app.core.placement.defrag import Move, NodeDevices, PlacedReplica, plan_moves
-from serve_app.core.placement.fragmentation import Demand, Workload
-from serve_app.core.placement.policy import PlacementPolicy
+from serve_app.core.placement.defrag import Move, PlacedReplica, plan_moves
+from serve_app.core.placement.policy import Demand, PlacementPolicy, Workload
 
-__all__ = ["Demand", "Move", "NodeDevices", "PlacedReplica", "PlacementPolicy", "Workload", "plan_moves"]
+__all__ = ["Demand", "Move", "PlacedReplica", "PlacementPolicy", "Workload", "plan_moves"]

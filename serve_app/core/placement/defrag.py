@@ -10,71 +10,66 @@ Invariant: each step fits in order, and after the last one the engine fits; no s
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from serve_app.core.placement.fragmentation import FreeBytes
 from serve_app.core.placement.policy import tightest_fit
 
 MAX_SUBSETS = 256  # of the replicas on the node, by bytes: all of them for eight replicas
 
 
-class NodeDevices(NamedTuple):
-    """Devices of a node."""
-
-    node: str
-    devices: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class PlacedReplica:
-    """An engine replica on one node. `amount`: its bytes on each of its devices."""
+    """An engine replica on one node. `devices`: their keys, `node/index`; `amount`: its bytes on each."""
 
     replica_id: str
-    location: NodeDevices
+    devices: tuple[str, ...]
     amount: int
 
     @property
     def bytes_to_move(self) -> int:
         """The bytes that a restart loads."""
-        return self.amount * len(self.location.devices)
+        return self.amount * len(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One step: drain a replica, release its memory, start it at its target."""
+    """One step: drain a replica, release its memory, start it on its target devices."""
 
     replica: PlacedReplica
-    target: NodeDevices
+    target: tuple[str, ...]
 
 
 def plan_moves(
-    nodes: Mapping[str, FreeBytes], movable: Sequence[PlacedReplica], node: str, ranks: int, amount: int
+    free: Mapping[str, int], movable: Sequence[PlacedReplica], node: str, ranks: int, amount: int
 ) -> tuple[Move, ...]:
     """The steps after which `ranks` ranks of an engine, with `amount` bytes each, fit on a node.
 
     Args:
-        nodes: free bytes of each device, by node.
+        free: free bytes by device key.
         movable: replicas that may be drained.
 
     Returns:
         No steps if the ranks fit already, or if no plan is found.
     """
+    nodes: dict[str, list[str]] = {}
+    for key in free:
+        nodes.setdefault(key.rpartition("/")[0], []).append(key)
+    there = set(nodes.get(node, ()))  # a node that has left has no devices
     enough: list[set[str]] = []
-    for leaving in _subsets([replica for replica in movable if replica.location.node == node]):
+    for leaving in _subsets([replica for replica in movable if there.issuperset(replica.devices)]):
         names = {replica.replica_id for replica in leaving}
         if any(fewer <= names for fewer in enough):
             continue
-        after = {name: list(free) for name, free in nodes.items()}
+        after = dict(free)
         for replica in leaving:
-            _take(after, replica.location, -replica.amount)
-        devices = tightest_fit(after.get(node, ()), ranks, amount)  # a node that has left has no entry
+            _take(after, replica.devices, -replica.amount)
+        devices = _fit(after, nodes.get(node, ()), ranks, amount)
         if devices is None:
             continue
         enough.append(names)
-        _take(after, NodeDevices(node, devices), amount)
-        moves = _relocate(nodes, after, leaving)
+        _take(after, devices, amount)
+        moves = _relocate(nodes.values(), dict(free), after, leaving)
         if moves is not None:
             return moves
     return ()
@@ -94,20 +89,17 @@ def _subsets(replicas: Sequence[PlacedReplica]) -> Iterator[tuple[PlacedReplica,
 
 
 def _relocate(
-    nodes: Mapping[str, FreeBytes], after: dict[str, list[int]], leaving: Sequence[PlacedReplica]
+    nodes: Collection[Sequence[str]], now: dict[str, int], after: dict[str, int], leaving: Sequence[PlacedReplica]
 ) -> tuple[Move, ...] | None:
     """A target for each leaving replica, in one step and clear of the engine's devices; largest replica first, fullest
     node first. `after`: free bytes when all have left and the engine is placed."""
-    now = {name: list(free) for name, free in nodes.items()}
     moves: list[Move] = []
     for replica in sorted(leaving, key=lambda replica: -replica.bytes_to_move):
-        _take(now, replica.location, -replica.amount)
-        both = {name: [min(pair) for pair in zip(now[name], after[name], strict=True)] for name in now}
-        ranks = len(replica.location.devices)
-        fits = (
-            (name, tightest_fit(both[name], ranks, replica.amount)) for name in sorted(both, key=lambda n: sum(both[n]))
-        )
-        target = next((NodeDevices(name, devices) for name, devices in fits if devices is not None), None)
+        _take(now, replica.devices, -replica.amount)
+        both = {key: min(now[key], after[key]) for key in now}
+        fullest_first = sorted(nodes, key=lambda keys: sum(both[key] for key in keys))
+        fits = (_fit(both, keys, len(replica.devices), replica.amount) for keys in fullest_first)
+        target = next((devices for devices in fits if devices is not None), None)
         if target is None:
             return None
         _take(now, target, replica.amount)
@@ -116,6 +108,12 @@ def _relocate(
     return tuple(moves)
 
 
-def _take(free: dict[str, list[int]], location: NodeDevices, amount: int) -> None:
-    for device in location.devices:
-        free[location.node][device] -= amount
+def _fit(free: Mapping[str, int], keys: Sequence[str], ranks: int, amount: int) -> tuple[str, ...] | None:
+    """`tightest_fit` on these devices."""
+    found = tightest_fit([free[key] for key in keys], ranks, amount)
+    return None if found is None else tuple(keys[index] for index in found)
+
+
+def _take(free: dict[str, int], devices: Sequence[str], amount: int) -> None:
+    for key in devices:
+        free[key] -= amount

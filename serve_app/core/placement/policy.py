@@ -1,19 +1,94 @@
 """Which devices an engine gets: those where the expected fragment of FGD grows least, for a workload learned by use.
 
-FGD ("Beware of Fragmentation", ATC'23) is given its workload; this policy learns it from demands. Before the first is
-learned, the policy is best fit: the node with least left over, the smallest free devices that are enough.
+A fragment is free memory that is unusable for a demand. A single device has none: any of its free bytes serve any rank.
+Free bytes are unusable on devices that have too few of them for a rank, so the fragment depends on the demand: four
+empty GPUs are fully usable for a model of one GPU, and the free halves of four half-empty GPUs are unusable for a model
+that needs three quarters of one.
+
+The expectation is that of FGD ("Beware of Fragmentation", Weng et al., USENIX ATC'23): for a demand m drawn from the
+workload, all free bytes of a node are fragment if m does not fit there; if it fits, those of the devices too small for
+a rank of m are. CPU and host memory are left to Ray, which offers only nodes that have enough of them. FGD is given its
+workload; this policy learns it from demands. Before the first is learned, the policy is best fit: the node with least
+left over, the smallest free devices that are enough.
+
+Invariant: the fragment of a node is between zero and its free bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from serve_app.core.placement.fragmentation import Demand, FreeBytes, Workload
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 RELEARN_GROWTH = 2.0  # the workload is learned again when demands have doubled: a share is off by half at worst
 MEMORY_DEMANDS = 16_384  # then all counts are halved: old demands fade, and a share is still known to 1%
 
 ScoredDevices = tuple[float, tuple[int, ...]]  # the score of devices (the lowest is the best), and the devices
+
+FreeBytes = Sequence[int]  # free bytes of each device of a node
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What an engine needs: on one node, `ranks` devices with `amount` bytes free; `groups` times (pipeline stages).
+
+    Raises:
+        ValueError: a figure that is not above zero.
+    """
+
+    ranks: int
+    amount: int
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.ranks, self.amount, self.groups) < 1:
+            raise ValueError(f"out of range: {self}")
+
+
+class Workload:
+    """The expected demands and their probabilities; immutable.
+
+    Args:
+        weights: of demands, with any sum; a pipeline counts once per group. If none is above zero, no demand is
+            expected.
+    """
+
+    def __init__(self, weights: Mapping[Demand, float]) -> None:
+        total = sum(weight * demand.groups for demand, weight in weights.items())
+        by_ranks: dict[int, dict[int, float]] = {}  # weights by amount
+        for demand, weight in weights.items():
+            if weight > 0:
+                amounts = by_ranks.setdefault(demand.ranks, {})
+                amounts[demand.amount] = amounts.get(demand.amount, 0.0) + weight * demand.groups / total
+        single = sorted(by_ranks.pop(1, {}).items())
+        self._amounts = [amount for amount, _ in single]
+        # Sum of the weights of the first 0, 1, 2, ... amounts.
+        self._cumulative_weights = [
+            0.0,
+            *accumulate(weight for _, weight in single),
+        ]
+        self._groups = [(ranks, *one) for ranks, amounts in by_ranks.items() for one in amounts.items()]
+
+    def __bool__(self) -> bool:
+        return bool(self._amounts or self._groups)
+
+    def usable(self, free: FreeBytes) -> float:
+        """The expected free bytes of a node that are no fragment."""
+        sum_ = 0.0
+        for have in free:
+            sum_ += have * self._cumulative_weights[bisect_right(self._amounts, have)]
+        for ranks, amount, weight in self._groups:
+            wide = [have for have in free if have >= amount]
+            if len(wide) >= ranks:
+                sum_ += sum(wide) * weight
+        return sum_
+
+    def fragmentation(self, nodes: Sequence[FreeBytes]) -> float:
+        """The part of the nodes' free bytes that the expected demand cannot use; 0 if nothing is free or no demand is
+        expected."""
+        free = sum(map(sum, nodes))
+        return 1 - sum(map(self.usable, nodes)) / free if free and self else 0.0
 
 
 class PlacementPolicy:

@@ -14,7 +14,6 @@ from serve_app.core.queue.events import (
     QueueStatus,
     RefusalReason,
     Refuse,
-    ReplicaUse,
     refusal_error,
 )
 from serve_app.core.queue.policy import (
@@ -47,7 +46,6 @@ __all__ = [
     "RefusalReason",
     "Refuse",
     "ReplicaStart",
-    "ReplicaUse",
     "TenantPolicy",
     "refusal_error",
 ]

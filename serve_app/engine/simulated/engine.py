@@ -11,10 +11,10 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
 
 from serve_app.engine.simulated import requests
-from serve_app.engine.simulated.requests import Generation
+from serve_app.engine.simulated.requests import Generation, Prompts
 from serve_app.engine.simulated.scheduler import Sequence, SequenceState, SimulatedScheduler
 from serve_app.engine.simulated.text import WordTokenizer, Writer, embedding, embedding_document
 from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
@@ -26,36 +26,31 @@ DEFAULT_MAX_MODEL_LEN = 8192  # tokens; as the built-in model `tiny`
 KV_BYTES_PER_TOKEN = 131_072  # an 8B model's: 32 layers x 8 KV heads x 128 x 2 (K and V) x 2 bytes
 
 
+@dataclass(slots=True, eq=False)
 class _SimulatedRequest:
     """A request's sequences, and the future on which its consumer waits."""
 
-    __slots__ = ("_error", "_has_progress", "_waiter", "sequences")
-
-    def __init__(self, sequences: list[Sequence]) -> None:
-        self.sequences = sequences
-        self._has_progress = False
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
+    sequences: list[Sequence]
+    has_progress: bool = False
+    error: Exception | None = None
+    waiter: asyncio.Future[None] | None = None
 
     async def wait_for_progress(self) -> None:
-        """Return once a sequence has progressed since the last return; raises the error passed to `fail`."""
-        if not self._has_progress:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        self._has_progress = False
-        if self._error is not None:
-            raise self._error
+        """Return once a sequence has progressed since the last return; raises `error` if it is set."""
+        if not self.has_progress:
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        self.has_progress = False
+        if self.error is not None:
+            raise self.error
 
     def wake(self) -> None:
-        self._has_progress = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        self._error = error
-        self.wake()
+        self.has_progress = True
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
+@dataclass(eq=False)
 class SimulatedEngine:
     """An `EngineBackend` without a model. Not thread-safe: one event loop.
 
@@ -66,29 +61,24 @@ class SimulatedEngine:
         sleep: as `asyncio.sleep`.
     """
 
-    def __init__(
-        self,
-        settings: ModelSettings,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        self._settings = settings
-        self._clock, self._wall_clock, self._sleep = clock, wall_clock, sleep
-        self._kv_tokens = settings.simulated.kv_cache_tokens
-        self._max_model_len = settings.max_model_len or min(DEFAULT_MAX_MODEL_LEN, self._kv_tokens)
+    settings: ModelSettings
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        kv_tokens = settings.simulated.kv_cache_tokens
+        self._max_model_len = settings.max_model_len or min(DEFAULT_MAX_MODEL_LEN, kv_tokens)
         self._scheduler = SimulatedScheduler(
             slots=settings.engine_seqs,
-            kv_tokens=self._kv_tokens,
+            kv_tokens=kv_tokens,
             prefill_tokens_per_s=settings.simulated.prefill_tokens_per_s,
             decode_step_s=settings.simulated.decode_step_s,
         )
         self._tokenizer = WordTokenizer()
         self._requests: dict[Sequence, _SimulatedRequest] = {}
         self._work = asyncio.Event()
-        self._thawed = asyncio.Event()
-        self._thawed.set()
         self._loop_task: asyncio.Task[None] | None = None
 
     async def start(self) -> EngineInfo:
@@ -97,24 +87,25 @@ class SimulatedEngine:
         Raises:
             ConfigError: one sequence of `max_model_len` would not fit into the KV cache.
         """
-        if self._max_model_len > self._kv_tokens:
+        kv_tokens = self._scheduler.kv_tokens
+        if self._max_model_len > kv_tokens:
             raise ConfigError(
-                f"max_model_len ({self._max_model_len}) is above simulated.kv_cache_tokens ({self._kv_tokens})",
+                f"max_model_len ({self._max_model_len}) is above simulated.kv_cache_tokens ({kv_tokens})",
                 param="max_model_len",
             )
-        await self._sleep(self._settings.simulated.start_s)
+        await self.sleep(self.settings.simulated.start_s)
         self._loop_task = asyncio.create_task(self._run_steps(), name="simulated-engine-steps")
         self._loop_task.add_done_callback(self._fail_requests)
         return EngineInfo(
-            model=self._settings.name,
-            tasks=[self._settings.task],
+            model=self.settings.name,
+            tasks=[self.settings.task],
             max_model_len=self._max_model_len,
-            slots=self._settings.max_num_seqs,
-            kv_cache_tokens=self._kv_tokens,
-            kv_cache_bytes=self._kv_tokens * KV_BYTES_PER_TOKEN,
+            slots=self.settings.max_num_seqs,
+            kv_cache_tokens=kv_tokens,
+            kv_cache_bytes=kv_tokens * KV_BYTES_PER_TOKEN,
         )
 
-    async def run(self, submit: Submit) -> AsyncGenerator[Piece, None]:
+    def run(self, submit: Submit) -> AsyncGenerator[Piece, None]:
         """Run one request; see `EngineBackend.run`.
 
         Raises:
@@ -122,22 +113,17 @@ class SimulatedEngine:
         """
         self._require_running()
         try:
-            pieces = self._pieces(submit)
+            return self._pieces(submit)
         except BadRequest as error:
-            yield Piece(_encode(error.body()), error.status, "json", usage=TokenUsage())
-            return
-        async with contextlib.aclosing(pieces):
-            async for piece in pieces:
-                yield piece
+            return self._answer(error.body(), error.status)
 
     def load(self) -> EngineLoad:
         """The load after the last step."""
         scheduler = self._scheduler
-        running, waiting = scheduler.counts
         return EngineLoad(
-            running=running,
-            waiting=waiting,
-            kv_cache_usage=scheduler.kv_used / self._kv_tokens,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_cache_usage=scheduler.kv_used / scheduler.kv_tokens,
             steps=scheduler.steps,
             generated_tokens=scheduler.generated_tokens,
             prompt_tokens=scheduler.prompt_tokens,
@@ -154,8 +140,8 @@ class SimulatedEngine:
         """Raises EngineFailed when no step loop runs, or a step is overdue by more than `health_stall_s`."""
         self._require_running()
         due = self._scheduler.due
-        overdue_s = 0.0 if due is None else self._clock() - due
-        if overdue_s > self._settings.health_stall_s:
+        overdue_s = 0.0 if due is None else self.clock() - due
+        if overdue_s > self.settings.health_stall_s:
             raise EngineFailed(f"the simulated engine is frozen: a step is {overdue_s:.1f} s overdue")
 
     def kill(self) -> None:
@@ -166,14 +152,6 @@ class SimulatedEngine:
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.wait([self._loop_task])
-
-    def freeze(self) -> None:
-        """For tests: run no further step until `thaw`, like a hung engine."""
-        self._thawed.clear()
-
-    def thaw(self) -> None:
-        """For tests: continue after `freeze`."""
-        self._thawed.set()
 
     def _require_running(self) -> None:
         if self._loop_task is None or self._loop_task.done():
@@ -186,32 +164,35 @@ class SimulatedEngine:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            await self._sleep(max(0.0, due - self._clock()))
-            await self._thawed.wait()
-            for sequence in self._scheduler.advance(self._clock()):
+            await self.sleep(max(0.0, due - self.clock()))
+            for sequence in self._scheduler.advance(self.clock()):
                 self._requests[sequence].wake()
 
     def _fail_requests(self, task: asyncio.Task[None]) -> None:
         cause = None if task.cancelled() else task.exception()
         for request in set(self._requests.values()):
-            request.fail(EngineFailed(f"the simulated engine stopped: {cause or 'it was shut down'}"))
+            request.error = EngineFailed(f"the simulated engine stopped: {cause or 'it was shut down'}")
+            request.wake()
 
     def _pieces(self, submit: Submit) -> AsyncGenerator[Piece, None]:
         """The pieces of a request; raises BadRequest if its body is invalid."""
         operation, body = submit.operation, submit.body
         if operation is Operation.TOKENIZE:
-            return self._answer(self._tokenized(requests.parse_tokenize(body)))
+            ids = self._tokenizer.encode(requests.parse_tokenize(body))
+            return self._answer(
+                {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids, "token_strs": None}
+            )
         if operation is Operation.DETOKENIZE:
             return self._answer({"prompt": self._tokenizer.decode(requests.parse_detokenize(body))})
-        embeds = self._settings.task == "embed"
+        embeds = self.settings.task == "embed"
         if operation is Operation.RESPONSES or embeds is not (operation is Operation.EMBEDDING):
-            raise BadRequest(f"{self._settings.name} does not answer {operation.value} requests", param="model")
+            raise BadRequest(f"{self.settings.name} does not answer {operation.value} requests", param="model")
         if embeds:
-            return self._embed(submit, requests.parse_embedding(body, max_model_len=self._max_model_len))
-        seed = self._settings.simulated.seed
+            return self._embed(submit, *requests.parse_embedding(body, max_model_len=self._max_model_len))
+        seed = self.settings.simulated.seed
         generation = requests.parse_generation(operation, body, seed=seed, max_model_len=self._max_model_len)
-        created = int(self._wall_clock())
-        writer = Writer(operation, submit.request_id, self._settings.name, created, stream=generation.stream)
+        created = int(self.wall_clock())
+        writer = Writer(operation, submit.request_id, self.settings.name, created, stream=generation.stream)
         return (self._stream if generation.stream else self._generate)(submit, generation, writer)
 
     async def _stream(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Piece, None]:
@@ -228,11 +209,7 @@ class SimulatedEngine:
                         continue
                     sent[choice.index] = stop
                     body, group = writer.tokens(choice, start, stop)
-                    if not start:
-                        body = writer.opening(choice) + body
-                    if stop == choice.max_tokens:
-                        body += writer.closing(choice)
-                        open_choices -= 1
+                    open_choices -= stop == choice.max_tokens
                     if not open_choices:
                         body += writer.end(generation.usage if generation.include_usage else None)
                     yield Piece(body, status, media, [group], None if open_choices else _usage(generation))
@@ -240,23 +217,18 @@ class SimulatedEngine:
 
     async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Piece, None]:
         await self._finish(submit, generation.sizes)
-        choices = generation.choices
-        groups = [writer.tokens(choice, 0, choice.max_tokens)[1] for choice in choices]
-        yield Piece(writer.document(choices, generation.usage), 200, "json", groups, _usage(generation))
+        document, groups = writer.document(generation.choices, generation.usage)
+        yield Piece(document, 200, "json", groups, _usage(generation))
 
-    async def _embed(self, submit: Submit, asked: requests.Embedding) -> AsyncGenerator[Piece, None]:
-        await self._finish(submit, [(tokens, 0) for _, tokens in asked.inputs])
-        vectors = [embedding(self._settings.simulated.seed, text) for text, _ in asked.inputs]
-        tokens = sum(tokens for _, tokens in asked.inputs)
-        document = embedding_document(self._settings.name, vectors, tokens, packed=asked.packed)
-        yield Piece(document, 200, "json", usage=TokenUsage(tokens, 0, 0, "stop"))
+    async def _embed(self, submit: Submit, inputs: Prompts, packed: bool) -> AsyncGenerator[Piece, None]:
+        await self._finish(submit, [(tokens, 0) for _, tokens in inputs])
+        vectors = [embedding(self.settings.simulated.seed, text) for text, _ in inputs]
+        tokens = sum(tokens for _, tokens in inputs)
+        document = embedding_document(self.settings.name, vectors, tokens, packed=packed)
+        yield Piece(document, 200, "json", usage=TokenUsage(tokens, 0, 0, FINISH_STOP))
 
-    async def _answer(self, value: dict[str, Any]) -> AsyncGenerator[Piece, None]:
-        yield Piece(_encode(value), 200, "json", usage=TokenUsage())
-
-    def _tokenized(self, text: str) -> dict[str, Any]:
-        tokens = self._tokenizer.encode(text)
-        return {"count": len(tokens), "max_model_len": self._max_model_len, "tokens": tokens, "token_strs": None}
+    async def _answer(self, value: object, status: int = 200) -> AsyncGenerator[Piece, None]:
+        yield Piece(json.dumps(value).encode(), status, "json", usage=TokenUsage())
 
     async def _finish(self, submit: Submit, sizes: Iterable[tuple[int, int]]) -> None:
         with self._admitted(submit, sizes) as request:
@@ -271,7 +243,7 @@ class SimulatedEngine:
         try:
             for sequence in request.sequences:
                 self._requests[sequence] = request
-                self._scheduler.add(sequence, self._clock())
+                self._scheduler.add(sequence, self.clock())
             self._work.set()
             yield request
         finally:
@@ -282,10 +254,5 @@ class SimulatedEngine:
 
 def _usage(generation: Generation) -> TokenUsage:
     told = generation.usage
-    reasons = (choice.finish_reason for choice in generation.choices)
-    reason = next((one for one in reasons if one != FINISH_STOP), FINISH_STOP)
+    reason = FINISH_STOP if all(choice.cut is not None for choice in generation.choices) else "length"
     return TokenUsage(told["prompt_tokens"], told["completion_tokens"], 0, reason)
-
-
-def _encode(value: object) -> bytes:
-    return json.dumps(value).encode()

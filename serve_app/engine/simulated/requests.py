@@ -17,6 +17,8 @@ from serve_app.types import Operation
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 MAX_CHOICES = 128  # OpenAI's bound on n; the router's own is lower
 
+Prompts = list[tuple[str, int]]  # texts with their lengths in tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -55,7 +57,10 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
     if n * len(prompts) > MAX_CHOICES:
         raise BadRequest(f"{n * len(prompts)} choices, at most {MAX_CHOICES} are possible", param="n")
     stream = _flag(body, "stream")
-    include_usage = _include_usage(body, stream)
+    options = body.get("stream_options")
+    if options is not None and not (isinstance(options, dict) and stream):
+        raise BadRequest("stream_options: an object is wanted, and only beside stream", param="stream_options")
+    include_usage = _flag(options or {}, "include_usage")
     stops = _stops(body)
     wanted = (_integer(body, "max_completion_tokens") if chat else None) or _integer(body, "max_tokens")
     choices: list[SimulatedChoice] = []
@@ -71,16 +76,8 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
     return Generation(tuple(choices), sum(tokens for _, tokens in prompts), stream, include_usage)
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """A checked embeddings request: texts with their lengths in tokens; `packed` asks for base64."""
-
-    inputs: tuple[tuple[str, int], ...]
-    packed: bool
-
-
-def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> Embedding:
-    """Read an embeddings body. Raises BadRequest as `parse_generation` does."""
+def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> tuple[Prompts, bool]:
+    """The texts of an embeddings body, and whether base64 is wanted. Raises BadRequest as `parse_generation` does."""
     inputs = _prompts(body, "input")
     for _, tokens in inputs:
         _check_length(tokens, max_model_len, "input")
@@ -89,7 +86,7 @@ def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> Embedding:
         raise BadRequest("encoding_format: float or base64 is wanted", param="encoding_format")
     if body.get("dimensions") is not None:
         raise BadRequest("dimensions: this model has one size", param="dimensions")
-    return Embedding(tuple(inputs), packing == "base64")
+    return inputs, packing == "base64"
 
 
 def parse_tokenize(body: dict[str, Any]) -> str:
@@ -124,19 +121,17 @@ def _chat_prompt(body: dict[str, Any]) -> tuple[str, int]:
 
 
 def _content(content: Any, index: int) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        told = [part.get("text") if isinstance(part, dict) else None for part in content]
-        texts = [text for text in told if isinstance(text, str)]
-        if len(texts) == len(told):
-            return "".join(texts)
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list() if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+            return "".join(part["text"] for part in content)
     raise BadRequest(f"messages.{index}.content: a string or text parts are wanted", param="messages")
 
 
-def _prompts(body: dict[str, Any], param: str) -> list[tuple[str, int]]:
+def _prompts(body: dict[str, Any], param: str) -> Prompts:
     """A string, a list of strings, token ids or lists of token ids, as texts with their lengths in tokens."""
     given = body.get(param)
     if isinstance(given, str) or (given and _is_ids(given)):
@@ -173,15 +168,6 @@ def _flag(body: dict[str, Any], param: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise BadRequest(f"{param}: true or false is wanted", param=param)
     return bool(value)
-
-
-def _include_usage(body: dict[str, Any], stream: bool) -> bool:
-    options = body.get("stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict) or not stream:
-        raise BadRequest("stream_options: an object is wanted, and only beside stream", param="stream_options")
-    return _flag(options, "include_usage")
 
 
 def _stops(body: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PREFILL_CHUNK_TOKENS = 2048  # per step; 0.1 s at the default rate, so that a long prompt does not stop all streams
 CATCH_UP_S = 0.05  # a caller late by less keeps the mean rate of steps; after a longer pause there is no burst
@@ -44,15 +44,12 @@ class Sequence:
     def total(self) -> int:
         return self.prompt_tokens + self.produced
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        return self.priority, self.order
-
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
     return sequence.priority, sequence.order
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class SimulatedScheduler:
     """A batch of an engine, step by step.
 
@@ -65,45 +62,22 @@ class SimulatedScheduler:
         prefill_chunk_tokens: the most prompt tokens of one step, besides one for each running sequence.
     """
 
-    def __init__(
-        self,
-        *,
-        slots: int,
-        kv_tokens: int,
-        prefill_tokens_per_s: float,
-        decode_step_s: float,
-        sequence_step_s: float = 0.0,
-        prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
-    ) -> None:
-        self.slots = slots
-        self.kv_tokens = kv_tokens
-        self._prefill_tokens_per_s = prefill_tokens_per_s
-        self._decode_step_s = decode_step_s
-        self._sequence_step_s = sequence_step_s
-        self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._running: list[Sequence] = []  # both lists in order of rank
-        self._waiting: list[Sequence] = []
-        self._arrivals = 0
-        self._in_step = False
-        self.due: float | None = None  # when to call `advance` next; None: idle
-        self.kv_used = 0
-        self.steps = 0
-        self.generated_tokens = 0
-        self.prompt_tokens = 0
-        self.preemptions = 0
-
-    @property
-    def running(self) -> tuple[Sequence, ...]:
-        return tuple(self._running)
-
-    @property
-    def waiting(self) -> tuple[Sequence, ...]:
-        return tuple(self._waiting)
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Sequences running and waiting."""
-        return len(self._running), len(self._waiting)
+    slots: int
+    kv_tokens: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    sequence_step_s: float = 0.0
+    prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS
+    running: list[Sequence] = field(default_factory=list, init=False)  # both lists in order of rank
+    waiting: list[Sequence] = field(default_factory=list, init=False)
+    due: float | None = field(default=None, init=False)  # when to call `advance` next; None: idle
+    kv_used: int = field(default=0, init=False)
+    steps: int = field(default=0, init=False)
+    generated_tokens: int = field(default=0, init=False)
+    prompt_tokens: int = field(default=0, init=False)
+    preemptions: int = field(default=0, init=False)
+    _arrivals: int = field(default=0, init=False)
+    _in_step: bool = field(default=False, init=False)
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Add a new sequence, which waits for a slot.
@@ -119,14 +93,14 @@ class SimulatedScheduler:
             raise ValueError(f"{sequence.prompt_tokens + sequence.max_tokens} tokens, the cache has {self.kv_tokens}")
         sequence.order, sequence.state = self._arrivals, SequenceState.WAITING
         self._arrivals += 1
-        insort(self._waiting, sequence, key=_rank)
+        insort(self.waiting, sequence, key=_rank)
         if self.due is None:
             self.due = now
 
     def cancel(self, sequence: Sequence) -> None:
         """Remove a waiting or running sequence; one that has ended changes nothing."""
         if sequence.state is SequenceState.WAITING:
-            del self._waiting[bisect_left(self._waiting, sequence.rank, key=_rank)]
+            del self.waiting[bisect_left(self.waiting, _rank(sequence), key=_rank)]
         elif sequence.state is SequenceState.RUNNING:
             self._leave(sequence)
         sequence.state = SequenceState.DONE
@@ -141,23 +115,20 @@ class SimulatedScheduler:
             return []
         start = self.due if now - self.due <= CATCH_UP_S else now
         moved = self._end_step() if self._in_step else []
-        self._begin_step(start)
-        return moved
-
-    def _begin_step(self, start: float) -> None:
         prefill = self._admit(self._continue_running())
-        self._in_step = bool(self._running)
-        step_s = self._decode_step_s + len(self._running) * self._sequence_step_s
-        self.due = start + step_s + prefill / self._prefill_tokens_per_s if self._in_step else None
+        self._in_step = bool(self.running)
+        step_s = self.decode_step_s + len(self.running) * self.sequence_step_s
+        self.due = start + step_s + prefill / self.prefill_tokens_per_s if self._in_step else None
+        return moved
 
     def _continue_running(self) -> int:
         """Plan the running sequences' tokens; returns the prefill tokens among them."""
         prefill, index = 0, 0
-        while index < len(self._running):
-            sequence = self._running[index]
+        while index < len(self.running):
+            sequence = self.running[index]
             grows = sequence.total - sequence.kv
             while self.kv_used + grows > self.kv_tokens and sequence.state is SequenceState.RUNNING:
-                self._preempt(self._running[-1])
+                self._preempt(self.running[-1])
             if sequence.state is not SequenceState.RUNNING:
                 break  # it preempted itself, as the last in rank
             sequence.kv += grows
@@ -168,29 +139,29 @@ class SimulatedScheduler:
 
     def _admit(self, prefill: int) -> int:
         """Move waiting sequences into free slots while their prompts fit; returns the step's prefill tokens."""
-        while self._waiting and len(self._running) < self.slots:
-            sequence = self._waiting[0]
+        while self.waiting and len(self.running) < self.slots:
+            sequence = self.waiting[0]
             if self.kv_used + sequence.total > self.kv_tokens:
                 break  # later sequences must not overtake it
-            del self._waiting[0]
+            del self.waiting[0]
             if not sequence.produced:
                 self.prompt_tokens += sequence.prompt_tokens
             sequence.state, sequence.kv = SequenceState.RUNNING, sequence.total
             self.kv_used += sequence.kv
-            insort(self._running, sequence, key=_rank)
+            insort(self.running, sequence, key=_rank)
             prefill += self._plan(sequence, prefill)
         return prefill
 
     def _plan(self, sequence: Sequence, prefill: int) -> int:
         """Set the sequence's tokens in this step; returns those that count as prefill, all but one."""
-        extra = min(sequence.total - sequence.computed - 1, self._prefill_chunk_tokens - prefill)
+        extra = min(sequence.total - sequence.computed - 1, self.prefill_chunk_tokens - prefill)
         sequence.chunk = 1 + extra
         return extra
 
     def _end_step(self) -> list[Sequence]:
         self.steps += 1
         moved = []
-        for sequence in self._running:
+        for sequence in self.running:
             sequence.computed += sequence.chunk
             if sequence.computed == sequence.prompt_tokens + sequence.produced:
                 if sequence.max_tokens:
@@ -207,9 +178,9 @@ class SimulatedScheduler:
         self.preemptions += 1
         self._leave(sequence)
         sequence.state = SequenceState.WAITING
-        insort(self._waiting, sequence, key=_rank)
+        insort(self.waiting, sequence, key=_rank)
 
     def _leave(self, sequence: Sequence) -> None:
-        del self._running[bisect_left(self._running, sequence.rank, key=_rank)]
+        del self.running[bisect_left(self.running, _rank(sequence), key=_rank)]
         self.kv_used -= sequence.kv
         sequence.kv = sequence.computed = sequence.chunk = 0

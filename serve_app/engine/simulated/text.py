@@ -57,10 +57,9 @@ def words_at(key: int, start: int, stop: int) -> list[int]:
     return indices
 
 
-def text_of(key: int, start: int, stop: int, cut: int | None = None) -> str:
-    """Text of output tokens `start` to `stop`, without characters at or after `cut` of the whole output."""
-    text = "".join([WORDS[k] for k in words_at(key, start, stop)])
-    return text if cut is None else text[: max(0, cut - start * TOKEN_CHARS)]
+def text_of(key: int, start: int, stop: int) -> str:
+    """Text of output tokens `start` to `stop`."""
+    return "".join([WORDS[k] for k in words_at(key, start, stop)])
 
 
 def first_stop(key: int, max_tokens: int, stops: Sequence[str]) -> tuple[int, int] | None:
@@ -137,64 +136,56 @@ class Writer:
     def event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return b"data: " + _json(self._fields | {"choices": choices} | more) + b"\n\n"
 
-    def opening(self, choice: SimulatedChoice) -> bytes:
-        """The event before a choice's first token: the role, in a chat."""
-        return self.event([self._delta(choice, {"role": "assistant", "content": ""})]) if self._chat else b""
-
     def tokens(self, choice: SimulatedChoice, start: int, stop: int) -> tuple[bytes, list[int]]:
-        """The events of a choice's tokens `start` to `stop`, and the token group behind them."""
+        """The events of a choice's tokens `start` to `stop`, and the token group behind them. An event before the first
+        token gives the role in a chat, one after the last token ends the choice."""
         indices = words_at(choice.key, start, stop)
         texts = [_WORD_BYTES[k] for k in indices]
         if choice.cut is not None and choice.cut < stop * TOKEN_CHARS:
             left = [max(0, choice.cut - i * TOKEN_CHARS) for i in range(start, stop)]
             texts = [text[:room] for text, room in zip(texts, left, strict=True) if room]
-        group = [choice.index, *[WORD_IDS[k] for k in indices]]
-        if not texts:
-            return b"", group
-        if choice.index not in self._around:
-            # The output words need no escapes, so no JSON is encoded per token.
-            head, _, tail = self.event([self._delta(choice, {"content": "\0"})]).rpartition(b"\\u0000")
-            self._around[choice.index] = head, tail
-        head, tail = self._around[choice.index]
-        return head + (tail + head).join(texts) + tail, group
-
-    def closing(self, choice: SimulatedChoice) -> bytes:
-        """The event that ends a choice."""
-        return self.event([self._delta(choice, {}, choice.finish_reason)])
+        body = b""
+        if not start and self._chat:
+            body = self.event([self._delta(choice, {"role": "assistant", "content": ""})])
+        if texts:
+            if choice.index not in self._around:
+                # The output words need no escapes, so no JSON is encoded per token.
+                head, _, tail = self.event([self._delta(choice, {"content": "\0"})]).rpartition(b"\\u0000")
+                self._around[choice.index] = head, tail
+            head, tail = self._around[choice.index]
+            body += head + (tail + head).join(texts) + tail
+        if stop == choice.max_tokens:
+            body += self.event([self._delta(choice, {}, choice.finish_reason)])
+        return body, [choice.index, *[WORD_IDS[k] for k in indices]]
 
     def end(self, usage: dict[str, int] | None) -> bytes:
         """The end of the stream, with `usage` if the client requested it."""
         told = b"" if usage is None else self.event([], usage=usage)
         return told + b"data: [DONE]\n\n"
 
-    def document(self, choices: Sequence[SimulatedChoice], usage: dict[str, int]) -> bytes:
-        """The whole response of a request that is not streamed."""
-        told = []
+    def document(self, choices: Sequence[SimulatedChoice], usage: dict[str, int]) -> tuple[bytes, list[list[int]]]:
+        """The whole response of a request that is not streamed, and its token groups."""
+        told, groups = [], []
         for choice in choices:
-            text = text_of(choice.key, 0, choice.max_tokens, choice.cut)
+            indices = words_at(choice.key, 0, choice.max_tokens)
+            groups.append([choice.index, *[WORD_IDS[k] for k in indices]])
+            text = "".join([WORDS[k] for k in indices])[: choice.cut]
             body = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
             told.append({"index": choice.index} | body | {"logprobs": None, "finish_reason": choice.finish_reason})
-        return _json(self._fields | {"choices": told, "usage": usage})
+        return _json(self._fields | {"choices": told, "usage": usage}), groups
 
-    def _delta(
-        self, choice: SimulatedChoice, delta: dict[str, str], finish_reason: str | None = None
-    ) -> dict[str, Any]:
+    def _delta(self, choice: SimulatedChoice, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
         body: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
-        return {"index": choice.index} | body | {"logprobs": None, "finish_reason": finish_reason}
+        return {"index": choice.index} | body | {"logprobs": None, "finish_reason": reason}
 
 
 def embedding_document(model: str, vectors: Sequence[Sequence[float]], prompt_tokens: int, *, packed: bool) -> bytes:
     """The response to an embeddings request; `packed`: base64 of little-endian float32, as OpenAI's SDK asks for."""
-    data = [
-        {"object": "embedding", "index": index, "embedding": _packed(vector) if packed else list(vector)}
-        for index, vector in enumerate(vectors)
-    ]
+    layout = struct.Struct(f"<{EMBEDDING_SIZE}f")
+    told = [base64.b64encode(layout.pack(*vector)).decode() if packed else vector for vector in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(told)]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return _json({"object": "list", "data": data, "model": model, "usage": usage})
-
-
-def _packed(vector: Sequence[float]) -> str:
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 def _json(value: object) -> bytes:

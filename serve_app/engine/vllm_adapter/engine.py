@@ -82,7 +82,7 @@ class VllmEngine:
                 tokenizer_description(llm.vllm_config, llm.get_tokenizer()), self._settings.grammar_cpu_s
             )
             llm.grammars = GrammarQueue(lambda grammar: asyncio.to_thread(compiler.compile, grammar))
-        serving.reduce_per_token_cost()
+        serving.reduce_per_token_cost(llm)
         tasks = await llm.get_supported_tasks()
         await init_app_state(llm, self._state, serving.frontend_arguments(arguments, self._settings), tasks)
         cache = llm.vllm_config.cache_config

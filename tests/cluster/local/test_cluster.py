@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,18 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return use
 
 
+@contextmanager
+def running(name: str, **options: Any) -> Iterator[LocalCluster]:
+    """A cluster for the block."""
+    cluster = LocalCluster.start(name, **options)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
 def test_a_cluster_starts_is_recorded_and_leaves_nothing(fake: Any, tmp_path: Path) -> None:
-    with LocalCluster.start("one", state_dir=tmp_path, models=["tiny"]) as cluster:
+    with running("one", state_dir=tmp_path, models=["tiny"]) as cluster:
         assert cluster.alive
         assert cluster.address == ray_node.ADDRESS
         assert cluster.environment()["RAY_ADDRESS"] == ray_node.ADDRESS
@@ -64,7 +76,7 @@ def test_a_cluster_starts_is_recorded_and_leaves_nothing(fake: Any, tmp_path: Pa
 
 
 def test_two_clusters_live_beside_each_other(fake: Any, tmp_path: Path) -> None:
-    with LocalCluster.start("one", state_dir=tmp_path) as one, LocalCluster.start("two", state_dir=tmp_path) as two:
+    with running("one", state_dir=tmp_path) as one, running("two", state_dir=tmp_path) as two:
         assert one.url != two.url
         one.stop()
         assert two.alive
@@ -92,7 +104,7 @@ def test_a_node_that_cannot_start_is_reported_in_its_own_words(fake: Any, tmp_pa
 
 def test_what_may_pass_is_tried_again(fake: Any, tmp_path: Path) -> None:
     fake("busy")
-    with LocalCluster.start("one", state_dir=tmp_path) as cluster:
+    with running("one", state_dir=tmp_path) as cluster:
         assert cluster.alive
     assert (tmp_path / "attempts").read_text() == "xxx"
 
@@ -107,7 +119,7 @@ def test_a_taken_port_is_refused_before_anything_starts(fake: Any, tmp_path: Pat
 
 
 def test_an_instance_that_runs_is_not_started_again(fake: Any, tmp_path: Path) -> None:
-    with LocalCluster.start("one", state_dir=tmp_path) as cluster:
+    with running("one", state_dir=tmp_path) as cluster:
         with pytest.raises(Unavailable, match="already running"):
             LocalCluster.start("one", state_dir=tmp_path)
         assert len(cluster.pids()) == 3
@@ -115,7 +127,7 @@ def test_an_instance_that_runs_is_not_started_again(fake: Any, tmp_path: Path) -
 
 def test_the_end_of_the_node_ends_all_and_is_seen(fake: Any, tmp_path: Path) -> None:
     fake("short")
-    with LocalCluster.start("one", state_dir=tmp_path) as cluster:
+    with running("one", state_dir=tmp_path) as cluster:
         assert wait_gone(cluster.mark, END_S) == []
         deadline = time.monotonic() + END_S  # the keeper's environment is gone a moment before it has ended
         while cluster.alive and time.monotonic() < deadline:
@@ -162,7 +174,7 @@ def test_an_owner_killed_takes_everything_with_it(tmp_path: Path) -> None:
     assert wait_gone(mark, END_S) == []
     state = InstanceState("one", tmp_path)
     run_dir = Path(state.read().run_dir)  # type: ignore[union-attr]
-    assert not instances.down(state, lambda text: None)  # nothing ran any more, but its folder was left
+    assert not instances.down(state)  # nothing ran any more, but its folder was left
     assert not run_dir.exists()
 
 
@@ -173,16 +185,16 @@ def test_down_ends_what_a_killed_owner_and_keeper_left(tmp_path: Path, monkeypat
     assert len(marked(mark)) == 2
     state = InstanceState("one", tmp_path)
     run_dir = Path(state.read().run_dir)  # type: ignore[union-attr]
-    assert instances.down(state, lambda text: None)
+    assert instances.down(state)
     assert marked(mark) == []
     assert asked == ["shutdown"]  # first through Serve
     assert not run_dir.exists()
-    assert not instances.down(state, lambda text: None)
+    assert not instances.down(state)
 
 
 def test_a_start_takes_down_what_a_dead_owner_left(fake: Any, tmp_path: Path) -> None:
     mark = killed_owner(tmp_path, keeper_too=True)
-    with LocalCluster.start("one", state_dir=tmp_path) as cluster:
+    with running("one", state_dir=tmp_path) as cluster:
         assert marked(mark) == []
         assert cluster.mark != mark
 
@@ -228,7 +240,7 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
         assert found is not None
         assert (found["state"], found["url"]) == ("running", cluster.url)
         assert [(one["name"], one["replicas"][0]["state"]) for one in found["models"]] == [("tiny", "RUNNING")]
-        assert instances.down(cluster.state, lambda text: None)
+        assert instances.down(cluster.state)
         assert marked(cluster.mark) == []
     finally:
         if driver is not None:

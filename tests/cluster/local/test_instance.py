@@ -66,12 +66,12 @@ def test_only_processes_with_exactly_this_mark_are_found(start, mark: str) -> No
 
 def test_ending_leaves_others_alone_and_does_not_wait_for_a_deaf_process(start, mark: str) -> None:
     ours, deaf, other = start(SLEEPER, mark), start(DEAF, mark), start(SLEEPER, mark + "0")
-    assert processes.end_marked(mark, grace_s=0.3) == sorted([ours.pid, deaf.pid])
+    processes.end_marked(mark, grace_s=0.3)
     assert ours.wait(APPEAR_S) == -signal.SIGTERM
     assert deaf.wait(APPEAR_S) == -signal.SIGKILL
     assert other.poll() is None
     assert processes.marked(mark) == []
-    assert processes.end_marked(mark, grace_s=0.3) == []
+    processes.end_marked(mark, grace_s=0.3)  # once more is harmless
 
 
 def test_a_child_in_a_session_of_its_own_is_found_by_the_inherited_mark(start, mark: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from serve_app.core.memory.leases import PARENT_KINDS, LeaseKind, Phase
@@ -16,7 +15,6 @@ class Entry:
     holds: dict[str, int]
     phase: Phase
     pool: int = 0  # an engine's KV tokens
-    expires_at: float = math.inf
     was_of: str = ""  # the owner of an engine that is ENDING
 
 
@@ -46,7 +44,7 @@ class Reference:
 
     def may_lie(self, kind: LeaseKind, on: str) -> bool:
         allowed = PARENT_KINDS[kind]
-        if allowed is None:
+        if LeaseKind.DEVICE in allowed:
             return on in self.devices
         return on in self.entries and self.entries[on].kind in allowed and self.entries[on].phase is Phase.COMMITTED
 
@@ -61,7 +59,7 @@ class Reference:
         if entry.kind is LeaseKind.ENGINE and not memory_gone:
             if entry.phase is not Phase.ENDING:
                 entry.was_of = entry.owner
-            entry.phase, entry.expires_at, entry.owner = Phase.ENDING, math.inf, ""
+            entry.phase, entry.owner = Phase.ENDING, ""
         else:
             del self.entries[lease_id]
 
@@ -81,8 +79,6 @@ class Reference:
     def expire(self, now: float) -> None:
         for owner in [owner for owner, (_, end) in self.owners.items() if end <= now]:
             self.leave(owner)
-        while (late := next((e.lease_id for e in self.entries.values() if e.expires_at <= now), None)) is not None:
-            self.end(late, memory_gone=False)
 
     def state(self) -> dict[str, tuple[LeaseKind, Phase, dict[str, int], int]]:
         """What the ledger's leases must equal."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from serve_app.core.memory.checkpoint import Checkpoint
 from serve_app.core.memory.engine_grants import OVERUSE_S, OVERUSE_SHARE, RESTART_INTERVAL_S, EngineGrants
 from serve_app.core.memory.leases import Device, Hold, Phase
 from serve_app.core.memory.ledger import Ledger
@@ -20,10 +21,13 @@ class Host:
         self.ledger = Ledger()
         for index, size in enumerate(sizes or (100, 100)):
             self.ledger.add_device(Device("n", index, size, 0))
-        self.grants = EngineGrants(self.ledger)
+        self.grants = EngineGrants(self.ledger, Checkpoint({}))
         self.now = 0.0
 
     def say(self, told: EngineReport, *, unheard: frozenset[str] = frozenset()) -> EngineReply:
+        if told.gone:
+            self.grants.forget(told.owner, memory_gone=True)
+            return EngineReply(why="ended")
         return self.grants.report(told, self.now, unreported=unheard)
 
     def runs(self, told: EngineReport) -> EngineReport:
@@ -203,7 +207,7 @@ def test_more_than_was_granted_is_an_alarm_until_it_is_less() -> None:
     told = host.runs(engine("a", 80))
     host.say(replace(told, measured_bytes=(81,)))
     (alarm,) = host.grants.alarms()
-    assert (alarm.owner, alarm.device, alarm.granted_bytes, alarm.measured_bytes) == ("a", "n/0", 80, 81)
+    assert (alarm.replica, alarm.device, alarm.granted_bytes, alarm.measured_bytes) == ("a", "n/0", 80, 81)
     host.say(replace(told, measured_bytes=(None,)))
     host.say(replace(told, measured_bytes=(80,)))
     assert host.grants.alarms() == []

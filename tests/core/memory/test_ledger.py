@@ -112,21 +112,33 @@ def test_every_heartbeat_puts_the_end_off_and_the_last_one_counts() -> None:
 def test_a_lease_of_its_own_time_ends_unless_renewed() -> None:
     book = ledger()
     book.join("engine", 1000.0, 0.0)
-    book.join("router", 1000.0, 0.0)
-    book.reserve("session", LeaseKind.SESSION, "router", [Hold("grant", 100)], expires_at=10.0)
-    book.renew("session", 30.0)
-    book.renew("session", 20.0)  # never brought forward
-    assert book.expire(29.9) == []
+    book.reserve_alone("session", LeaseKind.SESSION, Hold("grant", 100), 10.0, 0.0)
+    book.heartbeat("session", 20.0)
+    book.heartbeat("session", 10.0)  # never brought forward
+    assert [lease.lease_id for lease in book.expire(29.9)] == []
     assert [lease.lease_id for lease in book.expire(30.0)] == ["session"]
+    assert not book.knows("session")
 
 
-def test_an_engine_that_ends_by_its_own_time_waits_for_its_memory_only() -> None:
+def test_a_lease_of_its_own_time_that_is_refused_leaves_no_owner() -> None:
+    book = ledger()
+    with pytest.raises(InsufficientMemory):
+        book.reserve_alone("session", LeaseKind.SESSION, Hold("grant", 901), 10.0, 0.0)
+    assert not book.knows("session")
+    book.reserve_alone("session", LeaseKind.SESSION, Hold("grant", 100), 10.0, 0.0)
+    with pytest.raises(LeaseConflict):
+        book.reserve_alone("session", LeaseKind.SESSION, Hold("grant", 100), 10.0, 0.0)
+    assert book.lease("session").amount == 100
+
+
+def test_an_empty_device_may_change_its_size() -> None:
     book = ledger(pool=None)
-    book.reserve("grant", LeaseKind.ENGINE, "engine", [Hold("node/0", GIB)], expires_at=3.0)
-    assert [lease.lease_id for lease in book.expire(3.0)] == ["grant"]
-    book.heartbeat("engine", 4.0)
-    assert book.expire(8.0) == []
-    assert book.lease("grant").phase is Phase.ENDING
+    book.add_device(Device("node", 0, 20 * GIB, 0))
+    assert book.free("node/0") == 20 * GIB
+    book.reserve("grant", LeaseKind.ENGINE, "engine", [Hold("node/0", GIB)])
+    with pytest.raises(LeaseConflict, match="in use"):
+        book.add_device(Device("node", 0, 10 * GIB, 0))
+    assert book.free("node/0") == 19 * GIB
 
 
 def test_a_session_never_shrinks_below_what_lies_on_it() -> None:
@@ -135,7 +147,8 @@ def test_a_session_never_shrinks_below_what_lies_on_it() -> None:
     book.reserve("share", LeaseKind.SHARE, "router", [Hold("session", 300)])
     with pytest.raises(InsufficientMemory, match="300 of 400 are in use, 299 wanted"):
         book.resize("session", [299])
-    assert book.resize("session", [300]).capacity == 300
+    book.resize("session", [300])
+    assert book.lease("session").capacity == 300
     assert book.free("grant") == 600
 
 
@@ -170,5 +183,4 @@ def test_memory_follows_what_is_leased_however_often_owners_come_back() -> None:
         book.reserve(f"share-{turn}", LeaseKind.SHARE, "router", [Hold("grant", 1)])
         book.end(f"share-{turn}")
         book.expire(now)
-    assert len(book.owner_deadlines.entries) == 2
-    assert len(book) == 1
+    assert (len(book.lease_owners), len(list(book.leases()))) == (2, 1)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.memory.checkpoint import CheckpointKey, CheckpointValue, EntryKind
+from serve_app.core.memory.checkpoint import Checkpoint, CheckpointKey, CheckpointValue, EntryKind
 from serve_app.core.memory.engine_grants import EngineGrants
 from serve_app.core.memory.leases import Device, Hold, LeaseKind
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.reports import EngineReport, Rank
 from serve_app.core.memory.reservations import RESERVATION_TTL_S, RESTART_TTL_S
-from serve_app.core.memory.start_reservations import Start, StartPlacement, StartsReply, StartsRequest
+from serve_app.core.memory.start_reservations import Start, StartsReply, StartsRequest
 from serve_app.core.quota import RECOVERY_S, Quota
 
 TOKENS = 1600
@@ -30,7 +30,9 @@ class Shell:
         self.quota.on_devices(self.devices, self.now)
 
     def store(self) -> None:
-        for key, (keep, value) in self.quota.take_changes().items():
+        changes = self.quota.changes()
+        self.quota.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self.stored[key] = value
             else:
@@ -45,9 +47,13 @@ class Shell:
         self.store()
         return reply
 
-    def place(self, replica: str, size: int | None = 60, nodes: tuple[str, ...] = NODES) -> StartPlacement:
-        (place,) = self.ask(Start(replica, nodes), size=size).placements
-        return place
+    def place(self, replica: str, size: int | None = 60, nodes: tuple[str, ...] = NODES) -> tuple[str | None, bool]:
+        """The node for a replica, and whether memory is reserved for it there."""
+        ((told, node),) = self.ask(Start(replica, nodes), size=size).placements.items()
+        assert told == replica
+        kept = [berth for berth in self.quota.grants.reservations.all() if berth.replica == replica]
+        assert all(berth.node == node and berth.name in self.quota.ledger for berth in kept)
+        return node, bool(kept)
 
     def says(self, owner: str, node: str, size: int = 60, model: str = "m", **more: object) -> tuple[Hold, ...]:
         told = EngineReport(owner, model, (Rank(node),), size, int(more.pop("least", size)))  # type: ignore[call-overload]
@@ -77,7 +83,7 @@ def test_a_start_goes_where_it_leaves_most_room_and_its_engine_gets_the_device_t
     shell = Shell()
     shell.runs("e", "b", 40)
     (taken,) = shell.quota.ledger.lease("e").holds
-    assert shell.place("r") == StartPlacement("r", "b", True), "60 and 40 fill a device"
+    assert shell.place("r") == ("b", True), "60 and 40 fill a device"
     assert shell.says("r", "b") == (Hold(taken.on, 60),)
     assert not shell.quota.grants.reservations.all()
 
@@ -85,7 +91,7 @@ def test_a_start_goes_where_it_leaves_most_room_and_its_engine_gets_the_device_t
 def test_a_start_goes_only_where_ray_has_room() -> None:
     shell = Shell()
     shell.runs("e", "b", 40)
-    assert shell.place("r", nodes=("a",)).node == "a"
+    assert shell.place("r", nodes=("a",))[0] == "a"
 
 
 def test_what_is_kept_is_nobody_elses() -> None:
@@ -113,7 +119,7 @@ def test_a_place_that_nobody_asks_for_again_is_free_after_its_time() -> None:
 
 def test_an_engine_that_started_elsewhere_gives_up_what_was_kept_for_it() -> None:
     shell = Shell()
-    elsewhere = "b" if shell.place("r").node == "a" else "a"
+    elsewhere = "b" if shell.place("r")[0] == "a" else "a"
     (hold,) = shell.says("r", elsewhere)
     assert hold.on.startswith(elsewhere)
     assert shell.free() == 340
@@ -124,8 +130,8 @@ def test_who_waits_goes_first() -> None:
     shell.runs("e0", "a", 60)
     shell.runs("e1", "a", 60)
     assert shell.says("waits", "a", 50) == ()
-    assert shell.place("r", size=30).node == "b"
-    assert shell.place("r2", size=30, nodes=("a",)) == StartPlacement("r2", "a", False)
+    assert shell.place("r", size=30)[0] == "b"
+    assert shell.place("r2", size=30, nodes=("a",)) == ("a", False)
 
 
 def test_without_room_a_start_waits_where_its_engine_could_ever_be() -> None:
@@ -135,8 +141,8 @@ def test_without_room_a_start_waits_where_its_engine_could_ever_be() -> None:
     for node in NODES:
         for index in range(2):
             shell.runs(f"{node}{index}", node, 70 if node == "a" else 60)
-    assert shell.place("r", nodes=(*NODES, "small")) == StartPlacement("r", "b", False)
-    assert shell.place("huge", size=150) == StartPlacement("huge", None, False)
+    assert shell.place("r", nodes=(*NODES, "small")) == ("b", False)
+    assert shell.place("huge", size=150) == (None, False)
 
 
 def test_the_policy_is_told_for_how_many_more_there_is_memory_and_what_is_missing() -> None:
@@ -154,7 +160,7 @@ def test_what_the_policy_had_kept_is_the_next_starts() -> None:
     shell = Shell()
     shell.ask(more=1)
     (berth,) = shell.quota.grants.reservations.all()
-    assert shell.place("r") == StartPlacement("r", berth.node, True)
+    assert shell.place("r") == (berth.node, True)
     assert shell.free() == 340
     assert shell.says("r", berth.node) == (berth.hold,)
 
@@ -162,7 +168,7 @@ def test_what_the_policy_had_kept_is_the_next_starts() -> None:
 def test_while_nothing_is_known_of_a_model_ray_places_it_and_its_last_engine_tells_then() -> None:
     shell = Shell()
     reply = shell.ask(Start("r", NODES), size=None, more=1)
-    assert reply == StartsReply((StartPlacement("r", None, False),), need_known=False)
+    assert reply == StartsReply({"r": None}, need_known=False)
     shell.runs("r", "a", 30)
     assert shell.ask(size=None, more=1).reserved_replicas == 1
     assert [berth.hold.amount for berth in shell.quota.grants.reservations.all()] == [30]
@@ -175,14 +181,14 @@ def test_a_start_that_can_do_with_less_takes_what_there_is() -> None:
             shell.runs(f"{node}{index}", node, 70 if (node, index) != ("b", 0) else 50, model="o")
     shell.says("first", "b", 60, least=40)
     shell.says("first", "b", 60, least=40, gone=True)
-    assert shell.place("r", size=None) == StartPlacement("r", "b", True)
+    assert shell.place("r", size=None) == ("b", True)
     (hold,) = shell.says("r", "b", 60, least=40)
     assert hold.amount == 50
 
 
 def test_an_engine_that_turns_out_larger_than_what_was_kept_asks_anew() -> None:
     shell = Shell()
-    node = shell.place("r").node
+    node, _ = shell.place("r")
     assert node is not None
     assert [hold.amount for hold in shell.says("r", node, 90)] == [90]
     assert shell.free() == 310
@@ -194,8 +200,8 @@ def test_a_crash_of_the_actor_forgets_no_place() -> None:
     shell.crash()
     assert shell.place("r") == place
     shell.wait(1.0)
-    assert place.node is not None
-    assert len(shell.says("r", place.node)) == 1
+    assert place[0] is not None
+    assert len(shell.says("r", place[0])) == 1
     assert shell.free() == 340
 
 
@@ -205,15 +211,15 @@ def test_nothing_new_is_kept_while_it_is_not_known_what_others_hold() -> None:
     shell.crash()
     assert shell.ask(Start("r", NODES), more=1) == StartsReply(why=shell.ask(more=1).why)
     shell.wait(RECOVERY_S + 1)
-    assert shell.place("r").is_reserved
+    assert shell.place("r")[1]
 
 
 def test_a_place_on_a_lost_node_is_gone_and_another_is_found() -> None:
     shell = Shell()
-    assert shell.place("r", nodes=("a",)).node == "a"
+    assert shell.place("r", nodes=("a",))[0] == "a"
     shell.devices = [device for device in shell.devices if device.node == "b"]
     shell.quota.on_devices(shell.devices, shell.now)
-    assert shell.place("r", nodes=("b",)) == StartPlacement("r", "b", True)
+    assert shell.place("r", nodes=("b",)) == ("b", True)
 
 
 def test_a_drained_engine_restarts_where_that_was_planned() -> None:
@@ -229,13 +235,13 @@ def test_a_drained_engine_restarts_where_that_was_planned() -> None:
     assert step is not None
     (berth,) = shell.quota.grants.reservations.all()
     assert (berth.replaces, berth.hold) == (step.owner, Hold(step.target[0], 40))
-    assert shell.place("another", 40, ("a",)) == StartPlacement("another", "a", False), "the line is first"
+    assert shell.place("another", 40, ("a",)) == ("a", False), "the line is first"
     stays = next(name for name in places if name != step.owner)
     shell.wait(RESTART_TTL_S * 2, ("e0", "a", 40, "m"), ("e1", "a", 40, "m"), ("big", "a", 90, "big"))
     shell.says(step.owner, "a", 40, gone=True)
     shell.wait(RESTART_TTL_S / 2, (stays, "a", 40, "m"), ("big", "a", 90, "big"))
-    assert shell.ask(Start("r", ()), size=40).placements == (), "Ray is short there, and its place is kept a while"
-    assert shell.place("r", 40) == StartPlacement("r", "a", True)
+    assert shell.ask(Start("r", ()), size=40).placements == {}, "Ray is short there, and its place is kept a while"
+    assert shell.place("r", 40) == ("a", True)
     assert shell.says("r", "a", 40) == (berth.hold,)
 
 
@@ -252,7 +258,7 @@ def test_an_engine_that_waits_is_counted_once_in_what_is_asked_for() -> None:
     ledger = Ledger()
     for index in range(2):
         ledger.add_device(Device("n", index, 100, 0))
-    grants = EngineGrants(ledger)
+    grants = EngineGrants(ledger, Checkpoint({}))
     seen: list[object] = []
     grants.policy.observe = seen.append  # type: ignore[method-assign]
     told = EngineReport("e", "m", (Rank("n"),), 150, 150)
@@ -271,7 +277,7 @@ def test_a_berth_is_no_engine() -> None:
 def test_an_engine_gets_what_was_kept_for_it_by_an_actor_that_died_since() -> None:
     shell = Shell()
     shell.runs("e", "b")
-    assert shell.place("r", nodes=("a",)).node == "a"
+    assert shell.place("r", nodes=("a",))[0] == "a"
     (berth,) = shell.quota.grants.reservations.all()
     shell.crash()
     shell.says("another", "a", model="o")

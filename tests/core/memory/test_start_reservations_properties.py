@@ -34,10 +34,11 @@ class Machine(RuleBasedStateMachine):
         self.quota = Quota(1, {}, self.now)
         self.quota.on_devices(self.devices, self.now)
         self.engines: dict[str, tuple[str, tuple[Hold, ...]]] = {}  # replica -> its node, and what it was told it has
-        self.promised: dict[str, str] = {}  # replica -> the node where memory was said to be held for it
 
     def store(self) -> None:
-        for key, (keep, value) in self.quota.take_changes().items():
+        changes = self.quota.changes()
+        self.quota.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self.stored[key] = value
             else:
@@ -49,10 +50,10 @@ class Machine(RuleBasedStateMachine):
             starts = tuple(Start(one, nodes) for one in replicas if one[0] == model and one not in self.engines)
             reply = self.quota.on_starts(StartsRequest(model, starts, more, nodes, size), self.now)
             assert reply.reserved_replicas <= more
-            for place in reply.placements:
-                if place.is_reserved:
-                    assert place.node is not None
-                    self.promised[place.replica] = place.node
+            for berth in self.quota.grants.reservations.all():
+                if berth.replica in reply.placements:
+                    assert reply.placements[berth.replica] == berth.node
+                    assert self.quota.ledger.lease(berth.name).holds == (berth.hold,)
         self.store()
 
     @rule(replica=st.sampled_from(REPLICAS), where=st.sampled_from(["a", "b"]), least=st.integers(20, 35))
@@ -72,7 +73,6 @@ class Machine(RuleBasedStateMachine):
         if berth is not None and not holds and not recovers and berth.node == node:
             assert reply.holds == (berth.hold,), "what was kept for it is its own"
         self.engines[replica] = (node, reply.holds)
-        self.promised.pop(replica, None)
 
     @precondition(lambda self: self.engines)
     @rule(data=st.data())
@@ -92,7 +92,7 @@ class Machine(RuleBasedStateMachine):
                     self.speaks(replica, node, 30)
             self.quota.on_tick(self.now)
             for owner in self.quota.ending_engines():
-                self.quota.on_memory_gone(owner)
+                self.quota.on_processes_gone(owner, self.now)
                 self.engines.pop(owner, None)
             self.store()
 

@@ -8,35 +8,52 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.placement.defrag import Move, NodeDevices, PlacedReplica, plan_moves
+from serve_app.core.placement.defrag import Move, PlacedReplica
+from serve_app.core.placement.defrag import plan_moves as plan_moves_by_key
 
 
 def replica(name: str, on: str, device: int, amount: int) -> PlacedReplica:
-    return PlacedReplica(name, NodeDevices(on, (device,)), amount)
+    return PlacedReplica(name, (f"{on}/{device}",), amount)
+
+
+def by_key(nodes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    return {f"{node}/{index}": free for node, devices in nodes.items() for index, free in enumerate(devices)}
+
+
+def plan_moves(
+    nodes: Mapping[str, Sequence[int]], there: Sequence[PlacedReplica], node: str, ranks: int, amount: int
+) -> tuple[Move, ...]:
+    return plan_moves_by_key(by_key(nodes), there, node, ranks, amount)
+
+
+def node_of(one: PlacedReplica) -> str:
+    (node,) = {device.rpartition("/")[0] for device in one.devices}
+    return node
 
 
 def carry_out(nodes: Mapping[str, Sequence[int]], moves: Sequence[Move]) -> dict[str, list[int]]:
     """What is free after the steps, each of which has to fit."""
-    free = {name: list(devices) for name, devices in nodes.items()}
+    free = by_key(nodes)
     for move in moves:
-        for spot, amount in ((move.replica.location, -move.replica.amount), (move.target, move.replica.amount)):
-            assert len(set(spot.devices)) == len(move.replica.location.devices)
-            for device in spot.devices:
-                free[spot.node][device] -= amount
-                assert free[spot.node][device] >= 0
-    return free
+        for devices, amount in ((move.replica.devices, -move.replica.amount), (move.target, move.replica.amount)):
+            assert len(set(devices)) == len(move.replica.devices)
+            assert len({device.rpartition("/")[0] for device in devices}) == 1
+            for device in devices:
+                free[device] -= amount
+                assert free[device] >= 0
+    return {name: [free[f"{name}/{index}"] for index in range(len(devices))] for name, devices in nodes.items()}
 
 
 def test_two_halves_on_two_devices_make_a_whole_one() -> None:
     large, small = replica("large", "a", 0, 40), replica("small", "a", 1, 30)
     (move,) = plan_moves({"a": [40, 50]}, [large, small], "a", 1, 80)
-    assert (move.replica, move.target) == (small, NodeDevices("a", (0,)))
+    assert (move.replica, move.target) == (small, ("a/0",))
 
 
 def test_a_replica_that_may_not_move_stays() -> None:
     free = replica("free", "a", 0, 30)
     (move,) = plan_moves({"a": [50, 50]}, [free], "a", 1, 80)
-    assert (move.replica, move.target) == (free, NodeDevices("a", (1,)))
+    assert (move.replica, move.target) == (free, ("a/1",))
 
 
 def test_there_are_no_steps_where_nothing_would_help() -> None:
@@ -67,7 +84,7 @@ def test_a_large_cluster_gets_its_steps() -> None:
     nodes = {f"n{i}": [40, 40] for i in range(200)}
     there = [replica(f"r{i}.{device}", f"n{i}", device, 40) for i in range(200) for device in (0, 1)]
     moves = plan_moves(nodes, there, "n7", 2, 80)
-    assert {move.replica.location.node for move in moves} == {"n7"}
+    assert {node_of(move.replica) for move in moves} == {"n7"}
     assert carry_out(nodes, moves)["n7"] == [80, 80]
 
 
@@ -92,10 +109,10 @@ def one_move_is_enough(nodes: dict[str, list[int]], there: list[PlacedReplica], 
         for name, devices in nodes.items():
             for device in range(len(devices)):
                 free = {each: list(had) for each, had in nodes.items()}
-                free[one.location.node][one.location.devices[0]] += one.amount
+                free[node_of(one)][int(one.devices[0].rpartition("/")[2])] += one.amount
                 free[name][device] -= one.amount
                 fits = any(min(free["n0"][d] for d in ds) >= amount for ds in combinations((0, 1), ranks))
-                if one.location.node == "n0" and free[name][device] >= 0 and fits:
+                if node_of(one) == "n0" and free[name][device] >= 0 and fits:
                     return True
     return False
 
@@ -112,6 +129,6 @@ def test_every_step_fits_and_one_that_is_enough_is_found(
         assert moves == ()
     elif moves:
         assert sum(have >= amount for have in carry_out(nodes, moves)["n0"]) >= ranks
-        assert {move.replica.location.node for move in moves} == {"n0"}
+        assert {node_of(move.replica) for move in moves} == {"n0"}
     else:
         assert not one_move_is_enough(nodes, there, ranks, amount)

@@ -56,7 +56,7 @@ def test_an_account_is_in_the_ledger_whole_and_leaves_nothing_behind() -> None:
     accounts.give_back("a", "e", 9, 9)
     assert (accounts.account("a", "e"), accounts.free("e")) == ((0, 0), (4, 90))
     assert accounts.by_router == {}
-    assert len(ledger) == 2
+    assert len(list(ledger.leases())) == 2
 
 
 def test_what_does_not_fit_in_one_of_the_two_is_charged_in_neither() -> None:

@@ -371,7 +371,7 @@ def test_a_request_that_only_a_sessions_end_makes_room_for_holds_up_nobody() -> 
     others = [world.arrive("r0", level, tokens=100) for level in (HIGH, LOW)]
     world.settle(3)
     assert [one.state for one in (large, *others)] == ["waits", "runs", "runs"]
-    world.quota.on_close_session("acme agent", world.now)
+    world.quota.queue.close_session("acme agent", world.now)
     world.quota.on_tick(world.now)
     world.finish("r0", f"q{others[0].number}")
     world.finish("r0", f"q{others[1].number}")

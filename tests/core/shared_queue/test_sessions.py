@@ -121,7 +121,7 @@ def test_one_that_only_a_sessions_end_can_serve_waits_and_costs_nobody_anything(
     assert there.quota.queue.actor_sessions.state == word, "nobody is told that somebody waits"
     assert there.routers["r0"].line.accounts.credit("e0") == credit
     assert there.arrive("r0", LOW).here
-    there.quota.on_close_session("t0 s", there.now)
+    there.quota.queue.close_session("t0 s", there.now)
     there.settle(4)
     assert there.quota.sessions.get("t0 large") is not None
 
@@ -140,7 +140,7 @@ def test_an_opening_waits_as_its_class_and_its_tenant() -> None:
     there.finish("r0", f"q{higher.number}")
     there.settle(4)
     assert there.quota.sessions.get("t0 s") is not None
-    there.quota.on_close_session("t0 s", there.now)
+    there.quota.queue.close_session("t0 s", there.now)
     there.bring_to_rest()
 
 
@@ -157,7 +157,7 @@ def test_two_that_are_granted_in_the_same_moment_both_have_their_tokens() -> Non
     assert [there.quota.sessions.get(f"t0 {name}") is not None for name in ("a", "b")] == [True, True]
     assert behind.state == "waits"
     for name in ("a", "b"):
-        there.quota.on_close_session(f"t0 {name}", there.now)
+        there.quota.queue.close_session(f"t0 {name}", there.now)
     there.bring_to_rest()
 
 
@@ -168,7 +168,7 @@ def test_an_engine_takes_no_more_sessions_than_it_has_places_beside_its_line() -
     with pytest.raises(InsufficientMemory, match="2 sessions are open there, 2 at most"):
         there.quota.on_open_session(ask("s2", 10, per_engine=2), there.now)
     assert there.quota.on_open_session(ask("s2", 10, per_engine=2, wait_until=there.now + 10.0), there.now) is None
-    there.quota.on_close_session("t0 s0", there.now)
+    there.quota.queue.close_session("t0 s0", there.now)
     assert there.quota.sessions.get("t0 s2") is not None
 
 
@@ -202,7 +202,7 @@ def test_nothing_is_reserved_until_all_routers_have_said_what_they_hold() -> Non
     with pytest.raises(Unavailable) as early:
         there.quota.on_open_session(ask("t", 100), there.now)
     assert early.value.code == RECOVERING
-    assert replace(there.quota.on_look_session("t0 s", there.now), expires_at=before.expires_at) == before
+    assert replace(there.quota.sessions.view("t0 s"), expires_at=before.expires_at) == before
     there.settle(6)
     assert there.quota.on_open_session(ask("t", 100), there.now) is not None
 
@@ -316,7 +316,7 @@ def test_an_id_that_is_no_session_is_known_as_none_without_a_message() -> None:
     opened(there, "s", 10)
     for router in there.routers.values():
         assert list(router.line.sessions) == ["t0 s"]
-    there.quota.on_close_session("t0 s", there.now)
+    there.quota.queue.close_session("t0 s", there.now)
     there.settle(2)
     assert not any(router.line.sessions for router in there.routers.values())
 
@@ -387,7 +387,7 @@ def test_use_renews_a_session_and_silence_ends_it() -> None:
     there.finish("r0", f"q{long.number}")
     there.settle(40)
     with pytest.raises(LeaseNotFound) as gone:
-        there.quota.on_renew_session("t0 s", there.now)
+        there.quota.sessions.renew("t0 s", there.now)
     assert (gone.value.code, "t0" in gone.value.message) == ("session_not_found", False)
 
 
@@ -397,9 +397,9 @@ def test_a_closed_session_keeps_what_its_requests_hold_until_they_end() -> None:
     step = there.arrive("r0", NORMAL, tokens=200, session=lease(there, "s"))
     there.settle(1)
     before = lease(there, "s")
-    there.quota.on_close_session("t0 s", there.now)
+    there.quota.queue.close_session("t0 s", there.now)
     with pytest.raises(LeaseNotFound):
-        there.quota.on_look_session("t0 s", there.now)
+        there.quota.sessions.view("t0 s")
     assert there.quota.ledger.lease(before).amount == 200
     assert opened(there, "s", 300).tokens == 300
     there.finish("r0", f"q{step.number}")
@@ -414,7 +414,7 @@ def test_a_closed_session_that_falls_silent_is_ended_once() -> None:
     there.arrive("r0", NORMAL, tokens=200, session=lease(there, "s"))
     there.settle(1)
     before = lease(there, "s")
-    there.quota.on_close_session("t0 s", there.now)
+    there.quota.queue.close_session("t0 s", there.now)
     assert before in [one.lease_id for one in there.quota.ledger.expire(there.now + 2.5)]
     assert "e0" in there.quota.ledger, "of which the engine is not silent"
     assert there.quota.sessions.end_unused() == []

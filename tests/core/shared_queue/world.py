@@ -146,7 +146,9 @@ class World(WorldChecks):
         return router
 
     def store(self) -> None:
-        for key, (keep, value) in self.quota.take_changes().items():
+        changes = self.quota.changes()
+        self.quota.checkpoint.stored(changes)
+        for key, (keep, value) in changes.items():
             if keep:
                 self.stored[key] = value
             else:
@@ -231,7 +233,7 @@ class World(WorldChecks):
         if engine not in self.reports:
             return
         slots, tokens = self.size[engine]
-        sessions = [one for one in self.quota.sessions.all(self.now) if one.engine == engine]
+        sessions = [one for one in self.quota.sessions.all() if one.engine == engine]
         leases = {one.session_id: self.quota.sessions.get(one.session_id) for one in sessions}
         there = {one.lease for one in leases.values() if one is not None}
         used = sum(req.tokens - (req.drawn[1] if req.lease in there else 0) for req in runs)
@@ -254,7 +256,7 @@ class World(WorldChecks):
 
     def close_session(self, name: str) -> None:
         with contextlib.suppress(ServeAppError):
-            self.quota.on_close_session(f"t0 {name}", self.now)
+            self.quota.queue.close_session(f"t0 {name}", self.now)
         self.store()
 
     # The network
@@ -368,8 +370,8 @@ class World(WorldChecks):
         self.wait(0.6)
         self.quota.queue.session_admission.take_outcomes()
         self.settle(4)
-        for session in self.quota.sessions.all(self.now):
-            self.quota.on_renew_session(session.session_id, self.now)
+        for session in self.quota.sessions.all():
+            self.quota.sessions.renew(session.session_id, self.now)
         self.settle(2)
         opened = {one.lease for one in self.quota.sessions.open_sessions()}
         for router in self.routers.values():
@@ -378,7 +380,7 @@ class World(WorldChecks):
             *self.quota.queue.session_admission.waiting(),
             *(one.request for one in self.quota.sessions.open_sessions()),
         ]:
-            self.quota.on_close_session(one.session_id, self.now)
+            self.quota.queue.close_session(one.session_id, self.now)
         for _ in range(200):
             self.settle(2)
             for name, router in self.routers.items():

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from serve_app.core.memory import Hold
-from serve_app.engine import measured_memory as measured
-from serve_app.engine.measured_memory import MemoryMeter, memory_meter
+from serve_app.engine import memory_grant
+from serve_app.engine.memory_grant import MemoryMeter
 from serve_app.system import start_ticks
 
 ME = os.getpid()
@@ -51,12 +52,12 @@ class Nvml:
 
 
 def test_without_gpus_it_is_the_resident_memory_of_all_its_processes() -> None:
-    _, (alone,) = MemoryMeter("n").measure([Hold("n/0", 1)])
+    _, (alone,) = MemoryMeter("n", gpus=False).measure([Hold("n/0", 1)])
     assert alone is not None
     assert alone > 10e6
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
-        processes, (both,) = MemoryMeter("n").measure([Hold("n/0", 1)])
+        processes, (both,) = MemoryMeter("n", gpus=False).measure([Hold("n/0", 1)])
         assert both is not None
         assert both > alone
         assert {(ME, start_ticks(ME)), (child.pid, start_ticks(child.pid))} <= set(processes)
@@ -66,14 +67,15 @@ def test_without_gpus_it_is_the_resident_memory_of_all_its_processes() -> None:
 
 
 def test_a_device_of_another_machine_is_not_measured_from_here() -> None:
-    _, measured = MemoryMeter("n").measure([Hold("n/0", 1), Hold("elsewhere/0", 1)])
+    _, measured = MemoryMeter("n", gpus=False).measure([Hold("n/0", 1), Hold("elsewhere/0", 1)])
     assert measured[0] is not None
     assert measured[1] is None
 
 
-def test_on_gpus_it_is_what_nvml_shows_of_its_processes_on_each_device() -> None:
+def test_on_gpus_it_is_what_nvml_shows_of_its_processes_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml({0: {ME: 700, 1: 9000}, 1: {ME: 300}})
-    processes, measured = MemoryMeter("n", nvml).measure(GPUS)
+    monkeypatch.setattr(memory_grant, "pynvml", nvml)
+    processes, measured = MemoryMeter("n", gpus=True).measure(GPUS)
     assert measured == (700, 300)
     assert (ME, start_ticks(ME)) in processes
     assert nvml.opened == 0
@@ -88,8 +90,9 @@ def test_on_gpus_it_is_what_nvml_shows_of_its_processes_on_each_device() -> None
         Nvml(broken=True),
     ],
 )
-def test_what_nvml_does_not_show_is_not_taken_for_nothing(nvml: Nvml) -> None:
-    measured_by = MemoryMeter("n", nvml)
+def test_what_nvml_does_not_show_is_not_taken_for_nothing(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_grant, "pynvml", nvml)
+    measured_by = MemoryMeter("n", gpus=True)
     for _ in range(2):
         processes, measured = measured_by.measure(GPUS)
         assert measured == (None, None)
@@ -97,21 +100,22 @@ def test_what_nvml_does_not_show_is_not_taken_for_nothing(nvml: Nvml) -> None:
     assert nvml.opened == 0
 
 
-def test_before_anything_is_granted_there_is_nothing_to_measure() -> None:
-    assert MemoryMeter("n", Nvml(broken=True)).measure([])[1] == ()
+def test_before_anything_is_granted_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_grant, "pynvml", Nvml(broken=True))
+    assert MemoryMeter("n", gpus=True).measure([])[1] == ()
 
 
 def test_without_a_driver_an_engine_on_gpus_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> None:
-        raise measured.pynvml.NVMLError(measured.pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
-    monkeypatch.setattr(measured.pynvml, "nvmlInit", no_driver)
-    assert memory_meter("n", gpus=True).measure(GPUS)[1] == (None, None)
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    assert MemoryMeter("n", gpus=True).measure(GPUS)[1] == (None, None)
 
 
 def test_nvml_is_asked_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "pynvml", Nvml({0: {ME: 5}, 1: {ME: 6}}))
-    assert memory_meter("n", gpus=True).measure(GPUS)[1] == (5, 6)
-    (resident,) = memory_meter("n", gpus=False).measure([Hold("n/0", 1)])[1]
+    monkeypatch.setattr(memory_grant, "pynvml", Nvml({0: {ME: 5}, 1: {ME: 6}}))
+    assert MemoryMeter("n", gpus=True).measure(GPUS)[1] == (5, 6)
+    (resident,) = MemoryMeter("n", gpus=False).measure([Hold("n/0", 1)])[1]
     assert resident is not None
     assert resident > 10e6

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.cluster.local import pending_reasons
-from serve_app.engine import placement
+from serve_app.cluster.local import wait_reasons
+from serve_app.engine.engine_args import placement
 from serve_app.names import APPLICATION
 from serve_app.settings.settings import ModelSettings
 
@@ -30,8 +30,12 @@ def details(replicas: Sequence[tuple[str, str | None]], status: str = "UPDATING"
     return {"applications": {APPLICATION: {"deployments": {"engine-m": {"status": status, "replicas": made}}}}}
 
 
+def told(seen: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, str]:
+    return wait_reasons.reasons(wait_reasons.unplaced(seen, APPLICATION), groups, [node(1)])
+
+
 @pytest.mark.parametrize(
-    ("model", "nodes", "told"),
+    ("model", "nodes", "reason"),
     [
         (
             {"tensor_parallel_size": 4},
@@ -62,26 +66,26 @@ def details(replicas: Sequence[tuple[str, str | None]], status: str = "UPDATING"
     ],
 )
 def test_what_is_needed_is_told_with_what_there_is(
-    model: dict[str, Any], nodes: list[dict[str, Any]], told: str
+    model: dict[str, Any], nodes: list[dict[str, Any]], reason: str
 ) -> None:
-    assert pending_reasons.wait_reason(group(**model), nodes) == told
+    assert wait_reasons.wait_reason(group(**model), nodes) == reason
 
 
 def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
     one = details([("r1", None), ("r2", "node")])
-    assert pending_reasons.has_unplaced(one, APPLICATION)
-    found = pending_reasons.reasons(one, APPLICATION, [group("r1"), group("r2"), group("other")], [node(1)])
+    assert wait_reasons.unplaced(one, APPLICATION) == {"engine-m": ["r1"]}
+    found = told(one, [group("r1"), group("r2"), group("other")])
     assert found == {"engine-m": "1 replica waits for 1 GPU and 1 CPU on one node, which are not free"}
     two = details([("r1", None), ("r2", None)])
-    found = pending_reasons.reasons(two, APPLICATION, [group("r1"), group("r2")], [node(1)])
+    found = told(two, [group("r1"), group("r2")])
     assert found["engine-m"].startswith("2 replicas wait for 1 GPU")
 
 
 def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
-    assert not pending_reasons.has_unplaced(details([("r1", "node")]), APPLICATION)
-    assert not pending_reasons.has_unplaced(details([("r1", None)], status="DEPLOY_FAILED"), APPLICATION)
-    assert not pending_reasons.has_unplaced(details([]), "another application")
+    assert wait_reasons.unplaced(details([("r1", "node")]), APPLICATION) == {}
+    assert wait_reasons.unplaced(details([("r1", None)], status="DEPLOY_FAILED"), APPLICATION) == {}
+    assert wait_reasons.unplaced(details([]), "another application") == {}
 
 
 def test_a_replica_without_bundles_leaves_serves_own_message() -> None:
-    assert pending_reasons.reasons(details([("r1", None)]), APPLICATION, [], [node(1)]) == {}
+    assert told(details([("r1", None)]), []) == {}

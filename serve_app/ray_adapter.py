@@ -1,8 +1,10 @@
-"""The only module that uses Ray Serve's private and alpha interfaces (2.60.0).
+"""Every private or alpha interface of Ray Serve (2.60.0) that the application's processes use.
 
-It sends a call to a chosen replica, reports to a router which engine replicas Serve counts as running, gives each
-deployment its own version, calls all replicas of a deployment, and carries the calls of clients inside the cluster to a
-router replica.
+Decides: nothing; translates Ray's failures into the errors of `errors`.
+In: deployments, handles. Out: handles that send a call to a chosen replica and report which engine replicas Serve
+counts as running, deployments with a version of their own, calls of all replicas of a deployment, and the handle that
+carries the calls of clients inside the cluster to a router replica.
+Never: knows models or requests.
 
 Invariant: a directed call reaches the named replica or fails; no other replica ever answers it.
 """
@@ -13,6 +15,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from types import MappingProxyType
@@ -36,7 +39,7 @@ from ray.serve.deployment import Deployment
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.errors import BodyTooLarge, EngineUnreachable
+from serve_app.errors import DROPPED, NO_ROUTER, BodyTooLarge, EngineUnreachable, Unavailable
 
 REPLICA_ID = "replica_id"  # the keyword argument that names the replica of a directed call
 POPULATE_PERIOD_S = 0.05  # between checks whether Serve has sent the replicas to a new handle
@@ -51,6 +54,13 @@ NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, *CALL_ERRORS)  # of 
 T = TypeVar("T")
 
 ReplicasChanged = Callable[[frozenset[str]], None]
+
+# Options of a handle for gRPC, also from a driver.
+GRPC: dict[str, Any] = {
+    "_by_reference": False,
+    "request_serialization": "pickle",
+    "response_serialization": "pickle",
+}
 
 
 def on_fast_path() -> bool:
@@ -79,19 +89,11 @@ def pin_version(deployment: Deployment, version: str) -> Deployment:
     return deployment
 
 
-def deployment_handle(name: str, application: str) -> DeploymentHandle[Any]:
-    """The caller's own handle to a deployment that exists or will exist soon.
-
-    `serve.get_deployment_handle` keeps one handle per name: closing the handle of a removed model would also close that
-    of the same model added again.
-    """
-    return DeploymentHandle(name, application)
-
-
 class DirectedRequestRouter(RequestRouter):
     """Serve's request router for engine deployments: each call names its replica."""
 
     by_name: Mapping[str, RunningReplica] = MappingProxyType({})
+    listener: ReplicasChanged | None = None
 
     async def choose_replicas(
         self,
@@ -113,14 +115,12 @@ class DirectedRequestRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         self.by_name = {replica.replica_id.unique_id: replica for replica in replicas}
-        listener: ReplicasChanged | None = getattr(self, "listener", None)
-        if listener is not None:
-            listener(self.replica_names)
+        if self.listener is not None:
+            self.listener(self.replica_names)
 
 
 class Handle(Protocol):
-    """How a router reaches the replicas of one engine deployment: `serve_app.transport.tcp.TcpHandle`, or a
-    test's handle."""
+    """How a router calls the replicas of one engine deployment: `EngineHandle`, or a test's handle."""
 
     async def watch(self, listener: ReplicasChanged) -> None:
         """Call `listener`, in this event loop, with the running replicas now and after each change."""
@@ -128,17 +128,6 @@ class Handle(Protocol):
 
     async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
         """A unary call of `method` on one replica; cancelling it cancels it there."""
-        ...
-
-    async def attach(self, router_id: str, on_message: Callable[[bytes], None], *, replica_id: str) -> None:
-        """Read the channel to one replica until it ends; cancelling this ends it there.
-
-        Args:
-            on_message: called with each message (an encoded `Batch`) in the turn of the loop in which it came.
-
-        Raises:
-            CALL_ERRORS, EngineUnreachable: the channel ended, or could not be opened.
-        """
         ...
 
     async def call_any_replica(self) -> None:
@@ -155,12 +144,13 @@ class EngineHandle:
 
     Calls run in a context of their own: Serve cancels the handle calls of a request together with the request, and
     takes the transport format of a reply from the calling request; our calls must not depend on the calling request.
+
+    The handle is made here: `serve.get_deployment_handle` keeps one handle per name, so that closing the handle of a
+    removed model would also close that of the same model added again.
     """
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._unary = handle.options(
-            _by_reference=False, request_serialization="pickle", response_serialization="pickle"
-        )
+    def __init__(self, deployment: str, application: str) -> None:
+        self._unary: DeploymentHandle[Any] = DeploymentHandle(deployment, application).options(**GRPC)
         self._closed = False
 
     async def watch(self, listener: ReplicasChanged) -> None:
@@ -177,7 +167,7 @@ class EngineHandle:
         def forward(names: frozenset[str]) -> None:
             loop.call_soon_threadsafe(listener, names)
 
-        router.listener = forward  # type: ignore[attr-defined]
+        router.listener = forward
         forward(router.replica_names)
 
     async def close(self) -> None:
@@ -185,7 +175,7 @@ class EngineHandle:
         self._closed = True
         router = self._request_router()
         if router is not None:
-            router.listener = None  # type: ignore[attr-defined]
+            router.listener = None
         await self._unary.shutdown_async()
 
     def _asyncio_router(self) -> Any:
@@ -199,24 +189,16 @@ class EngineHandle:
         """A unary call of `method` on one replica; cancelling it cancels it there."""
         try:
             if self._unary._is_router_running_in_separate_loop():
-                return await self._call_by_handle(method, arguments, replica_id)
+                return await _answer(getattr(self._unary, method).remote(*arguments, **{REPLICA_ID: replica_id}))
             return await self._call_directly(method, arguments, replica_id)
         except AioRpcError as error:
             if error.code() is StatusCode.RESOURCE_EXHAUSTED:  # the request's fault, not the replica's
                 raise BodyTooLarge("the request is larger than an engine accepts", param="body") from None
             raise
 
-    async def _call_by_handle(self, method: str, arguments: tuple[Any, ...], replica_id: str) -> Any:
-        response = getattr(self._unary, method).remote(*arguments, **{REPLICA_ID: replica_id})
-        try:
-            return await response
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
-
     async def _call_directly(self, method: str, arguments: tuple[Any, ...], replica_id: str) -> Any:
-        """As `_call_by_handle` without Serve's replica choice, which takes a dozen turns of a busy event loop: uses the
-        chosen replica's wrapper directly, and maintains the handle's count of running calls as Serve does."""
+        """A call without Serve's replica choice, which takes a dozen turns of a busy event loop: uses the chosen
+        replica's wrapper directly, and maintains the handle's count of running calls as Serve does."""
         router = self._asyncio_router()
         request_router = router.request_router
         replica = None if request_router is None else request_router.by_name.get(replica_id)
@@ -239,12 +221,16 @@ class EngineHandle:
     async def call_any_replica(self) -> None:
         """Call any replica. While none runs, the call waits and Serve counts it as queued, which starts a replica;
         returns once a replica has answered. Cancelling this removes the call."""
-        response = self._unary.info.remote("")
-        try:
-            await response
-        except asyncio.CancelledError:
-            response.cancel()  # type: ignore[no-untyped-call]
-            raise
+        await _answer(self._unary.info.remote(""))
+
+
+async def _answer(response: Any) -> Any:
+    """The answer of a handle's call; cancelling this cancels the call."""
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
 
 
 class EveryReplica:
@@ -252,8 +238,11 @@ class EveryReplica:
 
     def __init__(self, deployment: str, application: str, method: str) -> None:
         self._deployment, self._application, self._method = deployment, application, method
-        # created at the first call; follows the replicas from then on
-        self._handle: DeploymentHandle[Any] | None = None
+
+    @functools.cached_property
+    def _handle(self) -> DeploymentHandle[Any]:
+        """Created at the first call; follows the replicas from then on."""
+        return DeploymentHandle(self._deployment, self._application).options(**GRPC)
 
     async def __call__(self, *arguments: Any) -> list[Coroutine[Any, Any, Any]]:
         """Call all replicas; returns their answers, to be awaited one by one. The call and the answers raise
@@ -261,10 +250,6 @@ class EveryReplica:
 
         Serve's own reading of the answers waits for the last one, which may never come.
         """
-        if self._handle is None:
-            self._handle = deployment_handle(self._deployment, self._application).options(
-                _by_reference=False, request_serialization="pickle", response_serialization="pickle"
-            )
         response = self._handle.broadcast(self._method, *arguments)
         return [result.get_async() for result in await response._fetch_replica_results_async()]
 
@@ -313,49 +298,63 @@ class IngressHandle:
 
     def __init__(self, deployment: str, application: str, method: str) -> None:
         self.loop = home_loop()
-        self._handle = deployment_handle(deployment, application)
-        self._method = method
-        self._stream: DeploymentHandle[Any] | None = None
+        self._application, self._method = application, method
+        self._handle: DeploymentHandle[Any] = DeploymentHandle(deployment, application)
         self._open_results: set[Any] = set()  # results being read
 
-    def _stream_handle(self) -> DeploymentHandle[Any]:
-        if self._stream is None:
-            self._handle._init(_run_router_in_separate_loop=False)
-            self._stream = self._handle.options(
-                method_name=self._method,
-                stream=True,
-                _by_reference=False,
-                request_serialization="pickle",
-                response_serialization="pickle",
-            )
-        return self._stream
+    @functools.cached_property
+    def _remote(self) -> Callable[..., Any]:
+        self._handle._init(_run_router_in_separate_loop=False)
+        return self._handle.options(method_name=self._method, stream=True, **GRPC).remote
 
-    async def stream(self, *arguments: Any, accept_s: float = ACCEPT_S) -> AsyncGenerator[Any, None]:
+    async def stream(self, *arguments: Any, accept_s: float | None = None) -> AsyncGenerator[Any, None]:
         """The values that the method yields; closing the iterator ends the call on the replica.
 
+        Args:
+            accept_s: time for a replica to accept the call; Serve would retry for ever. Default: `ACCEPT_S`.
+
         Raises:
-            TimeoutError: no replica accepted the call within `accept_s`; Serve would retry for ever.
+            Unavailable: no replica accepted the call, or its replica has ended; the request may have run then.
+            BodyTooLarge: more than gRPC can carry to a replica.
         """
-        response = self._stream_handle().remote(*arguments)
+        accept_s = ACCEPT_S if accept_s is None else accept_s
+        result = None
+        begun = False
+        try:
+            result = await self._accepted(arguments, accept_s)
+            self._open_results.add(result)
+            async for item in result:
+                begun = True
+                yield item
+        except TimeoutError as error:
+            message = f"no router of the application {self._application!r} took the call within {accept_s:g} s"
+            raise Unavailable(message, code=NO_ROUTER) from error
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise  # cancelled here; else it happened on the router, or on a closed client
+            raise Unavailable("the call was dropped", code=DROPPED) from None
+        except CALL_ERRORS as error:
+            if isinstance(error, AioRpcError) and error.code() is StatusCode.RESOURCE_EXHAUSTED and not begun:
+                raise BodyTooLarge("the request is larger than what a router can be handed", param="body") from None
+            what = str(error).strip().split("\n", 1)[0]
+            code = NO_ROUTER if isinstance(error, RayServeException) else DROPPED
+            raise Unavailable(f"the call did not reach its end: {what}", code=code) from error
+        finally:
+            if result is not None:
+                self._open_results.discard(result)
+                result.cancel()
+
+    async def _accepted(self, arguments: tuple[Any, ...], accept_s: float) -> Any:
+        """The result of a call that a replica has accepted."""
+        response = self._remote(*arguments)
         assigned = response._replica_result_future
         try:
             async with asyncio.timeout(accept_s):
-                result = await response._fetch_future_result_async()
+                return await response._fetch_future_result_async()
         except BaseException:
             assigned.cancel()
             assigned.add_done_callback(_cancel_assigned)  # `response.cancel()` misses one assigned in this turn
             raise
-        self._open_results.add(result)
-        try:
-            while True:
-                try:
-                    item = await result.__anext__()
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            self._open_results.discard(result)
-            result.cancel()
 
     async def close(self) -> None:
         """End the open calls, and free Serve's resources of the handle."""

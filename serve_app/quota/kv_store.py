@@ -13,6 +13,7 @@ from typing import Any
 from ray.experimental import internal_kv
 
 NAMESPACE = b"serve_app"
+PREFIX = b"quota/"  # of the actor's keys
 SALT_KEY = b"cache_salt_secret"
 QUARANTINE_PREFIX = b"aside/"  # before the key of an unreadable value
 SALT_BYTES = 32  # an HMAC-SHA256 key of full strength
@@ -34,27 +35,22 @@ class Unreadable:
 
 
 class GcsStore:
-    """Values by name under a prefix. Each call is a round trip to the GCS and raises Ray's errors if the GCS is down.
+    """The actor's values by name. Each call is a round trip to the GCS and raises Ray's errors if the GCS is down.
 
     Values are pickled: only this application writes here, and the token that protects them also permits running code.
     """
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = f"{prefix}/".encode()
-
     def put(self, name: str, value: Any) -> None:
         """Store a value; replaces an earlier one of this name."""
-        internal_kv._internal_kv_put(
-            self._prefix + name.encode(), pickle.dumps(value), overwrite=True, namespace=NAMESPACE
-        )
+        internal_kv._internal_kv_put(PREFIX + name.encode(), pickle.dumps(value), overwrite=True, namespace=NAMESPACE)
 
     def delete(self, name: str) -> None:
         """Delete a value; an unknown name changes nothing."""
-        internal_kv._internal_kv_del(self._prefix + name.encode(), namespace=NAMESPACE)
+        internal_kv._internal_kv_del(PREFIX + name.encode(), namespace=NAMESPACE)
 
     def quarantine(self, name: str) -> None:
         """Move a value, unchanged, under `QUARANTINE_PREFIX` for later inspection; an unknown name changes nothing."""
-        key = self._prefix + name.encode()
+        key = PREFIX + name.encode()
         kept = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
         if kept is not None:
             internal_kv._internal_kv_put(QUARANTINE_PREFIX + key, kept, overwrite=True, namespace=NAMESPACE)
@@ -62,10 +58,9 @@ class GcsStore:
 
     def load_all(self) -> dict[str, Any]:
         """All stored values; `Unreadable` for each one that this version of the application cannot read."""
-        names = internal_kv._internal_kv_list(self._prefix, namespace=NAMESPACE)
+        names = internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)
         found = {bytes(name): internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names}
-        size = len(self._prefix)
-        return {name[size:].decode(): _read(value) for name, value in found.items() if value is not None}
+        return {name.removeprefix(PREFIX).decode(): _read(value) for name, value in found.items() if value is not None}
 
 
 def _read(value: bytes) -> Any:
