@@ -168,7 +168,7 @@ def test_tokenizing_and_embedding_leave_receipts_and_teach_nothing() -> None:
         assert reply.status == 200
         (found,) = receipts(client)
         assert (found.outcome, found.replica_id) == (Outcome.OK, "r1")
-        assert len(client.edge.estimator) == 0
+        assert not client.edge.estimator.tenants
 
     check(scenario)
 

@@ -25,7 +25,7 @@ from serve_app.core.queue.policy import (
     QueuePolicy,
     TenantPolicy,
 )
-from serve_app.core.queue.vtc_charges import INPUT_WEIGHT, OUTPUT_WEIGHT
+from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT
 from serve_app.core.queue.wait_forecast import Backlog
 
 __all__ = [

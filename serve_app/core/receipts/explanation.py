@@ -63,39 +63,31 @@ def explain(receipt: Receipt) -> list[str]:
         _REPLAYED if receipt.outcome is Outcome.OK and not receipt.granted else _waiting(receipt),
     ]
     if receipt.refused is not None:
-        lines.append(_refusal(receipt))
+        retry_s = receipt.retry_after_s
+        told = "" if retry_s is None else f"; the client was told to retry after {_duration(retry_s)}"
+        lines.append(f"Refused ({receipt.refused.value}): {_REFUSALS[receipt.refused]}{told}.")
     if receipt.replica_id is not None:
         lines.append(_placement(receipt))
     if receipt.slo is not None:
-        lines.append(_service_level(receipt))
+        promised = [] if receipt.ttft_slo_s is None else [f"first token within {_duration(receipt.ttft_slo_s)}"]
+        promised += [] if receipt.itl_slo_s is None else [f"{_duration(receipt.itl_slo_s)} between tokens"]
+        lines.append(f"Promised {' and '.join(promised)}: {_VERDICTS[receipt.slo]}.")
     if receipt.granted or receipt.estimated_prompt or receipt.estimated_output:
         lines.append(_tokens(receipt))
     return lines
 
 
 def _waiting(receipt: Receipt) -> str:
-    ahead = [
-        f"{count} {'request' if count == 1 else 'requests'} of class {who.label}"
-        for who, count in sorted(receipt.ahead, reverse=True)
-        if count > 0
-    ]
+    ahead = [(who, count) for who, count in sorted(receipt.ahead, reverse=True) if count > 0]
     if receipt.granted and receipt.wait_s < AT_ONCE_S:
         text = "Started at once"
     else:
         text = f"Waited {_duration(receipt.wait_s)}"
         if ahead:
-            one = len(ahead) == 1 and ahead[0].startswith("1 ")
-            text += f": {' and '.join(ahead)} {'was' if one else 'were'} ahead"
+            named = " and ".join(f"{_counted(count, 'request')} of class {who.label}" for who, count in ahead)
+            text += f": {named} {'was' if sum(count for _, count in ahead) == 1 else 'were'} ahead"
     if receipt.deadline_s is not None:
         text += f"; its deadline was {_duration(receipt.deadline_s)}"
-    return text + "."
-
-
-def _refusal(receipt: Receipt) -> str:
-    assert receipt.refused is not None
-    text = f"Refused ({receipt.refused.value}): {_REFUSALS[receipt.refused]}"
-    if receipt.retry_after_s is not None:
-        text += f"; the client was told to retry after {_duration(receipt.retry_after_s)}"
     return text + "."
 
 
@@ -104,10 +96,11 @@ def _placement(receipt: Receipt) -> str:
     if receipt.route is not None:
         text += f", {_ROUTES[receipt.route]}"
     if receipt.slots > receipt.sequences:
-        what = "sequence" if receipt.sequences == 1 else "sequences"
-        text += f", in {receipt.slots} of its slots for {receipt.sequences} long {what}"
+        text += f", in {receipt.slots} of its slots for {_counted(receipt.sequences, 'long sequence')}"
     if receipt.losses:
-        text += f", after {receipt.losses} {'replica was' if receipt.losses == 1 else 'replicas were'} lost under it"
+        text += (
+            f", after {_counted(receipt.losses, 'replica')} {'was' if receipt.losses == 1 else 'were'} lost under it"
+        )
     if receipt.first_token_s is not None:
         text += f"; first token after {_duration(receipt.first_token_s)}"
     if receipt.itl_s is not None:
@@ -117,26 +110,18 @@ def _placement(receipt: Receipt) -> str:
     return text + "."
 
 
-def _service_level(receipt: Receipt) -> str:
-    assert receipt.slo is not None
-    promised = []
-    if receipt.ttft_slo_s is not None:
-        promised.append(f"first token within {_duration(receipt.ttft_slo_s)}")
-    if receipt.itl_slo_s is not None:
-        promised.append(f"{_duration(receipt.itl_slo_s)} between tokens")
-    return f"Promised {' and '.join(promised)}: {_VERDICTS[receipt.slo]}."
-
-
 def _tokens(receipt: Receipt) -> str:
-    text = (
-        f"Estimated {receipt.estimated_prompt} + {receipt.estimated_output} tokens (prompt + output, "
-        f"{_SOURCES[receipt.source]})"
-    )
+    estimated = f"{receipt.estimated_prompt} + {receipt.estimated_output}"
+    text = f"Estimated {estimated} tokens (prompt + output, {_SOURCES[receipt.source]})"
     if receipt.prompt_tokens is not None:
         text += f", used {receipt.prompt_tokens} + {receipt.output_tokens or 0}"
     if receipt.kv_token_s > 0.0:
         text += f"; held {receipt.kv_token_s:,.0f} KV token-seconds"
     return text + "."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ text of a prompt or an answer.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from serve_app.core.estimate import EstimateSource
@@ -87,10 +87,8 @@ class Receipt:
 
     def to_json_fields(self) -> dict[str, Any]:
         """The fields as JSON values: classes by label."""
-        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        found["request_class"] = self.request_class.label
-        found["ahead"] = {who.label: count for who, count in self.ahead}
-        return found
+        ahead = {who.label: count for who, count in self.ahead}
+        return asdict(self) | {"request_class": self.request_class.label, "ahead": ahead}
 
 
 class Receipts:
@@ -102,17 +100,15 @@ class Receipts:
             raise ValueError(f"limit is {limit}")
         self._limit = limit
         self.kept: OrderedDict[str, Receipt] = OrderedDict()
-        self.by_client: dict[str, str] = {}  # the latest request id by client id
-
-    def __len__(self) -> int:
-        return len(self.kept)
+        self.by_client: dict[str, Receipt] = {}  # the latest receipt by client id
 
     def add(self, receipt: Receipt) -> None:
         """Keep a receipt; it replaces one with the same id."""
-        self._forget(self.kept.pop(receipt.request_id, None))
+        if receipt.request_id in self.kept:
+            self._forget(self.kept.pop(receipt.request_id))
         self.kept[receipt.request_id] = receipt
         if receipt.client_id:
-            self.by_client[receipt.client_id] = receipt.request_id
+            self.by_client[receipt.client_id] = receipt
         if len(self.kept) > self._limit:
             self._forget(self.kept.popitem(last=False)[1])
 
@@ -120,12 +116,8 @@ class Receipts:
         """Find by our id, the OpenAI object's id, or the client's. None: there was none, or it is no longer kept."""
         wanted = request_id[:MAX_TEXT_CHARS]
         bare = next((wanted.removeprefix(one) for one in OBJECT_PREFIXES if wanted.startswith(one)), wanted)
-        for name in (wanted, bare, self.by_client.get(wanted, "")):
-            if (found := self.kept.get(name)) is not None:
-                return found
-        return None
+        return self.kept.get(wanted) or self.kept.get(bare) or self.by_client.get(wanted)
 
-    def _forget(self, receipt: Receipt | None) -> None:
-        client_id = None if receipt is None else receipt.client_id
-        if receipt is not None and client_id and self.by_client.get(client_id) == receipt.request_id:
-            del self.by_client[client_id]
+    def _forget(self, receipt: Receipt) -> None:
+        if receipt.client_id and self.by_client.get(receipt.client_id) is receipt:
+            del self.by_client[receipt.client_id]
