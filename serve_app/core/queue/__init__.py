@@ -15,6 +15,7 @@ from serve_app.core.queue.events import (
     QueueStatus,
     RefusalReason,
     Refuse,
+    WaitReason,
     refusal_error,
 )
 from serve_app.core.queue.policy import (
@@ -49,5 +50,6 @@ __all__ = [
     "Refuse",
     "ReplicaStart",
     "TenantPolicy",
+    "WaitReason",
     "refusal_error",
 ]

@@ -30,7 +30,7 @@ from collections import Counter
 from dataclasses import replace
 
 from serve_app.core.queue.cold_start import ReplicaStart
-from serve_app.core.queue.events import Action, Arrival, Grant, QueueStatus, RefusalReason, Refuse
+from serve_app.core.queue.events import Action, Arrival, Grant, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.queue.policy import QueuePolicy
 from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT, Scheduler
 from serve_app.core.queue.snapshot import Snapshot, snapshot
@@ -73,6 +73,10 @@ class Admission:
             self._replica_start.begin(self._now)
         actions += self._grant_all()
         if request_id in self.queue.by_id:
+            if self._no_slots_since is not None:
+                waiting.waits_for = WaitReason.NO_REPLICA
+            elif waiting.waits_for is None:
+                waiting.waits_for = WaitReason.SLOTS if self._is_first(waiting) else WaitReason.TURN
             actions += self._enforce_bounds(waiting)
         return actions
 
@@ -248,7 +252,8 @@ class Admission:
         grants: list[Action] = []
         while (taken := self.scheduler.grant_next()) is not None:
             waiting, replica_id = taken
-            grants.append(Grant(waiting.arrival.request_id, replica_id, self._now - waiting.arrived_s))
+            waited_s = self._now - waiting.arrived_s
+            grants.append(Grant(waiting.arrival.request_id, replica_id, waited_s, waiting.waits_for))
         return grants
 
     def _enforce_bounds(self, waiting: QueuedRequest) -> list[Action]:
@@ -265,8 +270,8 @@ class Admission:
 
     def _late_reason(self, waiting: QueuedRequest) -> RefusalReason | None:
         """Why, by the forecast, a request that has just arrived cannot start in time; None: it can."""
-        level, deadline = waiting.arrival.request_class, waiting.arrival.deadline
-        if sum(class_queue.size for class_queue in self.queue.class_queues[level:]) == 1:
+        deadline = waiting.arrival.deadline
+        if self._is_first(waiting):
             return None  # it takes the next free slot, whenever that is; if it is refused, a lower class gets the slot
         wait_s = self.forecast.newest_wait_s(waiting)
         if wait_s is None:
@@ -275,6 +280,10 @@ class Admission:
         if deadline is not None and start > deadline:
             return RefusalReason.DEADLINE
         return RefusalReason.TIMEOUT if start > waiting.arrived_s + self.scheduler.policy.max_wait_s else None
+
+    def _is_first(self, arrived: QueuedRequest) -> bool:
+        """Whether an arrival is the only waiting request of its class and above."""
+        return sum(one.size for one in self.queue.class_queues[arrived.arrival.request_class :]) == 1
 
     def _after_replica_change(self, is_new: bool) -> list[Action]:
         if self.capacity.slots:

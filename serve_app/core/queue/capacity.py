@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serve_app.core.queue.events import Arrival, PlacementConstraint
+from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.types import RequestClass
 
@@ -126,6 +126,18 @@ class Capacity:
         if tokens > self.most_free_tokens:
             return False
         return (slots == 1 and where is None) or self._find(slots, tokens, where) is not None
+
+    def shortage(self, slots: int, tokens: int, where: PlacementConstraint | None) -> WaitReason:
+        """Why `fits` is False. O(replicas)."""
+        only, avoid = where or ANYWHERE
+        enough_slots = {name: replica for name, replica in self.replicas.items() if replica.free >= slots}
+        with_room = {name for name, replica in enough_slots.items() if replica.kv_free >= tokens}
+        allowed = {name for name in with_room if only in (None, name) and name not in avoid}
+        if allowed:
+            return WaitReason.HELD_BACK if allowed & self._held_back else WaitReason.KV_DEBT
+        if with_room:
+            return WaitReason.PLACEMENT
+        return WaitReason.KV_TOKENS if enough_slots else WaitReason.SLOTS
 
     def set_replica(
         self, replica_id: str, slots: int, kv_tokens: int | None, used_elsewhere: tuple[int, int], session_kv: int

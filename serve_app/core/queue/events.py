@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serve_app.errors import BadRequest, Overloaded, ServeAppError, Unavailable
 from serve_app.types import RequestClass
@@ -86,6 +86,21 @@ class RefusalReason(enum.StrEnum):
     SESSIONS = "sessions"  # it waited the longest wait, and no replica had enough KV tokens beside its sessions
 
 
+class WaitReason(enum.StrEnum):
+    """What a request waited for: the last cause that was found when it was first in its class, else its turn."""
+
+    TURN = "turn"  # other requests of its class or above
+    SLOTS = "slots"  # free slots on a replica that has enough KV tokens, if any has
+    KV_TOKENS = "kv_tokens"  # free KV tokens on a replica with enough free slots
+    PLACEMENT = "placement"  # free capacity on the replicas that it may run on; others had some
+    KV_DEBT = "kv_debt"  # the replicas with room were closed: requests there needed more KV tokens than estimated
+    HELD_BACK = "held_back"  # the replica with room was held back for a larger request
+    GUARD_SLOTS = "guard_slots"  # the free slots are kept for higher classes
+    NO_REPLICA = "no_replica"  # the first replica
+    SESSION = "session"  # the slot of its session, which another request of the session used
+    QUOTA_ACTOR = "quota_actor"  # the quota actor, which did not answer
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The request may run on this replica; its slots and KV tokens stay taken until `on_done` or `on_cancel`."""
@@ -93,6 +108,7 @@ class Grant:
     request_id: str
     replica_id: str
     waited_s: float
+    waited_for: WaitReason | None = field(default=None, compare=False)  # an explanation; None: it did not wait
 
 
 @dataclass(frozen=True, slots=True)

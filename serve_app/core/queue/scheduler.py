@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.drain_rate import GUARDED_FROM, DrainRate, guard_slots
-from serve_app.core.queue.events import Arrival
+from serve_app.core.queue.events import Arrival, WaitReason
 from serve_app.core.queue.policy import QueuePolicy
 from serve_app.core.queue.queue import RequestQueue
 from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
@@ -153,10 +153,13 @@ class Scheduler:
                 keeping.add(level)
         for level, head in heads:
             if only_guard_slots_free and level < GUARDED_FROM:
+                head.waits_for = WaitReason.GUARD_SLOTS
                 continue
             capacity.set_asking_class(level)
             if capacity.fits(*head.need):
                 return head, False
+            if head.waits_for in (None, WaitReason.TURN):
+                head.waits_for = capacity.shortage(*head.need)
             if level not in keeping:
                 capacity.hold_back(*head.need)
             most_free = capacity.most_free_slots

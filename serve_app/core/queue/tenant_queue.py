@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serve_app.core.keyed_heap import Key
-from serve_app.core.queue.events import Arrival, PlacementConstraint
+from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 
 # Slots, KV tokens, and the replicas that are allowed: what a request needs of one replica.
 Need = tuple[int, int, PlacementConstraint | None]
@@ -35,6 +35,7 @@ class QueuedRequest:
     need: Need = field(init=False)
     size: SizeClass = field(init=False)
     order_key: tuple[float, int] = field(init=False)
+    waits_for: WaitReason | None = None  # None: not known yet
 
     def __post_init__(self) -> None:
         placement = self.arrival.placement

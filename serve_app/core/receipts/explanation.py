@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.core.estimate import EstimateSource
-from serve_app.core.queue import RefusalReason
+from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.receipts import Receipt
 from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.routing import Route
@@ -29,6 +29,18 @@ _REFUSALS = {
     RefusalReason.NO_REPLICA: "no replica could serve",
     RefusalReason.TOO_LARGE: "it needed more sequences or tokens than any replica has",
     RefusalReason.SESSIONS: "sessions held the KV tokens that it needed during the longest wait allowed",
+}
+_WAITS = {
+    WaitReason.TURN: "other requests had their turn first",
+    WaitReason.SLOTS: "no replica had enough free slots",
+    WaitReason.KV_TOKENS: "no replica with free slots had enough free KV tokens",
+    WaitReason.PLACEMENT: "the replicas that it could run on had nothing free; others had",
+    WaitReason.KV_DEBT: "replicas with room were closed to it, as requests there needed more KV tokens than estimated",
+    WaitReason.HELD_BACK: "the replica with room was held back for a larger request",
+    WaitReason.GUARD_SLOTS: "the free slots were kept for higher classes",
+    WaitReason.NO_REPLICA: "no replica ran yet",
+    WaitReason.SESSION: "another request of its session ran",
+    WaitReason.QUOTA_ACTOR: "the quota actor did not answer",
 }
 _REPLAYED = "Answered with the stored answer of the first request of its Idempotency-Key; nothing ran."
 _ROUTES = {
@@ -86,6 +98,8 @@ def _waiting(receipt: Receipt) -> str:
         if ahead:
             named = " and ".join(f"{_counted(count, 'request')} of class {who.label}" for who, count in ahead)
             text += f": {named} {'was' if sum(count for _, count in ahead) == 1 else 'were'} ahead"
+        if receipt.waited_for is not None:
+            text += f"; {_WAITS[receipt.waited_for]}"
     if receipt.deadline_s is not None:
         text += f"; its deadline was {_duration(receipt.deadline_s)}"
     return text + "."

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from serve_app.core.estimate import EstimateSource
-from serve_app.core.queue import RefusalReason
+from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.routing import Route
 from serve_app.types import Outcome, RequestClass
@@ -31,6 +31,7 @@ class Receipt:
             attempts count.
         granted: whether it was ever granted.
         ahead: requests of its class and above, of all tenants, that waited when it arrived, by class.
+        waited_for: what kept it waiting in the queue before its last grant; None: nothing, or it was not granted.
         client_id: the id that the client (`X-Request-Id`) or HAProxy gave it; need not be unique.
         first_token_s: until the first token; None: there was none.
         total_s: until the end.
@@ -56,6 +57,7 @@ class Receipt:
     total_s: float
     granted: bool = False
     ahead: tuple[tuple[RequestClass, int], ...] = ()
+    waited_for: WaitReason | None = None
     first_token_s: float | None = None
     replica_id: str | None = None
     route: Route | None = None
