@@ -6,7 +6,7 @@ Never: leaves a process behind; all of an instance's processes carry its mark.
 """
 
 from serve_app.cluster.local.cluster import TERM_GRACE_S, LocalCluster, clean_up
-from serve_app.cluster.local.node import LOOPBACK, LOOPBACK_ENVIRONMENT, driver_environment
+from serve_app.cluster.local.node import LOOPBACK, LOOPBACK_ENVIRONMENT
 from serve_app.cluster.local.ports import require_free
 from serve_app.cluster.local.remote_driver import SHUTDOWN_QUESTION_S, RemoteDriver, ask
 from serve_app.cluster.local.state import (
@@ -36,7 +36,6 @@ __all__ = [
     "ask",
     "clean_up",
     "driver",
-    "driver_environment",
     "make_private",
     "read_text",
     "require_free",
