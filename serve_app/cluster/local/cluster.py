@@ -24,7 +24,6 @@ from serve_app.cluster.local import node
 from serve_app.cluster.local.ports import require_free, reserved_block
 from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState, read_text
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import APPLICATION
 from serve_app.system import Listener, await_start, end_marked, listening_ports, marked, spawn, start_ticks
 
 SUPERVISOR = "serve_app.cluster.local.supervisor"
@@ -141,7 +140,6 @@ class LocalCluster:
             "environment": self.environment(),
             "application": dict(entry),
             "serve": self.instance.serve_options(),
-            "name": APPLICATION,
             "models": list(self.instance.models),
         }
 
@@ -156,9 +154,8 @@ class LocalCluster:
     def stop(self) -> None:
         """Stop the cluster; no effect if nothing is left."""
         if self._supervisor is not None:
-            self._close_pipe(self._supervisor)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._supervisor.wait(SUPERVISOR_STOP_S)
+                self._supervisor.communicate(timeout=SUPERVISOR_STOP_S)  # closes the pipe, which ends it
         self.kill()
         _forget(self.state, self.instance)
         self._resources.close()
@@ -168,14 +165,7 @@ class LocalCluster:
         """End every process of this cluster now."""
         end_marked(self.mark, 0.0)
         if self._supervisor is not None:
-            self._close_pipe(self._supervisor)
-            self._supervisor.wait()
-
-    @staticmethod
-    def _close_pipe(supervisor: subprocess.Popen[bytes]) -> None:
-        """Close the pipe, which ends the supervisor."""
-        assert supervisor.stdin is not None
-        supervisor.stdin.close()
+            self._supervisor.communicate()
 
     def _start(self, extra_environment: Mapping[str, str], num_cpus: int | None, dashboard: bool) -> None:
         """Start Ray under its supervisor, again after a transient error."""
