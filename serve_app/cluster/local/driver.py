@@ -18,7 +18,7 @@ from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID
-from ray.serve.context import _disconnect, _get_global_client  # private, see `details`
+from ray.serve.context import _disconnect, _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 from ray.util import placement_group_table
@@ -120,25 +120,30 @@ def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | 
     Raises:
         RuntimeError: Serve refuses it; nothing has changed then.
     """
-    options = deployment_config([], **serve_options)
-    serve.start(http_options=options.get("http_options"), proxy_location=options.get("proxy_location"))
-    client = _get_global_client()
+    config = deployment_config([], **serve_options)
+    serve.start(http_options=config.get("http_options"), proxy_location=config.get("proxy_location"))
+    client = _client()
     details = client.get_serve_details()
-    config = deployment_config(with_other_applications(entry, details), **serve_options)
+    config["applications"] = with_other_applications(entry, details)
     client.deploy_apps(ServeDeploySchema.model_validate(config))
     return status.declared(details, entry["name"])
 
 
 def details() -> dict[str, Any]:
-    """The details of all applications from Serve's controller; the only source of replica ids and nodes without Ray's
-    dashboard. Raises RayServeException: Serve was never started."""
-    return _get_global_client().get_serve_details()  # type: ignore[no-any-return]
+    """The details of all applications from Serve's controller."""
+    return _client().get_serve_details()  # type: ignore[no-any-return]
+
+
+def _client() -> Any:
+    """Serve's client; private, and the only source of replica ids and nodes without Ray's dashboard. Raises
+    RayServeException: Serve was never started."""
+    return _get_global_client()
 
 
 def application_status(models: Sequence[str], name: str) -> dict[str, Any]:
     """The application's state, as of `serve_app.cluster.local.status.describe`."""
     try:
-        client = _get_global_client()
+        client = _client()
     except RayServeException:
         return status.describe(NO_DETAILS, models, name)  # Serve was never started
     details = client.get_serve_details()
@@ -175,7 +180,7 @@ def _reported_series(client: Any, details: Mapping[str, Any], name: str) -> stat
 def shut_down() -> None:
     """End Serve and its replicas within SERVE_SHUTDOWN_S, and disconnect."""
     try:
-        _get_global_client().shutdown(timeout_s=SERVE_SHUTDOWN_S)  # serve.shutdown() is the same with 30 s
+        _client().shutdown(timeout_s=SERVE_SHUTDOWN_S)  # serve.shutdown() is the same with 30 s
         # It outlives the application, and the next application may need other settings of it.
         with contextlib.suppress(ValueError, RayError):  # there is no actor, or Ray has ended
             ray.kill(_quota_actor())
