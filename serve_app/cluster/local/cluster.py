@@ -154,8 +154,9 @@ class LocalCluster:
     def stop(self) -> None:
         """Stop the cluster; no effect if nothing is left."""
         if self._supervisor is not None:
+            self._close_pipe(self._supervisor)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._supervisor.communicate(timeout=SUPERVISOR_STOP_S)  # closes the pipe, which ends it
+                self._supervisor.wait(SUPERVISOR_STOP_S)
         self.kill()
         _forget(self.state, self.instance)
         self._resources.close()
@@ -165,7 +166,14 @@ class LocalCluster:
         """End every process of this cluster now."""
         end_marked(self.mark, 0.0)
         if self._supervisor is not None:
-            self._supervisor.communicate()
+            self._close_pipe(self._supervisor)
+            self._supervisor.wait()
+
+    @staticmethod
+    def _close_pipe(supervisor: subprocess.Popen[bytes]) -> None:
+        """Close the pipe, which ends the supervisor."""
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
 
     def _start(self, extra_environment: Mapping[str, str], num_cpus: int | None, dashboard: bool) -> None:
         """Start Ray under its supervisor, again after a transient error."""
