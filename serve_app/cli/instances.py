@@ -50,7 +50,7 @@ def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:
     if order is None or (_supervised(instance) and state.read_status() is None):
         return nothing
     try:
-        return nothing | (ask(order) or {})
+        return nothing | ask(order)
     except Unavailable as error:
         return nothing | {"state": "unreachable", "message": error.message}
 
