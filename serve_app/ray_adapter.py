@@ -19,7 +19,7 @@ import functools
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from grpc import StatusCode
 from grpc.aio import AioRpcError
@@ -119,28 +119,8 @@ class DirectedRequestRouter(RequestRouter):
             self.listener(self.replica_names)
 
 
-class Handle(Protocol):
-    """How a router calls the replicas of one engine deployment: `EngineHandle`, or a test's handle."""
-
-    async def watch(self, listener: ReplicasChanged) -> None:
-        """Call `listener`, in this event loop, with the running replicas now and after each change."""
-        ...
-
-    async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
-        """A unary call of `method` on one replica; cancelling it cancels it there."""
-        ...
-
-    async def call_any_replica(self) -> None:
-        """A call that any replica answers; waits for the first replica."""
-        ...
-
-    async def close(self) -> None:
-        """Stop following the replica set, and free Serve's resources of the handle."""
-        ...
-
-
-class EngineHandle:
-    """A deployment handle whose calls name the replica they go to.
+class Handle:
+    """How a router calls the replicas of one engine deployment: each call names the replica it goes to.
 
     Calls run in a context of their own: Serve cancels the handle calls of a request together with the request, and
     takes the transport format of a reply from the calling request; our calls must not depend on the calling request.

@@ -13,6 +13,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError
 
 from serve_app.engine import deployment
+from serve_app.ray_adapter import Handle
 from serve_app.settings import ModelSettings
 from serve_app.transport import TcpServer
 
@@ -30,9 +31,8 @@ class _Engine(deployment.EngineReplica):
         await deployment.EngineReplica.__del__(self)
 
 
-class NearEngines:
-    """The replicas of one model, and the handle of the one router that uses them
-    (`serve_app.ray_adapter.Handle`)."""
+class NearEngines(Handle):
+    """The replicas of one model, and the handle of the one router that uses them."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings

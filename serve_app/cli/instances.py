@@ -20,7 +20,6 @@ from serve_app.cluster.local import (
     clean_up,
 )
 from serve_app.errors import Unavailable
-from serve_app.names import APPLICATION
 from serve_app.system import ask_to_end, end_marked, marked, start_ticks
 
 STATUS_FRESH_S = 12.0  # `up` writes its state every 5 s; if it is older than this, Serve is asked
@@ -51,7 +50,7 @@ def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:
     if order is None or (_supervised(instance) and state.read_status() is None):
         return nothing
     try:
-        return nothing | (ask(order) or {})
+        return nothing | ask(order)
     except Unavailable as error:
         return nothing | {"state": "unreachable", "message": error.message}
 
@@ -59,8 +58,7 @@ def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:
 def _order(what: str, state: InstanceState, instance: Instance) -> dict[str, Any] | None:
     """An order to a driver; None: Ray has not started."""
     environment = state.driver_environment(instance)
-    order = {"do": what, "environment": environment, "models": list(instance.models), "name": APPLICATION}
-    return None if environment is None else order
+    return None if environment is None else {"do": what, "environment": environment, "models": list(instance.models)}
 
 
 def show(found: dict[str, Any], console: Console) -> None:

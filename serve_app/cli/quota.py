@@ -28,7 +28,7 @@ def ask_actor(what: str, environment: Mapping[str, str], **options: Any) -> dict
         Unavailable: no cluster answers there, or it has no quota actor.
     """
     answer = ask({"do": what, "environment": dict(environment), **options})
-    if answer is None:
+    if not answer:
         raise Unavailable("the cluster did not answer", code="not_running")
     return answer
 

@@ -24,7 +24,6 @@ from serve_app.cluster.local import (
     Instance,
     InstanceState,
     driver,
-    driver_environment,
 )
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import APPLICATION, ROUTER
@@ -101,13 +100,14 @@ def _environment_of(address: str) -> dict[str, str]:
 def _instance_environment(name: str) -> dict[str, str]:
     state = InstanceState(name)
     running = _running(state)
-    if running is None:
+    environment = None if running is None else state.driver_environment(running)
+    if environment is None:
         raise ConfigError(
             f"no instance {name!r} runs on this machine: start one (`make serve`), or say where the cluster is "
             f"(`address=`, or {ADDRESS_VARIABLE} in the environment)",
             param="instance",
         )
-    return driver_environment(running.address, state.token() or "", running.mark)
+    return environment
 
 
 def _running(state: InstanceState) -> Instance | None:

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 import ray.util
 
-from serve_app.engine import environment, grant_request, rank_layout
+from serve_app.engine import environment, rank_layout
+from serve_app.engine.grant_request import GrantRequest
 from serve_app.engine.memory_grant import MemoryGrant
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.names import ONGOING
@@ -104,23 +105,18 @@ class EngineReplica:
 
     async def _obtain(self, quota: QuotaSettings) -> MemoryGrant:
         """Wait for this engine's memory and its turn to load, and size the engine to its grant."""
-        settings, platform = self._settings, environment.platform()
-        ranks = grant_request.ranks_of_this_replica(settings, platform, self._layout.nodes)
+        request = GrantRequest(self._settings, environment.platform(), QuotaActor(quota))
+        ranks = request.ranks(self._layout.nodes)
         loop = asyncio.get_running_loop()
 
         def drain() -> None:
             loop.call_soon_threadsafe(self.drain)
 
-        actor = QuotaActor(quota)
-        devices = grant_request.DeviceSizes(actor, settings, platform)
-        grant = grant_request.grant_of_this_replica(
-            settings, actor, platform, ranks, devices, self._on_grant_lost, drain
-        )
-        holds = await grant.obtain(quota.wait_s)
-        grant_request.restrict_to_device(settings, platform, holds[0])
-        together = settings.ranks // len(ranks)
-        whole_bytes = await asyncio.to_thread(devices.total_bytes, holds[0].on)
-        self._settings = grant_request.with_granted_memory(settings, platform, holds, together, whole_bytes)
+        grant = request.grant(ranks, self._on_grant_lost, drain)
+        hold = (await grant.obtain(quota.wait_s))[0]
+        request.restrict_to_device(hold)
+        together = self._settings.ranks // len(ranks)
+        self._settings = await asyncio.to_thread(request.granted_settings, hold, together)
         return grant
 
     def drain(self) -> None:

@@ -68,7 +68,7 @@ def cpu_environment(cores: Sequence[int], ranks: int) -> dict[str, str]:
     return environment
 
 
-def prepare(ranks: int, max_sequences: int) -> Platform:
+def prepare(ranks: int, max_sequences: int) -> None:
     """Set this process's environment for an engine of `ranks` ranks; call before vLLM is imported. Variables that the
     operator has set take precedence.
 
@@ -76,13 +76,11 @@ def prepare(ranks: int, max_sequences: int) -> Platform:
         max_sequences: of one request. The router's bound is usually lower; a request above the batch's size is never
             granted.
     """
-    here = platform()
     wanted = common_environment(max_sequences)
-    if here == "cpu":
+    if platform() == "cpu":
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # in whole GiB; would override the bytes of our settings
         # Ray sets OMP_NUM_THREADS to the actor's CPUs; ours follows the binding instead
         os.environ.pop("OMP_NUM_THREADS", None)
         wanted |= cpu_environment(sorted(os.sched_getaffinity(0)), ranks)
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
-    return here

@@ -19,8 +19,8 @@ from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
 from serve_app.quota import AWAY, QuotaActor, kv_store
 from serve_app.ray_adapter import (
-    EngineHandle,
     EveryReplica,
+    Handle,
     in_fresh_context,
     on_fast_path,
 )
@@ -50,8 +50,8 @@ class RouterReplica:
                 "RAY_SERVE_THROUGHPUT_OPTIMIZED=1 in the environment of `ray start` (about three times the throughput)"
             )
 
-        def connect(model: ModelSettings) -> EngineHandle:
-            return EngineHandle(deployment_of(model.name), replica.app_name)
+        def connect(model: ModelSettings) -> Handle:
+            return Handle(deployment_of(model.name), replica.app_name)
 
         self._config = config
         self._metrics = RouterMetrics()

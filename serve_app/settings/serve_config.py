@@ -65,12 +65,8 @@ def deployment_config(
 ) -> dict[str, Any]:
     """The whole of Serve's configuration. What is None is left as the running Serve has it, or to Serve's defaults."""
     http = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    config: dict[str, Any] = {"applications": applications}
-    if proxy_location is not None:
-        config["proxy_location"] = proxy_location
-    if http:
-        config["http_options"] = http
-    return config
+    given = {"proxy_location": proxy_location, "http_options": http}
+    return {"applications": applications} | {name: value for name, value in given.items() if value}
 
 
 def with_other_applications(application_entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:

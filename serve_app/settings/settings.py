@@ -260,8 +260,7 @@ def load(path: str | os.PathLike[str]) -> Settings:
         raise ConfigError(f"{path}: {error.strerror}", param="config") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}", param="config") from None
-    if data is None:
-        data = {}
+    data = {} if data is None else data
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a mapping is wanted at the top, found {type(data).__name__}", param="config")
     try:

@@ -87,7 +87,7 @@ def instance(ray: Ray, listener: str, tmp_path: Path) -> Iterator[InstanceState]
     key_file = tmp_path / "key"
     key_file.write_text(f"{KEY}\n")
     state.write(Instance("default", "mark", "", "127.0.0.1", 1, address=listener, api_key_file=str(key_file)))
-    assert state.token() == token
+    assert state.token_file.read_text() == token
     yield state
     state.release()
 
@@ -97,7 +97,7 @@ def test_a_fresh_process_joins_what_make_serve_runs(ray: Ray, instance: Instance
     assert found.openai.api_key == KEY
     assert ray.joined is not None
     assert ray.joined["RAY_ADDRESS"] == listener
-    assert ray.joined["RAY_AUTH_TOKEN"] == instance.token()
+    assert ray.joined["RAY_AUTH_TOKEN"] == instance.token_file.read_text()
     level = logging.getLogger("ray.serve").level
     assert level >= logging.WARNING, "Serve writes about its insides"
     found.close()

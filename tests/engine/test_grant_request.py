@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from serve_app.core.memory import Rank
+from serve_app.core.memory import Hold, Rank
 from serve_app.engine import grant_request
-from serve_app.engine.grant_request import DeviceSizes, ranks_of_this_replica
+from serve_app.engine.grant_request import GrantRequest
+from serve_app.engine.memory_size import GIB
 from serve_app.settings.settings import ModelSettings
 
 
@@ -23,7 +25,8 @@ def ray_gave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ranks(*nodes: str, platform: Any = "gpu", **settings: Any) -> tuple[Rank, ...]:
-    return ranks_of_this_replica(ModelSettings(name="m", **settings), platform, nodes)
+    actor: Any = None
+    return GrantRequest(ModelSettings(name="m", **settings), platform, actor).ranks(nodes)
 
 
 def test_a_whole_gpu_is_the_one_that_ray_gave() -> None:
@@ -63,29 +66,41 @@ class Actor:
 
 
 @pytest.fixture
-def devices() -> Callable[..., tuple[DeviceSizes, Actor]]:
-    def made(platform: Any = "gpu", away: bool = False, **settings: Any) -> tuple[DeviceSizes, Actor]:
+def request_of() -> Callable[..., tuple[GrantRequest, Actor]]:
+    def made(platform: Any = "gpu", away: bool = False, **settings: Any) -> tuple[GrantRequest, Actor]:
         actor: Any = Actor(away)
-        return DeviceSizes(actor, ModelSettings(name="m", **settings), platform), actor
+        return GrantRequest(ModelSettings(name="m", **settings), platform, actor), actor
 
     return made
 
 
-def test_the_actor_is_asked_once_for_what_the_devices_have(devices: Callable[..., tuple[DeviceSizes, Actor]]) -> None:
-    found, actor = devices()
-    assert found.smallest_bytes((Rank("a"), Rank("a"))) == 78
-    assert found.smallest_bytes((Rank("a"), Rank("b"))) == 38
-    assert found.total_bytes("a/1") == 80
-    assert found.total_bytes("c/0") is None
+def share_of(request: GrantRequest, device: str) -> float:
+    """The share of the device that vLLM is told to take, with a grant of 40."""
+    return request.granted_settings(Hold(device, 40), 1).gpu_memory_utilization
+
+
+def test_the_actor_is_asked_once_for_what_the_devices_have(
+    request_of: Callable[..., tuple[GrantRequest, Actor]], tmp_path: Path
+) -> None:
+    found, actor = request_of(path=str(tmp_path))
+    assert found.smallest_device_bytes((Rank("a"), Rank("a"))) == 78
+    assert found.smallest_device_bytes((Rank("a"), Rank("b"))) == 38
+    assert share_of(found, "a/1") == 0.5
+    assert share_of(found, "c/0") == 0.9, "nothing is known of it, and the setting holds"
     assert actor.asked == 1
 
 
-def test_nobody_is_asked_for_what_the_settings_say(devices: Callable[..., tuple[DeviceSizes, Actor]]) -> None:
-    found, actor = devices("cpu", memory_gb=1)
-    assert (found.smallest_bytes((Rank("a"),)), found.total_bytes("a/0")) == (None, None)
+def test_nobody_is_asked_for_what_the_settings_say(
+    request_of: Callable[..., tuple[GrantRequest, Actor]], tmp_path: Path
+) -> None:
+    found, actor = request_of("cpu", memory_gb=8, path=str(tmp_path))
+    assert found.smallest_device_bytes((Rank("a"),)) is None
+    assert found.granted_settings(Hold("a/0", 8 * GIB), 1).gpu_memory_utilization == 0.9
     assert actor.asked == 0
 
 
-def test_while_the_actor_is_away_nothing_is_known(devices: Callable[..., tuple[DeviceSizes, Actor]]) -> None:
-    found, _ = devices(away=True)
-    assert (found.smallest_bytes((Rank("a"),)), found.total_bytes("a/0")) == (None, None)
+def test_while_the_actor_is_away_nothing_is_known(
+    request_of: Callable[..., tuple[GrantRequest, Actor]], tmp_path: Path
+) -> None:
+    found, _ = request_of(away=True, path=str(tmp_path))
+    assert (found.smallest_device_bytes((Rank("a"),)), share_of(found, "a/0")) == (None, 0.9)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from serve_app.core.memory import Hold
 from serve_app.engine import grant_request
+from serve_app.engine.grant_request import GrantRequest
 from serve_app.engine.memory_size import (
     CPU_OVERHEAD_BYTES,
     GIB,
@@ -25,6 +28,14 @@ WEIGHTS = 8 * GIB
 
 def model(**settings: Any) -> ModelSettings:
     return ModelSettings(name="m", **settings)
+
+
+def request(
+    settings: ModelSettings, platform: Any, devices: Mapping[str, tuple[int, int]] = MappingProxyType({})
+) -> GrantRequest:
+    """A request for this engine; `devices`: what the quota actor knows of them."""
+    actor: Any = SimpleNamespace(devices=lambda timeout_s: dict(devices))
+    return GrantRequest(settings, platform, actor)
 
 
 def test_memory_gb_is_taken_as_it_is() -> None:
@@ -75,7 +86,7 @@ def test_an_engine_is_sized_to_its_grant_and_never_above_what_was_set(monkeypatc
     fixed = CPU_OVERHEAD_BYTES + WEIGHTS
 
     def sized(granted: int, **settings: Any) -> float | None:
-        return grant_request.with_granted_memory(model(**settings), "cpu", (Hold("n/0", granted),), 1, None).kv_cache_gb
+        return request(model(**settings), "cpu").granted_settings(Hold("n/0", granted), 1).kv_cache_gb
 
     assert sized(fixed + GIB, kv_cache_gb=4, kv_cache_min_gb=0.5) == 1
     assert sized(fixed + 8 * GIB, kv_cache_gb=4) == 4
@@ -86,7 +97,7 @@ def test_ranks_that_share_a_hold_divide_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(grant_request, "weights_bytes", lambda settings: WEIGHTS)
     each = CPU_OVERHEAD_BYTES + WEIGHTS // 2 + GIB
     settings = model(tensor_parallel_size=2, kv_cache_gb=4)
-    assert grant_request.with_granted_memory(settings, "cpu", (Hold("n/0", 2 * each),), 2, None).kv_cache_gb == 1
+    assert request(settings, "cpu").granted_settings(Hold("n/0", 2 * each), 2).kv_cache_gb == 1
 
 
 def test_an_engine_on_a_share_of_a_gpu_sees_the_device_of_its_grant_and_no_other(
@@ -94,10 +105,10 @@ def test_an_engine_on_a_share_of_a_gpu_sees_the_device_of_its_grant_and_no_other
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.setenv(name, "as Ray set it")
-    grant_request.restrict_to_device(model(gpus_per_rank=1), "gpu", Hold("n/3", GIB))
-    grant_request.restrict_to_device(model(gpus_per_rank=0.25), "cpu", Hold("n/3", GIB))
+    request(model(gpus_per_rank=1), "gpu").restrict_to_device(Hold("n/3", GIB))
+    request(model(gpus_per_rank=0.25), "cpu").restrict_to_device(Hold("n/3", GIB))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "as Ray set it"
-    grant_request.restrict_to_device(model(gpus_per_rank=0.25), "gpu", Hold("n/3", GIB))
+    request(model(gpus_per_rank=0.25), "gpu").restrict_to_device(Hold("n/3", GIB))
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
 
 
@@ -106,9 +117,9 @@ def test_vllm_on_a_shared_gpu_asks_for_its_share_of_the_device_to_be_free_and_no
 ) -> None:
     """vLLM's gate at its start counts by `gpu_memory_utilization`, whatever it will use."""
     monkeypatch.setattr(grant_request, "weights_bytes", lambda settings: 0)
-    share = (Hold("n/0", 20 * GIB),)
-    shared = grant_request.with_granted_memory(model(memory_gb=20), "gpu", share, 1, 80 * GIB)
+    share, devices = Hold("n/0", 20 * GIB), {"n/0": (80 * GIB, 78 * GIB)}
+    shared = request(model(memory_gb=20), "gpu", devices).granted_settings(share, 1)
     assert (shared.gpu_memory_utilization, shared.kv_cache_gb) == (0.25, None)  # weights that have yet to come
-    known = grant_request.with_granted_memory(model(kv_cache_gb=4), "gpu", share, 1, 80 * GIB)
+    known = request(model(kv_cache_gb=4), "gpu", devices).granted_settings(share, 1)
     assert (known.gpu_memory_utilization, known.kv_cache_gb) == (0.25, 4)
-    assert grant_request.with_granted_memory(model(), "gpu", share, 1, None).gpu_memory_utilization == 0.9
+    assert request(model(), "gpu").granted_settings(share, 1).gpu_memory_utilization == 0.9

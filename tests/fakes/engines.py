@@ -1,4 +1,4 @@
-"""Engine replicas without Ray: real `EngineReplica` objects on simulated engines, and a stand-in for `EngineHandle`.
+"""Engine replicas without Ray: real `EngineReplica` objects on simulated engines, and a stand-in for `Handle`.
 
 Connections between routers and replicas are production's, on loopback. What the stand-in keeps of Serve's calls:
 arguments, results and errors travel pickled; a call reaches its replica some turns of the event loop after it was made
@@ -233,7 +233,7 @@ class FakeCluster:
 
 
 class FakeHandle:
-    """Stands in for `serve_app.ray_adapter.EngineHandle`, in one event loop."""
+    """Stands in for `serve_app.ray_adapter.Handle`, in one event loop."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
@@ -247,7 +247,7 @@ class FakeHandle:
         await turns()
 
     async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
-        """A unary call, as `EngineHandle.call`."""
+        """A unary call, as `Handle.call`."""
         replica = await self._reach(method, replica_id)
         with replica.open_call(method) as lost:
             mute = replica.mute and method == "open_wire"
@@ -270,7 +270,7 @@ class FakeHandle:
             return _copy(task.result())
 
     async def call_any_replica(self) -> None:
-        """A call that any replica answers, as `EngineHandle.ring`."""
+        """A call that any replica answers, as `Handle.call_any_replica`."""
         self.rings += 1
         self.ringing += 1
         try:

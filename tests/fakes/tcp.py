@@ -69,7 +69,7 @@ async def failures(requests: list[asyncio.Task[str]]) -> set[str]:
 
 
 class Relay:
-    """A stand-in for `EngineHandle` whose connections lead through a relay of ours, which can be cut or stand still."""
+    """A stand-in for `Handle` whose connections lead through a relay of ours, which can be cut or stand still."""
 
     def __init__(self, handle: FakeHandle) -> None:
         self._handle = handle

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from serve_app.cli.quota import show
-from serve_app.cluster.local import wait_reasons
+from serve_app.cluster.local import status
 from serve_app.core.memory import Device, EngineReport, Rank, SessionRequest, Start, StartsRequest
 from serve_app.core.queue import Arrival
 from serve_app.core.queue.admission import QueuePolicy
@@ -110,7 +110,7 @@ def state(*replicas: str, running: bool = False) -> dict[str, Any]:
 
 
 def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> None:
-    found = wait_reasons.with_memory_waits(state("w"), figures(core, 2.0))
+    found = status.with_memory_waits(state("w"), figures(core, 2.0))
     (model,) = found["models"]
     assert model["state"] == "blocked: memory"
     assert model["message"] == (
@@ -122,10 +122,10 @@ def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> Non
 
 def test_status_says_nothing_of_replicas_that_have_left_or_of_other_models(core: Quota) -> None:
     found = figures(core, 2.0)
-    assert wait_reasons.with_memory_waits(state("another"), found) == state("another")
+    assert status.with_memory_waits(state("another"), found) == state("another")
     other = state("w")
     other["models"][0]["name"] = "other"
-    assert wait_reasons.with_memory_waits(other, found) == other
+    assert status.with_memory_waits(other, found) == other
 
 
 def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(core: Quota) -> None:
@@ -133,10 +133,10 @@ def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(
     assert told is not None
     core.on_engine(replace(told, measured_bytes=(61 * GB,)), 1.0)
     found = figures(core, 2.0)
-    assert wait_reasons.with_memory_waits(state("e", running=True), found)["message"] == (
+    assert status.with_memory_waits(state("e", running=True), found)["message"] == (
         "engine-big: e uses 61.00 GB of 60.00 GB granted"
     )
-    drains = wait_reasons.with_memory_waits(state("e", running=True), found | {"draining": ["e"]})
+    drains = status.with_memory_waits(state("e", running=True), found | {"draining": ["e"]})
     assert drains["message"].endswith("granted; it drains")
 
 
@@ -145,7 +145,7 @@ def test_what_keeps_a_model_from_more_replicas_is_behind_the_reason_of_its_targe
     model = nobody | {"name": "m", "why": "9 requests: 3 wanted"}
     other = nobody | {"name": "o", "why": "1 request: 1 wanted"}
     core = Quota(1, {}, 0.0)
-    found = wait_reasons.with_memory_waits(
+    found = status.with_memory_waits(
         state() | {"models": [model, other]},
         figures(core, 1.0) | {"short": [{"model": "m", "why": "memory: 1 needed, 0 free"}]},
     )

@@ -6,8 +6,7 @@ Never: leaves a process behind; all of an instance's processes carry its mark.
 """
 
 from serve_app.cluster.local.cluster import TERM_GRACE_S, LocalCluster, clean_up
-from serve_app.cluster.local.load_status import FIXED
-from serve_app.cluster.local.node import LOOPBACK, LOOPBACK_ENVIRONMENT, driver_environment
+from serve_app.cluster.local.node import LOOPBACK, LOOPBACK_ENVIRONMENT
 from serve_app.cluster.local.ports import require_free
 from serve_app.cluster.local.remote_driver import SHUTDOWN_QUESTION_S, RemoteDriver, ask
 from serve_app.cluster.local.state import (
@@ -20,6 +19,7 @@ from serve_app.cluster.local.state import (
     state_root,
     write_private,
 )
+from serve_app.cluster.local.status import FIXED
 
 __all__ = [
     "DEFAULT_INSTANCE",
@@ -36,7 +36,6 @@ __all__ = [
     "ask",
     "clean_up",
     "driver",
-    "driver_environment",
     "make_private",
     "read_text",
     "require_free",

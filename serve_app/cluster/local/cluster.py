@@ -24,7 +24,6 @@ from serve_app.cluster.local import node
 from serve_app.cluster.local.ports import require_free, reserved_block
 from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState, read_text
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import APPLICATION
 from serve_app.system import Listener, await_start, end_marked, listening_ports, marked, spawn, start_ticks
 
 SUPERVISOR = "serve_app.cluster.local.supervisor"
@@ -141,7 +140,6 @@ class LocalCluster:
             "environment": self.environment(),
             "application": dict(entry),
             "serve": self.instance.serve_options(),
-            "name": APPLICATION,
             "models": list(self.instance.models),
         }
 

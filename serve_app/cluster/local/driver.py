@@ -13,16 +13,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from ray import serve
 from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import RayError
+from ray.serve._private.common import DeploymentID
+from ray.serve.context import _disconnect, _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ServeDeploySchema
 from ray.util import placement_group_table
 
-from serve_app.cluster.local import wait_reasons
-from serve_app.cluster.local.load_status import ReportedSeries
+from serve_app.cluster.local import status
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
-from serve_app.cluster.local.status import declared, declared_models, describe
 from serve_app.errors import Unavailable
 from serve_app.names import MARK
 from serve_app.quota import client as quota_actor
@@ -117,16 +120,13 @@ def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | 
     Raises:
         RuntimeError: Serve refuses it; nothing has changed then.
     """
-    from ray import serve
-    from ray.serve.schema import ServeDeploySchema
-
-    options = deployment_config([], **serve_options)
-    serve.start(http_options=options.get("http_options"), proxy_location=options.get("proxy_location"))
+    config = deployment_config([], **serve_options)
+    serve.start(http_options=config.get("http_options"), proxy_location=config.get("proxy_location"))
     client = _client()
     details = client.get_serve_details()
-    config = deployment_config(with_other_applications(entry, details), **serve_options)
+    config["applications"] = with_other_applications(entry, details)
     client.deploy_apps(ServeDeploySchema.model_validate(config))
-    return declared(details, entry["name"])
+    return status.declared(details, entry["name"])
 
 
 def details() -> dict[str, Any]:
@@ -137,41 +137,36 @@ def details() -> dict[str, Any]:
 def _client() -> Any:
     """Serve's client; private, and the only source of replica ids and nodes without Ray's dashboard. Raises
     RayServeException: Serve was never started."""
-    from ray.serve.context import _get_global_client
-
     return _get_global_client()
 
 
 def application_status(models: Sequence[str], name: str) -> dict[str, Any]:
     """The application's state, as of `serve_app.cluster.local.status.describe`."""
-    from ray.serve.exceptions import RayServeException
-
     try:
         client = _client()
     except RayServeException:
-        return describe(NO_DETAILS, models, name)  # Serve was never started
+        return status.describe(NO_DETAILS, models, name)  # Serve was never started
     details = client.get_serve_details()
     _explain(details, name)
-    state = describe(details, declared_models(details, name) or models, name, _reported_series(client, details, name))
+    models = status.declared_models(details, name) or models
+    state = status.describe(details, models, name, _reported_series(client, details, name))
     try:
-        return wait_reasons.with_memory_waits(state, ask_quota("figures"))
+        return status.with_memory_waits(state, ask_quota("figures"))
     except Unavailable:  # without the actor, memory waits are unknown
         return state
 
 
 def _explain(details: Mapping[str, Any], name: str) -> None:
     """Set the message of each deployment with unplaced replicas to the reason of their wait."""
-    unplaced = wait_reasons.unplaced(details, name)
+    unplaced = status.unplaced(details, name)
     if unplaced:
-        found = wait_reasons.reasons(unplaced, placement_group_table().values(), ray.nodes())
+        found = status.placement_waits(unplaced, placement_group_table().values(), ray.nodes())
         for deployment, message in found.items():
             details["applications"][name]["deployments"][deployment]["message"] = message
 
 
-def _reported_series(client: Any, details: Mapping[str, Any], name: str) -> ReportedSeries:
+def _reported_series(client: Any, details: Mapping[str, Any], name: str) -> status.ReportedSeries:
     """The latest metrics of autoscaled deployments' replicas that the controller has; empty while they change."""
-    from ray.serve._private.common import DeploymentID
-
     deployments = (details["applications"].get(name) or {}).get("deployments", {})
     scaled = [one for one, detail in deployments.items() if detail["deployment_config"].get("autoscaling_config")]
     ask = client._controller._get_metrics_for_deployment_for_testing.remote  # the only access to them
@@ -184,21 +179,15 @@ def _reported_series(client: Any, details: Mapping[str, Any], name: str) -> Repo
 
 def shut_down() -> None:
     """End Serve and its replicas within SERVE_SHUTDOWN_S, and disconnect."""
-    from ray.serve.exceptions import RayServeException
-
     try:
         _client().shutdown(timeout_s=SERVE_SHUTDOWN_S)  # serve.shutdown() is the same with 30 s
-        _end_quota()
+        # It outlives the application, and the next application may need other settings of it.
+        with contextlib.suppress(ValueError, RayError):  # there is no actor, or Ray has ended
+            ray.kill(_quota_actor())
     except RayServeException:
         return  # Serve was never started
     finally:
         disconnect()
-
-
-def _end_quota() -> None:
-    """End the quota actor, which outlives the application: the next application may need other settings of it."""
-    with contextlib.suppress(ValueError, RayError):  # there is no actor, or Ray has ended
-        ray.kill(_quota_actor())
 
 
 def _quota_actor() -> Any:
@@ -221,8 +210,6 @@ def release_others() -> list[str]:
 
 def disconnect() -> None:
     """Disconnect from a cluster that is gone, without a call to it."""
-    from ray.serve.context import _disconnect
-
     quiet_router_thread()
     _disconnect()
     ray.shutdown()

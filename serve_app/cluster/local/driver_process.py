@@ -19,6 +19,7 @@ from typing import Any
 from serve_app.cluster.local import driver
 from serve_app.cluster.local.status import describe, is_built
 from serve_app.errors import ServeAppError, Unavailable
+from serve_app.names import APPLICATION
 
 STARTING_PERIOD_S = 0.5  # the polling period of the state while the application starts
 RUNNING_PERIOD_S = 5.0  # and after that: a poll costs the controller some milliseconds of CPU
@@ -41,7 +42,7 @@ def _serve(order: Mapping[str, Any]) -> None:
     _send("phase", phase="application")
     driver.declare(order["application"], **order["serve"])
     while True:
-        status = driver.application_status(order["models"], order["name"])
+        status = driver.application_status(order["models"], order["application"]["name"])
         _send("status", **status)
         command = _next_command(RUNNING_PERIOD_S if status["state"] == "running" else STARTING_PERIOD_S)
         if command is not None:
@@ -80,7 +81,7 @@ def _declare(order: Mapping[str, Any]) -> None:
 ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "serve": _serve,
     "declare": _declare,
-    "status": lambda order: _send("status", **driver.application_status(order["models"], order["name"])),
+    "status": lambda order: _send("status", **driver.application_status(order["models"], APPLICATION)),
     "quota": lambda order: _send("quota", **driver.ask_quota("figures")),
     "defrag": lambda order: _send("defrag", plan=driver.ask_quota("defrag", order["begin"])),
     "shutdown": lambda order: driver.shut_down(),

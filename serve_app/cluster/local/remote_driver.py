@@ -90,13 +90,13 @@ class RemoteDriver:
         self._events.put({"event": "end"})
 
 
-def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict[str, Any] | None:
-    """Let a child execute one order; returns its last answer, None for an order without one.
+def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict[str, Any]:
+    """Let a child execute one order; returns its last answer, an empty one for an order without any.
 
     Raises:
         Unavailable: the order failed, or did not end in time.
     """
-    answer = None
+    answer: dict[str, Any] = {}
     with contextlib.closing(RemoteDriver(order)) as remote:
         while True:
             event = remote.event(timeout_s)

@@ -201,12 +201,9 @@ class InstanceState:
         write_private(self.token_file, token)
         return token
 
-    def token(self) -> str | None:
-        return read_text(self.token_file)
-
     def driver_environment(self, instance: Instance) -> dict[str, str] | None:
         """The environment of a driver of the running instance; None: its Ray has not started."""
-        token = self.token()
+        token = read_text(self.token_file)
         if not instance.address or token is None:
             return None
         return driver_environment(instance.address, token, instance.mark)

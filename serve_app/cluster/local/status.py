@@ -1,15 +1,25 @@
-"""The state of a running application for `serve-app status`, from Serve's details.
+"""The state of a running application for `serve-app status`, from Serve's details: its deployments, their load, and why
+replicas wait. Pure: driver.py asks Serve, Ray and the quota actor.
+
+Load: the policy's averages and delays are inside the controller and not fetched: the figures here are the newest ones,
+and the reason of a target that is about to change names the delay.
+
+Waits: Serve reports after half a minute that a replica takes long to be scheduled, without the reason. The replica's
+placement group and the sizes of the nodes give the reason at once. A replica that waits for memory is `STARTING` for
+Serve; the quota actor's figures name it, the models that cannot scale up for lack of memory, and the replicas that use
+more than they were granted.
 
 Invariant: `state` is "running" only if every deployment and the endpoint's proxy are healthy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.cluster.local.load_status import ReportedSeries, describe_load
+from autoscaling import RouterCounts, readings
+from autoscaling.policies import OngoingRequestsPolicy, Signals
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
 
 STATES = {
@@ -18,6 +28,17 @@ STATES = {
     "DEPLOY_FAILED": "failed",
     "DELETING": "stopping",
 }  # of Serve's application states; all others count as starting
+# In these states of a deployment Serve's own message has more detail than ours.
+IN_TROUBLE = ("UNHEALTHY", "DEPLOY_FAILED")
+FIXED = "a fixed number"
+BLOCKED = "blocked: memory"
+COUNTED = ("GPU", "CPU")
+KIND = "accelerator_type:"
+GB = 1e9
+
+ReportedSeries = Mapping[str, Mapping[str, Sequence[Any]]]  # deployment -> metric -> a series of each running replica
+Group = Mapping[str, Any]  # an entry of Ray's placement group table
+Node = Mapping[str, Any]  # an entry of `ray.nodes()`
 
 
 def _enum_value(value: Any) -> str:
@@ -82,7 +103,7 @@ def describe(
     Args:
         details: `ServeInstanceDetails` as a dictionary.
         models: the configured names; for another deployment the model's name is taken from the deployment's.
-        reported: the metrics that replicas reported to the controller, see `serve_app.cluster.local.load_status`.
+        reported: the metrics that replicas reported to the controller.
     """
     application = details["applications"].get(name)
     if application is None:
@@ -106,3 +127,140 @@ def describe(
         "models": engines,
         "routers": deployments[ROUTER]["replicas"] if ROUTER in deployments else [],
     }
+
+
+def _raw(reported: ReportedSeries, deployment: str) -> readings.Raw:
+    return {name: dict(enumerate(series)) for name, series in reported.get(deployment, {}).items()}
+
+
+def describe_load(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict[str, Any]:
+    """`ongoing` (requests on engine replicas), `waiting` (in the routers' queues), both None if not reported, and
+    `why`, the reason of the target.
+
+    Args:
+        deployment: `DeploymentDetails` of an engine deployment, as a dictionary.
+        reported: the series that routers and engines reported to the controller.
+    """
+    counts = readings.router_counts(_raw(reported, ROUTER), lambda router: True).get(deployment["name"])
+    executing = readings.executing(_raw(reported, deployment["name"]), lambda replica: True)
+    config = (deployment.get("deployment_config") or {}).get("autoscaling_config")
+    known = {
+        # so that the sum is the load that the policy sees: a request just granted is in one of the two counts
+        "ongoing": None if counts is None else round(max(counts.granted, executing - counts.waiting)),
+        "waiting": None if counts is None else round(counts.waiting),
+    }
+    if not config or config["min_replicas"] == config["max_replicas"]:
+        return {**known, "why": FIXED}
+    return {**known, "why": _why(deployment, config, counts or RouterCounts(), executing)}
+
+
+def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: RouterCounts, executing: float) -> str:
+    target = deployment["target_num_replicas"]
+    signals = Signals(
+        running=sum(_enum_value(one["state"]) == "RUNNING" for one in deployment["replicas"]),
+        target=target,
+        waiting=counts.waiting,
+        granted=counts.granted,
+        executing=executing,
+        complete=True,
+        cold_start_requested=False,
+        blocked=counts.blocked,
+        min_replicas=config["min_replicas"],
+        max_replicas=config["max_replicas"],
+        target_ongoing=config["target_ongoing_requests"],
+        look_back_s=config["look_back_period_s"],
+        now=0.0,
+    )
+    wanted = OngoingRequestsPolicy().decide(signals)
+    if wanted.replicas > target:
+        return f"{wanted.reason}; up after {config['upscale_delay_s']:g} s of that"
+    if wanted.replicas < target:
+        to_zero_s = config.get("downscale_to_zero_delay_s")
+        delay_s = config["downscale_delay_s"] if target > 1 or to_zero_s is None else to_zero_s
+        return f"{wanted.reason}; down after {delay_s:g} s of that"
+    return wanted.reason
+
+
+def unplaced(details: Mapping[str, Any], application: str) -> dict[str, list[str]]:
+    """Deployment -> the actor names of its replicas that have no node; `details`: Serve's details as a dictionary."""
+    found = (details["applications"].get(application) or {}).get("deployments", {})
+    actors = {
+        name: [replica["actor_name"] for replica in deployment["replicas"] if replica.get("node_id") is None]
+        for name, deployment in found.items()
+        if _enum_value(deployment["status"]) not in IN_TROUBLE
+    }
+    return {name: names for name, names in actors.items() if names}
+
+
+def placement_waits(
+    actors: Mapping[str, Sequence[str]], groups: Iterable[Group], nodes: Sequence[Node]
+) -> dict[str, str]:
+    """Deployment -> the resources that its `unplaced` replicas wait for. Replicas without bundles are left out."""
+    by_name = {group["name"]: group for group in groups}
+    waiting = {deployment: [by_name[one] for one in names if one in by_name] for deployment, names in actors.items()}
+    return {
+        deployment: f"{replicas_wait(len(found))} for {wait_reason(found[0], nodes)}"
+        for deployment, found in waiting.items()
+        if found
+    }
+
+
+def replicas_wait(count: int) -> str:
+    return "1 replica waits" if count == 1 else f"{count} replicas wait"
+
+
+def wait_reason(group: Group, nodes: Sequence[Node]) -> str:
+    """The resources that a replica needs, and why Ray cannot place it."""
+    bundles = [group["bundles"][index] for index in sorted(group["bundles"])]
+    if group["strategy"] == "STRICT_PACK":
+        bundles = [{name: sum(bundle[name] for bundle in bundles) for name in bundles[0]}]
+    times = f"{len(bundles)} times " if len(bundles) > 1 else ""
+    each = bundles[0]  # all of them are alike
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    if any(all(node.get(name, 0) >= amount for name, amount in each.items()) for node in alive):
+        return f"{times}{_amounts(each)} on one node, which are not free"
+    scarce = "GPU" if each.get("GPU") else "CPU"
+    largest: Mapping[str, float] = max(alive, key=lambda node: (node.get(scarce, 0), node.get("CPU", 0)), default={})
+    has = _amounts({name: largest.get(name, 0) for name in COUNTED if name == scarce or name in largest})
+    return f"{times}{_amounts(each)} on one node, and no node has that; the largest has {has}"
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    here = [(name, resources[name]) for name in COUNTED if resources.get(name) is not None]
+    counted = " and ".join(f"{amount:g} {name}{'' if amount == 1 else 's'}" for name, amount in here)
+    kinds = ", ".join(name.removeprefix(KIND) for name in resources if name.startswith(KIND))
+    return f"{counted} ({kinds})" if kinds else counted
+
+
+def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The state, with the memory waits of its models from the quota actor's figures: a waiting model has the state
+    `blocked: memory`, and the state's message names the waits and the replicas that use more than granted."""
+    short = {one["model"]: one["why"] for one in figures["short"]}
+    models, waits, overuse = [], [], []
+    for told in state["models"]:
+        model = dict(told)
+        replicas = {replica["id"] for replica in model["replicas"]}
+        if model["name"] in short:
+            model["why"] = f"{model['why']}; held back: {short[model['name']]}"
+        # replicas that have ended do not count
+        waiting = [one for one in figures["waiting"] if one["model"] == model["name"] and one["replica"] in replicas]
+        if waiting:
+            model |= {"state": BLOCKED, "message": _memory_wait(waiting)}
+            waits.append(f"{model['deployment']}: {model['message']}")
+        overuse += [
+            f"{model['deployment']}: {one['replica']} uses {one['measured_bytes'] / GB:.2f} GB of "
+            f"{one['granted_bytes'] / GB:.2f} GB granted"
+            + ("; it drains" if one["replica"] in figures["draining"] else "")
+            for one in figures["alarms"]
+            if one["replica"] in replicas
+        ]
+        models.append(model)
+    message = "; ".join(waits) or state["message"]
+    return {**state, "message": "; ".join(filter(None, [message, *overuse])), "models": models}
+
+
+def _memory_wait(waiting: Sequence[Mapping[str, Any]]) -> str:
+    first = waiting[0]
+    wanted, least = (f"{first[name] / GB:.2f} GB" for name in ("wanted_bytes", "least_bytes"))
+    ranks = "" if first["ranks"] == 1 else f" on each of {first['ranks']} devices"
+    return f"{replicas_wait(len(waiting))} for {wanted} of memory{ranks} (at least {least}): {first['why']}"

@@ -183,7 +183,7 @@ def _release_others(node: NodeRecord) -> None:
     except ServeAppError as error:
         print(f"the other nodes could not be asked to end, and end by themselves in a minute: {error.message}")
     else:
-        print(f"asked to end: {', '.join(released['nodes']) if released and released['nodes'] else 'no other node'}")
+        print(f"asked to end: {', '.join(released.get('nodes', ())) or 'no other node'}")
 
 
 def client_environ(folder: NodeFolder) -> dict[str, str]:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serve_app.engine.simulated import requests
 from serve_app.engine.simulated.requests import Generation, Prompts
@@ -28,26 +28,18 @@ KV_BYTES_PER_TOKEN = 131_072  # an 8B model's: 32 layers x 8 KV heads x 128 x 2 
 
 @dataclass(slots=True, eq=False)
 class _SimulatedRequest:
-    """A request's sequences, and the future on which its consumer waits."""
+    """A request's sequences, and the event on which its consumer waits."""
 
     sequences: list[Sequence]
-    has_progress: bool = False
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
-    waiter: asyncio.Future[None] | None = None
 
     async def wait_for_progress(self) -> None:
         """Return once a sequence has progressed since the last return; raises `error` if it is set."""
-        if not self.has_progress:
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
-        self.has_progress = False
+        await self.progress.wait()
+        self.progress.clear()
         if self.error is not None:
             raise self.error
-
-    def wake(self) -> None:
-        self.has_progress = True
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
 
 
 @dataclass(eq=False)
@@ -166,13 +158,13 @@ class SimulatedEngine:
                 continue
             await self.sleep(max(0.0, due - self.clock()))
             for sequence in self._scheduler.advance(self.clock()):
-                self._requests[sequence].wake()
+                self._requests[sequence].progress.set()
 
     def _fail_requests(self, task: asyncio.Task[None]) -> None:
         cause = None if task.cancelled() else task.exception()
         for request in set(self._requests.values()):
             request.error = EngineFailed(f"the simulated engine stopped: {cause or 'it was shut down'}")
-            request.wake()
+            request.progress.set()
 
     def _pieces(self, submit: Submit) -> AsyncGenerator[Piece, None]:
         """The pieces of a request; raises BadRequest if its body is invalid."""

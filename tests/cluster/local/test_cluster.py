@@ -24,7 +24,6 @@ from serve_app.cluster.local.cluster import LocalCluster
 from serve_app.cluster.local.remote_driver import RemoteDriver
 from serve_app.cluster.local.state import InstanceState
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import APPLICATION
 from serve_app.settings import application, parse
 from serve_app.system import marked
 from serve_app.system.processes import Listener, wait_gone
@@ -221,7 +220,7 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
             "application": application(parse(arguments), import_path="tests.fakes.application:build"),
             "serve": {"host": cluster.instance.host, "port": cluster.instance.http_port, "proxy_location": "HeadOnly"},
         }
-        driver = RemoteDriver({**order, "name": APPLICATION, "models": ["tiny"]})
+        driver = RemoteDriver({**order, "models": ["tiny"]})
         wait_running(driver)
         assert requests.get(cluster.url, timeout=10).status_code == 401
         assert requests.get(cluster.url, headers={"Authorization": f"Bearer {key}"}, timeout=10).status_code == 200

@@ -193,14 +193,14 @@ def test_what_is_recorded_is_read_back_and_private(tmp_path: Path) -> None:
     state.write(written)
     token = state.new_token()
     assert state.read() == written
-    assert state.token() == token
+    assert state.token_file.read_text() == token
     assert len(bytes.fromhex(token)) == 32
     assert stat.S_IMODE(state.folder.stat().st_mode) == 0o700
     for file in ("instance.json", "token"):
         assert stat.S_IMODE((state.folder / file).stat().st_mode) == 0o600
     state.clear()
     assert state.read() is None
-    assert state.token() is None
+    assert not state.token_file.exists()
 
 
 def test_a_new_token_each_time_but_files_are_replaced_whole(tmp_path: Path) -> None:

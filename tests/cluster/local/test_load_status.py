@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from serve_app.cli import instances
-from serve_app.cluster.local.load_status import FIXED, describe_load
+from serve_app.cluster.local.status import FIXED, describe_load
 from serve_app.names import ROUTER
 
 SCALE = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.cluster.local import wait_reasons
+from serve_app.cluster.local import status
 from serve_app.engine.engine_args import placement
 from serve_app.names import APPLICATION
 from serve_app.settings.settings import ModelSettings
@@ -31,7 +31,7 @@ def details(replicas: Sequence[tuple[str, str | None]], status: str = "UPDATING"
 
 
 def told(seen: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, str]:
-    return wait_reasons.reasons(wait_reasons.unplaced(seen, APPLICATION), groups, [node(1)])
+    return status.placement_waits(status.unplaced(seen, APPLICATION), groups, [node(1)])
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def told(seen: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, str]:
 def test_what_is_needed_is_told_with_what_there_is(
     model: dict[str, Any], nodes: list[dict[str, Any]], reason: str
 ) -> None:
-    assert wait_reasons.wait_reason(group(**model), nodes) == reason
+    assert status.wait_reason(group(**model), nodes) == reason
 
 
 def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
     one = details([("r1", None), ("r2", "node")])
-    assert wait_reasons.unplaced(one, APPLICATION) == {"engine-m": ["r1"]}
+    assert status.unplaced(one, APPLICATION) == {"engine-m": ["r1"]}
     found = told(one, [group("r1"), group("r2"), group("other")])
     assert found == {"engine-m": "1 replica waits for 1 GPU and 1 CPU on one node, which are not free"}
     two = details([("r1", None), ("r2", None)])
@@ -82,9 +82,9 @@ def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
 
 
 def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
-    assert wait_reasons.unplaced(details([("r1", "node")]), APPLICATION) == {}
-    assert wait_reasons.unplaced(details([("r1", None)], status="DEPLOY_FAILED"), APPLICATION) == {}
-    assert wait_reasons.unplaced(details([]), "another application") == {}
+    assert status.unplaced(details([("r1", "node")]), APPLICATION) == {}
+    assert status.unplaced(details([("r1", None)], status="DEPLOY_FAILED"), APPLICATION) == {}
+    assert status.unplaced(details([]), "another application") == {}
 
 
 def test_a_replica_without_bundles_leaves_serves_own_message() -> None:
