@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import Handle, in_fresh_context
-from serve_app.transport.messages import Frame, Submit, batch_decoder
+from serve_app.transport.messages import Submit, batch_decoder
 from serve_app.transport.stream import ResponseStream, UnreadBytes
 from serve_app.transport.tcp import CHANNEL_ERRORS, ReplicaConnection, brief
 
@@ -24,17 +24,6 @@ logger = logging.getLogger("ray.serve")
 
 IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel must not delay that
 ATTACH_TIMEOUT_S = 10.0  # a local attach takes 2 ms; Serve retries an unreachable replica without end
-
-
-class _ChannelRequest:
-    """A request on a replica, until it has ended there."""
-
-    __slots__ = ("on_end", "on_tokens", "stream")
-
-    def __init__(
-        self, stream: ResponseStream, on_end: Callable[[], None], on_tokens: Callable[[int], None] | None
-    ) -> None:
-        self.stream, self.on_end, self.on_tokens = stream, on_end, on_tokens
 
 
 class Channel:
@@ -64,7 +53,7 @@ class Channel:
         self._numbers = numbers
         self._on_slots = on_slots
         self._unread = UnreadBytes() if unread is None else unread
-        self.requests: dict[int, _ChannelRequest] = {}  # those that need the channel
+        self.requests: dict[int, ResponseStream] = {}  # those that need the channel, until they have ended there
         self._connection: ReplicaConnection | None = None  # open, or being opened
         self._attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
         self._opening: asyncio.Task[None] | None = None
@@ -90,8 +79,8 @@ class Channel:
             EngineFailed: the replica cannot be reached. BodyTooLarge: it does not accept a request of this size.
         """
         number = next(self._numbers)
-        stream = ResponseStream(self._unread, lambda: self._abort_unread(number))
-        self.requests[number] = _ChannelRequest(stream, on_end, on_tokens)
+        stream = ResponseStream(self._unread, lambda: self._abort_unread(number), on_end, on_tokens)
+        self.requests[number] = stream
         connection = None
         try:
             connection = await self._attach()
@@ -153,8 +142,8 @@ class Channel:
         logger.warning("%s", reason)
         requests, self.requests = self.requests, {}
         self._drop(reason)
-        for request in requests.values():
-            request.stream.fail(EngineFailed(reason), connection_lost=True)
+        for stream in requests.values():
+            stream.fail(EngineFailed(reason), connection_lost=True)
 
     def _dispatch(self, message: bytes) -> None:
         batch = batch_decoder.decode(message)
@@ -162,23 +151,20 @@ class Channel:
         if batch.slots:
             self._on_slots(max(0, batch.slots))
         for frame in batch.frames:
-            request = self.requests.get(frame.number)
-            if request is not None:
-                self._deliver(request, frame, now)
-
-    def _deliver(self, request: _ChannelRequest, frame: Frame, now: float) -> None:
-        stream = request.stream
-        if frame.groups:
-            tokens = sum(map(len, frame.groups)) - len(frame.groups)
-            stream.tokens += tokens
-            stream.pace.on_tokens(now)
-            if request.on_tokens is not None:
-                request.on_tokens(tokens)
-        if not stream.push(frame):
-            stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
-            self._cancel(frame.number)
-        if stream.is_finished:
-            self._end(frame.number)
+            stream = self.requests.get(frame.number)
+            if stream is None:
+                continue
+            if frame.groups:
+                tokens = sum(map(len, frame.groups)) - len(frame.groups)
+                stream.tokens += tokens
+                stream.pace.on_tokens(now)
+                if stream.on_tokens is not None:
+                    stream.on_tokens(tokens)
+            if not stream.push(frame):
+                stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
+                self._cancel(frame.number)
+            if stream.is_finished:
+                self._end(frame.number)
 
     def _abort_unread(self, number: int) -> None:
         """End a request that has the most unread bytes while there are too many."""
@@ -191,9 +177,9 @@ class Channel:
 
     def _end(self, number: int) -> None:
         """The replica is done with a request."""
-        request = self.requests.pop(number, None)
-        if request is not None:
-            request.on_end()
+        stream = self.requests.pop(number, None)
+        if stream is not None:
+            stream.on_end()
             self._close_when_idle()
 
     def _close_when_idle(self) -> None:

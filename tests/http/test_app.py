@@ -13,7 +13,7 @@ from serve_app.core.routing import outliers
 from serve_app.errors import BadRequest, EngineFailed
 from serve_app.http import app, idempotency
 from serve_app.settings import AdmissionSettings
-from serve_app.transport import Piece, stream
+from serve_app.transport import Frame, stream
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask, cancel, running, started
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -221,7 +221,7 @@ def test_an_answer_that_is_not_streamed_runs_elsewhere_whenever_its_engine_is_lo
                         yield piece
                         continue
                     halves.append(name)
-                    yield Piece(piece.body[:9], 200, "json", piece.groups)
+                    yield Frame(piece.number, piece.body[:9], 200, "json", piece.groups)
                     asyncio.get_running_loop().call_later(0.02, cluster.kill, name)  # for the part to arrive
                     await asyncio.Event().wait()
 

@@ -47,15 +47,13 @@ class SloVerdict(enum.StrEnum):
     CLIENT_LEFT = "left"  # the client left, and no level was missed by then
 
 
+@dataclass(slots=True)
 class TokenPace:
     """The times at which the tokens of one request arrived, in seconds of one monotonic clock."""
 
-    __slots__ = ("first_at", "last_at", "longest_gap_s")
-
-    def __init__(self) -> None:
-        self.first_at: float | None = None
-        self.last_at = 0.0
-        self.longest_gap_s = 0.0
+    first_at: float | None = None
+    last_at: float = 0.0
+    longest_gap_s: float = 0.0
 
     def on_tokens(self, now: float) -> None:
         """A frame with tokens has arrived."""
