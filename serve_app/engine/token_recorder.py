@@ -45,19 +45,13 @@ class TokenRecorder:
         prompt, completion, cached = (sum(column) for column in zip(*self.usage_by_call, strict=True))
         return TokenUsage(prompt, completion, cached, self.finish_reason)
 
-    def record(self, outputs: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
+    def record(self, outputs: AsyncGenerator[Output, None], *, pooling: bool = False) -> AsyncGenerator[Output, None]:
         """Pass the outputs of one prompt on; records the token ids of each before its consumer receives it. Called once
-        per prompt, in the order of the prompts."""
-        return self._pass_on(outputs, len(self.usage_by_call) * self.choices, self._new_call())
-
-    def record_pooling(self, outputs: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
-        """As `record` for embeddings, where only the prompt counts."""
-        return self._pass_on(outputs, None, self._new_call())
-
-    def _new_call(self) -> list[int]:
+        per prompt, in the order of the prompts. `pooling`: embeddings, of which only the prompt counts."""
+        first_choice = None if pooling else len(self.usage_by_call) * self.choices
         used = [0, 0, 0]  # prompt, completion, cached tokens
         self.usage_by_call.append(used)
-        return used
+        return self._pass_on(outputs, first_choice, used)
 
     async def _pass_on(
         self, outputs: AsyncGenerator[Output, None], first_choice: int | None, used: list[int]

@@ -13,8 +13,7 @@ import json
 import math
 from typing import Any
 
-from serve_app.errors import ServeAppError
-from serve_app.http.routes import WrongMethod
+from serve_app.errors import MethodNotAllowed, ServeAppError
 from serve_app.types import Operation
 
 Headers = list[tuple[bytes, bytes]]
@@ -36,7 +35,7 @@ def error_response(error: ServeAppError) -> Answer:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 409:
         headers.append((b"x-should-retry", b"false"))  # the SDK retries a 409 by default, in vain
-    if isinstance(error, WrongMethod):
+    if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allow).encode()))
     return error.status, headers, _encode(error.body())
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from serve_app.errors import ServeAppError
 from serve_app.http.error_responses import (
+    JSON,
     REQUEST_ID_HEADER,
+    Headers,
     error_response,
     sse_comment,
     sse_error,
@@ -24,7 +26,6 @@ from serve_app.http.error_responses import (
 from serve_app.transport import Frame, ResponseStream
 from serve_app.types import Operation
 
-Headers = list[tuple[bytes, bytes]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 REPLAYED = (b"x-idempotent-replay", b"true")
@@ -33,7 +34,6 @@ _SSE_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 
 
 class HttpExchange:
@@ -82,9 +82,7 @@ class HttpExchange:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
             stream.client_has_seen = True
-            await (self._send_refusal_event if self._has_begun_stream else self.send_answer)(
-                first.status, _JSON_HEADERS, body
-            )
+            await (self._send_refusal_event if self._has_begun_stream else self.send_answer)(first.status, JSON, body)
             return frames[-1]
         self.status, self._headers, stream.client_has_seen = first.status, _SSE_HEADERS, True
         await self._start_stream(first.status)

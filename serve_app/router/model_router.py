@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -152,22 +153,12 @@ class ModelRouter:
         return bool(self.replica_set.running)
 
     @property
-    def max_request_slots(self) -> int:
-        """The most slots that one request can have."""
-        info = self.engine_info.cached
-        return self.settings.max_num_seqs if info is None else info.slots
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The longest prompt and answer together, in tokens; None while no engine has reported its limits."""
-        info = self.engine_info.cached
-        return self.settings.max_model_len if info is None else info.max_model_len
-
-    @property
-    def kv_block_tokens(self) -> int:
-        """Tokens of a block of the prefix cache; 1 while no engine has reported its limits."""
-        info = self.engine_info.cached
-        return 1 if info is None else info.kv_block_tokens
+    def limits(self) -> EngineInfo:
+        """The limits of the model's engines: while none has reported them, those of the settings, any length if they
+        have none, and blocks of one token."""
+        model = self.settings
+        longest = model.max_model_len or sys.maxsize
+        return self.engine_info.cached or EngineInfo(model.name, [], longest, model.max_num_seqs, 0, 0)
 
     async def info(self) -> EngineInfo | None:
         """The limits of the model's engines; None while no engine has reported them."""

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import Handle, in_fresh_context
@@ -26,6 +27,7 @@ IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel
 ATTACH_TIMEOUT_S = 10.0  # a local attach takes 2 ms; Serve retries an unreachable replica without end
 
 
+@dataclass(slots=True, eq=False)
 class Channel:
     """All requests of this router on one engine replica.
 
@@ -38,27 +40,19 @@ class Channel:
         unread: counts unread bytes of all requests of this router.
     """
 
-    def __init__(
-        self,
-        handle: Handle,
-        router_id: str,
-        replica_id: str,
-        numbers: Iterator[int],
-        on_slots: Callable[[int], None],
-        unread: UnreadBytes | None = None,
-    ) -> None:
-        self._handle = handle
-        self._router_id = router_id
-        self.replica_id = replica_id
-        self._numbers = numbers
-        self._on_slots = on_slots
-        self._unread = UnreadBytes() if unread is None else unread
-        self.requests: dict[int, ResponseStream] = {}  # those that need the channel, until they have ended there
-        self._connection: ReplicaConnection | None = None  # open, or being opened
-        self._attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
-        self._opening: asyncio.Task[None] | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._retired = False
+    handle: Handle
+    router_id: str
+    replica_id: str
+    numbers: Iterator[int]
+    on_slots: Callable[[int], None]
+    unread: UnreadBytes = field(default_factory=UnreadBytes)
+    # by number, those that need the channel, until they have ended there
+    requests: dict[int, ResponseStream] = field(default_factory=dict)
+    _connection: ReplicaConnection | None = None  # open, or being opened
+    _attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
+    _opening: asyncio.Task[None] | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _retired: bool = False
 
     @contextlib.asynccontextmanager
     async def run(
@@ -78,8 +72,8 @@ class Channel:
         Raises:
             EngineFailed: the replica cannot be reached. BodyTooLarge: it does not accept a request of this size.
         """
-        number = next(self._numbers)
-        stream = ResponseStream(self._unread, lambda: self._abort_unread(number), on_end, on_tokens)
+        number = next(self.numbers)
+        stream = ResponseStream(self.unread, lambda: self._abort_unread(number), on_end, on_tokens)
         self.requests[number] = stream
         connection = None
         try:
@@ -133,7 +127,7 @@ class Channel:
             except CHANNEL_ERRORS as error:
                 on_end(brief(error))
 
-        self._connection = ReplicaConnection(self._handle, self._router_id, self.replica_id, on_message, on_end)
+        self._connection = ReplicaConnection(self.handle, self.router_id, self.replica_id, on_message, on_end)
         self._opening = in_fresh_context(open_connection(self._connection), f"channel-{self.replica_id}")
 
     def _lose(self, why: str) -> None:
@@ -149,7 +143,7 @@ class Channel:
         batch = batch_decoder.decode(message)
         now = time.monotonic()
         if batch.slots:
-            self._on_slots(max(0, batch.slots))
+            self.on_slots(max(0, batch.slots))
         for frame in batch.frames:
             stream = self.requests.get(frame.number)
             if stream is None:

@@ -432,7 +432,7 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
 
 def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:
     app.check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN, 10)
-    app.check_unqueued_size(10_000, None)  # no engine has told its length yet
+    app.check_unqueued_size(10_000, 2**63 - 1)  # no engine has told its length yet
     with pytest.raises(BadRequest) as caught:
         app.check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN + 1, 10)
     assert caught.value.param == "prompt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 
 import pytest
@@ -207,11 +208,15 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         router = await Router(cluster).start()
         assert await router.model.info() is None
+        limits, model = router.model.limits, router.model.settings
+        assert (limits.slots, limits.kv_block_tokens) == (model.max_num_seqs, 1)
+        assert limits.max_model_len == (model.max_model_len or sys.maxsize)
         await cluster.add("r1")
         await turns(20)
         info = await router.model.info()
         assert info is not None
-        assert (info.slots, router.model.max_model_len, router.model.max_request_slots) == (4, info.max_model_len, 4)
+        assert router.model.limits is info
+        assert info.slots == 4
         load = await router.model.engine_info.fetch_load("r1")
         assert load is not None
         assert load.running == 0

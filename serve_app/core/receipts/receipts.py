@@ -97,19 +97,14 @@ class Receipts:
     """The latest receipts by request id or client id. Every method is O(1)."""
 
     def __init__(self, limit: int = MAX_RECEIPTS) -> None:
-        """ValueError: `limit` is below 1."""
-        if limit < 1:
-            raise ValueError(f"limit is {limit}")
         self._limit = limit
         self.kept: OrderedDict[str, Receipt] = OrderedDict()
         self.by_client: dict[str, str] = {}  # the latest request id by client id
 
-    def __len__(self) -> int:
-        return len(self.kept)
-
     def add(self, receipt: Receipt) -> None:
         """Keep a receipt; it replaces one with the same id."""
-        self._forget(self.kept.pop(receipt.request_id, None))
+        if (former := self.kept.pop(receipt.request_id, None)) is not None:
+            self._forget(former)
         self.kept[receipt.request_id] = receipt
         if receipt.client_id:
             self.by_client[receipt.client_id] = receipt.request_id
@@ -125,7 +120,6 @@ class Receipts:
                 return found
         return None
 
-    def _forget(self, receipt: Receipt | None) -> None:
-        client_id = None if receipt is None else receipt.client_id
-        if receipt is not None and client_id and self.by_client.get(client_id) == receipt.request_id:
-            del self.by_client[client_id]
+    def _forget(self, receipt: Receipt) -> None:
+        if receipt.client_id and self.by_client.get(receipt.client_id) == receipt.request_id:
+            del self.by_client[receipt.client_id]

@@ -176,7 +176,7 @@ def test_the_latest_are_kept_and_found(ids: list[str], most: int) -> None:
     for number, request_id in enumerate(ids):
         kept.add(replace(WAITED, request_id=request_id, arrived=float(number)))
         order = [*(one for one in order if one != request_id), request_id][-most:]
-        assert len(kept) == len(order)
+        assert len(kept.kept) == len(order)
         found = kept.find(request_id)
         assert found is not None
         assert found.arrived == number
@@ -211,7 +211,7 @@ def test_a_client_s_name_for_a_request_is_forgotten_with_it(added: list[tuple[st
         for name in "uvw":
             found = kept.find(name)
             assert (None if found is None else found.request_id) in (there.get(name), None)
-        assert len(kept.by_client) <= len(kept)
+        assert len(kept.by_client) <= len(kept.kept)
 
 
 def test_a_repeat_of_a_kept_answer_is_said_to_have_run_nowhere() -> None:
@@ -253,8 +253,3 @@ def test_memory_stays_where_it_is_once_full() -> None:
     finally:
         tracemalloc.stop()
     assert second - first < 20_000
-
-
-def test_a_bound_is_one_at_least() -> None:
-    with pytest.raises(ValueError, match="limit"):
-        Receipts(0)
