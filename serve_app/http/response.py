@@ -9,6 +9,7 @@ error's body. `status` is still the answer's own, for instance the engine's 400.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -20,7 +21,6 @@ from serve_app.http.error_responses import (
     error_response,
     sse_comment,
     sse_error,
-    sse_refusal,
     sse_retry_comment,
 )
 from serve_app.transport import Frame, ResponseStream
@@ -101,7 +101,7 @@ class HttpExchange:
         """Send the error: as a status while nothing is sent, as an event of the stream after that."""
         if self._has_begun_stream:
             wait = b"" if self.status else sse_retry_comment(error)
-            body = wait + sse_error(error, self.operation)
+            body = wait + sse_error(error.body(), self.operation)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         elif not self.status:
             await self.send_answer(*error_response(error))
@@ -119,4 +119,5 @@ class HttpExchange:
         self.status, self._headers = status, headers
         if self.on_sent is not None:
             self.on_sent(body)
-        await self._send({"type": "http.response.body", "body": sse_refusal(body, self.operation), "more_body": False})
+        event = sse_error(json.loads(body), self.operation)
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})

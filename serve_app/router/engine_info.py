@@ -45,8 +45,7 @@ class EngineInfoClient:
     async def fetch_info(self) -> EngineInfo | None:
         """Fetch the limits; returns the last known ones, None if no engine has ever answered."""
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                self.cached = await self.call("info", self._replicas.next_replica())
+            self.cached = await self.call("info", self._replicas.next_replica())
             self._queue.replica_start.reported(self.cached.start_s)
         except CALL_FAILURES as error:
             logger.warning("%s: no engine reports its limits: %s", self._queue.model, error)
@@ -55,11 +54,11 @@ class EngineInfoClient:
     async def fetch_load(self, replica_id: str) -> EngineLoad | None:
         """Fetch the live load of one engine; None if it does not answer in time."""
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await self.call("load", replica_id)  # type: ignore[no-any-return]
+            return await self.call("load", replica_id)  # type: ignore[no-any-return]
         except CALL_FAILURES:
             return None
 
     async def call(self, method: str, replica_id: str) -> Any:
         """Call in a context of its own: a scrape's HTTP request must not decide how the reply is read."""
-        return await in_fresh_context(self._handle.call(method, replica_id=replica_id), f"{method}-{replica_id}")
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await in_fresh_context(self._handle.call(method, replica_id=replica_id), f"{method}-{replica_id}")

@@ -48,7 +48,7 @@ class Channel:
     unread: UnreadBytes = field(default_factory=UnreadBytes)
     # by number, those that need the channel, until they have ended there
     requests: dict[int, ResponseStream] = field(default_factory=dict)
-    _connection: ReplicaConnection | None = None  # open, or being opened
+    connection: ReplicaConnection | None = None  # open, or being opened: an ongoing call of the replica
     _attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
     _opening: asyncio.Task[None] | None = None
     _idle_timer: asyncio.TimerHandle | None = None
@@ -92,9 +92,9 @@ class Channel:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        if self._connection is None:
+        if self.connection is None:
             self._open()
-        connection, attached = self._connection, self._attached
+        connection, attached = self.connection, self._attached
         assert connection is not None
         assert attached is not None
         if not attached.done():
@@ -127,8 +127,8 @@ class Channel:
             except CHANNEL_ERRORS as error:
                 on_end(brief(error))
 
-        self._connection = ReplicaConnection(self.handle, self.router_id, self.replica_id, on_message, on_end)
-        self._opening = in_fresh_context(open_connection(self._connection), f"channel-{self.replica_id}")
+        self.connection = ReplicaConnection(self.handle, self.router_id, self.replica_id, on_message, on_end)
+        self._opening = in_fresh_context(open_connection(self.connection), f"channel-{self.replica_id}")
 
     def _lose(self, why: str) -> None:
         """The connection has ended by itself: a later one cannot continue its requests, since frames are lost."""
@@ -166,8 +166,8 @@ class Channel:
         self._end(number)
 
     def _cancel(self, number: int) -> None:
-        if number in self.requests and self._connection is not None:
-            self._connection.cancel(number)
+        if number in self.requests and self.connection is not None:
+            self.connection.cancel(number)
 
     def _end(self, number: int) -> None:
         """The replica is done with a request."""
@@ -177,7 +177,7 @@ class Channel:
             self._close_when_idle()
 
     def _close_when_idle(self) -> None:
-        if self.requests or self._connection is None:
+        if self.requests or self.connection is None:
             return
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -191,7 +191,7 @@ class Channel:
 
     def _drop(self, reason: str) -> None:
         """Close the present connection, whether it is open or not yet."""
-        connection, attached, self._connection, self._attached = self._connection, self._attached, None, None
+        connection, attached, self.connection, self._attached = self.connection, self._attached, None, None
         if attached is not None and not attached.done():
             attached.set_exception(EngineUnreachable(reason))
             attached.exception()  # mark as retrieved: perhaps no request waits for it any more
@@ -219,8 +219,3 @@ class Channel:
     def is_busy(self) -> bool:
         """Whether a request of this router runs there or is on its way."""
         return bool(self.requests)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a connection, or one is being opened: it counts as an ongoing call of the replica."""
-        return self._connection is not None

@@ -40,7 +40,7 @@ def test_a_lost_channel_fails_every_request_on_it_after_the_frames_that_arrived(
         await asyncio.sleep(0.02)  # some tokens
         getattr(cluster, loss)(REPLICA)
         assert all(await asyncio.wait_for(asyncio.gather(*requests), SOON_S))
-        assert not link.is_open
+        assert link.connection is None
         if loss == "break_channels":
             assert await until(lambda: not cluster[REPLICA].work, SOON_S, "the engine aborted them") < 1.0
             assert text(await answer(link, "again", 4)) == said("again", 4)
@@ -55,7 +55,7 @@ def test_an_attach_that_is_never_answered_fails_in_time_and_leaves_nothing_behin
         link, handle = opened(cluster)
         told = await asyncio.gather(*(answer(link, f"p{n}", 3) for n in range(5)), return_exceptions=True)
         assert [type(error) for error in told] == [EngineUnreachable] * 5
-        assert not link.is_open
+        assert link.connection is None
         assert [method for method, _ in handle.calls] == ["open_wire"]
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "the call cancelled")
         cluster[REPLICA].mute = False
@@ -119,7 +119,7 @@ def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() 
             request.cancel()
         assert {type(e) for e in await asyncio.gather(*requests, return_exceptions=True)} == {asyncio.CancelledError}
         assert not link.is_busy
-        await until(lambda: not link.is_open, SOON_S, "the channel closed")
+        await until(lambda: link.connection is None, SOON_S, "the channel closed")
 
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
 
@@ -177,7 +177,7 @@ def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> No
         async with link.run(asked("slow", LONG), nothing) as stream:
             frames = await stream.next()
             cluster.break_channels(REPLICA)
-            await until(lambda: not link.is_open, SOON_S, "the break seen")
+            await until(lambda: link.connection is None, SOON_S, "the break seen")
             assert not link.is_busy  # nor may its reader hold up a drain
             await answer(link, "quick", 30)  # over the next channel, while the one that lost frames has not looked yet
             with contextlib.suppress(EngineFailed):
@@ -218,7 +218,7 @@ def test_what_a_dropped_channel_still_brings_is_for_nobody(monkeypatch: pytest.M
         with pytest.raises(EngineUnreachable):
             await asyncio.wait_for(first, SOON_S)
         arrived[0](batch_encoder.encode(Batch([], 7)))  # it came in the turn in which the channel was dropped
-        assert (slots.told, link.is_open) == ([], False)
+        assert (slots.told, link.connection) == ([], None)
 
     run(scenario)
 

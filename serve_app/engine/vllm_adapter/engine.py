@@ -24,7 +24,6 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
-from serve_app.core.grammar_bounds import too_complex
 from serve_app.engine import environment
 from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
 from serve_app.engine.grammar_compiler import Compiler
@@ -101,7 +100,8 @@ class VllmEngine:
         """See `EngineBackend.run`."""
         if not self.alive:
             raise EngineUnreachable("the engine is dead")
-        recorder = TokenRecorder(_choices(submit), FATAL, submit.cache_salt or "")
+        n = submit.body.get("n")
+        recorder = TokenRecorder(n if isinstance(n, int) and n > 0 else 1, FATAL, submit.cache_salt or "")
         recorder_of_request.set(recorder)
         try:
             answer = await serving.answer(self._running(), self._state, submit)
@@ -113,10 +113,10 @@ class VllmEngine:
         except Exception as error:
             if recorder.failure is not None:
                 raise EngineFailed(f"the engine died: {error}") from error
-            yield _refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
+            yield serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
             return
         if isinstance(answer, ErrorResponse):
-            yield _refused(recorder, submit) or serving.refusal(answer, submit)
+            yield serving.refused(recorder, submit) or serving.refusal(answer, submit)
             return
         number = submit.number
         if isinstance(answer, BaseModel | bytes):
@@ -128,7 +128,7 @@ class VllmEngine:
             async for text in answer:
                 if recorder.failure is not None:
                     raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
-                if status and (refusal := _refused(recorder, submit)) is not None:
+                if status and (refusal := serving.refused(recorder, submit)) is not None:
                     yield refusal
                     return
                 yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1)
@@ -217,15 +217,3 @@ def _executor_class(config: VllmConfig, settings: ModelSettings) -> type[Executo
     from serve_app.engine.vllm_adapter.staged_executor import ray_executor_class
 
     return ray_executor_class(config, staged=one_bundle_per_stage(settings, environment.platform()))
-
-
-def _refused(recorder: TokenRecorder, submit: Submit) -> Frame | None:
-    """Our refusal of the request's grammar, in place of vLLM's error; None: the grammar was not refused."""
-    if recorder.refused is None and recorder.finish_reason == "error" and serving.grammar_field(submit):
-        recorder.refused = too_complex("its masks take more CPU than the tokens of the answer may")
-    return None if recorder.refused is None else serving.refused(recorder.refused, submit)
-
-
-def _choices(submit: Submit) -> int:
-    n = submit.body.get("n")
-    return n if isinstance(n, int) and n > 0 else 1

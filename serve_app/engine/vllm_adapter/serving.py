@@ -27,9 +27,11 @@ from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, Tokenize
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+from serve_app.core.grammar_bounds import too_complex
+from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.trusted_models import trusted
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
-from serve_app.errors import NotFound, ServeAppError
+from serve_app.errors import NotFound
 from serve_app.settings import ModelSettings
 from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Operation
@@ -150,8 +152,14 @@ def grammar_field(submit: Submit) -> str | None:
     return next((name for name in GRAMMAR_FIELDS if submit.body.get(name)), None)
 
 
-def refused(error: ServeAppError, submit: Submit) -> Frame:
-    """The response to a request whose grammar we refused inside vLLM; `param` names the field."""
+def refused(recorder: TokenRecorder, submit: Submit) -> Frame | None:
+    """Our refusal of the request's grammar, in place of vLLM's error, with its field in `param`; None: the grammar was
+    not refused."""
+    if recorder.refused is None and recorder.finish_reason == "error" and grammar_field(submit):
+        recorder.refused = too_complex("its masks take more CPU than the tokens of the answer may")
+    error = recorder.refused
+    if error is None:
+        return None
     error.param = error.param or grammar_field(submit)
     return _last_frame(submit, error.status, error.body())
 
