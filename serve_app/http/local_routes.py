@@ -111,7 +111,7 @@ class LocalRoutes:
     async def _metrics_text(self) -> bytes:
         for name, model in list(self.models.items()):
             names = sorted(model.replica_set.running)
-            loads = await asyncio.gather(*(model.engine_info.fetch_load(replica) for replica in names))
+            loads = await asyncio.gather(*(model.replica_set.fetch_load(replica) for replica in names))
             if self.models.get(name) is not model:
                 continue  # removed meanwhile, with its metrics
             self.metrics.set_model(model, {r: load for r, load in zip(names, loads, strict=True) if load is not None})

@@ -27,7 +27,6 @@ from serve_app.core.routing import AffinityKey, TargetReason
 from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
-from serve_app.router.engine_info import EngineInfoClient
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.queue_client import QueueClient
@@ -111,7 +110,6 @@ class ModelRouter:
         self.unread = UnreadBytes() if unread is None else unread
         self.queue = ModelQueue(client, settings.name, queue_policy(admission))
         self.replica_set = ReplicaSet(handle, router_id, self.queue, settings.max_num_seqs, routers, self.unread)
-        self.engine_info = EngineInfoClient(handle, self.replica_set, self.queue)
         self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
         self.placed: Counter[tuple[str, str]] = Counter()  # grants, by kind of affinity key and how they were placed
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
@@ -158,13 +156,13 @@ class ModelRouter:
         have none, and blocks of one token."""
         model = self.settings
         longest = model.max_model_len or sys.maxsize
-        return self.engine_info.cached or EngineInfo(model.name, [], longest, model.max_num_seqs, 0, 0)
+        return self.replica_set.info or EngineInfo(model.name, [], longest, model.max_num_seqs, 0, 0)
 
     async def info(self) -> EngineInfo | None:
         """The limits of the model's engines; None while no engine has reported them."""
-        if self.engine_info.cached is None and self.ready:
-            await self.engine_info.fetch_info()
-        return self.engine_info.cached
+        if self.replica_set.info is None and self.ready:
+            await self.replica_set.fetch_info()
+        return self.replica_set.info
 
     async def serve(
         self, request: Arrival, make: MakeSubmit, relay: Relay, key: AffinityKey | None, trace: RequestTrace
@@ -228,7 +226,7 @@ class ModelRouter:
         """
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
-        budget = KvBudget(request, self.engine_info.cached, trace.max_kv_tokens, trace.sequences)
+        budget = KvBudget(request, self.replica_set.info, trace.max_kv_tokens, trace.sequences)
         arrival = replace(
             request,
             affinity=affinity,
@@ -323,7 +321,7 @@ class ModelRouter:
         self._update_cold_start()
         self._warn_slow_start()
         if new:
-            self.engine_info.refresh()
+            self.replica_set.refresh_info()
 
     def _warn_slow_start(self) -> None:
         """Log a warning, once per start, if requests are refused before a replica can start."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from serve_app.core.routing import outliers
-from serve_app.router import engine_info
+from serve_app.router import replicas as replica_module
 from serve_app.transport import channel, tcp_server
 from serve_app.types import Outcome
 from tests.fakes import engines
@@ -183,7 +183,7 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int) ->
     short = {
         (channel, "ATTACH_TIMEOUT_S"): 0.1,
         (outliers, "FIRST_EJECTION_S"): 0.05,
-        (engine_info, "ANSWER_TIMEOUT_S"): 10 * POLL_S,
+        (replica_module, "ANSWER_TIMEOUT_S"): 10 * POLL_S,
     }
     short[tcp_server, "TICKET_LIFE_S"] = 0.5
     engines.run(scenario, model(slots=SLOTS), waits=short)

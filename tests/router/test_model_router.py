@@ -10,7 +10,8 @@ import pytest
 
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import Overloaded, Unavailable
-from serve_app.router import RequestTrace, engine_info
+from serve_app.router import RequestTrace
+from serve_app.router import replicas as replica_module
 from serve_app.transport import Frame, ResponseStream, Submit, channel
 from serve_app.types import Operation, RequestClass
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -217,13 +218,13 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
         assert info is not None
         assert router.model.limits is info
         assert info.slots == 4
-        load = await router.model.engine_info.fetch_load("r1")
+        load = await router.model.replica_set.fetch_load("r1")
         assert load is not None
         assert load.running == 0
         cluster.kill("r1", told=False)
-        assert await router.model.engine_info.fetch_load("r1") is None
+        assert await router.model.replica_set.fetch_load("r1") is None
 
-    run(scenario, waits={(engine_info, "ANSWER_TIMEOUT_S"): 0.1})
+    run(scenario, waits={(replica_module, "ANSWER_TIMEOUT_S"): 0.1})
 
 
 def test_the_queue_is_told_what_a_request_has_really_made(monkeypatch: pytest.MonkeyPatch) -> None:
