@@ -35,7 +35,7 @@ def error_response(error: ServeAppError) -> Answer:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 409:
         headers.append((b"x-should-retry", b"false"))  # the SDK retries a 409 by default, in vain
-    if isinstance(error, MethodNotAllowed):
+    if isinstance(error, MethodNotAllowed) and error.allow:
         headers.append((b"allow", ", ".join(error.allow).encode()))
     return error.status, headers, _encode(error.body())
 
