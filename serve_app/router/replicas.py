@@ -109,7 +109,7 @@ class ReplicaSet:
         """Drop the state of replicas that have left and run none of this router's requests."""
         for replica_id in [name for name in self.slots if name not in self.running]:
             channel = self.channels.get(replica_id)
-            if channel is None or not channel.is_busy:
+            if channel is None or not channel.requests:
                 self.channels.pop(replica_id, None)
                 del self.slots[replica_id]
                 self._routing.drop_replica(replica_id)

@@ -46,7 +46,7 @@ class Channel:
     numbers: Iterator[int]
     on_slots: Callable[[int], None]
     unread: UnreadBytes = field(default_factory=UnreadBytes)
-    # by number, those that need the channel, until they have ended there
+    # by number, those that run there or are on their way: they need the channel
     requests: dict[int, ResponseStream] = field(default_factory=dict)
     connection: ReplicaConnection | None = None  # open, or being opened: an ongoing call of the replica
     _attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
@@ -214,8 +214,3 @@ class Channel:
     def restore(self) -> None:
         """The replica is back in Serve's set."""
         self._retired = False
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request of this router runs there or is on its way."""
-        return bool(self.requests)

@@ -71,7 +71,7 @@ def test_the_channel_closes_a_while_after_the_last_request_and_opens_again() -> 
         await answer(link, "a", 3)
         await answer(link, "b", 3)
         assert link.connection is not None
-        assert not link.is_busy
+        assert not link.requests
         waited_s = await until(lambda: link.connection is None, SOON_S, "the channel closed")
         assert waited_s > 0.5 * channel.IDLE_CLOSE_S
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "nothing held on the replica")
