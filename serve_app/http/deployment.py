@@ -25,7 +25,7 @@ from serve_app.ray_adapter import (
     on_fast_path,
 )
 from serve_app.router import ModelRegistry, QueueClient, ReceiptSearch, RouterMetrics, SessionClient
-from serve_app.settings import parse
+from serve_app.settings import ModelSettings, parse
 
 logger = logging.getLogger("ray.serve")
 
@@ -50,14 +50,15 @@ class RouterReplica:
                 "RAY_SERVE_THROUGHPUT_OPTIMIZED=1 in the environment of `ray start` (about three times the throughput)"
             )
 
+        def connect(model: ModelSettings) -> EngineHandle:
+            return EngineHandle(deployment_of(model.name), replica.app_name)
+
         self._config = config
         self._metrics = RouterMetrics()
         quota, name, receipts = QuotaActor(settings.quota), replica.replica_id.unique_id, Receipts()
         self._queue_client = QueueClient(name, quota.exchange, quota.watch)
         in_fresh_context(self._queue_client.start(), "queues")
-        self._registry = ModelRegistry(
-            lambda model: EngineHandle(deployment_of(model.name), replica.app_name), name, self._queue_client
-        )
+        self._registry = ModelRegistry(connect, name, self._queue_client)
         models = self._registry.models
         sessions = SessionClient(quota.call, self._queue_client.core.sessions)
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
