@@ -10,7 +10,7 @@ BIN := .venv/bin
 # one broken fixture of the shared cluster fails hundreds of tests the same way
 MAX_FAILURES := 5
 # processes: one runs the end-to-end tests, which share a stack, the other one everything else (tests/conftest.py)
-TEST_PROCESSES := -n 2 --dist loadgroup
+TEST_PROCESSES := -n 2 --dist loadscope
 # a test that takes longer than any of ours prints where it stands
 STUCK_S := 300
 

@@ -161,7 +161,7 @@ def measure(case: Case, events: int, seed: int) -> dict[str, Any]:
         "max_us": quantile_us(every, 1.0),
         "longest_collection_us": round(max(collected_s) * 1e6, 1),
         "waiting": load.line.waiting,
-        "running": load.line.running,
+        "running": len(load.line.scheduler.running),
         "by_event": {kind: quantile_us(spans, 0.99) for kind, spans in times.items()},
     }
 

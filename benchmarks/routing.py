@@ -119,9 +119,9 @@ def by_routing(keyed: bool, free_share: float) -> Choose:
 
     def choose(key: str, loads: dict[str, int]) -> str | None:
         for name, load in loads.items():
-            if name not in routing:
+            if not routing.load_bound(name):  # not added yet
                 routing.set_slots(name, SLOTS)
-            routing.set_load(name, load)
+            routing.add_load(name, load - routing.load(name))
         choice = routing.choose(key if keyed else None, draw)
         return None if choice is None else choice.replica_id
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # How long an example takes says how busy the machine is: nothing is measured in a unit test.
 hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -28,22 +30,27 @@ WITH_PROCESSES = (
 )
 CI_RERUNS = 1
 
-TOGETHER = ("e2e", "cluster")  # each a group of tests that one process runs, in order
+TOGETHER = ("tests/e2e/", "tests/cluster/")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: too slow for `make test`; `make test-long` runs it")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test its group, which `make test` runs in one of its processes (pytest-xdist, `--dist loadgroup`)."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item.nodeid)))
-        if os.environ.get("CI") == "true" and item.nodeid.startswith(WITH_PROCESSES):
-            item.add_marker(pytest.mark.flaky(reruns=CI_RERUNS))
+    if os.environ.get("CI") == "true":
+        for item in items:
+            if item.nodeid.startswith(WITH_PROCESSES):
+                item.add_marker(pytest.mark.flaky(reruns=CI_RERUNS))
 
 
-def group_of(nodeid: str) -> str:
-    """The end-to-end tests share stacks, those of a cluster start Ray with fixed ports; other files stand alone."""
-    return next((group for group in TOGETHER if nodeid.startswith(f"tests/{group}/")), nodeid.partition("::")[0])
+class GroupScheduling(LoadScopeScheduling):
+    """How `make test` shares the tests out to its processes (pytest-xdist): a group runs in one of them, in order. The
+    end-to-end tests share stacks, those of a cluster start Ray with fixed ports; of other tests a file is a group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((group for group in TOGETHER if nodeid.startswith(group)), nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)

@@ -44,7 +44,8 @@ class NearEngines:
         """Start a replica, of a name that none had before."""
         engine = _Engine.__new__(_Engine)
         await _Engine.__init__(engine, self._settings.model_dump(mode="json"))
-        engine.wire = TcpServer(engine.run, LOOPBACK, engine.engine_info.slots)
+        engine.wire = TcpServer(engine.run, LOOPBACK)
+        engine.wire.set_slots(engine.engine_info.slots)
         name = f"engine-{next(self._names)}"
         self._replicas[name] = engine
         self._tell()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 from unittest import mock
@@ -92,10 +91,8 @@ class NearQuota:
 
     def _held(self) -> dict[str, Any]:
         lines = self._actor.core.queue
-        waiting = {
-            model: line.admission.snapshot(time.monotonic()).waiting for model, line in lines.granting.models.items()
-        }
-        found = {model: dict(counts) for model, counts in waiting.items() if sum(counts.values())}
+        waiting = {model: line.admission.waiting for model, line in lines.granting.models.items()}
+        found: dict[str, Any] = {model: count for model, count in waiting.items() if count}
         requests = list(lines.granting.requests.by_ticket)
         return found | ({"requests": requests} if requests else {})
 

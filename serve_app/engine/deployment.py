@@ -74,6 +74,7 @@ class EngineReplica:
         self._settings = ModelSettings.model_validate(settings)
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
+        self.wire = TcpServer(self.run, ray.util.get_node_ip_address())
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
         self._grant = None if quota is None else await self._obtain(QuotaSettings.model_validate(quota))
@@ -83,7 +84,8 @@ class EngineReplica:
         if self._grant is not None:
             self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
         self.engine_info = msgspec.structs.replace(info, start_s=time.monotonic() - started)
-        self.wire = TcpServer(self.run, ray.util.get_node_ip_address(), info.slots)
+        if self.draining is None:
+            self.wire.set_slots(info.slots)
         self.watching = asyncio.create_task(self._watch())
         logger.info(
             "engine %s ready after %.1f s: %d KV tokens, %d slots, max length %d",

@@ -272,7 +272,7 @@ class RouterApp:
         if call.comments is not None:
             await call.comments.end()
         tokens = record.cost.tokens if record.operation.takes_slot else 0
-        self._metrics.count_granted(record.model, record.request_class, record.trace.waited_s, tokens)
+        self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
         record.stream = stream
         if record.operation.generates:
             first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started

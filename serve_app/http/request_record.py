@@ -93,6 +93,7 @@ class RequestRecord:
             total_s=now - self.started,
             granted=granted,
             ahead=trace.ahead,
+            waited_for=trace.waited_for,
             first_token_s=served.ttft_s,
             replica_id=trace.replica_id,
             route=trace.route,

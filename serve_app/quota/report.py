@@ -89,7 +89,7 @@ def _model_queue(core: Quota, model: str, now: float) -> dict[str, Any]:
         "oldest_wait_s": round(found.oldest_wait_s, 2),
         "drain_slots_per_s": found.drain_slots_per_s,
         "refused": dict(found.refused),
-        "classes": {name: asdict(one) | {"granted": found.granted[name]} for name, one in found.classes.items()},
+        "classes": {name: asdict(one) for name, one in found.classes.items()},
         "tenants": {name: asdict(one) for name, one in found.tenants.items()},
     }
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import SloVerdict
 from serve_app.router.model_router import ModelRouter
+from serve_app.router.request_grant import RequestTrace
 from serve_app.transport import EngineLoad
 from serve_app.types import Outcome, RequestClass
 
@@ -34,6 +35,11 @@ class RouterMetrics:
             "serve_app_requests", "Requests by how they ended.", (*OF_TENANT, "priority", "outcome")
         )
         self._wait = seconds("serve_app_queue_wait_seconds", "Seconds in the queue before the last grant.", OF_CLASS)
+        self._waited = counter(
+            "serve_app_waited_seconds",
+            "Seconds that granted requests have waited in the queue, by what they waited for.",
+            (*OF_CLASS, "reason"),
+        )
         self._granted = counter(
             "serve_app_granted_tokens", "Estimated tokens of the requests that the queue has granted.", OF_CLASS
         )
@@ -105,10 +111,13 @@ class RouterMetrics:
         """Count a request's end."""
         self._requests.labels(model, tenant, request_class.label, outcome.value).inc()
 
-    def count_granted(self, model: str, request_class: RequestClass, waited_s: float, tokens: int) -> None:
+    def count_granted(self, model: str, request_class: RequestClass, trace: RequestTrace, tokens: int) -> None:
         """Count a granted request, its wait and its estimated tokens."""
-        self._wait.labels(model, request_class.label).observe(waited_s)
-        self._granted.labels(model, request_class.label).inc(tokens)
+        labels = (model, request_class.label)
+        self._wait.labels(*labels).observe(trace.waited_s)
+        if trace.waited_for is not None:
+            self._waited.labels(*labels, trace.waited_for.value).inc(trace.waited_s)
+        self._granted.labels(*labels).inc(tokens)
 
     def observe_first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
         self._ttft.labels(model, request_class.label).observe(seconds)

@@ -240,7 +240,7 @@ class ModelRouter:
             trace.reason, trace.route = target.reason, target.route
         else:
             trace.reason, trace.route = TargetReason.MOST_FREE, None
-        trace.waited_s = granted.waited_s
+        trace.waited_s, trace.waited_for = granted.waited_s, granted.waited_for
         self.placed["none" if key is None else key.reason, trace.route or trace.reason] += 1
         return RequestGrant(self.queue, self.replica_set, arrival, granted.replica_id, budget)
 

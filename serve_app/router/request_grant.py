@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from serve_app.core.queue import Arrival
+from serve_app.core.queue import Arrival, WaitReason
 from serve_app.core.routing import Route, TargetReason
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
@@ -28,6 +28,7 @@ class RequestTrace:
         replica_id: the replica to which it was submitted last.
         reason: the reason for that replica; `route`: how the replica was found, None: by the queue.
         waited_s: seconds between its last arrival in the queue and the grant.
+        waited_for: what it waited for then; None: for nothing.
         losses: number of replicas lost during the request.
         kv_token_s: KV tokens held, times seconds.
     """
@@ -39,6 +40,7 @@ class RequestTrace:
     reason: TargetReason = TargetReason.MOST_FREE
     route: Route | None = None
     waited_s: float = 0.0
+    waited_for: WaitReason | None = None
     losses: int = 0
     kv_token_s: float = 0.0
 

@@ -39,13 +39,12 @@ class TcpServer:
     Args:
         run: runs a request.
         host: the node's address.
-        slots: of the engine; routers receive them.
     """
 
-    def __init__(self, run: RunRequest, host: str, slots: int) -> None:
+    def __init__(self, run: RunRequest, host: str) -> None:
         self.run = run
         self._host = host
-        self.slots = slots
+        self.slots = 0  # of the engine; routers receive them
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._closed = False

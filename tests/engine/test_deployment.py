@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.engine import deployment
 from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.settings import ModelSettings
 from serve_app.transport import NO_SLOTS, Submit
 from serve_app.types import Operation
 from tests.fakes.engines import FakeCluster, model, run, until
@@ -124,6 +125,27 @@ def test_any_caller_learns_what_the_engine_can_do_and_how_busy_it_is() -> None:
         peer.leave()
 
     run(scenario)
+
+
+def test_a_replica_that_has_to_drain_while_its_engine_starts_takes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        replica: Any = object.__new__(deployment.EngineReplica)
+        backend = deployment.make_backend(ModelSettings(name="m", engine="simulated"))
+        start = backend.start
+
+        async def draining_start() -> Any:
+            replica.drain()
+            return await start()
+
+        monkeypatch.setattr(backend, "start", draining_start)
+        monkeypatch.setattr(deployment, "make_backend", lambda settings: backend)
+        await replica.__init__({"name": "m", "engine": "simulated"})
+        assert replica.wire.slots == NO_SLOTS
+        replica.draining.cancel()  # it would end this process
+        replica.watching.cancel()
+        await backend.shutdown()
+
+    asyncio.run(scenario())
 
 
 def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.core.estimate import EstimateSource
 from serve_app.core.estimate.estimate import MIN_SEEN
-from serve_app.core.queue import RefusalReason
+from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts import Receipt
 from serve_app.core.routing import Route
 from serve_app.http import python_calls
@@ -78,6 +78,22 @@ def test_a_refused_request_tells_why_who_was_ahead_and_what_it_was_told() -> Non
         assert refused.retry_after_s is not None
         assert (left.outcome, left.granted, left.ahead) == (Outcome.CANCELLED_QUEUED, False, ())
         assert (ran.outcome, ran.granted) == (Outcome.CANCELLED_RUNNING, True)
+
+    check(scenario)
+
+
+def test_a_request_that_waited_tells_what_for_in_its_receipt_and_in_the_metrics() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        task, _ = await running(client, n=4)
+        waits = client.posting(ask("waits"))
+        await turns(20)
+        await leave(task)
+        assert (await waits).status == 200
+        _, waited = receipts(client)
+        assert waited.waited_for is WaitReason.SLOTS
+        seconds = client.figures("serve_app_waited_seconds_total", "priority", "reason")
+        assert set(seconds) == {("normal", "slots")}
+        assert 0 < seconds["normal", "slots"] <= waited.wait_s
 
     check(scenario)
 
@@ -168,7 +184,7 @@ def test_tokenizing_and_embedding_leave_receipts_and_teach_nothing() -> None:
         assert reply.status == 200
         (found,) = receipts(client)
         assert (found.outcome, found.replica_id) == (Outcome.OK, "r1")
-        assert len(client.edge.estimator) == 0
+        assert not client.edge.estimator.tenants
 
     check(scenario)
 

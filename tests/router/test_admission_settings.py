@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.queue.admission import ClassBound, QueuePolicy, TenantPolicy
+from serve_app.core.queue import ClassBound, QueuePolicy, TenantPolicy
 from serve_app.core.queue.policy import DEFAULT_MIN_SHARE
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError

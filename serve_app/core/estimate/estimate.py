@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from serve_app.core.estimate.histogram import FadingHistogram
 
@@ -35,8 +34,6 @@ KIB = 1024
 _SMALLEST_OCTAVE, _SIZE_CLASSES = 9, 8  # prompts under 1 KiB, 2, 4, ... and those of 64 KiB and more
 _OUTPUT_OCTAVES = 17  # up to 131,072 tokens
 _RATIO_OCTAVES = 12  # 1 to 4,096 tokens per KiB
-
-_Key = TypeVar("_Key")
 
 
 class EstimateSource(enum.StrEnum):
@@ -84,15 +81,17 @@ class ObservedUse:
             raise ValueError(f"use out of range: {self}")
 
 
+def _new_outputs() -> FadingHistogram:
+    return FadingHistogram(_OUTPUT_OCTAVES, HALF_LIFE)
+
+
+@dataclass(slots=True, eq=False)
 class _LearnedLengths:
     """The histograms of one tenant on one model, or of a whole model."""
 
-    __slots__ = ("all_sizes", "by_size", "ratio")
-
-    def __init__(self) -> None:
-        self.ratio = FadingHistogram(_RATIO_OCTAVES, HALF_LIFE)
-        self.all_sizes = FadingHistogram(_OUTPUT_OCTAVES, HALF_LIFE)
-        self.by_size: dict[int, FadingHistogram] = {}
+    ratio: FadingHistogram = field(default_factory=lambda: FadingHistogram(_RATIO_OCTAVES, HALF_LIFE))
+    all_sizes: FadingHistogram = field(default_factory=_new_outputs)
+    by_size: defaultdict[int, FadingHistogram] = field(default_factory=lambda: defaultdict(_new_outputs))
 
     def observe(self, use: ObservedUse) -> None:
         if use.prompt_bytes and use.prompt_tokens:
@@ -101,17 +100,17 @@ class _LearnedLengths:
         output = use.output_tokens / use.answers
         if output == 0:
             return  # generation never began, or none was requested
-        self.all_sizes.add(output, is_cut_off=use.is_cut_off)
-        size = size_class(use.prompt_bytes)
-        if size not in self.by_size:
-            self.by_size[size] = FadingHistogram(_OUTPUT_OCTAVES, HALF_LIFE)
-        self.by_size[size].add(output, is_cut_off=use.is_cut_off)
+        for outputs in (self.all_sizes, self.by_size[size_class(use.prompt_bytes)]):
+            outputs.add(output, is_cut_off=use.is_cut_off)
 
     def output_histograms(self, size: int) -> Iterator[FadingHistogram]:
         """The histograms with enough observations, the most specific first."""
         for found in (self.by_size.get(size), self.all_sizes):
             if found is not None and found.seen >= MIN_SEEN:
                 yield found
+
+
+_Learned = OrderedDict[tuple[str, ...], _LearnedLengths]
 
 
 class Estimator:
@@ -126,8 +125,9 @@ class Estimator:
 
     def __init__(self, quantile: float = DEFAULT_QUANTILE) -> None:
         self.configure(quantile)
-        self.tenants: OrderedDict[tuple[str, str], _LearnedLengths] = OrderedDict()  # by model and tenant
-        self.models: OrderedDict[str, _LearnedLengths] = OrderedDict()
+        self.tenants: _Learned = OrderedDict()  # by model and tenant
+        self.models: _Learned = OrderedDict()  # by model alone
+        self._nothing = _LearnedLengths()  # of a tenant or a model that was not seen
 
     def configure(self, quantile: float) -> None:
         """Use another quantile of the learned lengths; raises as the constructor."""
@@ -135,38 +135,24 @@ class Estimator:
             raise ValueError(f"quantile is {quantile}")
         self.quantile = quantile
 
-    def __len__(self) -> int:
-        """Pairs of tenant and model in memory."""
-        return len(self.tenants)
-
     def estimate(self, tenant: str, model: str, prompt_bytes: int, bound: int | None = None) -> Estimate:
         """The estimate for a request. `bound`: on each answer, in tokens (`max_tokens`)."""
-        own, common = self.tenants.get((model, tenant)), self.models.get(model)
-        prompt_tokens = self._prompt(own, common, prompt_bytes)
+        own = self.tenants.get((model, tenant), self._nothing)
+        common = self.models.get((model,), self._nothing)
         output, source = self._output(own, common, size_class(prompt_bytes))
         if bound is not None:
             output = min(output, max(0, bound))
-        return Estimate(prompt_tokens, output, source)
+        return Estimate(_prompt_tokens(own, common, prompt_bytes), output, source)
 
     def observe(self, use: ObservedUse) -> None:
         """Learn from a request that has ended, with or without success."""
         _get_or_create(self.tenants, (use.model, use.tenant), MAX_TENANTS).observe(use)
-        _get_or_create(self.models, use.model, MAX_MODELS).observe(use)
+        _get_or_create(self.models, (use.model,), MAX_MODELS).observe(use)
 
-    def _prompt(self, own: _LearnedLengths | None, common: _LearnedLengths | None, prompt_bytes: int) -> int:
-        for learned in (own, common):
-            if learned is not None and learned.ratio.seen >= MIN_SEEN:
-                per_kib = learned.ratio.quantile(0.5)
-                if per_kib is not None:
-                    return math.ceil(prompt_bytes * per_kib / KIB)
-        return -(-prompt_bytes // PRIOR_BYTES_PER_TOKEN)
-
-    def _output(
-        self, own: _LearnedLengths | None, common: _LearnedLengths | None, size: int
-    ) -> tuple[int, EstimateSource]:
+    def _output(self, own: _LearnedLengths, common: _LearnedLengths, size: int) -> tuple[int, EstimateSource]:
         longest_cut = 0.0
         for learned, source in ((own, EstimateSource.TENANT), (common, EstimateSource.MODEL)):
-            for outputs in () if learned is None else learned.output_histograms(size):
+            for outputs in learned.output_histograms(size):
                 found = outputs.quantile(self.quantile)
                 if found is not None:
                     return math.ceil(found), source
@@ -174,17 +160,23 @@ class Estimator:
         return max(PRIOR_OUTPUT_TOKENS, math.ceil(longest_cut)), EstimateSource.PRIOR
 
 
+def _prompt_tokens(own: _LearnedLengths, common: _LearnedLengths, prompt_bytes: int) -> int:
+    for ratio in (own.ratio, common.ratio):
+        if ratio.seen >= MIN_SEEN and (per_kib := ratio.quantile(0.5)) is not None:
+            return math.ceil(prompt_bytes * per_kib / KIB)
+    return -(-prompt_bytes // PRIOR_BYTES_PER_TOKEN)
+
+
 def size_class(prompt_bytes: int) -> int:
     """The size class of a prompt: 0 below 1 KiB, then one for each doubling; the last has no upper end."""
     return min(max(prompt_bytes.bit_length() - 1 - _SMALLEST_OCTAVE, 0), _SIZE_CLASSES - 1)
 
 
-def _get_or_create(learned: OrderedDict[_Key, _LearnedLengths], key: _Key, limit: int) -> _LearnedLengths:
+def _get_or_create(learned: _Learned, key: tuple[str, ...], limit: int) -> _LearnedLengths:
     """The entry of a key, created if absent and marked most recent; above `limit` the least recent one is dropped."""
-    found = learned.get(key)
-    if found is None:
-        found = learned[key] = _LearnedLengths()
+    if key not in learned:
+        learned[key] = _LearnedLengths()
         if len(learned) > limit:
             learned.popitem(last=False)
     learned.move_to_end(key)
-    return found
+    return learned[key]

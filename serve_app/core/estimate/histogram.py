@@ -46,7 +46,10 @@ class FadingHistogram:
         self.seen += 1
         self._unit *= self._growth
         if self._unit > RESCALE_ABOVE:
-            self._rescale()
+            self._observed = array("f", [weight / self._unit for weight in self._observed])
+            if self._censored is not None:
+                self._censored = array("f", [weight / self._unit for weight in self._censored])
+            self._unit = 1.0
 
     def quantile(self, share: float) -> float | None:
         """The value that `share` (0 to 1) of all do not exceed; None: no value, or too many are censored.
@@ -69,13 +72,7 @@ class FadingHistogram:
     def longest_censored(self) -> float:
         """The lower edge of the highest bucket with a censored value; 0.0: there is none."""
         cuts = self._censored or ()
-        return next((bucket_edge(bucket) for bucket in range(len(cuts) - 1, -1, -1) if cuts[bucket] > 0.0), 0.0)
-
-    def _rescale(self) -> None:
-        for weights in (self._observed, self._censored or ()):
-            for bucket, weight in enumerate(weights):
-                weights[bucket] = weight / self._unit  # type: ignore[index]
-        self._unit = 1.0
+        return next((bucket_edge(bucket) for bucket in reversed(range(len(cuts))) if cuts[bucket] > 0.0), 0.0)
 
 
 def bucket_edge(bucket: int) -> float:

@@ -15,6 +15,7 @@ from serve_app.core.queue.events import (
     QueueStatus,
     RefusalReason,
     Refuse,
+    WaitReason,
     refusal_error,
 )
 from serve_app.core.queue.policy import (
@@ -25,7 +26,7 @@ from serve_app.core.queue.policy import (
     QueuePolicy,
     TenantPolicy,
 )
-from serve_app.core.queue.vtc_charges import INPUT_WEIGHT, OUTPUT_WEIGHT
+from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT
 from serve_app.core.queue.wait_forecast import Backlog
 
 __all__ = [
@@ -49,5 +50,6 @@ __all__ = [
     "Refuse",
     "ReplicaStart",
     "TenantPolicy",
+    "WaitReason",
     "refusal_error",
 ]

@@ -15,14 +15,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serve_app.core.queue.events import PlacementConstraint, ReplicaUse
+from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
+from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.types import RequestClass
 
 _Size = tuple[int, float, float]  # slots, KV tokens, KV tokens that sessions do not hold
-_NONE: frozenset[str] = frozenset()
+ANYWHERE: PlacementConstraint = None, frozenset()
 # Minus free tokens, minus free slots, last take, replica id: the best replica comes first.
 IndexEntry = tuple[float, int, int, str]
 
@@ -36,6 +37,7 @@ class _ReplicaCapacity:
     kv_used: int = 0
     used_elsewhere: int = 0  # slots used outside this queue: router credit, sessions
     kv_used_elsewhere: int = 0
+    counted_free: int = 0  # free slots that `Capacity.free` includes
     last_take: int = 0
     index_entry: IndexEntry | None = None  # its entry in the indices; None: nothing is free on it
     running: dict[str, tuple[int, int]] = field(default_factory=dict)  # slots and tokens by request id
@@ -63,7 +65,6 @@ class Capacity:
 
     def __init__(self) -> None:
         self.replicas: dict[str, _ReplicaCapacity] = {}
-        self._replica_of: dict[str, str] = {}  # replica id by id of a running request
         self._by_free: dict[int, list[IndexEntry]] = {}  # replicas by their number of free slots
         self._free_counts: list[int] = []  # the keys of `_by_free`, rising
         self._by_tokens: list[IndexEntry] = []  # all replicas with something free
@@ -83,18 +84,6 @@ class Capacity:
         self.kv_used = 0
 
     @property
-    def requests(self) -> int:
-        """Running requests on replicas that have slots; requests on draining replicas do not count."""
-        return sum(len(replica.running) for replica in self.replicas.values() if replica.slots)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._replica_of
-
-    def has_replica(self, replica_id: str) -> bool:
-        """Whether `set_replica` was called for this replica, and `drop_replica` not since."""
-        return replica_id in self.replicas
-
-    @property
     def most_free_slots(self) -> int:
         """The most slots that one request could take now on an open replica."""
         if not self._best_known:
@@ -108,7 +97,7 @@ class Capacity:
             self._find_best()
         return 0.0 if self._best is None else -self._best[0]
 
-    def could_fit(self, slots: int, tokens: int, where: PlacementConstraint | None = None) -> bool:
+    def could_fit(self, slots: int, tokens: int, where: PlacementConstraint | None) -> bool:
         """Whether some replica would be large enough if only its sessions were on it. O(distinct replica sizes)."""
         if where is None:
             # A loop: this is called for every head, and `any` takes three times as long.
@@ -120,42 +109,47 @@ class Capacity:
         if only is not None:
             return only not in avoid and only in self.replicas and self._is_large_enough(only, slots, tokens)
         hidden = Counter(self.replicas[one].size for one in avoid if one in self.replicas)
-        return any(
-            size[0] >= slots and size[2] >= tokens and replicas > hidden[size] for size, replicas in self._sizes.items()
-        )
+        sizes = (size for size, replicas in self._sizes.items() if replicas > hidden[size])
+        return any(size >= slots and kv_tokens >= tokens for size, _, kv_tokens in sizes)
 
-    def is_too_large(self, slots: int, tokens: int, only: str | None = None) -> bool:
-        """Whether no replica would be large enough even without sessions; False for an `only` replica that has no slots
+    def is_too_large(self, arrival: Arrival) -> bool:
+        """Whether no replica would be large enough even without sessions; False for an only replica that has no slots
         now, since it may get them. O(distinct replica sizes)."""
+        slots, tokens, only = arrival.slots, arrival.cost, arrival.only_replica
         if only is not None:
             one = self.replicas.get(only)
             return one is not None and one.slots > 0 and (one.slots < slots or one.kv_tokens < tokens)
         return not any(size >= slots and kv_tokens >= tokens for size, kv_tokens, _ in self._sizes)
 
-    def fits(self, slots: int, tokens: int, where: PlacementConstraint | None = None) -> bool:
+    def fits(self, slots: int, tokens: int, where: PlacementConstraint | None) -> bool:
         """Whether some open replica has this much free. O(1) for one slot, else O(distinct numbers of free slots)."""
         if tokens > self.most_free_tokens:
             return False
         return (slots == 1 and where is None) or self._find(slots, tokens, where) is not None
 
+    def shortage(self, slots: int, tokens: int, where: PlacementConstraint | None) -> WaitReason:
+        """Why `fits` is False. O(replicas)."""
+        only, avoid = where or ANYWHERE
+        enough_slots = {name: replica for name, replica in self.replicas.items() if replica.free >= slots}
+        with_room = {name for name, replica in enough_slots.items() if replica.kv_free >= tokens}
+        allowed = {name for name in with_room if only in (None, name) and name not in avoid}
+        if allowed:
+            return WaitReason.HELD_BACK if allowed & self._held_back else WaitReason.KV_DEBT
+        if with_room:
+            return WaitReason.PLACEMENT
+        return WaitReason.KV_TOKENS if enough_slots else WaitReason.SLOTS
+
     def set_replica(
-        self,
-        replica_id: str,
-        slots: int,
-        kv_tokens: int | None = None,
-        used_elsewhere: tuple[int, int] = (0, 0),
-        session_kv: int = 0,
+        self, replica_id: str, slots: int, kv_tokens: int | None, used_elsewhere: tuple[int, int], session_kv: int
     ) -> None:
         """Add a replica, or change its size, the slots and KV tokens used outside this queue (`used_elsewhere`) and the
         KV tokens among these that sessions hold (`session_kv`). Running requests stay."""
         replica = self.replicas.setdefault(replica_id, _ReplicaCapacity())
-        before = replica.free
         self._count_size(replica.size, -1)
         replica.slots, replica.kv_tokens = slots, math.inf if kv_tokens is None else kv_tokens
         replica.used_elsewhere, replica.kv_used_elsewhere = used_elsewhere
         replica.session_kv = session_kv
         self._count_size(replica.size, 1)
-        self.free += replica.free - before
         self._index(replica_id, replica)
 
     def drop_replica(self, replica_id: str) -> list[str]:
@@ -165,13 +159,10 @@ class Capacity:
             return []
         self._kv_debts.pop(replica_id, None)
         self._count_size(replica.size, -1)
-        self.free -= replica.free
         self.used -= replica.used
         self.kv_used -= replica.kv_used
         replica.slots = 0
         self._index(replica_id, replica)
-        for request_id in replica.running:
-            del self._replica_of[request_id]
         return list(replica.running)
 
     def set_kv_debt(self, replica_id: str, request_class: RequestClass | None) -> None:
@@ -186,92 +177,58 @@ class Capacity:
         """The next queries and takes are for this class: replicas in KV debt at this class or above are closed.
         O(replicas in KV debt)."""
         if self._kv_debts:
-            self._closed = self._held_back | {
-                replica_id for replica_id, debt in self._kv_debts.items() if debt >= request_class
-            }
+            in_debt = {replica_id for replica_id, debt in self._kv_debts.items() if debt >= request_class}
+            self._closed = self._held_back | in_debt
             self._best_known = False
 
-    def take(
-        self,
-        request_id: str,
-        slots: int,
-        tokens: int,
-        affinity: str | None = None,
-        where: PlacementConstraint | None = None,
-    ) -> str:
-        """Take slots and KV tokens of one replica: `affinity` if it fits there, else most free tokens, then most slots.
+    def take(self, waiting: QueuedRequest) -> str:
+        """Take what a request needs of one replica: its preferred one if it fits there, else the one with most free
+        tokens, then most slots.
 
         Returns the replica id. O(distinct numbers of free slots) for more than one slot.
 
         Raises:
-            ValueError: no open replica has that much free, or the request runs already; the state is unchanged.
+            ValueError: no open replica has that much free; the state is unchanged.
         """
-        replica_id = self._choose(slots, tokens, affinity, where)
-        if replica_id is None or request_id in self._replica_of:
-            raise ValueError(f"{request_id!r} cannot take {slots} slots and {tokens} tokens")
+        arrival, (slots, tokens, where) = waiting.arrival, waiting.need
+        only, avoid = where or ANYWHERE
+        replica_id = None
+        if arrival.affinity is not None and only is None:
+            replica_id = self._find(slots, tokens, (arrival.affinity, avoid))
+        replica_id = replica_id or self._find(slots, tokens, where)
+        if replica_id is None:
+            raise ValueError(f"{arrival.request_id!r} cannot take {slots} slots and {tokens} tokens")
         replica = self.replicas[replica_id]
         self._take_count += 1
         replica.last_take = self._take_count
-        replica.running[request_id] = (slots, tokens)
-        self._replica_of[request_id] = replica_id
-        replica.used += slots
-        replica.kv_used += tokens
-        self.used += slots
-        self.kv_used += tokens
-        self.free -= slots
-        self._index(replica_id, replica)
+        replica.running[arrival.request_id] = (slots, tokens)
+        self._add_use(replica_id, replica, slots, tokens)
         return replica_id
 
-    def give_back(self, request_id: str) -> int:
-        """Release the slots and KV tokens of a request; returns its slots, 0 for an unknown request."""
-        replica_id = self._replica_of.pop(request_id, None)
-        if replica_id is None:
-            return 0
+    def give_back(self, replica_id: str, request_id: str) -> None:
+        """Release the slots and KV tokens that a request has taken of a replica."""
         replica = self.replicas[replica_id]
-        before = replica.free
         slots, tokens = replica.running.pop(request_id)
-        replica.used -= slots
-        replica.kv_used -= tokens
-        self.used -= slots
-        self.kv_used -= tokens
-        self.free += replica.free - before
-        self._index(replica_id, replica)
-        return slots
+        self._add_use(replica_id, replica, -slots, -tokens)
 
-    def hold_back(self, slots: int, tokens: int, where: PlacementConstraint | None = None) -> None:
+    def hold_back(self, slots: int, tokens: int, where: PlacementConstraint | None) -> None:
         """Close the open replica that is nearest to having this much free, until `release_held_back`.
 
         That is the replica with most free tokens if no open one has enough tokens, else the one with most free slots;
         only replicas that the constraint allows and that are large enough. O(log replicas) if the first candidate is
         large enough, else one pass over all replicas.
         """
-        only, avoid = where or (None, _NONE)
-        if only is not None:
-            entry = self.replicas[only].index_entry if only in self.replicas else None
-            top = None if entry is None or only in avoid or only in self._closed else entry
-        elif avoid:
-            top = self._first_open(self._by_tokens, avoid)
-            if top is not None and -top[0] >= tokens:
-                firsts = (self._first_open(self._by_free[count], avoid) for count in reversed(self._free_counts))
-                top = next(first for first in firsts if first is not None)  # `top` itself is among them
-        else:
-            if not self._best_known:
-                self._find_best()
-            top = self._best
-            if top is not None and -top[0] >= tokens:
-                top = self._first_open(self._by_free[self._most_free_slots])
-        if top is None:
-            return
-        replica_id = top[-1]
-        if not self._is_large_enough(replica_id, slots, tokens):
-            others = [] if only is not None else self._by_tokens
-            able = [e for e in others if self._is_open(e, avoid) and self._is_large_enough(e[-1], slots, tokens)]
-            if not able:
-                return
-            replica_id = min(able, key=lambda entry: (entry[1], entry))[-1]
-        self._held_back.add(replica_id)
-        self._closed.add(replica_id)
-        self._best_known = False
+        only, avoid = where or ANYWHERE
+        entry = self._first_open(self._entries(only), avoid)
+        if entry is not None and (-entry[0] >= tokens or not self._is_large_enough(entry[-1], slots, tokens)):
+            by_slots = (one for count in reversed(self._free_counts) for one in self._by_free[count])
+            candidates = by_slots if only is None else self._entries(only)
+            able = (one for one in candidates if self._is_large_enough(one[-1], slots, tokens))
+            entry = self._first_open(able, avoid)
+        if entry is not None:
+            self._held_back.add(entry[-1])
+            self._closed.add(entry[-1])
+            self._best_known = False
 
     def release_held_back(self) -> None:
         """Open all closed replicas again."""
@@ -280,67 +237,55 @@ class Capacity:
             self._closed.clear()
             self._best_known = False
 
-    def snapshot(self) -> Iterator[tuple[str, ReplicaUse]]:
-        """Slots and KV tokens of every replica, total and in use."""
-        for replica_id, replica in self.replicas.items():
-            kv_tokens = None if math.isinf(replica.kv_tokens) else int(replica.kv_tokens)
-            yield replica_id, ReplicaUse(replica.slots, replica.used, kv_tokens, replica.kv_used)
-
     def _is_large_enough(self, replica_id: str, slots: int, tokens: int) -> bool:
-        replica = self.replicas[replica_id]
-        size, _, kv_tokens = replica.size
+        size, _, kv_tokens = self.replicas[replica_id].size
         return size >= slots and kv_tokens >= tokens
 
-    def _choose(self, slots: int, tokens: int, affinity: str | None, where: PlacementConstraint | None) -> str | None:
-        if affinity is not None and (where is None or where[0] is None):
-            found = self._find(slots, tokens, (affinity, _NONE if where is None else where[1]))
-            if found is not None:
-                return found
-        return self._find(slots, tokens, where)
-
     def _find(self, slots: int, tokens: int, where: PlacementConstraint | None) -> str | None:
-        avoid = _NONE
-        if where is None:
+        """The replica that has this much free: the one with most free tokens, then most slots."""
+        only, avoid = where or ANYWHERE
+        if where is not None:
+            top = self._first_open(self._entries(only), avoid)
+        else:
             if not self._best_known:
                 self._find_best()
             top = self._best
-        else:
-            only, avoid = where
-            if only is not None:
-                one = self.replicas.get(only)
-                fits = one is not None and one.free >= slots and one.kv_free >= tokens
-                return only if fits and only not in avoid and only not in self._closed else None
-            top = self._first_open(self._by_tokens, avoid)
-        if top is not None and -top[1] < slots:
+        if top is not None and -top[1] < slots and only is None:
             counts = self._free_counts[bisect_left(self._free_counts, slots) :]
             firsts = [self._first_open(self._by_free[count], avoid) for count in counts]
             top = min((first for first in firsts if first is not None), default=None)
-        return None if top is None or -top[0] < tokens else top[-1]
+        return None if top is None or -top[0] < tokens or -top[1] < slots else top[-1]
 
     def _find_best(self) -> None:
         """Recompute `_best` and `_most_free_slots` over the open replicas."""
         self._best_known = True
-        if not self._closed:
-            self._best = self._by_tokens[0] if self._by_tokens else None
-            self._most_free_slots = self._free_counts[-1] if self._free_counts else 0
-            return
         self._best, self._most_free_slots = self._first_open(self._by_tokens), 0
         for count in reversed(self._free_counts):
             if self._first_open(self._by_free[count]) is not None:
                 self._most_free_slots = count
                 return
 
-    def _first_open(self, entries: list[IndexEntry], avoid: frozenset[str] = _NONE) -> IndexEntry | None:
+    def _entries(self, only: str | None) -> list[IndexEntry]:
+        """All replicas with something free, by free tokens; with `only`, at most that one."""
+        if only is None:
+            return self._by_tokens
+        replica = self.replicas.get(only)
+        return [] if replica is None or replica.index_entry is None else [replica.index_entry]
+
+    def _first_open(self, entries: Iterable[IndexEntry], avoid: frozenset[str] = frozenset()) -> IndexEntry | None:
         """The first entry whose replica is open and not in `avoid`."""
-        if not self._closed and not avoid:
-            return entries[0] if entries else None
         for entry in entries:
             if entry[-1] not in self._closed and entry[-1] not in avoid:
                 return entry
         return None
 
-    def _is_open(self, entry: IndexEntry, avoid: frozenset[str]) -> bool:
-        return entry[-1] not in self._closed and entry[-1] not in avoid
+    def _add_use(self, replica_id: str, replica: _ReplicaCapacity, slots: int, tokens: int) -> None:
+        """Count slots and KV tokens that are taken of a replica; negative: given back."""
+        replica.used += slots
+        replica.kv_used += tokens
+        self.used += slots
+        self.kv_used += tokens
+        self._index(replica_id, replica)
 
     def _count_size(self, size: _Size, by: int) -> None:
         """Add (`by` 1) or remove (-1) a replica of this size in the totals; a replica without slots does not count."""
@@ -365,6 +310,8 @@ class Capacity:
             if not same:
                 del self._by_free[count], self._free_counts[bisect_left(self._free_counts, count)]
         free, kv_free = replica.free, replica.kv_free
+        self.free += free - replica.counted_free
+        replica.counted_free = free
         replica.index_entry = (-kv_free, -free, replica.last_take, replica_id) if free and kv_free > 0 else None
         if replica.index_entry is not None:
             if free not in self._by_free:

@@ -17,44 +17,54 @@ Invariant: a request is in every index or in none; a tenant's key in the heaps i
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from serve_app.core.keyed_heap import KeyedHeap
+from serve_app.core.queue.eviction import EvictableRequests
 from serve_app.core.queue.min_share import MinShareScheduler
-from serve_app.core.queue.order_statistics import OrderStatistics
 from serve_app.core.queue.tenant_queue import FitsPredicate, QueuedRequest, SizeClass, TenantQueue
 
 # The sort key of a head (fair key of its tenant queue, then its order key), the request, its tenant queue.
-Head = tuple[tuple[Any, ...], "QueuedRequest", "TenantQueue"]
+Head = tuple[tuple[Any, ...], QueuedRequest, TenantQueue]
 
 
 class ClassQueue:
-    """The tenant queues of one class. O(log n) per method unless its docstring says otherwise."""
+    """The tenant queues of one class. O(log n) per method unless its docstring says otherwise.
 
-    def __init__(self) -> None:
+    Args:
+        new_tenant_queue: makes the queue of a tenant that is new in this class.
+    """
+
+    def __init__(self, new_tenant_queue: Callable[[str], TenantQueue]) -> None:
+        self._new_tenant_queue = new_tenant_queue
         self.tenant_queues: dict[str, TenantQueue] = {}  # of all tenants since the class was last idle
         self.size = 0  # waiting requests
         self.slots = 0  # slots that they need
+        self.tokens = 0  # KV tokens that they need
         self.weight = 0.0  # sum over the waiting tenants
         self.running = 0  # granted requests of this class that have not ended
-        self.min_share = MinShareScheduler()
+        self.granted = self.granted_tokens = 0  # since the queue was created
+        self.min_share = MinShareScheduler(self.tenant_queues)
+        self.evictable = EvictableRequests(self.tenant_queues)
         self.changes = 0  # version: rises when a cached result can have changed
         self._tenant_heaps = (KeyedHeap(), KeyedHeap())  # waiting tenants: below their share, the others
-        self._tenants_by_size: dict[SizeClass, KeyedHeap] = {}  # waiting tenants with a request of this size
+        self._tenants_by_size = defaultdict[SizeClass, KeyedHeap](KeyedHeap)  # waiting tenants with such a request
         self._first: QueuedRequest | None = None  # cached first request; None: not known
         self._heads: dict[SizeClass, Head] = {}  # cached heads
         self._last_to_leave: TenantQueue | None = None  # the tenant queue that became empty last
         self._least_cost: float = 0  # no head costs less while `changes` is `_least_cost_at_change`
         self._least_cost_at_change = -1
 
-    def add(self, waiting: QueuedRequest, weight: float, below_share: bool) -> None:
-        """Add a request to its tenant queue; `weight` and `below_share` are used if the tenant is new in this class."""
+    def add(self, waiting: QueuedRequest) -> None:
+        """Add a request to its tenant queue."""
         tenant, size = waiting.arrival.tenant, waiting.size
         tenant_queue = self.tenant_queues.get(tenant)
         if tenant_queue is None:
-            tenant_queue = self.tenant_queues[tenant] = TenantQueue(tenant, weight, below_share)
-        if not tenant_queue.requests:
+            tenant_queue = self.tenant_queues[tenant] = self._new_tenant_queue(tenant)
+        if not tenant_queue.order:
             tenant_queue.counter = max(tenant_queue.counter, self._lowest_counter())
             tenant_queue.waiting_since = waiting.arrival_number
             tenant_queue.update_fair_key()
@@ -62,61 +72,58 @@ class ClassQueue:
                 self._forget_first()
             self.weight += tenant_queue.weight
             self._tenant_heaps[not tenant_queue.below_share].set(tenant, tenant_queue.fair_key)
-        tenant_queue.requests[waiting.order_key] = waiting
-        tenant_queue.order.add(waiting.order_key)
+        entry = (*waiting.order_key, waiting)
+        insort(tenant_queue.order, entry)
         tenant_queue.slots += waiting.slots
-        tenant_queue.tokens += waiting.cost
-        if tenant_queue.order.first is waiting.order_key:
-            if len(tenant_queue.requests) == 1:
-                self.min_share.tenant_begins(tenant_queue, not self.size)
+        if tenant_queue.order[0] is entry:
+            if len(tenant_queue.order) == 1:
+                self.min_share.tenant_begins(tenant_queue)
             else:  # it is older than the tenant's other requests
                 self.min_share.tenant_changed(tenant_queue)
                 if self._first is not None and self._first.arrival.tenant == tenant:
                     self._first = None
             self.changes += 1
-        queue = tenant_queue.by_size.get(size)
-        if queue is None:
-            queue = tenant_queue.by_size[size] = OrderStatistics()
-            heap = self._tenants_by_size.get(size)
-            if heap is None:
-                heap = self._tenants_by_size[size] = KeyedHeap()
-            heap.set(tenant, tenant_queue.fair_key)
-        queue.add(waiting.order_key)
-        if queue.first is waiting.order_key:
+        same_size = tenant_queue.by_size[size]
+        insort(same_size, entry)
+        if len(same_size) == 1:
+            self._tenants_by_size[size].set(tenant, tenant_queue.fair_key)
+        if same_size[0] is entry:
             head = self._heads.get(size)
             if head is None or (*tenant_queue.fair_key, waiting.order_key) < head[0]:
                 self._forget_head(size)
+        self.evictable.add(waiting, tenant_queue)
         self.size += 1
         self.slots += waiting.slots
+        self.tokens += waiting.cost
 
     def remove(self, waiting: QueuedRequest) -> None:
         """Remove a request that waits in this class."""
-        tenant_queue, size = self.tenant_queues[waiting.arrival.tenant], waiting.size
-        was_first = tenant_queue.order.first == waiting.order_key
-        del tenant_queue.requests[waiting.order_key]
-        tenant_queue.order.remove(waiting.order_key)
+        tenant, size = waiting.arrival.tenant, waiting.size
+        tenant_queue = self.tenant_queues[tenant]
+        was_first = tenant_queue.first is waiting
+        del tenant_queue.order[bisect_left(tenant_queue.order, waiting.order_key)]
         tenant_queue.slots -= waiting.slots
-        tenant_queue.tokens -= waiting.cost
         if waiting is self._first:
             self._forget_first()
         head = self._heads.get(size)
         if head is None or head[1] is waiting:
             self._forget_head(size)
-        queue = tenant_queue.by_size[size]
-        queue.remove(waiting.order_key)
-        if not queue:
+        same_size = tenant_queue.by_size[size]
+        del same_size[bisect_left(same_size, waiting.order_key)]
+        if not same_size:
             del tenant_queue.by_size[size]
-            heap = self._tenants_by_size[size]
-            heap.discard(tenant_queue.tenant)
-            if not len(heap):
+            self._tenants_by_size[size].discard(tenant)
+            if not len(self._tenants_by_size[size]):
                 del self._tenants_by_size[size]
+        self.evictable.remove(waiting, tenant_queue)
         self.size -= 1
         self.slots -= waiting.slots
-        if not tenant_queue.requests:
-            self._tenant_heaps[not tenant_queue.below_share].discard(tenant_queue.tenant)
+        self.tokens -= waiting.cost
+        if not tenant_queue.order:
+            self._tenant_heaps[not tenant_queue.below_share].discard(tenant)
             self.weight = self.weight - tenant_queue.weight if self.size else 0.0
             self._last_to_leave = tenant_queue
-            self.min_share.tenant_ends(tenant_queue, self.tenant_queues)
+            self.min_share.tenant_ends(tenant_queue)
         elif was_first:
             self.min_share.tenant_changed(tenant_queue)
         self._reset_if_idle()
@@ -136,7 +143,7 @@ class ClassQueue:
         found: Head | None = None
         least: float = math.inf
         for size in self._tenants_by_size:
-            slots, bits, where = size
+            slots, bits, _ = size
             at_least = 1 << (bits - 1)
             if slots > most_slots or at_least > most_tokens:
                 least = at_least if at_least < least else least  # `min` takes three times as long
@@ -144,7 +151,7 @@ class ClassQueue:
             head = self._heads.get(size) or self._find_head(size)
             cost = head[1].cost
             least = cost if cost < least else least
-            if cost <= most_tokens and (found is None or head[0] < found[0]) and fits(slots, cost, where):
+            if cost <= most_tokens and (found is None or head[0] < found[0]) and fits(*head[1].need):
                 found = head
         self._least_cost, self._least_cost_at_change = least, self.changes
         return None if found is None else found[1]
@@ -153,7 +160,7 @@ class ClassQueue:
         """The head of a size class that is not empty."""
         tenant_queue = self._lowest_tenant(self._tenants_by_size[size])
         assert tenant_queue is not None  # empty heaps are deleted
-        waiting = tenant_queue.requests[tenant_queue.by_size[size].first]
+        waiting = tenant_queue.by_size[size][0][2]
         head = self._heads[size] = (*tenant_queue.fair_key, waiting.order_key), waiting, tenant_queue
         tenant_queue.leading_sizes.add(size)
         return head
@@ -176,19 +183,15 @@ class ClassQueue:
         if tokens < 0:
             self._on_key_lowered(tenant_queue)
 
-    def charge_uncounted(self, tenant: str, weight: float, below_share: bool, tokens: float) -> None:
+    def charge_uncounted(self, tenant: str, tokens: float) -> None:
         """Charge a tenant for service in this class outside this queue; ignored while the class is idle here."""
         if not self.size and not self.running:
             return
         tenant_queue = self.tenant_queues.get(tenant)
         if tenant_queue is None:
-            tenant_queue = self.tenant_queues[tenant] = TenantQueue(tenant, weight, below_share, self._lowest_counter())
+            tenant_queue = self.tenant_queues[tenant] = self._new_tenant_queue(tenant)
+            tenant_queue.counter = self._lowest_counter()
         self.charge(tenant_queue, tokens)
-
-    def begin_run(self, tenant: str) -> TenantQueue:
-        """A waiting request of this tenant begins to run; `remove` follows."""
-        self.running += 1
-        return self.tenant_queues[tenant]
 
     def end_run(self) -> None:
         """A granted request of this class has ended."""
@@ -209,8 +212,7 @@ class ClassQueue:
         self._tenant_heaps[not tenant_queue.below_share].discard(tenant)
         tenant_queue.below_share = below_share
         self._update_order(tenant_queue)
-        if tenant_queue.requests:
-            self._on_key_lowered(tenant_queue)
+        self._on_key_lowered(tenant_queue)
 
     def set_weights(self, weight: Callable[[str], float]) -> None:
         """Replace all weights. O(tenants)."""
@@ -219,6 +221,7 @@ class ClassQueue:
         self.weight = sum(tenant_queue.weight for tenant_queue in self.waiting_tenants())
         for tenant_queue in self.waiting_tenants():
             self.min_share.tenant_changed(tenant_queue)
+        self.evictable.refresh_weights()
         self.changes += 1
 
     def waiting_tenants(self) -> Iterator[TenantQueue]:
@@ -231,14 +234,9 @@ class ClassQueue:
 
     def _lowest_counter(self) -> float:
         """The counter to which a tenant that begins to wait is raised."""
-        lowest = [
-            tenant_queue.counter
-            for heap in self._tenant_heaps
-            if (tenant_queue := self._lowest_tenant(heap)) is not None
-        ]
-        if lowest:
-            return min(lowest)
-        return 0.0 if self._last_to_leave is None else self._last_to_leave.counter
+        lowest = [one.counter for heap in self._tenant_heaps if (one := self._lowest_tenant(heap)) is not None]
+        last = 0.0 if self._last_to_leave is None else self._last_to_leave.counter
+        return min(lowest, default=last)
 
     def _update_order(self, tenant_queue: TenantQueue) -> None:
         """A tenant's fair key has changed: drop the cached results in which the tenant is first."""
@@ -250,7 +248,7 @@ class ClassQueue:
 
     def _on_key_lowered(self, tenant_queue: TenantQueue) -> None:
         """Heaps detect a raised key when they are read, not a lowered one: set it, since the tenant may be first."""
-        if tenant_queue.requests:
+        if tenant_queue.order:
             self._tenant_heaps[not tenant_queue.below_share].set(tenant_queue.tenant, tenant_queue.fair_key)
             self._forget_first()
             for size in tenant_queue.by_size:

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serve_app.errors import BadRequest, Overloaded, ServeAppError, Unavailable
 from serve_app.types import RequestClass
-
-TENANTS_SHOWN = 50  # by name in a snapshot: each is a label of several metrics
-OTHER_TENANTS = "(other)"  # no tenant's name has brackets
-
 
 # The only replica that is allowed (None: any), and the replicas that are excluded.
 PlacementConstraint = tuple[str | None, frozenset[str]]
@@ -61,10 +56,8 @@ class Arrival:
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise ValueError(f"slots is {self.slots}; a request occupies at least one")
-        if self.cost_tokens < 0:
-            raise ValueError(f"cost_tokens is {self.cost_tokens}; it cannot be negative")
-        if self.prompt_tokens < 0:
-            raise ValueError(f"prompt_tokens is {self.prompt_tokens}; it cannot be negative")
+        if min(self.cost_tokens, self.prompt_tokens) < 0:
+            raise ValueError(f"negative: cost_tokens is {self.cost_tokens}, prompt_tokens {self.prompt_tokens}")
         if self.deadline is not None and math.isnan(self.deadline):
             raise ValueError("deadline is not a number")
 
@@ -76,9 +69,9 @@ class Arrival:
     @property
     def placement(self) -> PlacementConstraint | None:
         """None: it may run on any replica."""
-        return (
-            None if self.only_replica is None and not self.avoid_replicas else (self.only_replica, self.avoid_replicas)
-        )
+        if self.only_replica is None and not self.avoid_replicas:
+            return None
+        return self.only_replica, self.avoid_replicas
 
 
 class RefusalReason(enum.StrEnum):
@@ -93,6 +86,21 @@ class RefusalReason(enum.StrEnum):
     SESSIONS = "sessions"  # it waited the longest wait, and no replica had enough KV tokens beside its sessions
 
 
+class WaitReason(enum.StrEnum):
+    """What a request waited for: the last cause that was found when it was first in its class, else its turn."""
+
+    TURN = "turn"  # other requests of its class or above
+    SLOTS = "slots"  # free slots on a replica that has enough KV tokens, if any has
+    KV_TOKENS = "kv_tokens"  # free KV tokens on a replica with enough free slots
+    PLACEMENT = "placement"  # free capacity on the replicas that it may run on; others had some
+    KV_DEBT = "kv_debt"  # the replicas with room were closed: requests there needed more KV tokens than estimated
+    HELD_BACK = "held_back"  # the replica with room was held back for a larger request
+    GUARD_SLOTS = "guard_slots"  # the free slots are kept for higher classes
+    NO_REPLICA = "no_replica"  # the first replica
+    SESSION = "session"  # the slot of its session, which another request of the session used
+    QUOTA_ACTOR = "quota_actor"  # the quota actor, which did not answer
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The request may run on this replica; its slots and KV tokens stay taken until `on_done` or `on_cancel`."""
@@ -100,6 +108,7 @@ class Grant:
     request_id: str
     replica_id: str
     waited_s: float
+    waited_for: WaitReason | None = field(default=None, compare=False)  # an explanation; None: it did not wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,60 +152,10 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUse:
-    """Size and use of a replica; use exceeds the size while the replica shrinks or drains.
-
-    `kv_tokens` is None if KV tokens are not bounded here.
-    """
+    """Slots of a replica and those in use; use exceeds the slots while the replica shrinks or drains."""
 
     slots: int
     used: int
-    kv_tokens: int | None = None
-    kv_used: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ClassFigures:
-    """One class. `granted_tokens` only grows; `drain_slots_per_s` is what higher classes leave to this class."""
-
-    waiting: int
-    waiting_tokens: int
-    granted_tokens: int
-    drain_slots_per_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class TenantFigures:
-    """One tenant now. `below_share`: it uses less than its guaranteed share, so it is served first in its class."""
-
-    waiting: int
-    waiting_tokens: int
-    slots: int
-    kv_tokens: int
-    below_share: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state in figures. Classes by label, reasons by value; counters only grow.
-
-    `arrived` always equals `granted` + `refused` + `cancelled_waiting` + `waiting`, each summed. `tenants` names the
-    tenants with most slots and waiting requests, at most `TENANTS_SHOWN`; the others are summed as `OTHER_TENANTS`.
-    """
-
-    waiting: Mapping[str, int]
-    waiting_tokens: int
-    oldest_wait_s: float
-    replicas: Mapping[str, ReplicaUse]
-    arrived: int
-    granted: Mapping[str, int]
-    refused: Mapping[str, int]
-    cancelled_waiting: int
-    cancelled_running: int
-    done: int
-    done_tokens: int
-    drain_slots_per_s: float | None
-    classes: Mapping[str, ClassFigures]
-    tenants: Mapping[str, TenantFigures]
 
 
 _MESSAGES = {

@@ -1,68 +1,106 @@
-"""Which requests are evicted from a full queue for a newcomer: lowest class, then heaviest tenant, then youngest first.
+"""The waiting requests of one class that may be evicted from a full queue, in eviction order.
 
-In the newcomer's own class, requests are evicted only of a tenant that then still has, for its weight, at least as much
-as the newcomer's tenant: so a heavy tenant cannot keep a light one out of the queue, nor the other way. For the bound
-of a class only requests of that class are evicted. Only the newcomer's own size is made up for: if the queue exceeds a
-bound for another reason (a lowered bound), no further request is evicted.
+`core.queue.queue.RequestQueue.evict_for` decides how many are evicted, and of which class. In a class the tenant with
+most requests or tokens for its weight comes first, its youngest request first. A request that was granted before
+("accepted") is never evicted.
 
-Invariant: a request is evicted only after the check that enough can be evicted: the newcomer fits, or all others stay.
+Invariant: every waiting request that is not accepted is here exactly once; a tenant's key in the heaps is never above
+its true key.
 """
 
 from __future__ import annotations
 
-from serve_app.core.queue.evictable import Excess
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.queue.policy import ClassBound, QueuePolicy
-from serve_app.core.queue.queue import RequestQueue
-from serve_app.core.queue.tenant_queue import QueuedRequest
+from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 
-NO_BOUND = ClassBound()
-NO_EXCESS = Excess()  # shared: most arrivals exceed no bound
+REQUESTS, TOKENS = "requests", "tokens"
 
 
-def evict_for(queue: RequestQueue, policy: QueuePolicy, newcomer: QueuedRequest) -> list[QueuedRequest] | None:
-    """Keep the queue within its bounds after a newcomer, which is not `accepted`, was added.
+class Excess(NamedTuple):
+    """Requests and tokens by which a bound is exceeded, none below zero."""
 
-    Returns the evicted requests; None: the newcomer does not fit, and nothing has changed. O(log n) per eviction.
-    """
-    level = newcomer.arrival.request_class
-    bound = policy.classes.get(level, NO_BOUND)
-    cost = newcomer.cost
-    of_class = _excess(
-        queue.count_by_class[level], bound.max_queued, queue.tokens_by_class[level], bound.max_queued_tokens, cost
-    )
-    of_all = _excess(len(queue), policy.max_queued, queue.tokens, policy.max_queued_tokens, cost)
-    if not of_class and not of_all:
-        return []
-    below, same = queue.evictable[:level], queue.evictable[level]
-    rest = of_all.minus(sum(one.requests for one in below), sum(one.tokens for one in below))
-    own = of_class.larger_of(rest)
-    giver = same.heaviest_tenant(own)
-    if own and (giver is None or not same.can_evict(giver, own, newcomer.arrival.tenant)):
+    requests: int
+    tokens: int
+
+    def __bool__(self) -> bool:
+        return self.requests > 0 or self.tokens > 0
+
+    @classmethod
+    def over(cls, bound: ClassBound | QueuePolicy, requests: int, tokens: int, cost: int) -> Excess:
+        """By how much a bound is exceeded, at most the newcomer's own size (one request, `cost` tokens)."""
+        more_requests = 0 if bound.max_queued is None else min(1, requests - bound.max_queued)
+        more_tokens = 0 if bound.max_queued_tokens is None else min(cost, tokens - bound.max_queued_tokens)
+        return cls(max(0, more_requests), max(0, more_tokens))
+
+    def minus(self, requests: int, tokens: int) -> Excess:
+        return Excess(max(0, self.requests - requests), max(0, self.tokens - tokens))
+
+
+class EvictableRequests:
+    """The evictable requests of one class. O(log n), but O(tenants) at the first excess of each kind."""
+
+    def __init__(self, tenant_queues: Mapping[str, TenantQueue]) -> None:
+        self.requests = 0
+        self.tokens = 0
+        self._tenant_queues = tenant_queues  # of the class, by tenant
+        # Tenants by requests, or tokens, divided by weight; a heap is built when its bound is first exceeded.
+        self._heaps: dict[str, KeyedHeap] = {}
+
+    def add(self, waiting: QueuedRequest, tenant_queue: TenantQueue) -> None:
+        if waiting.arrival.accepted:
+            return
+        self.requests += 1
+        self.tokens += waiting.cost
+        tenant_queue.evictable[waiting.arrival.request_id] = waiting
+        tenant_queue.evictable_tokens += waiting.cost
+        self._update_heaps(tenant_queue)
+
+    def remove(self, waiting: QueuedRequest, tenant_queue: TenantQueue) -> None:
+        if waiting.arrival.accepted:
+            return
+        self.requests -= 1
+        self.tokens -= waiting.cost
+        del tenant_queue.evictable[waiting.arrival.request_id]
+        tenant_queue.evictable_tokens -= waiting.cost
+        if not tenant_queue.evictable:  # else its true key has risen: `heaviest_tenant` updates it at the top
+            for heap in self._heaps.values():
+                heap.discard(tenant_queue.tenant)
+
+    def heaviest_tenant(self, excess: Excess) -> TenantQueue | None:
+        """The tenant with most requests (if these exceed a bound, else tokens) for its weight."""
+        short = REQUESTS if excess.requests else TOKENS
+        if short not in self._heaps:
+            self._heaps[short] = KeyedHeap()
+            self.refresh_weights()
+        heap = self._heaps[short]
+        while (top := heap.peek()) is not None:
+            tenant_queue = self._tenant_queues[top[1]]
+            self._update_heaps(tenant_queue)
+            if heap.peek() == top:
+                return tenant_queue
         return None
-    gone: list[QueuedRequest] = []
-    while own and giver is not None:
-        gone.append(_evict(queue, same.youngest_request(giver)))
-        own, of_all = _excess_left(own, gone[-1]), _excess_left(of_all, gone[-1])
-    for lower in below:
-        while of_all and (heaviest := lower.heaviest_tenant(of_all)) is not None:
-            gone.append(_evict(queue, lower.youngest_request(heaviest)))
-            of_all = _excess_left(of_all, gone[-1])
-    return gone
 
+    def can_evict(self, giver: TenantQueue, excess: Excess, newcomer_tenant: str) -> bool:
+        """Whether a tenant, after evicting this excess, still has as much for its weight as the newcomer's tenant."""
+        taker = self._tenant_queues[newcomer_tenant]
+        requests, tokens = len(giver.evictable) - excess.requests, giver.evictable_tokens - excess.tokens
+        return (
+            giver is not taker
+            and (not excess.requests or requests / giver.weight >= len(taker.evictable) / taker.weight)
+            and (not excess.tokens or tokens / giver.weight >= taker.evictable_tokens / taker.weight)
+        )
 
-def _excess(requests: int, max_requests: int | None, tokens: int, max_tokens: int | None, cost: int) -> Excess:
-    """By how much a bound is exceeded, at most the newcomer's own size (one request, `cost` tokens)."""
-    more_requests = 0 if max_requests is None else min(1, requests - max_requests)
-    more_tokens = 0 if max_tokens is None else min(cost, tokens - max_tokens)
-    if more_requests <= 0 and more_tokens <= 0:
-        return NO_EXCESS
-    return Excess(max(0, more_requests), max(0, more_tokens))
+    def refresh_weights(self) -> None:
+        """The tenants' weights have changed. O(tenants)."""
+        for tenant_queue in self._tenant_queues.values():
+            if tenant_queue.evictable:
+                self._update_heaps(tenant_queue)
 
-
-def _evict(queue: RequestQueue, waiting: QueuedRequest) -> QueuedRequest:
-    queue.remove(waiting.request_id)
-    return waiting
-
-
-def _excess_left(excess: Excess, evicted: QueuedRequest) -> Excess:
-    return excess.minus(1, evicted.cost)
+    def _update_heaps(self, tenant_queue: TenantQueue) -> None:
+        for short, heap in self._heaps.items():
+            has = len(tenant_queue.evictable) if short is REQUESTS else tenant_queue.evictable_tokens
+            heap.set(tenant_queue.tenant, (-has / tenant_queue.weight,))

@@ -23,59 +23,55 @@ Invariant: a waiting tenant is in exactly one of the two heaps, any other tenant
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from serve_app.core.keyed_heap import KeyedHeap
-
-if TYPE_CHECKING:
-    from serve_app.core.queue.tenant_queue import FitsPredicate, QueuedRequest, TenantQueue
+from serve_app.core.queue.tenant_queue import FitsPredicate, QueuedRequest, TenantQueue
 
 
 class MinShareScheduler:
     """The deficit of one class, and which of its tenants is next to use it. O(log tenants) per method."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant_queues: Mapping[str, TenantQueue]) -> None:
+        self._tenant_queues = tenant_queues  # of the class, by tenant
         self.deficit = 0.0  # tokens that the class has earned and was not granted
         self._virtual_time = 0.0  # tokens earned per unit of weight since the class began to wait
         self._eligible = KeyedHeap()  # tenants by the virtual time at which their next request is earned
         self._ineligible = KeyedHeap()  # tenants granted more than earned, by the virtual time at which that is earned
 
-    def tenant_begins(self, tenant_queue: TenantQueue, is_only_tenant: bool) -> None:
-        """A tenant begins to wait; `is_only_tenant`: no other tenant of the class waits."""
-        if is_only_tenant:
+    def tenant_begins(self, tenant_queue: TenantQueue) -> None:
+        """A tenant begins to wait."""
+        if not len(self._eligible) and not len(self._ineligible):  # no other tenant of the class waits
             self.deficit = self._virtual_time = 0.0
         tenant_queue.virtual_start = self._virtual_time
         self.tenant_changed(tenant_queue)
 
     def tenant_changed(self, tenant_queue: TenantQueue) -> None:
         """The next request, the weight or the virtual start of a waiting tenant has changed."""
-        if tenant_queue.virtual_start <= self._virtual_time:
-            self._ineligible.discard(tenant_queue.tenant)
-            self._eligible.set(
-                tenant_queue.tenant, (tenant_queue.virtual_start + tenant_queue.first.cost / tenant_queue.weight,)
-            )
+        tenant, start = tenant_queue.tenant, tenant_queue.virtual_start
+        if start <= self._virtual_time:
+            self._ineligible.discard(tenant)
+            self._eligible.set(tenant, (start + tenant_queue.first.cost / tenant_queue.weight,))
         else:
-            self._eligible.discard(tenant_queue.tenant)
-            self._ineligible.set(tenant_queue.tenant, (tenant_queue.virtual_start,))
+            self._eligible.discard(tenant)
+            self._ineligible.set(tenant, (start,))
 
-    def tenant_ends(self, tenant_queue: TenantQueue, tenant_queues: Mapping[str, TenantQueue]) -> None:
+    def tenant_ends(self, tenant_queue: TenantQueue) -> None:
         """A tenant waits no more. Its savings are lost, except what the next request of the class needs."""
         self._eligible.discard(tenant_queue.tenant)
         self._ineligible.discard(tenant_queue.tenant)
         top = self._eligible.peek() or self._ineligible.peek()
-        needed = 0.0 if top is None else float(tenant_queues[top[1]].first.cost)
+        needed = 0.0 if top is None else float(self._tenant_queues[top[1]].first.cost)
         saved = max(0.0, self._virtual_time - tenant_queue.virtual_start) * tenant_queue.weight
         self.deficit = max(min(self.deficit, needed), self.deficit - saved)
 
     def charge(self, tenant_queue: TenantQueue, cost: int, was_due: bool) -> None:
         """A request is granted, because it was due by the minimum share or in its class's turn; its removal follows."""
-        paid_up = tenant_queue.virtual_start + cost / tenant_queue.weight
-        tenant_queue.virtual_start = (
-            paid_up if was_due else max(tenant_queue.virtual_start, min(paid_up, self._virtual_time))
-        )
+        start = tenant_queue.virtual_start
+        paid_up = start + cost / tenant_queue.weight
+        tenant_queue.virtual_start = paid_up if was_due else max(start, min(paid_up, self._virtual_time))
         self.deficit = max(0.0, self.deficit - cost)
 
-    def earn(self, tokens: float, weight: float, tenant_queues: Mapping[str, TenantQueue]) -> None:
+    def earn(self, tokens: float, weight: float) -> None:
         """The class earns `tokens`; `weight`: sum over its waiting tenants."""
         self.deficit += tokens
         self._virtual_time += tokens / weight
@@ -84,32 +80,28 @@ class MinShareScheduler:
                 if len(self._eligible):
                     return
                 self._virtual_time = top[0][0]  # some waiting tenant is always eligible
-            self.tenant_changed(tenant_queues[top[1]])
+            self.tenant_changed(self._tenant_queues[top[1]])
 
-    def due_request(self, tenant_queues: Mapping[str, TenantQueue], could_fit: FitsPredicate) -> QueuedRequest | None:
+    def due_request(self, could_fit: FitsPredicate) -> QueuedRequest | None:
         """The request that goes before the higher classes, if any: from the first tenant with one that could run."""
-        top = self._eligible.peek()
-        aside: list[TenantQueue] = []
+        aside: list[TenantQueue] = []  # their requests fit only after a session ends
         head: QueuedRequest | None = None
-        while top is not None:
-            tenant_queue = tenant_queues[top[1]]
+        while head is None and (top := self._eligible.peek()) is not None:
+            tenant_queue = self._tenant_queues[top[1]]
             head = tenant_queue.first_that_could_run(could_fit)
-            if head is not None:
-                break
-            self._eligible.discard(tenant_queue.tenant)  # its requests fit only after a session ends
-            aside.append(tenant_queue)
-            top = self._eligible.peek()
+            if head is None:
+                self._eligible.discard(tenant_queue.tenant)
+                aside.append(tenant_queue)
         for one in aside:
             self.tenant_changed(one)
-        if head is None or (
-            self.deficit < head.cost
-            and self._virtual_time < tenant_queue.virtual_start + head.cost / tenant_queue.weight
-        ):
+        if head is None:
             return None
-        return head
+        earned_at = tenant_queue.virtual_start + head.cost / tenant_queue.weight
+        return head if self.deficit >= head.cost or self._virtual_time >= earned_at else None
 
-    def on_blocked(self, tenant_queue: TenantQueue, cost: int) -> None:
+    def on_blocked(self, waiting: QueuedRequest) -> None:
         """No replica has the capacity for a due request."""
+        tenant_queue, cost = self._tenant_queues[waiting.arrival.tenant], waiting.cost
         self.deficit = min(self.deficit, cost)
         tenant_queue.virtual_start = max(tenant_queue.virtual_start, self._virtual_time - cost / tenant_queue.weight)
         self.tenant_changed(tenant_queue)

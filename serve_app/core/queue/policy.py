@@ -63,14 +63,10 @@ class QueuePolicy:
     guard_slots_share: float = 0.0
 
     def __post_init__(self) -> None:
-        bounds: list[tuple[int | None, int | None]] = [(self.max_queued, self.max_queued_tokens)]
-        bounds += [(bound.max_queued, bound.max_queued_tokens) for bound in self.classes.values()]
-        for requests, tokens in bounds:
-            if requests is not None and requests < 0:
-                raise ValueError(f"max_queued is {requests}")
-            if tokens is not None and tokens < 0:
-                raise ValueError(f"max_queued_tokens is {tokens}")
-        if not all(wait_s > 0 for wait_s in (self.max_wait_s, self.no_replica_wait_s)):
+        for bound in self._bounds():
+            if (bound.max_queued or 0) < 0 or (bound.max_queued_tokens or 0) < 0:
+                raise ValueError(f"max_queued is {bound.max_queued}, max_queued_tokens {bound.max_queued_tokens}")
+        if not (self.max_wait_s > 0 and self.no_replica_wait_s > 0):
             raise ValueError("every wait must be above zero")
         if not 0.0 <= self.min_share * (len(RequestClass) - 1) < 1.0:
             raise ValueError(f"min_share is {self.min_share}: nothing would be left for the highest class")
@@ -87,13 +83,12 @@ class QueuePolicy:
     @property
     def has_zero_bound(self) -> bool:
         """Whether some requests may not wait at all, not even for credit that another router has to return."""
-        return 0 in (
-            self.max_queued,
-            self.max_queued_tokens,
-            *(bound.max_queued for bound in self.classes.values()),
-            *(bound.max_queued_tokens for bound in self.classes.values()),
-        )
+        return any(0 in (bound.max_queued, bound.max_queued_tokens) for bound in self._bounds())
 
     def weight(self, tenant: str) -> float:
         known = self.tenants.get(tenant)
         return DEFAULT_WEIGHT if known is None else known.weight
+
+    def _bounds(self) -> tuple[QueuePolicy | ClassBound, ...]:
+        """Those of the whole queue, and those of single classes."""
+        return self, *self.classes.values()

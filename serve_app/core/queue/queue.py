@@ -1,109 +1,105 @@
 """The waiting requests of one model, indexed by id, class and tenant (`core.queue.class_queue`), age and deadline.
 
-Invariant: a request is in every index or in none.
+A full queue evicts, for a newcomer, the lowest class first, then the heaviest tenant, then the youngest request. In the
+newcomer's own class, requests are evicted only of a tenant that then still has, for its weight, at least as much as the
+newcomer's tenant: so a heavy tenant cannot keep a light one out of the queue, nor the other way. For the bound of a
+class only requests of that class are evicted. Only the newcomer's own size is made up for: if the queue exceeds a bound
+for another reason (a lowered bound), no further request is evicted.
+
+Invariant: a request is in every index or in none. A request is evicted only after the check that enough can be evicted:
+the newcomer fits, or all others stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.events import Arrival
-from serve_app.core.queue.evictable import EvictableRequests
-from serve_app.core.queue.tenant_queue import QueuedRequest
+from serve_app.core.queue.eviction import Excess
+from serve_app.core.queue.policy import ClassBound, QueuePolicy
+from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 from serve_app.types import RequestClass
 
-_HIGHEST_FIRST = tuple(sorted(RequestClass, reverse=True))
+NO_BOUND = ClassBound()
 
 
 class RequestQueue:
     """The waiting requests. O(log n) to add, remove and find the next.
 
     Args:
-        weight: gives the weight of a tenant.
-        below_share: tells whether a tenant is below its guaranteed share.
+        new_tenant_queue: makes the queue of a tenant that is new in a class.
     """
 
-    def __init__(self, weight: Callable[[str], float], below_share: Callable[[str], bool]) -> None:
-        self._weight, self._below_share = weight, below_share
-        self.class_queues = [ClassQueue() for _ in RequestClass]
-        self.evictable = [EvictableRequests() for _ in RequestClass]
-        self._by_id: dict[str, QueuedRequest] = {}
+    def __init__(self, new_tenant_queue: Callable[[str], TenantQueue]) -> None:
+        self.class_queues = [ClassQueue(new_tenant_queue) for _ in RequestClass]
+        self.by_id: dict[str, QueuedRequest] = {}
         self._by_age = KeyedHeap()
         self._by_deadline = KeyedHeap()
         self._arrival_count = 0
         self.tokens = 0
-        self.count_by_class = dict.fromkeys(RequestClass, 0)  # waiting requests by class
-        self.tokens_by_class = dict.fromkeys(RequestClass, 0)
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_id
-
-    def get(self, request_id: str) -> QueuedRequest | None:
-        return self._by_id.get(request_id)
 
     def add(self, arrival: Arrival, arrived_s: float) -> QueuedRequest:
         """Add a request whose id does not wait yet to its tenant queue, ordered by age."""
-        claimed, tenant = arrival.request_class, arrival.tenant
         self._arrival_count += 1
         waiting = QueuedRequest(arrival, arrived_s, self._arrival_count)
-        self._by_id[arrival.request_id] = waiting
+        self.by_id[arrival.request_id] = waiting
         self._by_age.set(arrival.request_id, waiting.order_key)
-        weight = self._weight(tenant)
-        self.class_queues[claimed].add(waiting, weight, self._below_share(tenant))
-        self.evictable[claimed].add(waiting, weight)
+        self.class_queues[arrival.request_class].add(waiting)
         if arrival.deadline is not None:
             self._by_deadline.set(arrival.request_id, (arrival.deadline, waiting.arrival_number))
-        self.tokens += arrival.cost
-        self.count_by_class[claimed] += 1
-        self.tokens_by_class[claimed] += arrival.cost
+        self.tokens += waiting.cost
         return waiting
 
     def remove(self, request_id: str) -> QueuedRequest | None:
         """Remove a request; None if it does not wait."""
-        waiting = self._by_id.pop(request_id, None)
-        if waiting is None:
-            return None
-        claimed = waiting.arrival.request_class
-        self._by_age.discard(request_id)
-        self.evictable[claimed].remove(waiting)
-        self.class_queues[claimed].remove(waiting)
-        self._by_deadline.discard(request_id)
-        self.tokens -= waiting.cost
-        self.count_by_class[claimed] -= 1
-        self.tokens_by_class[claimed] -= waiting.cost
+        waiting = self.by_id.pop(request_id, None)
+        if waiting is not None:
+            self._by_age.discard(request_id)
+            self.class_queues[waiting.arrival.request_class].remove(waiting)
+            self._by_deadline.discard(request_id)
+            self.tokens -= waiting.cost
         return waiting
 
-    def waiting_classes(self) -> Iterator[RequestClass]:
-        """The classes with waiting requests, the highest first."""
-        return (level for level in _HIGHEST_FIRST if self.class_queues[level].size)
+    def evict_for(self, policy: QueuePolicy, newcomer: QueuedRequest) -> list[QueuedRequest] | None:
+        """Keep the queue within its bounds after a newcomer, which is not `accepted`, was added.
+
+        Returns the evicted requests; None: the newcomer does not fit, and nothing has changed. O(log n) per eviction.
+        """
+        level, cost = newcomer.arrival.request_class, newcomer.cost
+        class_queue = self.class_queues[level]
+        of_class = Excess.over(policy.classes.get(level, NO_BOUND), class_queue.size, class_queue.tokens, cost)
+        of_all = Excess.over(policy, len(self.by_id), self.tokens, cost)
+        if not of_class and not of_all:
+            return []
+        below, same = [lower.evictable for lower in self.class_queues[:level]], class_queue.evictable
+        rest = of_all.minus(sum(one.requests for one in below), sum(one.tokens for one in below))
+        own = Excess(max(of_class.requests, rest.requests), max(of_class.tokens, rest.tokens))
+        giver = same.heaviest_tenant(own) if own else None
+        if own and (giver is None or not same.can_evict(giver, own, newcomer.arrival.tenant)):
+            return None
+        gone: list[QueuedRequest] = []
+        while own and giver is not None:
+            gone.append(self._evict_youngest(giver))
+            own, of_all = own.minus(1, gone[-1].cost), of_all.minus(1, gone[-1].cost)
+        for lower in below:
+            while of_all and (heaviest := lower.heaviest_tenant(of_all)) is not None:
+                gone.append(self._evict_youngest(heaviest))
+                of_all = of_all.minus(1, gone[-1].cost)
+        return gone
+
+    def _evict_youngest(self, tenant_queue: TenantQueue) -> QueuedRequest:
+        waiting = next(reversed(tenant_queue.evictable.values()))
+        self.remove(waiting.arrival.request_id)
+        return waiting
 
     def oldest(self) -> QueuedRequest | None:
         """The request that has waited longest."""
         top = self._by_age.peek()
-        return None if top is None else self._by_id[top[1]]
+        return None if top is None else self.by_id[top[1]]
 
-    def first_past_deadline(self, now: float) -> QueuedRequest | None:
-        """The request with the earliest deadline, if that has passed."""
+    def next_deadline(self) -> tuple[float, QueuedRequest] | None:
+        """The earliest deadline and its request; None if no request has one."""
         top = self._by_deadline.peek()
-        return None if top is None or now < top[0][0] else self._by_id[top[1]]
-
-    def next_deadline(self) -> float | None:
-        """The earliest deadline; None if no request has one."""
-        top = self._by_deadline.peek()
-        return None if top is None else top[0][0]
-
-    def set_below_share(self, tenant: str, below_share: bool) -> None:
-        """Set whether a tenant is below its guaranteed share."""
-        for level in self.class_queues:
-            level.set_below_share(tenant, below_share)
-
-    def refresh_weights(self) -> None:
-        """Read all weights again. O(tenants)."""
-        for level, sheddable in zip(self.class_queues, self.evictable, strict=True):
-            level.set_weights(self._weight)
-            sheddable.set_weights(self._weight)
+        return None if top is None else (top[0][0], self.by_id[top[1]])

@@ -3,51 +3,73 @@
 The order: first the request that is due by the minimum share, if any (`core.queue.min_share`), of each class that has a
 waiting class above it or must leave the guard slots free; then the classes from the highest down, each with its next
 request or, if that does not fit, with the first request behind it that fits elsewhere; classes below the guarded ones
-only while more than the guard slots are free (`core.queue.guard_slots`).
+only while more than the guard slots are free (`core.queue.drain_rate`).
 
-Invariant: a running request is counted in capacity, charges and shares, or in none of them.
+A tenant is below its guaranteed share while it uses less than that part of all slots and, if KV tokens are bounded,
+also less than that part of all KV tokens: the resource that it uses most counts. Other tenants may use an idle share.
+Once the tenant waits, it is first in its class for freed slots until it has its share, so it gets it as soon as that
+much comes free: within 2 s if answers take less. No running request is stopped for it.
+
+A running request is charged to its tenant's counter (`core.queue.class_queue`): input tokens at the start, output
+tokens as produced. As in VTC, an output token costs two input tokens. At the end the charges are corrected to the
+engine's token counts.
+
+Invariant: a running request is counted in capacity, charges and use, or in none of them. An ended request has charged
+its tenant exactly its known use, and is removed. A tenant without running requests takes no memory.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from serve_app.core.queue import guard_slots
 from serve_app.core.queue.capacity import Capacity
-from serve_app.core.queue.drain_rate import DrainRate
-from serve_app.core.queue.events import Arrival
-from serve_app.core.queue.guaranteed_shares import GuaranteedShares
+from serve_app.core.queue.class_queue import ClassQueue
+from serve_app.core.queue.drain_rate import GUARDED_FROM, DrainRate, guard_slots
+from serve_app.core.queue.events import Arrival, WaitReason
 from serve_app.core.queue.policy import QueuePolicy
 from serve_app.core.queue.queue import RequestQueue
-from serve_app.core.queue.tenant_queue import QueuedRequest
-from serve_app.core.queue.vtc_charges import INPUT_WEIGHT, OUTPUT_WEIGHT, VtcCharges
+from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 from serve_app.types import RequestClass
+
+INPUT_WEIGHT = 1.0  # as in the paper and in the prices of providers
+OUTPUT_WEIGHT = 2.0  # an output token costs an engine step of its own; its price is two to five times that of input
+_HIGHEST_FIRST = tuple(reversed(RequestClass))
+
+
+@dataclass(slots=True, eq=False)
+class GrantedRequest:
+    """A granted request, and the tokens that its tenant was charged so far."""
+
+    arrival: Arrival
+    replica_id: str
+    class_queue: ClassQueue
+    tenant_queue: TenantQueue
+    charged_prompt: int
+    charged_output: int = 0
 
 
 class Scheduler:
     """The running requests. O(log n) per method unless its docstring says otherwise."""
 
     def __init__(self, policy: QueuePolicy) -> None:
-        self._policy = policy
-        self._running: dict[str, Arrival] = {}
-        self._charges = VtcCharges()
+        self.policy = policy
+        self.running: dict[str, GrantedRequest] = {}
         self.capacity = Capacity()
-        self.guaranteed_shares = GuaranteedShares(policy.tenants)
         self.drain_rate = DrainRate()
-        self._versions_at_stall: tuple[int, ...] = ()  # the last result of `_versions` at which no request could run
+        self.use: dict[str, tuple[int, int]] = {}  # slots and KV tokens of running requests, by tenant
+        self.shares = _shares(policy)  # guaranteed, by tenant
         self._below_share: set[str] = set()  # tenants below their share
-        self.queue = RequestQueue(lambda tenant: self._policy.weight(tenant), self._below_share.__contains__)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._running
+        self._versions_at_stall: tuple[int, ...] = ()  # the last versions at which no request could run
+        self.queue = RequestQueue(lambda name: TenantQueue(name, self.policy.weight(name), name in self._below_share))
 
     def set_policy(self, policy: QueuePolicy) -> None:
         """Replace weights, guaranteed shares and minimum share. O(tenants)."""
-        shares = set(self.guaranteed_shares.tenants_with_share())
-        self._policy = policy
-        self.guaranteed_shares.set_shares(policy.tenants)
-        self.queue.refresh_weights()
-        self._update_shares(*shares, *self.guaranteed_shares.tenants_with_share())
+        before, self.policy, self.shares = self.shares, policy, _shares(policy)
+        for class_queue in self.queue.class_queues:
+            class_queue.set_weights(policy.weight)
+        self.update_below_share([*before, *self.shares])
 
     def grant_next(self) -> tuple[QueuedRequest, str] | None:
         """Grant the next request that can run and remove it from the queue; returns it with its replica id.
@@ -58,12 +80,16 @@ class Scheduler:
         if not capacity.most_free_slots:
             return None
         kept = self.guard_slots(RequestClass.LOW)
-        if (state := self._versions(kept)) == self._versions_at_stall:
+        # While these are unchanged, so is what `_find_next` finds: by replicas, heads, guard slots, and minimum shares,
+        # which grow by grants only.
+        low, normal, high, critical = self.queue.class_queues
+        versions = capacity.changes, low.changes, normal.changes, high.changes, critical.changes, kept
+        if versions == self._versions_at_stall:
             return None
         try:
             found = self._find_next(capacity.free <= kept)
             if found is None:
-                self._versions_at_stall = state
+                self._versions_at_stall = versions
                 return None
             return found[0], self._grant(*found)
         finally:
@@ -71,54 +97,43 @@ class Scheduler:
 
     def guard_slots(self, request_class: RequestClass) -> int:
         """Free slots that a class may not take: they are kept for the guarded classes."""
-        if request_class >= guard_slots.GUARDED_FROM or not self._policy.guard_slots_share:
+        share = self.policy.guard_slots_share
+        if request_class >= GUARDED_FROM or not share:
             return 0
-        part = self.drain_rate.drain_part(guard_slots.GUARDED_FROM)
-        return guard_slots.guard_slots(self._policy.guard_slots_share, self.capacity.slots, part)
+        return guard_slots(share, self.capacity.slots, self.drain_rate.drain_part(GUARDED_FROM))
 
     def progress(self, request_id: str, tokens: int) -> None:
-        """A running request has produced `tokens` more output tokens."""
-        self._charges.progress(request_id, tokens)
-
-    def charge_uncounted(
-        self, request_class: RequestClass, tenant: str, prompt_tokens: int, output_tokens: int
-    ) -> None:
-        """Charge a tenant for tokens of this model that it was served without this queue."""
-        tokens = INPUT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
-        weight = self._policy.weight(tenant)
-        self.queue.class_queues[request_class].charge_uncounted(tenant, weight, self.is_below_share(tenant), tokens)
+        """A request has produced `tokens` more output tokens. An unknown id changes nothing."""
+        run = self.running.get(request_id)
+        if run is not None:
+            run.charged_output += tokens
+            run.class_queue.charge(run.tenant_queue, OUTPUT_WEIGHT * tokens)
 
     def done(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """A running request has ended after these tokens; None: unknown, its estimate counts."""
-        self._charges.done(request_id, prompt_tokens, output_tokens)
-        self._give_back(request_id)
+        run = self.running[request_id]
+        if output_tokens is None:
+            output_tokens = max(run.charged_output, run.arrival.cost - run.charged_prompt)
+        self.end(request_id, prompt_tokens, output_tokens)
 
-    def cancel(self, request_id: str) -> None:
-        """A running request was cancelled; the output that it has produced is charged."""
-        self._charges.cancelled(request_id)
-        self._give_back(request_id)
-
-    def set_replica(
-        self, replica_id: str, slots: int, kv_tokens: int | None, used_elsewhere: tuple[int, int], session_kv: int
-    ) -> None:
-        """A replica has this size from now on. O(tenants with a share)."""
-        self.capacity.set_replica(replica_id, slots, kv_tokens, used_elsewhere, session_kv)
-        self._update_shares(*self.guaranteed_shares.tenants_with_share())
+    def end(self, request_id: str, prompt_tokens: int | None = None, output_tokens: int | None = None) -> None:
+        """A running request has ended after these tokens; None: as many as it was charged so far."""
+        run = self.running.pop(request_id)
+        self.capacity.give_back(run.replica_id, request_id)
+        self.drain_rate.on_released(run.arrival.slots)
+        self._settle(run, prompt_tokens, output_tokens)
 
     def drop_replica(self, replica_id: str) -> None:
         """A replica is gone with its running requests. O(these requests + tenants with a share)."""
         for request_id in self.capacity.drop_replica(replica_id):
-            self._charges.cancelled(request_id)
-            self._remove_running(request_id)
-        self._update_shares(*self.guaranteed_shares.tenants_with_share())
+            self._settle(self.running.pop(request_id), None, None)
+        self.update_below_share(self.shares)
 
-    def _versions(self, guard_slot_count: int) -> tuple[int, ...]:
-        """While this is unchanged, so is the result of `_find_next`.
-
-        That depends on replicas, heads, guard slots, and minimum shares, which grow by grants only.
-        """
-        low, normal, high, critical = self.queue.class_queues
-        return self.capacity.changes, low.changes, normal.changes, high.changes, critical.changes, guard_slot_count
+    def is_below_share(self, tenant: str) -> bool:
+        """Whether a tenant uses less than its guaranteed share."""
+        share, capacity = self.shares.get(tenant, 0.0), self.capacity
+        slots, tokens = self.use.get(tenant, (0, 0))
+        return slots < share * capacity.slots and tokens < share * capacity.kv_tokens
 
     def _find_next(self, only_guard_slots_free: bool) -> tuple[QueuedRequest, bool] | None:
         """The next request, and whether it is due by the minimum share of its class."""
@@ -126,26 +141,27 @@ class Scheduler:
         heads = self._class_heads()
         keeping: set[RequestClass] = set()
         for at, (level, _) in enumerate(heads):
-            if not at and not (only_guard_slots_free and level < guard_slots.GUARDED_FROM):
+            if not at and not (only_guard_slots_free and level < GUARDED_FROM):
                 continue  # it is served next in its own turn, below
-            owed = class_queues[level].min_share.due_request(class_queues[level].tenant_queues, capacity.could_fit)
+            owed = class_queues[level].min_share.due_request(capacity.could_fit)
             if owed is not None:
                 capacity.set_asking_class(level)
-                if capacity.fits(owed.slots, owed.cost, owed.placement):
+                if capacity.fits(*owed.need):
                     return owed, True
-                class_queues[level].min_share.on_blocked(
-                    class_queues[level].tenant_queues[owed.arrival.tenant], owed.cost
-                )
-                capacity.hold_back(owed.slots, owed.cost, owed.placement)
+                class_queues[level].min_share.on_blocked(owed)
+                capacity.hold_back(*owed.need)
                 keeping.add(level)
         for level, head in heads:
-            if only_guard_slots_free and level < guard_slots.GUARDED_FROM:
+            if only_guard_slots_free and level < GUARDED_FROM:
+                head.waits_for = WaitReason.GUARD_SLOTS
                 continue
             capacity.set_asking_class(level)
-            if capacity.fits(head.slots, head.cost, head.placement):
+            if capacity.fits(*head.need):
                 return head, False
+            if head.waits_for in (None, WaitReason.TURN):
+                head.waits_for = capacity.shortage(*head.need)
             if level not in keeping:
-                capacity.hold_back(head.slots, head.cost, head.placement)
+                capacity.hold_back(*head.need)
             most_free = capacity.most_free_slots
             if not most_free:
                 return None
@@ -157,52 +173,63 @@ class Scheduler:
     def _class_heads(self) -> list[tuple[RequestClass, QueuedRequest]]:
         """For each class, the highest first, its first request that some replica could run beside its sessions."""
         possible, found = self.capacity.could_fit, []
-        for level in self.queue.waiting_classes():
+        for level in _HIGHEST_FIRST:
             class_queue = self.queue.class_queues[level]
-            head = class_queue.first()
-            if head is not None and not possible(head.slots, head.cost, head.placement):
+            head = class_queue.first() if class_queue.size else None
+            if head is not None and not possible(*head.need):
                 head = class_queue.first_that_fits(possible, math.inf, math.inf)
             if head is not None:
                 found.append((level, head))
         return found
 
     def _grant(self, waiting: QueuedRequest, was_due: bool) -> str:
-        arrival, level = waiting.arrival, self.queue.class_queues[waiting.queue_class]
-        self._charges.begin(waiting, level)
-        level.min_share.charge(level.tenant_queues[arrival.tenant], waiting.cost, was_due)
+        arrival, class_queue = waiting.arrival, self.queue.class_queues[waiting.arrival.request_class]
+        tenant_queue = class_queue.tenant_queues[arrival.tenant]
+        prompt = max(1, arrival.prompt_tokens)  # at least 1, or a tenant with empty prompts would always be next
+        class_queue.running += 1
+        class_queue.granted += 1
+        class_queue.granted_tokens += waiting.cost
+        class_queue.charge(tenant_queue, INPUT_WEIGHT * prompt)
+        class_queue.min_share.charge(tenant_queue, waiting.cost, was_due)
         self.queue.remove(arrival.request_id)
-        replica_id = self.capacity.take(
-            arrival.request_id, waiting.slots, waiting.cost, arrival.affinity, waiting.placement
-        )
-        self.drain_rate.on_granted(waiting.queue_class, arrival.slots)
-        self._running[arrival.request_id] = arrival
-        self._add_use(arrival, 1)
-        if self._policy.min_share:
-            earned = self._policy.min_share * waiting.cost
-            for class_queue in self.queue.class_queues:
-                if class_queue.size:
-                    class_queue.min_share.earn(earned, class_queue.weight, class_queue.tenant_queues)
+        replica_id = self.capacity.take(waiting)
+        self.drain_rate.granted[arrival.request_class] += waiting.slots
+        self.running[arrival.request_id] = GrantedRequest(arrival, replica_id, class_queue, tenant_queue, prompt)
+        self._add_use(arrival.tenant, waiting.slots, waiting.cost)
+        if self.policy.min_share:
+            earned = self.policy.min_share * waiting.cost
+            for other in self.queue.class_queues:
+                if other.size:
+                    other.min_share.earn(earned, other.weight)
         return replica_id
 
-    def _give_back(self, request_id: str) -> None:
-        self.drain_rate.on_released(self.capacity.give_back(request_id))
-        self._remove_running(request_id)
+    def _settle(self, run: GrantedRequest, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """Correct the charges of an ended request to these tokens, and end its use. None: as charged."""
+        more_prompt = 0 if prompt_tokens is None else max(1, prompt_tokens) - run.charged_prompt
+        more_output = 0 if output_tokens is None else output_tokens - run.charged_output
+        run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * more_output)
+        run.class_queue.end_run()
+        self._add_use(run.arrival.tenant, -run.arrival.slots, -run.arrival.cost)
 
-    def _remove_running(self, request_id: str) -> None:
-        self._add_use(self._running.pop(request_id), -1)
+    def _add_use(self, tenant: str, slots: int, tokens: int) -> None:
+        """Add slots and KV tokens to a tenant's use; negative: release them."""
+        had_slots, had_tokens = self.use.get(tenant, (0, 0))
+        self.use[tenant] = had_slots + slots, had_tokens + tokens
+        if self.use[tenant] == (0, 0):
+            del self.use[tenant]
+        if tenant in self.shares:
+            self.update_below_share((tenant,))
 
-    def _add_use(self, arrival: Arrival, sign: int) -> None:
-        self.guaranteed_shares.add_use(arrival.tenant, sign * arrival.slots, sign * arrival.cost)
-        if self.guaranteed_shares.has_share(arrival.tenant):
-            self._update_shares(arrival.tenant)
-
-    def is_below_share(self, tenant: str) -> bool:
-        """Whether a tenant uses less than its guaranteed share."""
-        return self.guaranteed_shares.is_below_share(tenant, self.capacity.slots, self.capacity.kv_tokens)
-
-    def _update_shares(self, *tenants: str) -> None:
+    def update_below_share(self, tenants: Iterable[str]) -> None:
+        """The use or the share of these tenants, or what the replicas have, has changed. O(tenants)."""
         for tenant in tenants:
-            owed = self.is_below_share(tenant)
-            if owed is not (tenant in self._below_share):
+            below_share = self.is_below_share(tenant)
+            if below_share is not (tenant in self._below_share):
                 self._below_share ^= {tenant}
-                self.queue.set_below_share(tenant, owed)
+                for class_queue in self.queue.class_queues:
+                    class_queue.set_below_share(tenant, below_share)
+
+
+def _shares(policy: QueuePolicy) -> dict[str, float]:
+    """The guaranteed shares by tenant."""
+    return {name: tenant.share for name, tenant in policy.tenants.items() if tenant.share > 0}

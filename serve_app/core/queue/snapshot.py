@@ -1,94 +1,93 @@
-"""The counters of a queue, and its present state in figures.
+"""The present state of a queue in figures.
 
-Invariant: the counters only grow; their memory does not depend on the numbers of requests and tenants.
+Invariant: the size of a snapshot does not depend on the numbers of requests and tenants.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 
-from serve_app.core.queue.events import (
-    OTHER_TENANTS,
-    TENANTS_SHOWN,
-    ClassFigures,
-    RefusalReason,
-    Snapshot,
-    TenantFigures,
-)
-from serve_app.core.queue.queue import RequestQueue
+from serve_app.core.queue.events import RefusalReason
 from serve_app.core.queue.scheduler import Scheduler
 from serve_app.core.queue.wait_forecast import WaitForecast
 from serve_app.types import RequestClass
 
-
-@dataclass(slots=True, eq=False)
-class QueueCounters:
-    """Outcomes of requests since the queue was created."""
-
-    arrived: int = 0
-    granted: dict[RequestClass, int] = field(default_factory=lambda: dict.fromkeys(RequestClass, 0))
-    granted_tokens: dict[RequestClass, int] = field(default_factory=lambda: dict.fromkeys(RequestClass, 0))
-    refused: dict[RefusalReason, int] = field(default_factory=lambda: dict.fromkeys(RefusalReason, 0))
-    cancelled_waiting: int = 0
-    cancelled_running: int = 0
-    done: int = 0
-    done_tokens: int = 0
+TENANTS_SHOWN = 50  # by name in a snapshot: each is a label of several metrics
+OTHER_TENANTS = "(other)"  # no tenant's name has brackets
 
 
-def snapshot(scheduler: Scheduler, forecast: WaitForecast, counters: QueueCounters, now: float) -> Snapshot:
-    """The present state. O(replicas + tenants log tenants)."""
-    line, oldest = scheduler.queue, scheduler.queue.oldest()
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """One class. What was granted only grows; `drain_slots_per_s` is what higher classes leave to this class."""
+
+    waiting: int
+    waiting_tokens: int
+    granted: int
+    granted_tokens: int
+    drain_slots_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFigures:
+    """One tenant now. `below_share`: it uses less than its guaranteed share, so it is served first in its class."""
+
+    waiting: int
+    waiting_tokens: int
+    slots: int
+    kv_tokens: int
+    below_share: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state in figures. Classes by label, reasons by value.
+
+    `tenants` names the tenants with most slots and waiting requests, at most `TENANTS_SHOWN`; the others are summed as
+    `OTHER_TENANTS`.
+    """
+
+    oldest_wait_s: float
+    drain_slots_per_s: float | None
+    refused: Mapping[str, int]
+    classes: Mapping[str, ClassFigures]
+    tenants: Mapping[str, TenantFigures]
+
+
+def snapshot(scheduler: Scheduler, forecast: WaitForecast, refused: Counter[RefusalReason], now: float) -> Snapshot:
+    """The present state. O(replicas + waiting requests + tenants log tenants)."""
+    oldest = scheduler.queue.oldest()
     return Snapshot(
-        waiting={level.label: count for level, count in line.count_by_class.items()},
-        waiting_tokens=line.tokens,
         oldest_wait_s=0.0 if oldest is None else now - oldest.arrived_s,
-        replicas=dict(scheduler.capacity.snapshot()),
-        arrived=counters.arrived,
-        granted={level.label: count for level, count in counters.granted.items()},
-        refused={reason.value: count for reason, count in counters.refused.items()},
-        cancelled_waiting=counters.cancelled_waiting,
-        cancelled_running=counters.cancelled_running,
-        done=counters.done,
-        done_tokens=counters.done_tokens,
-        drain_slots_per_s=forecast.slots_per_s(),
-        classes={level.label: _class_figures(level, line, forecast, counters) for level in RequestClass},
+        drain_slots_per_s=forecast.slots_per_s(max(RequestClass)),  # no class is above it
+        refused={reason.value: refused[reason] for reason in RefusalReason},
+        classes={
+            level.label: ClassFigures(
+                one.size, one.tokens, one.granted, one.granted_tokens, forecast.slots_per_s(level)
+            )
+            for level, one in zip(RequestClass, scheduler.queue.class_queues, strict=True)
+        },
         tenants=_tenant_figures(scheduler),
-    )
-
-
-def _class_figures(
-    request_class: RequestClass, queue: RequestQueue, forecast: WaitForecast, counters: QueueCounters
-) -> ClassFigures:
-    return ClassFigures(
-        queue.count_by_class[request_class],
-        queue.tokens_by_class[request_class],
-        counters.granted_tokens[request_class],
-        forecast.slots_per_s(request_class),
     )
 
 
 def _tenant_figures(scheduler: Scheduler) -> dict[str, TenantFigures]:
     """Every tenant with a waiting or running request or a share; those beyond `TENANTS_SHOWN` in one sum."""
-    sums: dict[str, tuple[int, int]] = {}
-    for level in scheduler.queue.class_queues:
-        for tenant_queue in level.waiting_tenants():
-            waiting, tokens = sums.get(tenant_queue.tenant, (0, 0))
-            sums[tenant_queue.tenant] = waiting + len(tenant_queue.requests), tokens + tenant_queue.tokens
-    names = sums.keys() | set(scheduler.guaranteed_shares.tenants())
+    waiting = dict.fromkeys(scheduler.shares.keys() | scheduler.use.keys(), (0, 0))  # requests and their tokens
+    for class_queue in scheduler.queue.class_queues:
+        for tenant_queue in class_queue.waiting_tenants():
+            count, cost = waiting.get(tenant_queue.tenant, (0, 0))
+            cost += sum(queued.cost for _, _, queued in tenant_queue.order)
+            waiting[tenant_queue.tenant] = count + len(tenant_queue.order), cost
     every = {
-        name: TenantFigures(waiting, tokens, *scheduler.guaranteed_shares.in_use(name), scheduler.is_below_share(name))
-        for name in names
-        for waiting, tokens in [sums.get(name, (0, 0))]
+        name: TenantFigures(*sums, *scheduler.use.get(name, (0, 0)), scheduler.is_below_share(name))
+        for name, sums in waiting.items()
     }
     ordered = sorted(every, key=lambda name: (-every[name].slots - every[name].waiting, name))
     shown = {name: every[name] for name in ordered[:TENANTS_SHOWN]}
-    rest = [every[name] for name in ordered[TENANTS_SHOWN:]]
-    if rest:
-        shown[OTHER_TENANTS] = TenantFigures(
-            sum(one.waiting for one in rest),
-            sum(one.waiting_tokens for one in rest),
-            sum(one.slots for one in rest),
-            sum(one.kv_tokens for one in rest),
-            any(one.below_share for one in rest),
-        )
+    if len(ordered) > TENANTS_SHOWN:
+        rest = (astuple(every[name]) for name in ordered[TENANTS_SHOWN:])
+        requests, tokens, slots, kv_tokens, below_share = zip(*rest, strict=True)
+        shown[OTHER_TENANTS] = TenantFigures(sum(requests), sum(tokens), sum(slots), sum(kv_tokens), any(below_share))
     return shown

@@ -1,22 +1,25 @@
 """The waiting requests of one tenant in one class.
 
-Invariant: a request is in `requests`, in `order` and in `by_size`, or in none of them.
+Invariant: a request is in `order` and in its list of `by_size`, or in none; both are sorted by age.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serve_app.core.keyed_heap import Key
-from serve_app.core.queue.events import Arrival, PlacementConstraint
-from serve_app.core.queue.order_statistics import OrderKey, OrderStatistics
-from serve_app.types import RequestClass
+from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 
+# Slots, KV tokens, and the replicas that are allowed: what a request needs of one replica.
+Need = tuple[int, int, PlacementConstraint | None]
 # Slots, the exponent of the power of two above the tokens, and the placement constraint.
 SizeClass = tuple[int, int, PlacementConstraint | None]
 # Whether slots and tokens fit, or could fit, on a replica that the constraint allows.
 FitsPredicate = Callable[[int, int, PlacementConstraint | None], bool]
+# A request in a sorted list: when it arrived and the number of its arrival, which is unique, stand before it.
+QueueEntry = tuple[float, int, "QueuedRequest"]
 
 
 @dataclass(slots=True, eq=False)
@@ -26,24 +29,20 @@ class QueuedRequest:
     arrival: Arrival
     arrived_s: float
     arrival_number: int
-    # Copies of fields of the arrival: they are read far more often than a request arrives.
-    request_id: str = field(init=False)
+    # Of the arrival, computed once: they are read far more often than a request arrives.
     slots: int = field(init=False)
     cost: int = field(init=False)
-    queue_class: RequestClass = field(init=False)
-    placement: PlacementConstraint | None = field(init=False)
+    need: Need = field(init=False)
     size: SizeClass = field(init=False)
-    order_key: OrderKey = field(init=False)
+    order_key: tuple[float, int] = field(init=False)
+    waits_for: WaitReason | None = None  # None: not known yet
 
     def __post_init__(self) -> None:
-        arrival = self.arrival
-        self.request_id, self.slots, self.cost = arrival.request_id, arrival.slots, arrival.cost
-        self.queue_class, self.placement, self.order_key = (
-            arrival.request_class,
-            arrival.placement,
-            (self.arrived_s, self.arrival_number),
-        )
-        self.size = self.slots, self.cost.bit_length(), self.placement
+        placement = self.arrival.placement
+        self.slots, self.cost = self.arrival.slots, self.arrival.cost
+        self.need = self.slots, self.cost, placement
+        self.size = self.slots, self.cost.bit_length(), placement
+        self.order_key = self.arrived_s, self.arrival_number
 
 
 @dataclass(slots=True, eq=False)
@@ -57,12 +56,13 @@ class TenantQueue:
     waiting_since: int = 0
     fair_key: Key = ()  # its sort key in fair order
     slots: int = 0
-    tokens: int = 0
     virtual_start: float = 0.0  # virtual time of its minimum share up to which it has paid (`core.queue.min_share`)
-    requests: dict[OrderKey, QueuedRequest] = field(default_factory=dict)
-    order: OrderStatistics = field(default_factory=OrderStatistics)  # of all order keys
-    by_size: dict[SizeClass, OrderStatistics] = field(default_factory=dict)  # order keys by size class
+    # Sorted lists, not trees: up to ten thousand entries are moved faster than a tree is walked.
+    order: list[QueueEntry] = field(default_factory=list)  # all requests
+    by_size: dict[SizeClass, list[QueueEntry]] = field(default_factory=lambda: defaultdict(list))
     leading_sizes: set[SizeClass] = field(default_factory=set)  # size classes whose cached head is this tenant's
+    evictable: OrderedDict[str, QueuedRequest] = field(default_factory=OrderedDict)  # (`.eviction`), the youngest last
+    evictable_tokens: int = 0
 
     def update_fair_key(self) -> None:
         """Recompute the sort key after `below_share`, `counter` or `waiting_since` has changed."""
@@ -70,13 +70,11 @@ class TenantQueue:
 
     @property
     def first(self) -> QueuedRequest:
-        return self.requests[self.order.first]
+        return self.order[0][2]
 
     def first_that_could_run(self, could_fit: FitsPredicate) -> QueuedRequest | None:
         """The oldest request that could run. O(size classes) if it is not the oldest of all."""
-        first = self.requests[self.order.first]
-        if could_fit(first.slots, first.cost, first.placement):
-            return first
-        heads = (self.requests[queue.first] for queue in self.by_size.values())
-        able = (one for one in heads if could_fit(one.slots, one.cost, one.placement))
-        return min(able, key=lambda one: one.order_key, default=None)
+        if could_fit(*self.first.need):
+            return self.first
+        able = [queue[0] for queue in self.by_size.values() if could_fit(*queue[0][2].need)]
+        return min(able)[2] if able else None

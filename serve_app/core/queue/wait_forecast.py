@@ -13,13 +13,11 @@ present mean of tokens per slot.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left
 from typing import NamedTuple
 
-from serve_app.core.queue.capacity import Capacity
-from serve_app.core.queue.drain_rate import DrainRate
 from serve_app.core.queue.events import QueueStatus
-from serve_app.core.queue.queue import RequestQueue
+from serve_app.core.queue.scheduler import Scheduler
 from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.types import RequestClass
 
@@ -52,122 +50,75 @@ class Backlog(NamedTuple):
         """Seconds until a tenant is granted `tenant_slots` while the class's other tenants wait for `other_slots`."""
         return self.wait_s(tenant_slots + _served_before(other_slots, tenant_slots * other_weight / weight))
 
-    def wait_behind_class_s(self, slots: int) -> float | None:
-        """Seconds for a request of `slots` behind all requests of the class."""
-        return self.wait_s(self.slots + slots)
-
     def wait_s(self, work: float) -> float | None:
         """Seconds until `work` slots have come free for the class."""
         if self.slots_per_s is None:
             return None
         wait_s = max(0.0, self.slots_above + work - self.free_slots) / self.slots_per_s
-        return (
-            min(wait_s, work / self.min_share_slots_per_s)
-            if self.min_share_slots_per_s and self.slots_above
-            else wait_s
-        )
+        if self.min_share_slots_per_s and self.slots_above:
+            wait_s = min(wait_s, work / self.min_share_slots_per_s)
+        return wait_s
 
 
 class WaitForecast:
-    """Waits in seconds. O(log n) per method.
+    """Waits in seconds. O(log n) per method."""
 
-    Args:
-        min_share: gives the minimum share of a class.
-        guard_slots: gives the free slots that a class may not take.
-    """
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._class_queues, self._capacity = scheduler.queue.class_queues, scheduler.capacity
 
-    def __init__(
-        self,
-        queue: RequestQueue,
-        capacity: Capacity,
-        drain_rate: DrainRate,
-        min_share: Callable[[], float],
-        guard_slots: Callable[[RequestClass], int] = lambda _: 0,
-    ) -> None:
-        self._queue, self._capacity, self._drain_rate, self._min_share, self._guard_slots = (
-            queue,
-            capacity,
-            drain_rate,
-            min_share,
-            guard_slots,
-        )
-
-    def arrival_wait_s(
-        self, request_class: RequestClass, slots: int, tenant: str | None, weight: float
-    ) -> float | None:
-        """The wait of a request that arrives now; without a tenant: behind all requests of its class."""
-        class_queue, backlog = self._queue.class_queues[request_class], self.backlog(request_class)
-        nobody = not (backlog.slots_above or backlog.slots)
-        if (
-            nobody
-            and slots <= self._capacity.most_free_slots
-            and self._capacity.free > self._guard_slots(request_class)
-        ):
+    def arrival_wait_s(self, request_class: RequestClass, slots: int, tenant: str) -> float | None:
+        """The wait of a request that arrives now; None: nothing measured yet."""
+        backlog, capacity = self.backlog(request_class), self._capacity
+        is_next = not (backlog.slots_above or backlog.slots)
+        if is_next and slots <= capacity.most_free_slots and capacity.free > self._scheduler.guard_slots(request_class):
             return 0.0
-        if tenant is None:
-            return backlog.wait_behind_class_s(slots)
-        tenant_queue = class_queue.tenant_queues.get(tenant)
-        return backlog.arrival_wait_s(slots, 0 if tenant_queue is None else tenant_queue.slots, weight)
+        tenant_queue = self._class_queues[request_class].tenant_queues.get(tenant)
+        own_slots = 0 if tenant_queue is None else tenant_queue.slots
+        return backlog.arrival_wait_s(slots, own_slots, self._scheduler.policy.weight(tenant))
 
     def backlog(self, request_class: RequestClass) -> Backlog:
-        """The backlog before an arrival of a class."""
-        class_queue, capacity, drain = self._queue.class_queues[request_class], self._capacity, self._drain_rate
-        slots, kept = self._usable_slots(), self._guard_slots(request_class)
+        """The backlog before an arrival of a class; while requests wait, its waits equal `arrival_wait_s`."""
+        class_queue, capacity, drain = self._class_queues[request_class], self._capacity, self._scheduler.drain_rate
+        slots, kept = self._usable_slots(), self._scheduler.guard_slots(request_class)
         free: float = max(0, capacity.free - kept)
         if slots < capacity.slots:
             free = min(free, max(0.0, slots - capacity.used))
         rate = drain.slots_per_s_left_to(request_class, max(1.0, slots - kept) if kept else slots)
-        least = self._min_share() * (drain.slots_per_s(slots) or 0.0)
-        return Backlog(self._slots_above(request_class), class_queue.slots, class_queue.weight, free, rate, least)
-
-    def is_only_candidate(self, waiting: QueuedRequest) -> bool:
-        """Whether no other request waits in its class or above, so that it gets the next free slot."""
-        return self._queue.class_queues[waiting.queue_class].size == 1 and not self._slots_above(waiting.queue_class)
+        least = self._scheduler.policy.min_share * (drain.slots_per_s(slots) or 0.0)
+        above = sum(higher.slots for higher in self._class_queues[request_class + 1 :])
+        return Backlog(above, class_queue.slots, class_queue.weight, free, rate, least)
 
     def newest_wait_s(self, waiting: QueuedRequest) -> float | None:
         """The wait of a request that has just arrived, and so is the last of its tenant."""
-        level = self._queue.class_queues[waiting.queue_class]
-        tenant_queue = level.tenant_queues[waiting.arrival.tenant]
-        backlog = self.backlog(waiting.queue_class)
-        return backlog.tenant_wait_s(
-            tenant_queue.slots,
-            tenant_queue.weight,
-            level.slots - tenant_queue.slots,
-            level.weight - tenant_queue.weight,
-        )
+        class_queue = self._class_queues[waiting.arrival.request_class]
+        tenant_queue = class_queue.tenant_queues[waiting.arrival.tenant]
+        other_slots, other_weight = class_queue.slots - tenant_queue.slots, class_queue.weight - tenant_queue.weight
+        backlog = self.backlog(waiting.arrival.request_class)
+        return backlog.tenant_wait_s(tenant_queue.slots, tenant_queue.weight, other_slots, other_weight)
 
     def status(self, waiting: QueuedRequest) -> QueueStatus:
         """Position and expected start of a waiting request."""
-        level = self._queue.class_queues[waiting.queue_class]
-        tenant_queue = level.tenant_queues[waiting.arrival.tenant]
-        own = tenant_queue.order.rank(waiting.order_key) + 1
-        others = level.size - len(tenant_queue.requests)
-        ahead = own - 1 + int(_served_before(others, own * (level.weight - tenant_queue.weight) / tenant_queue.weight))
-        start_s = self.backlog(waiting.queue_class).wait_s(ahead * level.slots / level.size + waiting.slots)
-        return QueueStatus(
-            waiting.request_id, waiting.queue_class, self._requests_above(waiting.queue_class) + ahead + 1, start_s
-        )
+        level = waiting.arrival.request_class
+        class_queue = self._class_queues[level]
+        tenant_queue = class_queue.tenant_queues[waiting.arrival.tenant]
+        own = bisect_left(tenant_queue.order, waiting.order_key) + 1
+        others = class_queue.size - len(tenant_queue.order)
+        other_weight = class_queue.weight - tenant_queue.weight
+        ahead = own - 1 + int(_served_before(others, own * other_weight / tenant_queue.weight))
+        start_s = self.backlog(level).wait_s(ahead * class_queue.slots / class_queue.size + waiting.slots)
+        above = sum(higher.size for higher in self._class_queues[level + 1 :])
+        return QueueStatus(waiting.arrival.request_id, level, above + ahead + 1, start_s)
 
-    def slots_per_s(self, request_class: RequestClass | None = None) -> float | None:
-        """Slots per second that come free while all are busy; with a class, those that higher classes leave to it."""
-        slots = self._usable_slots()
-        return (
-            self._drain_rate.slots_per_s(slots)
-            if request_class is None
-            else self._drain_rate.slots_per_s_left_to(request_class, slots)
-        )
+    def slots_per_s(self, request_class: RequestClass) -> float | None:
+        """Slots per second that come free while all are busy and that the classes above leave to this one."""
+        return self._scheduler.drain_rate.slots_per_s_left_to(request_class, self._usable_slots())
 
     def _usable_slots(self) -> float:
         capacity = self._capacity
         if not capacity.kv_used or math.isinf(capacity.kv_tokens):
             return capacity.slots
         return min(capacity.slots, capacity.kv_tokens * capacity.used / capacity.kv_used)
-
-    def _slots_above(self, request_class: RequestClass) -> int:
-        return sum(class_queue.slots for class_queue in self._queue.class_queues[request_class + 1 :])
-
-    def _requests_above(self, request_class: RequestClass) -> int:
-        return sum(class_queue.size for class_queue in self._queue.class_queues[request_class + 1 :])
 
 
 def _served_before(others: int, fair: float) -> float:

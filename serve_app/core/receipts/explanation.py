@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.core.estimate import EstimateSource
-from serve_app.core.queue import RefusalReason
+from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.receipts import Receipt
 from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.routing import Route
@@ -29,6 +29,18 @@ _REFUSALS = {
     RefusalReason.NO_REPLICA: "no replica could serve",
     RefusalReason.TOO_LARGE: "it needed more sequences or tokens than any replica has",
     RefusalReason.SESSIONS: "sessions held the KV tokens that it needed during the longest wait allowed",
+}
+_WAITS = {
+    WaitReason.TURN: "other requests had their turn first",
+    WaitReason.SLOTS: "no replica had enough free slots",
+    WaitReason.KV_TOKENS: "no replica with free slots had enough free KV tokens",
+    WaitReason.PLACEMENT: "the replicas that it could run on had nothing free; others had",
+    WaitReason.KV_DEBT: "replicas with room were closed to it, as requests there needed more KV tokens than estimated",
+    WaitReason.HELD_BACK: "the replica with room was held back for a larger request",
+    WaitReason.GUARD_SLOTS: "the free slots were kept for higher classes",
+    WaitReason.NO_REPLICA: "no replica ran yet",
+    WaitReason.SESSION: "another request of its session ran",
+    WaitReason.QUOTA_ACTOR: "the quota actor did not answer",
 }
 _REPLAYED = "Answered with the stored answer of the first request of its Idempotency-Key; nothing ran."
 _ROUTES = {
@@ -63,39 +75,33 @@ def explain(receipt: Receipt) -> list[str]:
         _REPLAYED if receipt.outcome is Outcome.OK and not receipt.granted else _waiting(receipt),
     ]
     if receipt.refused is not None:
-        lines.append(_refusal(receipt))
+        retry_s = receipt.retry_after_s
+        told = "" if retry_s is None else f"; the client was told to retry after {_duration(retry_s)}"
+        lines.append(f"Refused ({receipt.refused.value}): {_REFUSALS[receipt.refused]}{told}.")
     if receipt.replica_id is not None:
         lines.append(_placement(receipt))
     if receipt.slo is not None:
-        lines.append(_service_level(receipt))
+        promised = [] if receipt.ttft_slo_s is None else [f"first token within {_duration(receipt.ttft_slo_s)}"]
+        promised += [] if receipt.itl_slo_s is None else [f"{_duration(receipt.itl_slo_s)} between tokens"]
+        lines.append(f"Promised {' and '.join(promised)}: {_VERDICTS[receipt.slo]}.")
     if receipt.granted or receipt.estimated_prompt or receipt.estimated_output:
         lines.append(_tokens(receipt))
     return lines
 
 
 def _waiting(receipt: Receipt) -> str:
-    ahead = [
-        f"{count} {'request' if count == 1 else 'requests'} of class {who.label}"
-        for who, count in sorted(receipt.ahead, reverse=True)
-        if count > 0
-    ]
+    ahead = [(who, count) for who, count in sorted(receipt.ahead, reverse=True) if count > 0]
     if receipt.granted and receipt.wait_s < AT_ONCE_S:
         text = "Started at once"
     else:
         text = f"Waited {_duration(receipt.wait_s)}"
         if ahead:
-            one = len(ahead) == 1 and ahead[0].startswith("1 ")
-            text += f": {' and '.join(ahead)} {'was' if one else 'were'} ahead"
+            named = " and ".join(f"{_counted(count, 'request')} of class {who.label}" for who, count in ahead)
+            text += f": {named} {'was' if sum(count for _, count in ahead) == 1 else 'were'} ahead"
+        if receipt.waited_for is not None:
+            text += f"; {_WAITS[receipt.waited_for]}"
     if receipt.deadline_s is not None:
         text += f"; its deadline was {_duration(receipt.deadline_s)}"
-    return text + "."
-
-
-def _refusal(receipt: Receipt) -> str:
-    assert receipt.refused is not None
-    text = f"Refused ({receipt.refused.value}): {_REFUSALS[receipt.refused]}"
-    if receipt.retry_after_s is not None:
-        text += f"; the client was told to retry after {_duration(receipt.retry_after_s)}"
     return text + "."
 
 
@@ -104,10 +110,11 @@ def _placement(receipt: Receipt) -> str:
     if receipt.route is not None:
         text += f", {_ROUTES[receipt.route]}"
     if receipt.slots > receipt.sequences:
-        what = "sequence" if receipt.sequences == 1 else "sequences"
-        text += f", in {receipt.slots} of its slots for {receipt.sequences} long {what}"
+        text += f", in {receipt.slots} of its slots for {_counted(receipt.sequences, 'long sequence')}"
     if receipt.losses:
-        text += f", after {receipt.losses} {'replica was' if receipt.losses == 1 else 'replicas were'} lost under it"
+        text += (
+            f", after {_counted(receipt.losses, 'replica')} {'was' if receipt.losses == 1 else 'were'} lost under it"
+        )
     if receipt.first_token_s is not None:
         text += f"; first token after {_duration(receipt.first_token_s)}"
     if receipt.itl_s is not None:
@@ -117,26 +124,18 @@ def _placement(receipt: Receipt) -> str:
     return text + "."
 
 
-def _service_level(receipt: Receipt) -> str:
-    assert receipt.slo is not None
-    promised = []
-    if receipt.ttft_slo_s is not None:
-        promised.append(f"first token within {_duration(receipt.ttft_slo_s)}")
-    if receipt.itl_slo_s is not None:
-        promised.append(f"{_duration(receipt.itl_slo_s)} between tokens")
-    return f"Promised {' and '.join(promised)}: {_VERDICTS[receipt.slo]}."
-
-
 def _tokens(receipt: Receipt) -> str:
-    text = (
-        f"Estimated {receipt.estimated_prompt} + {receipt.estimated_output} tokens (prompt + output, "
-        f"{_SOURCES[receipt.source]})"
-    )
+    estimated = f"{receipt.estimated_prompt} + {receipt.estimated_output}"
+    text = f"Estimated {estimated} tokens (prompt + output, {_SOURCES[receipt.source]})"
     if receipt.prompt_tokens is not None:
         text += f", used {receipt.prompt_tokens} + {receipt.output_tokens or 0}"
     if receipt.kv_token_s > 0.0:
         text += f"; held {receipt.kv_token_s:,.0f} KV token-seconds"
     return text + "."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _duration(seconds: float) -> str:

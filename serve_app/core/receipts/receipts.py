@@ -7,11 +7,11 @@ text of a prompt or an answer.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from serve_app.core.estimate import EstimateSource
-from serve_app.core.queue import RefusalReason
+from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.routing import Route
 from serve_app.types import Outcome, RequestClass
@@ -31,6 +31,7 @@ class Receipt:
             attempts count.
         granted: whether it was ever granted.
         ahead: requests of its class and above, of all tenants, that waited when it arrived, by class.
+        waited_for: what kept it waiting in the queue before its last grant; None: nothing, or it was not granted.
         client_id: the id that the client (`X-Request-Id`) or HAProxy gave it; need not be unique.
         first_token_s: until the first token; None: there was none.
         total_s: until the end.
@@ -56,6 +57,7 @@ class Receipt:
     total_s: float
     granted: bool = False
     ahead: tuple[tuple[RequestClass, int], ...] = ()
+    waited_for: WaitReason | None = None
     first_token_s: float | None = None
     replica_id: str | None = None
     route: Route | None = None
@@ -87,10 +89,8 @@ class Receipt:
 
     def to_json_fields(self) -> dict[str, Any]:
         """The fields as JSON values: classes by label."""
-        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        found["request_class"] = self.request_class.label
-        found["ahead"] = {who.label: count for who, count in self.ahead}
-        return found
+        ahead = {who.label: count for who, count in self.ahead}
+        return asdict(self) | {"request_class": self.request_class.label, "ahead": ahead}
 
 
 class Receipts:
@@ -99,15 +99,15 @@ class Receipts:
     def __init__(self, limit: int = MAX_RECEIPTS) -> None:
         self._limit = limit
         self.kept: OrderedDict[str, Receipt] = OrderedDict()
-        self.by_client: dict[str, str] = {}  # the latest request id by client id
+        self.by_client: dict[str, Receipt] = {}  # the latest receipt by client id
 
     def add(self, receipt: Receipt) -> None:
         """Keep a receipt; it replaces one with the same id."""
-        if (former := self.kept.pop(receipt.request_id, None)) is not None:
-            self._forget(former)
+        if receipt.request_id in self.kept:
+            self._forget(self.kept.pop(receipt.request_id))
         self.kept[receipt.request_id] = receipt
         if receipt.client_id:
-            self.by_client[receipt.client_id] = receipt.request_id
+            self.by_client[receipt.client_id] = receipt
         if len(self.kept) > self._limit:
             self._forget(self.kept.popitem(last=False)[1])
 
@@ -115,11 +115,8 @@ class Receipts:
         """Find by our id, the OpenAI object's id, or the client's. None: there was none, or it is no longer kept."""
         wanted = request_id[:MAX_TEXT_CHARS]
         bare = next((wanted.removeprefix(one) for one in OBJECT_PREFIXES if wanted.startswith(one)), wanted)
-        for name in (wanted, bare, self.by_client.get(wanted, "")):
-            if (found := self.kept.get(name)) is not None:
-                return found
-        return None
+        return self.kept.get(wanted) or self.kept.get(bare) or self.by_client.get(wanted)
 
     def _forget(self, receipt: Receipt) -> None:
-        if receipt.client_id and self.by_client.get(receipt.client_id) == receipt.request_id:
+        if receipt.client_id and self.by_client.get(receipt.client_id) is receipt:
             del self.by_client[receipt.client_id]

@@ -16,7 +16,6 @@ Invariant: a request that was offered has exactly one verdict; a bad request (a 
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass
 
 from serve_app.types import Outcome
@@ -84,32 +83,23 @@ class ServedRequest:
         return self.span_s / (self.tokens - 1) if self.is_streamed and self.tokens > 1 else None
 
 
-_NOT_OFFERED = (Outcome.BAD_REQUEST, Outcome.UNAUTHORIZED)
-_FAILED = (Outcome.ENGINE_FAILED, Outcome.INTERNAL_ERROR)
-
-
 def judge(service_level: ServiceLevel, served: ServedRequest) -> SloVerdict | None:
     """The verdict on a request that generates tokens; None: it was a bad request, so it was not offered."""
-    if served.outcome in _NOT_OFFERED:
-        return None
-    if served.outcome is Outcome.REFUSED:
-        return SloVerdict.REFUSED
-    if served.outcome in _FAILED:
-        return SloVerdict.FAILED
+    match served.outcome:
+        case Outcome.BAD_REQUEST | Outcome.UNAUTHORIZED:
+            return None
+        case Outcome.REFUSED:
+            return SloVerdict.REFUSED
+        case Outcome.ENGINE_FAILED | Outcome.INTERNAL_ERROR:
+            return SloVerdict.FAILED
     kept = SloVerdict.MET if served.outcome is Outcome.OK else SloVerdict.CLIENT_LEFT
+    ttft_s, itl_s = service_level.ttft_s, service_level.itl_s
     if not served.is_streamed:
-        late = kept is SloVerdict.MET and served.total_s > _unary_limit_s(service_level, served.tokens)
-        return SloVerdict.LATE if late else kept
+        if kept is SloVerdict.CLIENT_LEFT or ttft_s is None or itl_s is None:
+            return kept
+        stream_s = ttft_s + itl_s * max(0.0, served.tokens - 1)  # when a stream that just meets both would have ended
+        return SloVerdict.LATE if served.total_s > stream_s else kept
     first_s = served.total_s if served.ttft_s is None else served.ttft_s
-    if service_level.ttft_s is not None and first_s > service_level.ttft_s:
+    if ttft_s is not None and first_s > ttft_s:
         return SloVerdict.TTFT
-    if service_level.itl_s is not None and (served.itl_s or 0.0) > service_level.itl_s:
-        return SloVerdict.ITL
-    return kept
-
-
-def _unary_limit_s(service_level: ServiceLevel, tokens: float) -> float:
-    """When a stream of so many tokens that just meets both levels would have ended."""
-    if service_level.ttft_s is None or service_level.itl_s is None:
-        return math.inf
-    return service_level.ttft_s + service_level.itl_s * max(0.0, tokens - 1)
+    return SloVerdict.ITL if itl_s is not None and (served.itl_s or 0.0) > itl_s else kept

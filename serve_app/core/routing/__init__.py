@@ -5,7 +5,15 @@ In: keys, loads, failures and successes. Out: routes, ejections, probes.
 Never: sends a request or a message.
 """
 
-from serve_app.core.routing.bounded_ring import FREE_SHARE, LOAD_BOUND, BoundedRing, Route
+from serve_app.core.routing.bounded_ring import (
+    FREE_SHARE,
+    LOAD_BOUND,
+    AffinityKey,
+    BoundedRing,
+    Route,
+    RoutingTarget,
+    TargetReason,
+)
 from serve_app.core.routing.outliers import (
     Eject,
     FailureKind,
@@ -15,7 +23,6 @@ from serve_app.core.routing.outliers import (
     OutlierVerdict,
     Probe,
 )
-from serve_app.core.routing.target import AffinityKey, RoutingTarget, TargetReason
 
 __all__ = [
     "FREE_SHARE",

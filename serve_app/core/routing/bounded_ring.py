@@ -1,4 +1,4 @@
-"""Which replica a request should run on: the one that caches its prefix, unless its load is above its bound.
+"""Which replica a request should run on: the one that caches its prefix, unless its load is above its bound; and why.
 
 Rules
 - A request with a key (a session, else a prefix) goes to the first replica on the ring, from the key's point on, that
@@ -11,26 +11,31 @@ Rules
 - If these rules find no replica with capacity, the least busy replica takes the request.
 - A closed replica (draining, unhealthy, ejected) gets no requests, and keeps its points on the ring: its keys return.
 
-Invariant: no choice for one slot brings a replica above its present `load_bound`; a choice for several slots may exceed
-the bound, but not the replica's slots, if no replica has capacity within the bound.
+Invariants: a key's preference order among the remaining replicas does not change when others are added or removed, and
+is equal in all routers that know the same names. No choice for one slot brings a replica above its present
+`load_bound`; a choice for several slots may exceed the bound, but not the replica's slots, if no replica has capacity
+within the bound.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import math
 import random
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from serve_app.core.keyed_heap import KeyedHeap
-from serve_app.core.routing.hash_ring import HashRing
 
 LOAD_BOUND = 1.25  # c of the paper; walks are 1 / (c - 1)^2 = 16 points long at most, on average
-FREE_SHARE = (
-    0.25  # of a replica's slots; on Mooncake's trace at light load it keeps 28% of prefixes cached, 0 keeps 21%
-)
+FREE_SHARE = 0.25  # of a replica's slots; at light load it keeps 28% of the prefixes of Mooncake's trace cached, 0: 21%
 MAX_WALK = 64  # points; after so long a walk most replicas are full, and the least busy one is as good
+POINTS_PER_REPLICA = 128  # the replicas' shares of the keys then differ by 9% (1 / sqrt(128))
+_POINTS_PER_DIGEST = 8  # of eight bytes, in the longest digest of blake2b
 
 
 class Route(enum.StrEnum):
@@ -42,6 +47,32 @@ class Route(enum.StrEnum):
     LEAST_BUSY = "least_busy"  # no replica that was tried had capacity
 
 
+class TargetReason(enum.StrEnum):
+    """Why a request runs on its replica; a label of the metrics."""
+
+    SESSION = "session"
+    PREFIX = "prefix"
+    PROBE = "probe"  # the replica was ejected, and this request tests whether it works again
+    MOST_FREE = "most_free"  # the queue's own choice: no key, or no free capacity on the preferred replica
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityKey:
+    """Requests with one key prefer one replica. `text` includes the tenant: caches are salted per tenant."""
+
+    text: str
+    reason: TargetReason
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingTarget:
+    """The preferred replica of a request. `route`: the rule that chose it; None: no rule was applied."""
+
+    replica_id: str
+    reason: TargetReason
+    route: Route | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaChoice:
     """The chosen replica, and the rule that chose it."""
@@ -50,9 +81,34 @@ class ReplicaChoice:
     route: Route
 
 
+class HashRing:
+    """Names and their points. `add` and `remove` pass over all points once; finding a key's point is O(log points)."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, str]] = []
+
+    def add(self, name: str) -> None:
+        """Add a name that is not on the ring."""
+        texts = (f"{number}\0{name}" for number in range(POINTS_PER_REPLICA // _POINTS_PER_DIGEST))
+        digests = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), person=b"point").digest() for text in texts)
+        self._points += [(point, name) for digest in digests for (point,) in struct.iter_unpack(">Q", digest)]
+        self._points.sort()
+
+    def remove(self, name: str) -> None:
+        self._points = [entry for entry in self._points if entry[1] != name]
+
+    def walk(self, key: str) -> Iterator[str]:
+        """The names at all points, once around from the key's point: the key's home first, with repeated names."""
+        points = self._points
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"key").digest()
+        start = bisect_left(points, (int.from_bytes(digest), ""))
+        for index in range(start, start + len(points)):
+            yield points[index % len(points)][1]
+
+
 @dataclass(slots=True)
 class _RingReplica:
-    slots: int
+    slots: int = 0
     load: int = 0
     is_open: bool = True
     index: int = -1  # in `open_replicas`; -1: not in it
@@ -81,16 +137,13 @@ class BoundedRing:
         self._slots = 0  # of the open replicas
         self._load = 0  # of the open replicas
 
-    def __contains__(self, replica_id: str) -> bool:
-        return replica_id in self._replicas
-
     def set_slots(self, replica_id: str, slots: int) -> None:
         """Add a replica, open, or change its slots. ValueError: negative."""
         if slots < 0:
             raise ValueError(f"replica {replica_id!r}: slots is {slots}")
         replica = self._replicas.get(replica_id)
         if replica is None:
-            replica = self._replicas[replica_id] = _RingReplica(0)
+            replica = self._replicas[replica_id] = _RingReplica()
             self._ring.add(replica_id)
         self._unindex(replica_id, replica)
         replica.slots = slots
@@ -111,23 +164,16 @@ class BoundedRing:
             self._unindex(replica_id, replica)
             self._ring.remove(replica_id)
 
-    def set_load(self, replica_id: str, load: int) -> None:
-        """Set the slots in use on a replica, by any router; an unknown one changes nothing. ValueError: negative."""
-        if load < 0:
-            raise ValueError(f"replica {replica_id!r}: load is {load}")
-        replica = self._replicas.get(replica_id)
-        if replica is None:
-            return
-        if replica.index >= 0:
-            self._load += load - replica.load
-            self._by_load.set(replica_id, (load / replica.slots, 0))
-        replica.load = load
-
     def add_load(self, replica_id: str, slots: int) -> None:
         """Add slots in use (negative: remove, at least 0 stay); an unknown replica changes nothing."""
         replica = self._replicas.get(replica_id)
-        if replica is not None:
-            self.set_load(replica_id, max(0, replica.load + slots))
+        if replica is None:
+            return
+        more = max(slots, -replica.load)
+        replica.load += more
+        if replica.index >= 0:
+            self._load += more
+            self._by_load.set(replica_id, (replica.load / replica.slots,))
 
     def load(self, replica_id: str) -> int:
         """The slots in use on a replica; 0 for an unknown one."""
@@ -194,7 +240,7 @@ class BoundedRing:
         if replica.is_open and replica.slots:
             replica.index = len(self.open_replicas)
             self.open_replicas.append(replica_id)
-            self._by_load.set(replica_id, (replica.load / replica.slots, 0))
+            self._by_load.set(replica_id, (replica.load / replica.slots,))
             self._slots += replica.slots
             self._load += replica.load
 

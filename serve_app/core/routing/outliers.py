@@ -16,7 +16,8 @@ Rules
 
 Invariant: after every event, at most `max_ejected` replicas are ejected or on probation.
 
-Events in, actions out; `now` is in seconds of one monotonic clock. `on_result` is O(1), all others O(replicas) at most.
+Events in, actions out; `now` is in seconds of one monotonic clock. `on_result` is O(1) unless it ejects, all others
+O(replicas) at most.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class _ObservedReplica:
     consecutive_failures: int = 0
     failures: float = 0.0
     results: float = 0.0
-    counted_at: float = 0.0
+    counted_at: float = 0.0  # the last result, if any
 
     def enter_state(self, state: OutlierState, now: float) -> None:
         self.state, self.state_since, self.ejection_ends_at = state, now, math.inf
@@ -111,24 +112,19 @@ class _ObservedReplica:
 class OutlierDetector:
     """The health of the replicas of one model, as one router observes it."""
 
-    def __init__(self, max_ejected_share: float = MAX_EJECTED_SHARE) -> None:
-        """ValueError: the share is not within 0 and 1."""
-        if not 0.0 <= max_ejected_share <= 1.0:
-            raise ValueError(f"max_ejected_share is {max_ejected_share}")
-        self._max_ejected_share = max_ejected_share
+    def __init__(self) -> None:
         self._replicas: dict[str, _ObservedReplica] = {}
-        self._ejected_count = 0
 
     @property
     def ejected_count(self) -> int:
         """Replicas that are ejected or on probation."""
-        return self._ejected_count
+        return sum(replica.state is not OutlierState.HEALTHY for replica in self._replicas.values())
 
     @property
     def max_ejected(self) -> int:
         """The most replicas that may be ejected or on probation: at least one if there is a replica."""
         count = len(self._replicas)
-        return min(count, max(1, math.floor(self._max_ejected_share * count)))
+        return min(count, max(1, math.floor(MAX_EJECTED_SHARE * count)))
 
     def state(self, replica_id: str) -> OutlierState | None:
         """None: an unknown replica."""
@@ -137,18 +133,16 @@ class OutlierDetector:
 
     def on_replica(self, replica_id: str, now: float) -> None:
         """Add a replica; a known one changes nothing."""
-        if replica_id not in self._replicas:
-            self._replicas[replica_id] = _ObservedReplica(now, counted_at=now)
+        self._replicas.setdefault(replica_id, _ObservedReplica(now))
 
     def on_replica_gone(self, replica_id: str, now: float) -> list[OutlierAction]:
         """Remove a replica; an unknown one changes nothing. Returns `Readmit` for replicas above the new limit."""
-        gone = self._replicas.pop(replica_id, None)
-        if gone is None:
-            return []
-        self._ejected_count -= gone.state is not OutlierState.HEALTHY
+        self._replicas.pop(replica_id, None)
         actions: list[OutlierAction] = []
-        while self._ejected_count > self.max_ejected:
-            actions.append(self._readmit(self._first_due(), now))
+        while self.ejected_count > self.max_ejected:  # first one on probation, else the one whose ejection ends first
+            out = [(name, one) for name, one in self._replicas.items() if one.state is not OutlierState.HEALTHY]
+            first, _ = min(out, key=lambda entry: (entry[1].state is OutlierState.EJECTED, entry[1].ejection_ends_at))
+            actions.append(self._readmit(first, now))
         return actions
 
     def on_result(self, replica_id: str, verdict: OutlierVerdict, sent_at: float, now: float) -> list[OutlierAction]:
@@ -164,24 +158,25 @@ class OutlierDetector:
         if replica is None or replica.state is OutlierState.EJECTED or sent_at < replica.state_since:
             return []
         if replica.state is OutlierState.PROBATION:
-            return self._on_probe(replica_id, replica, verdict, now)
+            if verdict is OutlierVerdict.OK:
+                return [self._readmit(replica_id, now)]
+            if verdict is OutlierVerdict.CLIENT:
+                return [Probe(replica_id)]
+            return [self._eject(replica_id, replica, FailureKind.PROBE, now)]
         if verdict is OutlierVerdict.CLIENT:
             return []
         replica.count_result(verdict is not OutlierVerdict.OK, now)
         why = self._ejection_reason(replica, verdict)
-        if why is None or self._ejected_count >= self.max_ejected:
+        if why is None or self.ejected_count >= self.max_ejected:
             return []
-        self._ejected_count += 1
         return [self._eject(replica_id, replica, why, now)]
 
     def on_tick(self, now: float) -> list[OutlierAction]:
         """Put the replicas on probation whose ejection is over."""
-        actions: list[OutlierAction] = []
-        for replica_id, replica in self._replicas.items():
-            if replica.ejection_ends_at <= now:
-                replica.enter_state(OutlierState.PROBATION, now)
-                actions.append(Probe(replica_id))
-        return actions
+        due = [name for name, replica in self._replicas.items() if replica.ejection_ends_at <= now]
+        for replica_id in due:
+            self._replicas[replica_id].enter_state(OutlierState.PROBATION, now)
+        return [Probe(replica_id) for replica_id in due]
 
     def next_due(self) -> float | None:
         """When the next ejection ends; None: no replica is ejected."""
@@ -199,38 +194,17 @@ class OutlierDetector:
             return FailureKind.RATE
         return None
 
-    def _on_probe(
-        self, replica_id: str, replica: _ObservedReplica, verdict: OutlierVerdict, now: float
-    ) -> list[OutlierAction]:
-        if verdict is OutlierVerdict.OK:
-            return [self._readmit(replica_id, now)]
-        if verdict is OutlierVerdict.CLIENT:
-            return [Probe(replica_id)]
-        return [self._eject(replica_id, replica, FailureKind.PROBE, now)]
-
     def _eject(self, replica_id: str, replica: _ObservedReplica, reason: FailureKind, now: float) -> Eject:
         if reason is not FailureKind.PROBE:
             forgiven = int((now - replica.state_since) / FORGET_EJECTIONS_S)
             replica.ejections = max(0, replica.ejections - forgiven)
-        alone = self._ejected_count >= len(self._replicas)
+        replica.enter_state(OutlierState.EJECTED, now)
+        alone = self.ejected_count == len(self._replicas)
         for_s = FIRST_EJECTION_S if alone else min(MAX_EJECTION_S, FIRST_EJECTION_S * 2.0 ** min(replica.ejections, 30))
         replica.ejections += 1
-        replica.enter_state(OutlierState.EJECTED, now)
         replica.ejection_ends_at = now + for_s
         return Eject(replica_id, for_s, reason)
 
     def _readmit(self, replica_id: str, now: float) -> Readmit:
-        self._ejected_count -= 1
         self._replicas[replica_id].enter_state(OutlierState.HEALTHY, now)
         return Readmit(replica_id)
-
-    def _first_due(self) -> str:
-        """The replica to readmit first: one on probation, else the one whose ejection ends first."""
-        out = (name for name, replica in self._replicas.items() if replica.state is not OutlierState.HEALTHY)
-        return min(
-            out,
-            key=lambda name: (
-                self._replicas[name].state is OutlierState.EJECTED,
-                self._replicas[name].ejection_ends_at,
-            ),
-        )

@@ -356,7 +356,7 @@ class ActorQueue:
             ClassQueueFigures(
                 claimed.get(level, 0),
                 admission.is_full(level),
-                admission.backlog(level),
+                admission.forecast.backlog(level),
                 admission.slots_by_tenant(level, MAX_TENANTS_REPORTED),
             )
             for level in RequestClass

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from serve_app.core.memory import SESSIONS_OWNER, SessionLeases
-from serve_app.core.queue import Action, Admission, Arrival, Grant, Refuse
+from serve_app.core.queue import Action, Admission, Arrival, Grant, Refuse, WaitReason
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw, StatusReply
@@ -309,7 +309,7 @@ class ActorRequests:
         self._sync(one.engine, now)
         admission = request.queue.admission
         admission.on_uncounted_usage(arrival.request_class, arrival.tenant, arrival.prompt_tokens, 0)
-        self._send(router, Grant(arrival.request_id, one.engine, now - request.arrived_s))
+        self._send(router, Grant(arrival.request_id, one.engine, now - request.arrived_s, WaitReason.SESSION))
 
     def _end_session_wait(self, request: ActorRequest) -> None:
         """A request runs or has ended: it no longer waits for a session's slot."""

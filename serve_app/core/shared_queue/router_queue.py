@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from serve_app.core.memory import FENCE_S
-from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse
+from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import ActorReply, RouterMessage
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
@@ -299,8 +299,8 @@ class RouterQueue:
 
     def on_action(self, action: ActorAction, now: float) -> list[Action]:
         match action:
-            case Grant(ticket, engine, _):
-                return self._on_grant(ticket, engine, now)
+            case Grant():
+                return self._on_grant(action, now)
             case Refuse(ticket, reason, retry_after_s):
                 waiting = self.pending.take_ticket(ticket)
                 if waiting is not None:
@@ -321,7 +321,8 @@ class RouterQueue:
                 self.in_flight.on_action(action, now)
         return []
 
-    def _on_grant(self, ticket: str, engine: str, now: float) -> list[Action]:
+    def _on_grant(self, granted: Grant, now: float) -> list[Action]:
+        ticket, engine = granted.request_id, granted.replica_id
         waiting = self.pending.take_ticket(ticket)
         if waiting is None:
             return []  # withdrawn; the cancellation returns the grant
@@ -337,7 +338,7 @@ class RouterQueue:
             return []
         self.in_flight.begin_granted(waiting, engine)
         self.granted_by_actor += 1
-        return [Grant(arrival.request_id, engine, now - waiting.arrived_s)]
+        return [Grant(arrival.request_id, engine, now - waiting.arrived_s, granted.waited_for)]
 
     def _grant_on_credit(self, waiting: PendingRequest, now: float) -> Grant | None:
         """Grant on credit; None: there is not enough, or it may belong to another router by now."""
@@ -345,7 +346,8 @@ class RouterQueue:
         if engine is None:
             return None
         self.granted_on_credit += 1
-        return Grant(waiting.request_id, engine, now - waiting.arrived_s)
+        waited_s = now - waiting.arrived_s
+        return Grant(waiting.request_id, engine, waited_s, WaitReason.QUOTA_ACTOR if waited_s else None)
 
     def _serve_alone(self, now: float, *models: str) -> list[Action]:
         """Grant waiting requests in order while the actor cannot."""

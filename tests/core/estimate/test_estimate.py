@@ -193,7 +193,7 @@ def test_the_least_recent_tenants_are_forgotten() -> None:
     learner.observe(use("t0"))
     learner.observe(use("one more"))
     names = {tenant for _, tenant in learner.tenants}
-    assert len(learner) == MAX_TENANTS
+    assert len(learner.tenants) == MAX_TENANTS
     assert {"t0", "one more"} <= names
     assert "t1" not in names
 

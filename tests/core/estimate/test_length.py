@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.estimate.length import LengthRule
-from serve_app.core.queue import Admission
-from serve_app.core.queue.admission import Arrival, Grant, QueuePolicy
+from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy
 from serve_app.types import RequestClass
 
 FIELD = LengthRule.of_batch(64, 16, 100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.core.queue.admission import Action, Admission, Arrival, Grant, QueuePolicy
+from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy
 from serve_app.types import RequestClass
 
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
@@ -27,6 +27,15 @@ def of(tenant: str, name: str, cls: RequestClass = NORMAL, prompt: int = 10, out
 
 def arrive(line: Admission, *names: str, cls: RequestClass = NORMAL, slots: int = 1, now: float = 0.0) -> list[Action]:
     return [action for name in names for action in line.on_arrive(arrival(name, cls, slots), now)]
+
+
+def state(line: Admission, now: float = 0.0) -> tuple[Any, ...]:
+    """What later events can see of the line: its figures, what waits and runs, and every replica's size and use."""
+    replicas = {
+        name: (one.slots, one.used, one.kv_tokens, one.kv_used, one.kv_free)
+        for name, one in line.capacity.replicas.items()
+    }
+    return line.snapshot(now), line.waiting, list(line.scheduler.running), replicas
 
 
 def where(actions: list[Action]) -> dict[str, str]:

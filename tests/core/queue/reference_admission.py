@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from serve_app.core.queue.admission import Arrival, QueuePolicy
+from serve_app.core.queue import Arrival, QueuePolicy
 from tests.core.queue.reference_history import History
 
 CLASSES = 4

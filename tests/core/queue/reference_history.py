@@ -85,13 +85,10 @@ class History:
         own = sum(r.slots for r in line.waiting(request.level) if r.tenant == request.tenant)
         return self.wait(line, request.level, self.ahead(line, request.level, request.tenant, own, True))
 
-    def wait_of_newcomer(self, line: Reference, level: int, tenant: str | None) -> float | None:
+    def wait_of_newcomer(self, line: Reference, level: int, tenant: str) -> float | None:
         """Of a request for one slot that is not there yet."""
-        if tenant is None:
-            work: float = sum(r.slots for r in line.waiting(level)) + 1
-        else:
-            own = sum(r.slots for r in line.waiting(level) if r.tenant == tenant)
-            work = self.ahead(line, level, tenant, own + 1, True)
+        own = sum(r.slots for r in line.waiting(level) if r.tenant == tenant)
+        work = self.ahead(line, level, tenant, own + 1, True)
         nobody = not any(r.level > level for r in line.waiting())
         if work == 1 and nobody and any(line.free(replica) and line.free_tokens(replica) for replica in line.slots):
             return 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serve_app.core.queue.admission import Admission, Arrival, Grant, QueuePolicy, Refuse
+from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.types import RequestClass
 
 NEVER_S = 1e9

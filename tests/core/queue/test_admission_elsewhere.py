@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.core.queue.admission import Admission, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
+from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
 from serve_app.types import RequestClass
 
 HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW

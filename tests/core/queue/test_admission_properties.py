@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from serve_app.core.queue.admission import (
+from serve_app.core.queue import (
     Action,
     Admission,
     Arrival,
@@ -22,6 +22,7 @@ from serve_app.core.queue.admission import (
     TenantPolicy,
 )
 from serve_app.types import RequestClass
+from tests.core.queue.events import state
 from tests.core.queue.reference_admission import Reference
 
 REPLICAS = ("a", "b", "c", "d")
@@ -171,9 +172,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.reference.pass_time(self.now)
         self.reference.end(f"q{number}", cancel=True)
         self.compare(self.admission.on_cancel(f"q{number}", self.now))
-        again = self.admission.snapshot(self.now)
+        again = state(self.admission, self.now)
         assert self.admission.on_cancel(f"q{number}", self.now) == []
-        assert self.admission.snapshot(self.now) == again
+        assert state(self.admission, self.now) == again
 
     @precondition(lambda self: self.reference.running())
     @rule(choice=st.integers(0, 1000), tokens=st.integers(0, 20), span=spans)
@@ -198,18 +199,18 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.reference.pass_time(self.now)
         self.reference.end(request_id, False, *use)
         self.compare(self.admission.on_done(request_id, self.now, *use))
-        again = self.admission.snapshot(self.now)
+        again = state(self.admission, self.now)
         assert self.admission.on_done(request_id, self.now, *use) == []
         assert self.admission.on_progress(request_id, 5, self.now) == []
-        assert self.admission.snapshot(self.now) == again
+        assert state(self.admission, self.now) == again
 
     @rule(number=st.integers(0, 120))
     def done_without_a_grant(self, number: int) -> None:
         request = self.reference.requests.get(f"q{number}")
         if request is None or not request.replica:
-            before = self.admission.snapshot(self.now)
+            before = state(self.admission, self.now)
             assert self.admission.on_done(f"q{number}", self.now) == []
-            assert self.admission.snapshot(self.now) == before
+            assert state(self.admission, self.now) == before
 
     @rule(
         replica=st.sampled_from(REPLICAS),
@@ -278,10 +279,10 @@ class AdmissionMachine(RuleBasedStateMachine):
         names = list(self.reference.requests)
         request = self.reference.requests[names[choice % len(names)]]
         if request.status == "waiting" or request.replica:
-            before = self.admission.snapshot(self.now)
+            before = state(self.admission, self.now)
             with pytest.raises(ValueError, match="waits or runs already"):
                 self.admission.on_arrive(request.arrival, self.now + 1.0)
-            assert self.admission.snapshot(self.now) == before
+            assert state(self.admission, self.now) == before
 
     # Checks.
 
@@ -318,17 +319,18 @@ class AdmissionMachine(RuleBasedStateMachine):
         seen = self.admission.snapshot(self.now)
         requests = self.reference.requests.values()
         waiting, running = self.reference.waiting(), self.reference.running()
-        ends = sum(seen.granted.values()) + sum(seen.refused.values()) + seen.cancelled_waiting
-        assert seen.arrived == self.arrived == ends + sum(seen.waiting.values())
-        assert sum(seen.granted.values()) == sum(r.status == "granted" for r in requests)
+        granted, cancelled = (sum(r.status == status for r in requests) for status in ("granted", "cancelled"))
+        assert sum(one.granted for one in seen.classes.values()) == granted
         assert sum(seen.refused.values()) == sum(r.status == "refused" for r in requests)
-        assert seen.cancelled_waiting == sum(r.status == "cancelled" for r in requests)
+        assert self.arrived == granted + sum(seen.refused.values()) + cancelled + self.admission.waiting
+        assert self.admission.waiting == len(waiting)
+        assert self.admission.scheduler.running.keys() == {r.arrival.request_id for r in running}
         self.most = max(self.policy.max_queued, min(self.most, len(waiting)))
         assert len(waiting) <= self.most
         for cls in RequestClass:
             mine = [r for r in waiting if r.arrival.request_class == cls]
             figures = seen.classes[cls.label]
-            assert seen.waiting[cls.label] == figures.waiting == len(mine)
+            assert figures.waiting == len(mine)
             assert figures.waiting_tokens == sum(r.cost for r in mine)
         for tenant in TENANTS:
             figures = seen.tenants.get(tenant)
@@ -340,20 +342,22 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert (figures.waiting, figures.waiting_tokens) == (len(lines[0]), sum(r.cost for r in lines[0]))
             assert (figures.slots, figures.kv_tokens) == (sum(r.slots for r in lines[1]), sum(r.cost for r in lines[1]))
             assert figures.below_share == self.reference.owed(tenant)
-        assert seen.waiting_tokens == sum(r.cost for r in waiting)
+        assert self.admission.queue.tokens == sum(r.cost for r in waiting)
         assert seen.oldest_wait_s == max((self.now - r.arrived for r in waiting), default=0.0)
-        assert {r: (use.slots, use.used) for r, use in seen.replicas.items()} == {
+        replicas = self.admission.capacity.replicas
+        assert {r: (one.slots, one.used) for r, one in replicas.items()} == {
             r: (slots, self.reference.used(r)) for r, slots in self.reference.slots.items()
         }
+        assert self.admission.capacity.free == sum(self.reference.free(r) for r in replicas)
         assert self.admission.next_due() == self.reference.next_due()
 
     @invariant()
     def check_predictions(self) -> None:
         history = self.reference.history
         for cls in RequestClass:
-            for tenant in (None, *TENANTS[:2]):
+            for tenant in TENANTS[:3]:
                 expected = history.wait_of_newcomer(self.reference, cls, tenant)
-                seen = self.admission.predicted_wait_s(cls, tenant=tenant)
+                seen = self.admission.forecast.arrival_wait_s(cls, 1, tenant)
                 assert seen == (expected and pytest.approx(expected, rel=1e-6))
         for request in self.reference.waiting():
             status = self.admission.status(request.arrival.request_id, self.now)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.queue.admission import Admission, ClassBound, QueuePolicy, Refuse, TenantPolicy
+from serve_app.core.queue import Admission, ClassBound, QueuePolicy, Refuse, TenantPolicy
+from serve_app.core.queue.cold_start import DEFAULT_REMAINING_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrive, of, where
 
@@ -61,7 +62,7 @@ def test_tokens_are_bounded_beside_requests() -> None:
     assert come(line, of("p", "p0", output=50), of("p", "p1", output=50)) == {}
     assert come(line, of("p", "p2", output=50)) == {"p2": "queue_full"}
     assert come(line, of("p", "p3", output=20)) == {}
-    assert line.snapshot(0.0).waiting_tokens == 150
+    assert line.queue.tokens == 150
 
 
 def test_by_tokens_the_tenant_with_most_of_them_gives() -> None:
@@ -76,8 +77,7 @@ def test_nobody_goes_where_it_would_not_make_enough_room() -> None:
     come(line, of("p", "l0", LOW, output=10), of("p", "n0", output=70))
     before = line.snapshot(0.0)
     assert come(line, of("q", "n1", output=90)) == {"n1": "queue_full"}
-    after = line.snapshot(0.0)
-    assert (after.waiting, after.waiting_tokens) == (before.waiting, before.waiting_tokens)
+    assert line.snapshot(0.0).classes == before.classes
 
 
 def test_several_small_ones_of_a_lower_class_give_way_to_a_large_one() -> None:
@@ -116,8 +116,8 @@ def test_retry_after_follows_the_drain_of_the_class_and_the_tenants_own_place() 
     assert isinstance(heavy, Refuse)
     assert isinstance(shed, Refuse)
     assert heavy.retry_after_s == pytest.approx(2.0 * 53, rel=0.1)
-    assert line.predicted_wait_s(NORMAL, tenant="light") == pytest.approx(2.0 * 4, rel=0.1)
-    low = line.predicted_wait_s(LOW, tenant="other")
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "light") == pytest.approx(2.0 * 4, rel=0.1)
+    low = line.forecast.arrival_wait_s(LOW, 1, "other")
     assert low is not None
     assert low == pytest.approx(2.0 / 0.05, rel=0.1)  # by its minimum share, before all above
 
@@ -149,10 +149,9 @@ def test_expected_start_is_measured_or_unknown() -> None:
     assert status.position == 2
     assert status.expected_start_s == pytest.approx(8.0, rel=0.1)
     line.on_replica_gone("a", 5.0)
-    line.on_start_reported(25.0)
     status = line.status("p2", 10.0)
     assert status is not None
-    assert status.expected_start_s == 20.0
+    assert status.expected_start_s == DEFAULT_REMAINING_S
 
 
 def test_leaving_from_the_middle_moves_those_behind_up() -> None:

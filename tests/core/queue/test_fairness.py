@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.queue.admission import Admission, TenantPolicy
+from serve_app.core.queue import INPUT_WEIGHT, OUTPUT_WEIGHT, Admission, TenantPolicy
 from serve_app.core.queue.policy import DEFAULT_MIN_SHARE
-from serve_app.core.queue.vtc_charges import INPUT_WEIGHT, OUTPUT_WEIGHT
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
 from tests.core.queue.simulated_engines import Shop, patient, shop
 
@@ -333,4 +332,4 @@ def test_a_share_follows_the_policy_and_the_replicas() -> None:
 
 
 def policy_with(line: Admission, **tenants: TenantPolicy) -> Any:
-    return dataclasses.replace(line.policy, tenants=tenants)
+    return dataclasses.replace(line.scheduler.policy, tenants=tenants)

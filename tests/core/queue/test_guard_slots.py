@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.queue.admission import Action, Admission, Grant, QueuePolicy
-from serve_app.core.queue.guard_slots import guard_slots
+from serve_app.core.queue import Action, Admission, Grant, QueuePolicy
+from serve_app.core.queue.drain_rate import guard_slots
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrival, arrive, where
 
@@ -37,7 +37,7 @@ def with_high(made: Admission, count: int) -> None:
         ran = granted(arrive(made, *names(f"before{second}-", count), cls=HIGH, now=float(second)))
         for name in ran:
             made.on_done(name, second + 1.0)
-    assert made.waiting == made.running == 0
+    assert (made.waiting, made.scheduler.running) == (0, {})
 
 
 @pytest.mark.parametrize(("count", "free"), [(0, 0), (1, 2), (2, 3), (6, 7), (11, 8)])
@@ -118,8 +118,8 @@ def test_who_comes_below_it_is_told_a_wait() -> None:
     with_high(made, SLOTS // 2)
     ran = granted(arrive(made, *names("n", SLOTS), now=10.0))
     assert len(ran) < SLOTS
-    assert made.predicted_wait_s(HIGH) == 0.0
-    assert (made.predicted_wait_s(NORMAL) or 0.0) > 0.0
+    assert made.forecast.arrival_wait_s(HIGH, 1, "tenant") == 0.0
+    assert (made.forecast.arrival_wait_s(NORMAL, 1, "tenant") or 0.0) > 0.0
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.51, float("nan")])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from typing import Any
 
 import pytest
 
-from serve_app.core.queue.admission import Admission, ReplicaUse
+from serve_app.core.queue import Admission
 from serve_app.core.queue.capacity import Capacity
-from tests.core.queue.events import HIGH, NORMAL, of, where
+from serve_app.core.queue.tenant_queue import QueuedRequest
+from tests.core.queue.events import HIGH, NORMAL, of, state, where
 from tests.core.queue.simulated_engines import patient
 
 
@@ -31,7 +34,7 @@ def test_a_request_runs_only_where_both_are_free() -> None:
     line = lines(a=(1, 1000), b=(8, 100))
     assert come(line, asks("p", 60), asks("q", 60)) == {"p": "a", "q": "b"}
     assert come(line, asks("r", 60)) == {}  # b has slots, a has tokens
-    assert line.snapshot(0.0).replicas == {"a": ReplicaUse(1, 1, 1000, 60), "b": ReplicaUse(8, 1, 100, 60)}
+    assert state(line)[-1] == {"a": (1, 1, 1000, 60, 940), "b": (8, 1, 100, 60, 40)}
     assert where(line.on_done("q", 1.0)) == {"r": "b"}
 
 
@@ -99,12 +102,14 @@ def test_where_tokens_are_short_the_forecast_does_not_count_slots_that_cannot_be
         one.on_done("r0", 4.0)
         one.on_done("r1", 4.0)
     assert line.snapshot(4.0).drain_slots_per_s == pytest.approx(free.snapshot(4.0).drain_slots_per_s or 0.0)
-    assert line.predicted_wait_s(NORMAL) == pytest.approx(free.predicted_wait_s(NORMAL) or 0.0)
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "t") == pytest.approx(
+        free.forecast.arrival_wait_s(NORMAL, 1, "t") or 0.0
+    )
 
 
 def test_wrong_tokens_change_nothing() -> None:
     line = lines(a=(1, 10))
-    before = line.snapshot(0.0)
+    before = state(line)
     with pytest.raises(ValueError, match="kv_tokens"):
         line.on_replica("a", 1, 0.0, -1)
     with pytest.raises(ValueError, match="tokens"):
@@ -113,17 +118,19 @@ def test_wrong_tokens_change_nothing() -> None:
         line.on_done("p", 0.0, 1, -1)
     with pytest.raises(ValueError, match="prompt_tokens"):
         of("t", "p", prompt=-1)
-    assert line.snapshot(0.0) == before
+    assert state(line) == before
 
 
 def test_a_take_that_does_not_fit_changes_nothing() -> None:
     capacity = Capacity()
-    capacity.set_replica("a", 2, 100)
-    capacity.take("p", 1, 60)
-    before = list(capacity.snapshot())
-    for request_id, slots, tokens in (("q", 2, 10), ("q", 1, 41), ("p", 1, 1)):
+    capacity.set_replica("a", 2, 100, (0, 0), 0)
+    capacity.take(QueuedRequest(of("t", "p", NORMAL, 10, 50), 0.0, 1))
+    before = copy.deepcopy(capacity.replicas)
+    wrong: list[dict[str, Any]] = [{"slots": 2}, {"cost_tokens": 41}, {"only_replica": "b"}, {"avoid_replicas": {"a"}}]
+    for more in wrong:
         with pytest.raises(ValueError, match="cannot take"):
-            capacity.take(request_id, slots, tokens)
-    assert list(capacity.snapshot()) == before
+            capacity.take(QueuedRequest(dataclasses.replace(of("t", "q", NORMAL, 1, 0), **more), 0.0, 2))
+    assert capacity.replicas == before
+    assert (capacity.used, capacity.free, capacity.kv_used) == (1, 1, 60)
     assert capacity.drop_replica("a") == ["p"]
     assert (capacity.slots, capacity.used, capacity.free, capacity.kv_used, capacity.kv_tokens) == (0, 0, 0, 0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.queue.admission import Admission, QueuePolicy, RefusalReason, Refuse
+from serve_app.core.queue import Admission, QueuePolicy, RefusalReason, Refuse
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, of, where
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from serve_app.core.queue.admission import Admission, QueuePolicy, TenantPolicy
+from serve_app.core.queue import Admission, QueuePolicy, TenantPolicy
 from tests.core.queue.events import CRITICAL, HIGH, LOW, admission, arrival, arrive, of, where
 
 PEOPLE_WAIT = QueuePolicy(max_queued=100, max_wait_s=60.0, no_replica_wait_s=25.0)

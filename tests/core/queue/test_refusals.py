@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.queue.admission import (
+from serve_app.core.queue import (
     DEFAULT_RETRY_AFTER_S,
     MAX_RETRY_AFTER_S,
     Admission,
@@ -20,18 +20,18 @@ from serve_app.core.queue.admission import (
     TenantPolicy,
     refusal_error,
 )
-from serve_app.core.queue.cold_start import DEFAULT_REMAINING_S, LONGEST_START_S
+from serve_app.core.queue.cold_start import DEFAULT_REMAINING_S, LONGEST_START_S, ReplicaStart
 from serve_app.core.queue.drain_rate import MAX_SHARE_ABOVE
 from serve_app.core.queue.events import Preempt
 from serve_app.types import RequestClass
-from tests.core.queue.events import HIGH, LOW, NORMAL, admission, arrival, arrive, where
+from tests.core.queue.events import HIGH, LOW, NORMAL, admission, arrival, arrive, state, where
 
 
 def test_a_full_line_refuses_its_own_class_and_below() -> None:
     line = admission(max_queued=2, a=1)
     arrive(line, "p", "q", "r")
     assert where(arrive(line, "s") + arrive(line, "t", cls=LOW)) == {"s": "queue_full", "t": "queue_full"}
-    assert line.snapshot(0.0).waiting["normal"] == 2
+    assert line.snapshot(0.0).classes["normal"].waiting == 2
 
 
 def test_without_a_line_only_what_runs_at_once_is_taken() -> None:
@@ -107,7 +107,7 @@ def test_the_first_answer_of_many_makes_the_line_look_no_slower_than_it_is() -> 
     for number in range(4):
         line.on_done(f"p{number}", 4.0)
         assert line.on_arrive(arrival(f"after {number}"), 4.0) == []
-    assert line.predicted_wait_s(NORMAL) == pytest.approx(41.0, rel=0.05)
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "tenant") == pytest.approx(41.0, rel=0.05)
 
 
 def test_more_slots_than_any_replica_has_is_refused_at_once() -> None:
@@ -146,11 +146,18 @@ def retry_after(actions: list[Any]) -> list[float | None]:
     return [action.retry_after_s for action in actions if isinstance(action, Refuse)]
 
 
+def expected_start_s(line: Admission, name: str, now: float) -> float | None:
+    """What a request that arrives now is told of its start."""
+    assert arrive(line, name, now=now) == []
+    status = line.status(name, now)
+    assert status is not None
+    return status.expected_start_s
+
+
 def test_without_a_replica_retry_after_is_what_the_last_start_leaves() -> None:
     line = admission()
     arrive(line, "p", now=100.0)
     line.on_replica("a", 1, 140.0)  # nobody is left: p was refused at 125; the start took 40 s all the same
-    assert line.measured_start_s == 40.0
     line.on_replica_gone("a", 200.0)
     arrive(line, "q", now=1000.0)
     assert retry_after(line.on_tick(1025.0)) == [15.0]
@@ -160,15 +167,27 @@ def test_without_a_replica_retry_after_is_what_the_last_start_leaves() -> None:
 
 def test_a_line_that_is_full_while_a_replica_starts_says_when_it_is_there() -> None:
     line = admission(max_queued=1)
-    line.on_start_reported(30.0)
-    arrive(line, "p", now=0.0)
-    assert retry_after(arrive(line, "q", now=10.0)) == [20.0]
-    assert retry_after(arrive(line, "r", cls=HIGH, now=12.0)) == [18.0]  # p gave its place
+    arrive(line, "first", now=0.0)
+    line.on_replica("a", 1, 30.0)
+    line.on_replica_gone("a", 40.0)
+    arrive(line, "p", now=100.0)
+    assert retry_after(arrive(line, "q", now=110.0)) == [20.0]
+    assert retry_after(arrive(line, "r", cls=HIGH, now=112.0)) == [18.0]  # p gave its place
 
 
 def test_what_was_measured_counts_for_more_than_what_an_engine_told() -> None:
+    start = ReplicaStart()
+    start.reported(5.0)
+    start.begin(0.0)
+    assert start.remaining_s(2.0) == 3.0
+    start.replica_ready(12.0, is_new=True)
+    assert start.measured_s == 12.0
+    start.begin(20.0)
+    assert start.remaining_s(20.0) == 12.0
+
+
+def test_a_line_without_places_says_after_a_start_how_long_the_next_takes() -> None:
     line = admission(max_queued=0)
-    line.on_start_reported(5.0)
     arrive(line, "p", now=0.0)
     line.on_replica("a", 1, 12.0)
     line.on_replica("a", 0, 13.0)
@@ -180,7 +199,8 @@ def test_a_replica_that_was_only_away_is_no_start() -> None:
     line.on_replica("a", 0, 1.0)
     arrive(line, "p", now=1.0)
     assert where(line.on_replica("a", 1, 2.0)) == {"p": "a"}
-    assert line.measured_start_s is None
+    line.on_replica("a", 0, 3.0)
+    assert expected_start_s(line, "q", 3.0) == DEFAULT_REMAINING_S
 
 
 def test_a_start_given_up_long_ago_is_not_measured() -> None:
@@ -190,28 +210,28 @@ def test_a_start_given_up_long_ago_is_not_measured() -> None:
     later = LONGEST_START_S + 1.0
     arrive(line, "q", now=later)
     line.on_replica("a", 1, later + 7.0)
-    assert line.measured_start_s == 7.0
     line.on_replica_gone("a", later + 8.0)
-    arrive(line, "r", now=later + 8.0)
+    assert expected_start_s(line, "r", later + 8.0) == 7.0
     line.on_tick(later + 100.0)
     line.on_replica("b", 1, 2 * later + 100.0)
-    assert line.measured_start_s == 7.0
+    line.on_replica_gone("b", 2 * later + 101.0)
+    assert expected_start_s(line, "s", 2 * later + 101.0) == 7.0
 
 
-# What scaling sees.
+# What waits and what runs.
 
 
 def test_waiting_and_granted_are_each_request_once() -> None:
     line = admission(a=2, b=1)
     arrive(line, "large", slots=2)
     arrive(line, "p", "q", "r")
-    assert (line.waiting, line.running) == (2, 2)
+    assert (line.waiting, line.scheduler.running.keys()) == (2, {"large", "p"})
     line.on_done("p", 1.0)
-    assert (line.waiting, line.running) == (1, 2)
-    line.on_replica("a", 0, 2.0)  # drains: what runs there needs no replica any more
-    assert (line.waiting, line.running) == (1, 1)
+    assert (line.waiting, line.scheduler.running.keys()) == (1, {"large", "q"})
+    line.on_replica("a", 0, 2.0)  # drains: what runs there goes on
+    assert (line.waiting, line.scheduler.running.keys()) == (1, {"large", "q"})
     line.on_cancel("r", 3.0)
-    assert (line.waiting, line.running) == (0, 1)
+    assert (line.waiting, line.scheduler.running.keys()) == (0, {"large", "q"})
 
 
 # Predictions.
@@ -219,9 +239,9 @@ def test_waiting_and_granted_are_each_request_once() -> None:
 
 def test_nothing_measured_means_no_prediction_and_the_default_retry() -> None:
     line = admission(max_queued=0, a=1)
-    assert line.predicted_wait_s(NORMAL) == 0.0
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "tenant") == 0.0
     arrive(line, "p")
-    assert line.predicted_wait_s(NORMAL) is None
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "tenant") is None
     assert arrive(line, "q", now=50.0) == [Refuse("q", RefusalReason.QUEUE_FULL, DEFAULT_RETRY_AFTER_S)]
 
 
@@ -243,8 +263,8 @@ def test_the_wait_is_the_slots_ahead_over_the_drain() -> None:
     line = busy(slots=4, each_s=2.0, until=100.0)
     assert line.snapshot(100.0).drain_slots_per_s == pytest.approx(2.0, rel=0.05)
     arrive(line, *(f"w{number}" for number in range(9)), now=100.0)
-    assert line.predicted_wait_s(NORMAL) == pytest.approx(5.0, rel=0.05)
-    assert line.predicted_wait_s(NORMAL, slots=3) == pytest.approx(6.0, rel=0.05)
+    assert line.forecast.arrival_wait_s(NORMAL, 1, "tenant") == pytest.approx(5.0, rel=0.05)
+    assert line.forecast.arrival_wait_s(NORMAL, 3, "tenant") == pytest.approx(6.0, rel=0.05)
 
 
 def test_an_idle_hour_does_not_slow_the_prediction_and_a_new_replica_quickens_it() -> None:
@@ -271,7 +291,7 @@ def test_what_a_lost_replica_ran_no_longer_counts_as_busy() -> None:
 
 def test_a_class_waits_longer_by_what_the_classes_above_take() -> None:
     line = busy(slots=2, each_s=1.0, until=300.0, cls=HIGH)
-    high, low = line.predicted_wait_s(HIGH), line.predicted_wait_s(LOW)
+    high, low = line.forecast.arrival_wait_s(HIGH, 1, "tenant"), line.forecast.arrival_wait_s(LOW, 1, "tenant")
     assert high is not None
     assert low == pytest.approx(high / (1 - MAX_SHARE_ABOVE))
 
@@ -294,10 +314,10 @@ def test_an_earlier_moment_counts_as_the_latest_seen() -> None:
 def test_wrong_slots_change_nothing() -> None:
     line = admission(a=1)
     arrive(line, "p", "q")
-    before = line.snapshot(0.0)
+    before = state(line)
     with pytest.raises(ValueError, match="slots"):
         line.on_replica("a", -1, 100.0)
-    assert line.snapshot(0.0) == before
+    assert state(line) == before
 
 
 @pytest.mark.parametrize("wrong", [{"slots": 0}, {"cost_tokens": -1}, {"deadline": float("nan")}])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.line_attack.staying import Crowd, Staying
-from serve_app.core.queue.admission import Admission, QueuePolicy, RefusalReason, Refuse
+from serve_app.core.queue import Admission, QueuePolicy, RefusalReason, Refuse
 from tests.core.queue.events import HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
 from tests.core.queue.simulated_engines import patient
 

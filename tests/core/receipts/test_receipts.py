@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.estimate import EstimateSource
-from serve_app.core.queue import RefusalReason
+from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.explanation import explain
 from serve_app.core.receipts.receipts import MAX_TEXT_CHARS, Receipt, Receipts
 from serve_app.core.receipts.slo import SloVerdict
@@ -90,6 +90,13 @@ def test_a_wait_is_explained_by_who_was_ahead() -> None:
         "Estimated 100 + 240 tokens (prompt + output, learned from this tenant), used 97 + 180; "
         "held 1,234 KV token-seconds.",
     ]
+
+
+@pytest.mark.parametrize("reason", WaitReason)
+def test_every_reason_of_a_wait_has_a_sentence(reason: WaitReason) -> None:
+    line = explain(replace(WAITED, ahead=(), waited_for=reason))[1]
+    assert line.startswith("Waited 2.1 s; ")
+    assert json.loads(json.dumps(replace(WAITED, waited_for=reason).to_json_fields()))["waited_for"] == reason.value
 
 
 def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -> None:

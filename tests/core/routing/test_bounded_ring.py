@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from serve_app.core.routing.bounded_ring import FREE_SHARE, LOAD_BOUND, BoundedRing, ReplicaChoice, Route
-from serve_app.core.routing.hash_ring import POINTS_PER_REPLICA, HashRing
+from serve_app.core.routing.bounded_ring import (
+    FREE_SHARE,
+    LOAD_BOUND,
+    POINTS_PER_REPLICA,
+    BoundedRing,
+    HashRing,
+    ReplicaChoice,
+    Route,
+)
 
 KEYS = [f"key-{number}" for number in range(2000)]
 names = st.sets(st.text(min_size=1, max_size=12), min_size=1, max_size=12)
@@ -62,7 +69,7 @@ def test_a_replica_that_comes_takes_its_share_of_the_keys_and_moves_no_other(mem
     old, now = homes(before), homes(after)
     moved = [key for key in KEYS if old[key] != now[key]]
     assert all(now[key] == new for key in moved)
-    share = len(KEYS) / len(after)
+    share = len(KEYS) / (len(members) + 1)
     assert len(moved) <= share * (1 + NOISE / math.sqrt(POINTS_PER_REPLICA)) + NOISE * math.sqrt(share)
 
 
@@ -93,14 +100,17 @@ def test_a_walk_meets_every_replica() -> None:
     assert set(ring_of("a", "b", "c").walk("key")) == {"a", "b", "c"}
 
 
-def test_adding_twice_or_removing_a_stranger_changes_nothing() -> None:
+def test_removing_a_stranger_changes_nothing() -> None:
     ring = ring_of("a", "b")
     before = list(ring.walk("key"))
-    ring.add("a")
     ring.remove("stranger")
     assert list(ring.walk("key")) == before
     assert len(before) == 2 * POINTS_PER_REPLICA
-    assert ("a" in ring, "stranger" in ring, len(ring)) == (True, False, 2)
+
+
+def test_the_points_of_a_name_are_the_same_in_every_router_and_version() -> None:
+    ring = ring_of("a", "b", "replica#3")
+    assert [next(ring.walk(key)) for key in ("key", "\ud800", "", "tenant/session")] == ["b", "a", *["replica#3"] * 2]
 
 
 def test_a_key_goes_home_while_its_home_has_room() -> None:
@@ -118,7 +128,7 @@ def test_a_popular_key_spills_to_the_same_next_replica() -> None:
     home, spilled = taken[0], next(c for c in taken if c is not None and c.route is Route.NEXT)
     assert home is not None
     again = routing_of(even(4))
-    again.set_load(home.replica_id, 10)
+    again.add_load(home.replica_id, 10)
     assert again.choose("key", random.Random(2)) == spilled
 
 
@@ -163,13 +173,13 @@ def test_two_choices_keep_loads_closer_than_one_would() -> None:
 
 def test_of_two_replicas_the_less_busy_is_always_taken() -> None:
     routing, draw = routing_of(even(2)), random.Random(1)
-    routing.set_load("r0", 10)
+    routing.add_load("r0", 10)
     assert {routing.choose(None, draw) for _ in range(50)} == {ReplicaChoice("r1", Route.TWO_CHOICES)}
 
 
 def test_a_large_request_goes_where_its_slots_are_free() -> None:
     routing, draw = routing_of({"small": 2, "large": 8}), random.Random(1)
-    routing.set_load("large", 4)
+    routing.add_load("large", 4)
     assert routing.choose(None, draw, slots=4) == ReplicaChoice("large", Route.LEAST_BUSY)
     assert routing.choose("key", draw, slots=5) is None
 
@@ -201,14 +211,13 @@ def test_wrong_figures_change_nothing() -> None:
     routing = routing_of({"a": 4})
     with pytest.raises(ValueError, match="slots"):
         routing.set_slots("a", -1)
-    with pytest.raises(ValueError, match="load"):
-        routing.set_load("a", -1)
     with pytest.raises(ValueError, match="bound"):
         BoundedRing(bound=1.0)
     with pytest.raises(ValueError, match="free_share"):
         BoundedRing(free_share=2.0)
-    routing.set_load("stranger", 3)
-    assert ("stranger" in routing, routing.load("stranger"), routing.load_bound("a")) == (False, 0, 2)
+    routing.add_load("stranger", 3)
+    routing.add_load("a", -1)
+    assert (routing.load("stranger"), routing.load("a"), routing.load_bound("a")) == (0, 0, 2)
 
 
 class RoutingMachine(RuleBasedStateMachine):
@@ -280,7 +289,6 @@ class RoutingMachine(RuleBasedStateMachine):
     def loads_agree(self) -> None:
         assert len(self.routing.open_replicas) == len(self.usable())
         assert all(self.routing.load(name) == load for name, load in self.loads.items())
-        assert all(name in self.routing for name in self.slots)
 
 
 TestRoutingMachine = RoutingMachine.TestCase

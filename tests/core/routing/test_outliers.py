@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -30,8 +29,8 @@ from serve_app.core.routing.outliers import (
 OK, FAILED, LOST, CLIENT = OutlierVerdict.OK, OutlierVerdict.FAILED, OutlierVerdict.LOST, OutlierVerdict.CLIENT
 
 
-def outliers(*names: str, share: float = 0.5) -> OutlierDetector:
-    found = OutlierDetector(share)
+def outliers(*names: str) -> OutlierDetector:
+    found = OutlierDetector()
     for name in names:
         found.on_replica(name, 0.0)
     return found
@@ -215,19 +214,16 @@ def test_a_replica_that_left_is_forgotten() -> None:
     assert watch.on_result("a", LOST, 3.5, 9.5) == [Eject("a", FIRST_EJECTION_S, FailureKind.LOST)]
 
 
-def test_a_share_is_a_share() -> None:
-    with pytest.raises(ValueError, match="max_ejected_share"):
-        OutlierDetector(1.5)
-    assert (outliers("a", "b", share=0.0).max_ejected, outliers().max_ejected) == (1, 0)
-    assert outliers("a", "b", share=1.0).max_ejected == 2
+def test_half_may_be_out_and_at_least_one() -> None:
+    assert [outliers(*"abcde"[:count]).max_ejected for count in range(6)] == [0, 1, 1, 1, 2, 2]
 
 
 class OutlierMachine(RuleBasedStateMachine):
     """Replicas that fail by chance and clients that leave; a shell that does as told, in a record of its own."""
 
-    @initialize(share=st.sampled_from([0.0, 0.3, 0.5, 1.0]))
-    def start(self, share: float) -> None:
-        self.watch, self.now = OutlierDetector(share), 0.0
+    @initialize()
+    def start(self) -> None:
+        self.watch, self.now = OutlierDetector(), 0.0
         self.allowed: dict[str, int | None] = {}  # requests that may still be sent; None: any number
         self.sent: list[tuple[str, float]] = []
 

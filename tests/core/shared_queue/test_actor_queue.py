@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve_app.core.memory import SessionRequest
-from serve_app.core.queue import Grant
-from serve_app.core.queue.admission import ClassBound, QueuePolicy
+from serve_app.core.queue import ClassBound, Grant, QueuePolicy
 from serve_app.core.shared_queue.actor_queue import CALM_S
 from serve_app.quota.report import figures
 from serve_app.types import RequestClass

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.queue import Arrival, RefusalReason, Refuse
-from serve_app.core.queue.admission import QueuePolicy, TenantPolicy
+from serve_app.core.queue import Arrival, QueuePolicy, RefusalReason, Refuse, TenantPolicy
 from serve_app.core.shared_queue.delivery import MAX_TENANTS_REPORTED, RouterMessage
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World
@@ -159,7 +158,7 @@ def test_a_router_refuses_exactly_whom_the_line_would(
         world.quota.on_exchange(told(world, "r0"), world.now)
     assume(not line.router_session.is_urgent)
     admission = world.quota.queue.granting.models[MODEL].admission
-    wait_s = admission.predicted_wait_s(level, 1, tenant)
+    wait_s = admission.forecast.arrival_wait_s(level, 1, tenant)
     assume(wait_s is not None and wait_s > 0.5 and line.router_session.figures)
     assert wait_s is not None
     assume(abs(wait_s - WEIGHTS.max_wait_s) > 0.1 * WEIGHTS.max_wait_s)

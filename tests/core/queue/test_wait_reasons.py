@@ -1,0 +1,98 @@
+"""A grant names what its request waited for."""
+
+from __future__ import annotations
+
+from serve_app.core.queue import Admission, Grant, QueuePolicy
+from serve_app.core.queue.events import Action, WaitReason
+from tests.core.queue.events import HIGH, LOW, NORMAL, admission, arrival, arrive
+
+
+def reasons(actions: list[Action]) -> dict[str, WaitReason | None]:
+    return {action.request_id: action.waited_for for action in actions if isinstance(action, Grant)}
+
+
+def with_tokens(**replicas: tuple[int, int]) -> Admission:
+    """Replicas by slots and KV tokens."""
+    made = Admission(QueuePolicy(100, 60.0))
+    for name, (slots, tokens) in replicas.items():
+        made.on_replica(name, slots, 0.0, kv_tokens=tokens)
+    return made
+
+
+def test_a_request_that_runs_at_once_waited_for_nothing() -> None:
+    assert reasons(arrive(admission(a=1), "p")) == {"p": None}
+
+
+def test_the_first_waits_for_slots_and_those_behind_it_for_their_turn() -> None:
+    queue = admission(a=1)
+    arrive(queue, "running", "p", "q")
+    assert reasons(queue.on_done("running", 1.0)) == {"p": WaitReason.SLOTS}
+    assert reasons(queue.on_done("p", 2.0)) == {"q": WaitReason.TURN}
+
+
+def test_a_class_waits_for_its_turn_behind_a_higher_one() -> None:
+    queue = admission(a=1)
+    arrive(queue, "running", "high", cls=HIGH)
+    arrive(queue, "low", cls=LOW)
+    queue.on_done("running", 1.0)
+    assert reasons(queue.on_done("high", 2.0)) == {"low": WaitReason.TURN}
+
+
+def test_a_turn_that_came_and_found_too_little_is_explained_by_what_was_too_little() -> None:
+    queue = admission(a=2)
+    arrive(queue, "r1", "r2", "p")
+    arrive(queue, "wide", slots=2)
+    assert reasons(queue.on_done("r1", 1.0)) == {"p": WaitReason.SLOTS}
+    assert reasons(queue.on_done("r2", 2.0)) == {}  # one slot is free, and it needs two
+    assert reasons(queue.on_done("p", 3.0)) == {"wide": WaitReason.SLOTS}
+
+
+def test_free_slots_without_enough_kv_tokens_are_a_wait_for_tokens() -> None:
+    queue = with_tokens(a=(4, 100))
+    queue.on_arrive(arrival("running", cost_tokens=80), 0.0)
+    queue.on_arrive(arrival("p", cost_tokens=50), 0.0)
+    assert reasons(queue.on_done("running", 1.0)) == {"p": WaitReason.KV_TOKENS}
+
+
+def test_a_request_bound_to_a_busy_replica_waits_for_its_placement() -> None:
+    queue = with_tokens(a=(1, 100), b=(1, 100))
+    queue.on_arrive(arrival("running", only_replica="a"), 0.0)
+    queue.on_arrive(arrival("p", only_replica="a"), 0.0)
+    assert reasons(queue.on_done("running", 1.0)) == {"p": WaitReason.PLACEMENT}
+
+
+def test_a_replica_in_kv_debt_is_the_reason_while_it_has_room() -> None:
+    queue = with_tokens(a=(4, 100))
+    queue.on_kv_debt("a", NORMAL, 0.0)
+    queue.on_arrive(arrival("p"), 0.0)
+    assert reasons(queue.on_kv_debt("a", None, 1.0)) == {"p": WaitReason.KV_DEBT}
+
+
+def test_a_replica_held_back_for_a_larger_request_is_the_reason() -> None:
+    queue = with_tokens(a=(2, 100), b=(2, 10))
+    queue.on_arrive(arrival("running", cost_tokens=20), 0.0)
+    queue.on_arrive(arrival("wide", HIGH, slots=2, cost_tokens=60), 0.0)
+    queue.on_arrive(arrival("p", cost_tokens=50), 0.0)  # there is room for it on `a`, which is held back for `wide`
+    queue.on_done("running", 1.0)
+    assert reasons(queue.on_done("wide", 2.0)) == {"p": WaitReason.HELD_BACK}
+
+
+def test_guard_slots_are_the_reason_of_the_classes_that_may_not_take_them() -> None:
+    queue = Admission(QueuePolicy(1000, 3600.0, guard_slots_share=0.5))
+    queue.on_replica("a", 4, 0.0)
+    for number in range(200):  # the guarded classes use all that comes free
+        queue.on_arrive(arrival(f"h{number}", HIGH), 0.1 * number)
+        queue.on_done(f"h{number}", 0.1 * number + 0.05)
+    arrive(queue, "r1", "r2", "r3", cls=HIGH, now=20.0)
+    assert queue.scheduler.guard_slots(LOW) >= 1
+    queue.on_arrive(arrival("low", LOW), 20.0)
+    granted: dict[str, WaitReason | None] = {}
+    for name in ("r1", "r2", "r3"):
+        granted |= reasons(queue.on_done(name, 20.1))
+    assert granted == {"low": WaitReason.GUARD_SLOTS}
+
+
+def test_before_the_first_replica_it_is_the_reason() -> None:
+    queue = Admission(QueuePolicy(100, 60.0))
+    arrive(queue, "p", "q")
+    assert reasons(queue.on_replica("a", 2, 5.0)) == {"p": WaitReason.NO_REPLICA, "q": WaitReason.NO_REPLICA}
