@@ -15,7 +15,7 @@ from ray.serve.schema import LoggingConfig
 from serve_app import settings as configuration
 from serve_app.engine import deployment, engine_args, environment
 from serve_app.errors import ConfigError
-from serve_app.http import RouterReplica
+from serve_app.http import deployment as router_deployment
 from serve_app.names import ROUTER, deployment_of
 from serve_app.ray_adapter import DirectedRequestRouter, pin_version
 from serve_app.settings import (
@@ -111,5 +111,5 @@ def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
         ray_actor_options={"num_cpus": settings.router.cpus},
         user_config=config,  # running replicas apply a changed one
         autoscaling_config=scale,
-    )(RouterReplica)
+    )(router_deployment.RouterReplica)
     return pin_version(router, router_version())

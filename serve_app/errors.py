@@ -133,6 +133,9 @@ class AnswerNotKept(ServeAppError):
 
 
 class MethodNotAllowed(ServeAppError):
+    """`allow`: the methods of the path, for the `Allow` header."""
+
+    allow: tuple[str, ...] = ()
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 

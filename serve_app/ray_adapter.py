@@ -50,6 +50,7 @@ ACCEPT_S = 30.0  # for a router replica to accept a call; a crashed one restarts
 # What a directed call raises when its replica is gone, cannot be reached or refuses new calls. Serve's transport passes
 # gRPC's own error through for every status but UNAVAILABLE.
 CALL_ERRORS: tuple[type[BaseException], ...] = (RayError, RayServeException, AioRpcError, ConnectionError)
+AWAY = (RayError, TimeoutError)  # what calls of the quota actor raise while it is away
 NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, *CALL_ERRORS)  # of a call with a timeout
 T = TypeVar("T")
 

@@ -105,7 +105,7 @@ def test_the_protocol_in_the_diagram_is_the_codes() -> None:
 def test_a_name_that_is_gone_is_seen() -> None:
     file = ROOT / "serve_app/http/routes.py"
     assert defines(file, "resolve")
-    assert defines(file, "WrongMethod.allow")
+    assert defines(file, "HttpRoute.argument")
     assert not defines(file, "resolved")
     assert PATH.findall("see `http/routes.py:resolve`") == [("http/routes.py", "resolve")]
 

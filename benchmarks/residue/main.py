@@ -38,7 +38,7 @@ from benchmarks.common.output import write_json
 from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
-from serve_app.http import LocalRoutes, RouterApp
+from serve_app.http import app, local_routes
 from serve_app.router import ModelRouter, QueueClient, RouterMetrics, SessionClient
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 
@@ -117,16 +117,16 @@ class Router:
         self.metrics = RouterMetrics()
         self.receipts = Receipts()
         self._models: dict[str, ModelRouter] = {}
-        models, sessions = self._models, SessionClient(_away, {}, ())
-        local = LocalRoutes(models, self.metrics, _away, (), _away)
-        self._edge = RouterApp(self._settings, models, self.metrics, bytes(32), sessions, local, self.receipts)
+        models, sessions = self._models, SessionClient(_away, {})
+        local = local_routes.LocalRoutes(models, self.metrics, _away, _away)
+        self._edge = app.RouterApp(self._settings, models, self.metrics, bytes(32), sessions, local, self.receipts)
         self._made = itertools.count()
         self.ended = 0
 
     async def run(self, limit_s: float = LIMIT_S) -> None:
         """All requests to their ends, or as many as come to it in time."""
         async with near_quota() as quota:
-            shared = QueueClient("router", quota.exchange, quota.watch, (TimeoutError,))
+            shared = QueueClient("router", quota.exchange, quota.watch)
             router = self._models[MODEL] = ModelRouter(
                 self._model, self.engines, self._settings.admission, "router", 1, shared
             )

@@ -173,12 +173,10 @@ class EngineReplica:
         """
         if self.draining is not None:
             raise EngineUnreachable("this engine replica drains")
-        number = submit.number
         try:
-            async with contextlib.aclosing(self.backend.run(submit)) as pieces:
-                async for piece in pieces:
-                    events = 1 if piece.body else 0
-                    put(Frame(number, piece.body, piece.status, piece.media, piece.groups, events, piece.usage))
+            async with contextlib.aclosing(self.backend.run(submit)) as frames:
+                async for frame in frames:
+                    put(frame)
         except EngineFailed as error:
             if not self.backend.alive:
                 self._give_up(error)

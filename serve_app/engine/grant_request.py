@@ -18,7 +18,8 @@ from serve_app.engine.engine_args import gpus_per_rank, model_path
 from serve_app.engine.environment import Platform
 from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
 from serve_app.engine.memory_size import kv_bytes_of, memory_request
-from serve_app.quota import AWAY, QuotaActor
+from serve_app.quota import QuotaActor
+from serve_app.ray_adapter import AWAY
 from serve_app.settings import ModelSettings
 
 ANSWER_S = 5.0  # the actor answers in milliseconds, also while it delays its answer to a router

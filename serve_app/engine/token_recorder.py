@@ -7,6 +7,7 @@ all tokens whose text is in the events up to it.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.errors import ServeAppError
@@ -15,6 +16,7 @@ from serve_app.transport import FINISH_STOP, TokenUsage
 Output = Any  # vLLM's RequestOutput or PoolingRequestOutput; only the adapter imports vllm
 
 
+@dataclass(slots=True)
 class TokenRecorder:
     """The record of one request.
 
@@ -24,54 +26,32 @@ class TokenRecorder:
         tenant: a distinct text per tenant, for `RecordedLLM`, which sets `refused` when it refuses a grammar.
     """
 
-    __slots__ = (
-        "calls",
-        "choices",
-        "failure",
-        "fatal",
-        "finish_reason",
-        "groups",
-        "refused",
-        "tenant",
-        "usage_by_call",
-    )
-
-    def __init__(self, choices: int, fatal: tuple[type[BaseException], ...], tenant: str = "") -> None:
-        self.choices = choices
-        self.tenant = tenant
-        self.refused: ServeAppError | None = None
-        self.fatal = fatal
-        self.calls = 0  # one call of generate() per prompt
-        self.groups: list[list[int]] = []
-        self.usage_by_call: list[list[int]] = []
-        self.failure: BaseException | None = None
-        self.finish_reason = ""  # of all choices: that of the first one cut off, if any
+    choices: int
+    fatal: tuple[type[BaseException], ...]
+    tenant: str = ""
+    groups: list[list[int]] = field(default_factory=list)
+    usage_by_call: list[list[int]] = field(default_factory=list)  # one call of generate() per prompt
+    refused: ServeAppError | None = None
+    failure: BaseException | None = None
+    finish_reason: str = ""  # of all choices: that of the first one cut off, if any
 
     def take_groups(self) -> list[list[int]]:
         groups, self.groups = self.groups, []
         return groups
 
     def usage(self) -> TokenUsage:
-        if not self.calls:
+        if not self.usage_by_call:
             return TokenUsage()
         prompt, completion, cached = (sum(column) for column in zip(*self.usage_by_call, strict=True))
         return TokenUsage(prompt, completion, cached, self.finish_reason)
 
-    def record(self, outputs: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
+    def record(self, outputs: AsyncGenerator[Output, None], *, pooling: bool = False) -> AsyncGenerator[Output, None]:
         """Pass the outputs of one prompt on; records the token ids of each before its consumer receives it. Called once
-        per prompt, in the order of the prompts."""
-        first_choice, used = self.calls * self.choices, self._new_call()
-        return self._pass_on(outputs, first_choice, used)
-
-    def record_pooling(self, outputs: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
-        """As `record` for embeddings, where only the prompt counts."""
-        return self._pass_on(outputs, None, self._new_call())
-
-    def _new_call(self) -> list[int]:
-        self.calls += 1
+        per prompt, in the order of the prompts. `pooling`: embeddings, of which only the prompt counts."""
+        first_choice = None if pooling else len(self.usage_by_call) * self.choices
         used = [0, 0, 0]  # prompt, completion, cached tokens
         self.usage_by_call.append(used)
-        return used
+        return self._pass_on(outputs, first_choice, used)
 
     async def _pass_on(
         self, outputs: AsyncGenerator[Output, None], first_choice: int | None, used: list[int]

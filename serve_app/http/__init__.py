@@ -3,12 +3,10 @@
 Decides: the tenant of a request, whether it is valid, its cost, and the form of each answer and error.
 In: ASGI calls, and Python calls in HTTP's terms. Out: responses, receipts and metrics of requests.
 Never: chooses a replica or the order of requests; `router` does.
+
+Modules are exported unloaded: a client needs the Python calls only, and must not load Ray Serve, the router and its
+metrics.
 """
-
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
 
 from serve_app.http.error_responses import Headers, error_response
 from serve_app.http.python_calls import (
@@ -22,34 +20,18 @@ from serve_app.http.python_calls import (
     read_head,
 )
 
-if TYPE_CHECKING:
-    from serve_app.http.app import RouterApp
-    from serve_app.http.deployment import RouterReplica
-    from serve_app.http.local_routes import LocalRoutes
-
 __all__ = [
     "AnswerPiece",
     "CallKind",
     "Headers",
     "HttpRequest",
-    "LocalRoutes",
-    "RouterApp",
-    "RouterReplica",
+    "app",
+    "deployment",
     "error_response",
+    "local_routes",
     "make_request",
     "make_route_request",
     "read_body",
     "read_events",
     "read_head",
 ]
-
-# A client needs the Python calls only; these names import Ray Serve, the router and its metrics.
-_LATE = {"LocalRoutes": "local_routes", "RouterApp": "app", "RouterReplica": "deployment"}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports the names of `_LATE` on first use."""
-    module = _LATE.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

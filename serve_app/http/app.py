@@ -152,7 +152,7 @@ class RouterApp:
             sent, size = await self._read_body(headers, receive)
             model = model_named(self.models, sent.get("model"))
             record.model = model.settings.name
-            http, longest = self.settings.http, model.max_model_len
+            http, longest = self.settings.http, model.limits.max_model_len
             body, wanted = await self._body_thread.run(
                 size, lambda: contract.split(operation, sent, headers, identity, http, longest)
             )
@@ -221,8 +221,9 @@ class RouterApp:
         """Wait for a replica, and relay its answer."""
         operation, body, record, model = call.record.operation, call.body, call.record, call.model
         submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
+        limits = model.limits
         if not operation.takes_slot:
-            check_unqueued_size(call.prompt_bytes, model.max_model_len)
+            check_unqueued_size(call.prompt_bytes, limits.max_model_len)
             await model.serve_unqueued(submit, relay, record.trace)
             return
         sequences = request_size.sequence_count(operation, body, self.settings.http)
@@ -233,7 +234,7 @@ class RouterApp:
             self.estimator, operation, body, tenant, record.model, call.prompt_bytes
         )
         slots = record.slots = request_size.slots_of(
-            operation, sequences, cost, model.settings.length_rule, model.max_request_slots
+            operation, sequences, cost, model.settings.length_rule, limits.slots
         )
         record.trace.max_kv_tokens, record.trace.sequences = cost.max_kv_tokens, min(sequences, slots)
         arrival = Arrival(
@@ -247,7 +248,7 @@ class RouterApp:
             affinity=None if session is None else session.engine,
             session=None if session is None or sequences > 1 else session.lease,
         )
-        key = request_size.routing_key(operation, body, tenant, session_id, cost.prompt_tokens, model.kv_block_tokens)
+        key = request_size.routing_key(operation, body, tenant, session_id, cost.prompt_tokens, limits.kv_block_tokens)
         async with call.comments or contextlib.nullcontext():
             await model.serve(arrival, submit, relay, key, record.trace)
 
@@ -282,9 +283,9 @@ class RouterApp:
             self._metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
 
 
-def check_unqueued_size(prompt_bytes: int, max_model_len: int | None) -> None:
+def check_unqueued_size(prompt_bytes: int, max_model_len: int) -> None:
     """Work that takes no slot is bounded by its size: the tokenizer serves all tenants, one text at a time."""
-    if max_model_len is not None and prompt_bytes > MAX_BYTES_PER_TOKEN * max_model_len:
+    if prompt_bytes > MAX_BYTES_PER_TOKEN * max_model_len:
         raise BadRequest(
             f"the text is longer than {MAX_BYTES_PER_TOKEN} bytes for each of the {max_model_len} tokens of the model",
             param="prompt",

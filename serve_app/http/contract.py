@@ -24,6 +24,7 @@ is true, so refusing it would refuse nearly every caller of the Responses API; n
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,13 +115,13 @@ def split(
     headers: Mapping[bytes, bytes],
     identity: Identity,
     bounds: HttpSettings,
-    max_model_len: int | None = None,
+    max_model_len: int = sys.maxsize,
 ) -> tuple[dict[str, Any], Contract]:
     """The body to forward, and the contract.
 
     Args:
         headers: by name in lower case.
-        max_model_len: of the model, in tokens, if known; an output bound set here is never above it.
+        max_model_len: of the model, in tokens; an output bound set here is never above it.
 
     `Contract.deadline_s` counts from the arrival. With `bounds.max_output_tokens` set, a request without a bound of
     its own is forwarded with that bound.
@@ -176,7 +177,7 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
             raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
 
 
-def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, max_model_len: int | None) -> None:
+def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, max_model_len: int) -> None:
     names = _OUTPUT_FIELDS.get(operation, ())
     given = [name for name in names if clean.get(name) is not None]
     for name in given:
@@ -187,7 +188,7 @@ def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, 
             raise BadRequest(f"`{name}` is {value}, {cap} output tokens are allowed in one request", param=name)
     if names and cap is not None and not given:
         silent = operation is Operation.COMPLETION and names[0] not in clean
-        longest = cap if max_model_len is None else min(cap, max_model_len)  # vLLM refuses a bound above the model's
+        longest = min(cap, max_model_len)  # vLLM refuses a bound above the model's
         clean[names[0]] = min(longest, COMPLETION_DEFAULT_TOKENS) if silent else longest
 
 

@@ -17,7 +17,7 @@ from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
-from serve_app.quota import AWAY, QuotaActor, kv_store
+from serve_app.quota import QuotaActor, kv_store
 from serve_app.ray_adapter import (
     EveryReplica,
     Handle,
@@ -56,14 +56,13 @@ class RouterReplica:
         self._config = config
         self._metrics = RouterMetrics()
         quota, name, receipts = QuotaActor(settings.quota), replica.replica_id.unique_id, Receipts()
-        self._queue_client = QueueClient(name, quota.exchange, quota.watch, AWAY)
+        self._queue_client = QueueClient(name, quota.exchange, quota.watch)
         in_fresh_context(self._queue_client.start(), "queues")
         self._registry = ModelRegistry(connect, name, self._queue_client)
         models = self._registry.models
-        sessions = SessionClient(quota.call, self._queue_client.core.sessions, AWAY)
+        sessions = SessionClient(quota.call, self._queue_client.core.sessions)
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
-        find_receipt = self._receipt_search.find_anywhere
-        local = LocalRoutes(models, self._metrics, lambda: quota.call("figures"), AWAY, find_receipt)
+        local = LocalRoutes(models, self._metrics, lambda: quota.call("figures"), self._receipt_search.find_anywhere)
         self._app = RouterApp(settings, models, self._metrics, kv_store.cluster_secret(), sessions, local, receipts)
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)

@@ -13,8 +13,7 @@ import json
 import math
 from typing import Any
 
-from serve_app.errors import ServeAppError
-from serve_app.http.routes import WrongMethod
+from serve_app.errors import MethodNotAllowed, ServeAppError
 from serve_app.types import Operation
 
 Headers = list[tuple[bytes, bytes]]
@@ -36,24 +35,24 @@ def error_response(error: ServeAppError) -> Answer:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 409:
         headers.append((b"x-should-retry", b"false"))  # the SDK retries a 409 by default, in vain
-    if isinstance(error, WrongMethod):
+    if isinstance(error, MethodNotAllowed) and error.allow:
         headers.append((b"allow", ", ".join(error.allow).encode()))
     return error.status, headers, _encode(error.body())
 
 
-def sse_error(error: ServeAppError, operation: Operation = Operation.CHAT) -> bytes:
-    """The end of a stream that has begun and cannot continue: an error event that the SDK raises as `APIError`.
+def sse_error(body: dict[str, Any], operation: Operation) -> bytes:
+    """The end of a stream that has begun and cannot continue, made from the error's body: an event that the SDK raises
+    as `APIError`.
 
     Chat and completion streams end with `[DONE]`. The Responses API names its events and has no such end; its event
     also carries `code`, `message` and `param` where that API has them. It has no `sequence_number`, since the earlier
     events were relayed as bytes and not counted.
     """
-    return _last_event(error.body(), operation)
-
-
-def sse_refusal(body: bytes, operation: Operation) -> bytes:
-    """The same error event, for the JSON body of an engine's own refusal."""
-    return _last_event(json.loads(body), operation)
+    if operation is not Operation.RESPONSES:
+        return b"data: " + _encode(body) + b"\n\ndata: [DONE]\n\n"
+    said = body["error"]
+    event = {"type": "error", "code": said["code"], "message": said["message"], "param": said["param"], **body}
+    return b"event: error\ndata: " + _encode(event) + b"\n\n"
 
 
 def sse_comment(text: str) -> bytes:
@@ -65,14 +64,6 @@ def sse_retry_comment(error: ServeAppError) -> bytes:
     """The retry wait as a comment, for a client that received queue comments and so no headers; empty: no wait."""
     waits = dict(_retry_headers(error.retry_after_s))
     return sse_comment(f"retry_after_ms={int(waits[_RETRY_MS])}") if waits else b""
-
-
-def _last_event(body: dict[str, Any], operation: Operation) -> bytes:
-    if operation is not Operation.RESPONSES:
-        return b"data: " + _encode(body) + b"\n\ndata: [DONE]\n\n"
-    said = body["error"]
-    event = {"type": "error", "code": said["code"], "message": said["message"], "param": said["param"], **body}
-    return b"event: error\ndata: " + _encode(event) + b"\n\n"
 
 
 def _retry_headers(retry_after_s: float | None) -> Headers:

@@ -19,6 +19,7 @@ import msgspec
 from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
 from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.http.routes import HttpRoute, LocalCall
+from serve_app.ray_adapter import AWAY
 from serve_app.router import ModelRouter, RouterMetrics
 from serve_app.types import Identity
 
@@ -37,15 +38,13 @@ class LocalRoutes:
 
     Args:
         models: by name.
-        get_figures: asks the quota actor for its figures.
-        actor_errors: what `get_figures` raises while the actor is unreachable; TimeoutError is one of them.
+        get_figures: asks the quota actor for its figures; raises `AWAY` while the actor is unreachable.
         find_receipt: a receipt by any id of its request, as plain data; None: no router has it. Bounded in time.
     """
 
     models: Mapping[str, ModelRouter]
     metrics: RouterMetrics
     get_figures: GetFigures
-    actor_errors: tuple[type[BaseException], ...]
     find_receipt: FindReceipt
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -106,13 +105,13 @@ class LocalRoutes:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await self.get_figures()
-        except self.actor_errors as error:
+        except AWAY as error:
             raise Unavailable("the quota actor does not answer at the moment", code="no_quota") from error
 
     async def _metrics_text(self) -> bytes:
         for name, model in list(self.models.items()):
             names = sorted(model.replica_set.running)
-            loads = await asyncio.gather(*(model.engine_info.fetch_load(replica) for replica in names))
+            loads = await asyncio.gather(*(model.replica_set.fetch_load(replica) for replica in names))
             if self.models.get(name) is not model:
                 continue  # removed meanwhile, with its metrics
             self.metrics.set_model(model, {r: load for r, load in zip(names, loads, strict=True) if load is not None})

@@ -9,22 +9,23 @@ error's body. `status` is still the answer's own, for instance the engine's 400.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from serve_app.errors import ServeAppError
 from serve_app.http.error_responses import (
+    JSON,
     REQUEST_ID_HEADER,
+    Headers,
     error_response,
     sse_comment,
     sse_error,
-    sse_refusal,
     sse_retry_comment,
 )
 from serve_app.transport import Frame, ResponseStream
 from serve_app.types import Operation
 
-Headers = list[tuple[bytes, bytes]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 REPLAYED = (b"x-idempotent-replay", b"true")
@@ -33,7 +34,6 @@ _SSE_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 
 
 class HttpExchange:
@@ -82,9 +82,7 @@ class HttpExchange:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
             stream.client_has_seen = True
-            await (self._send_refusal_event if self._has_begun_stream else self.send_answer)(
-                first.status, _JSON_HEADERS, body
-            )
+            await (self._send_refusal_event if self._has_begun_stream else self.send_answer)(first.status, JSON, body)
             return frames[-1]
         self.status, self._headers, stream.client_has_seen = first.status, _SSE_HEADERS, True
         await self._start_stream(first.status)
@@ -103,7 +101,7 @@ class HttpExchange:
         """Send the error: as a status while nothing is sent, as an event of the stream after that."""
         if self._has_begun_stream:
             wait = b"" if self.status else sse_retry_comment(error)
-            body = wait + sse_error(error, self.operation)
+            body = wait + sse_error(error.body(), self.operation)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         elif not self.status:
             await self.send_answer(*error_response(error))
@@ -121,4 +119,5 @@ class HttpExchange:
         self.status, self._headers = status, headers
         if self.on_sent is not None:
             self.on_sent(body)
-        await self._send({"type": "http.response.body", "body": sse_refusal(body, self.operation), "more_body": False})
+        event = sse_error(json.loads(body), self.operation)
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})

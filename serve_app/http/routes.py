@@ -52,12 +52,6 @@ class HttpRoute:
     argument: str = ""
 
 
-class WrongMethod(MethodNotAllowed):
-    """A 405 with the allowed methods of the path, for the `Allow` header."""
-
-    allow: tuple[str, ...] = ()
-
-
 ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("POST", "/v1/chat/completions", Operation.CHAT),
     ("POST", "/v1/completions", Operation.COMPLETION),
@@ -89,7 +83,7 @@ def resolve(method: str, path: str) -> HttpRoute:
 
     Raises:
         NotFound: no such path; code "unknown_url".
-        WrongMethod: the path exists, but not with this method.
+        MethodNotAllowed: the path exists, but not with this method.
     """
     plain, routes = path, _TABLE.get(path)
     if routes is None:
@@ -98,7 +92,9 @@ def resolve(method: str, path: str) -> HttpRoute:
     if method in routes:
         return routes[method]
     if routes:
-        error = WrongMethod(f"{method[:20]} is not a method of {plain[:SHOWN_PATH_CHARS]}, it has {', '.join(routes)}")
+        error = MethodNotAllowed(
+            f"{method[:20]} is not a method of {plain[:SHOWN_PATH_CHARS]}, it has {', '.join(routes)}"
+        )
         error.allow = tuple(routes)
         raise error
     near = "/v1" + plain

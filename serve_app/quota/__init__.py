@@ -7,6 +7,6 @@ Never: answers before what it has granted is stored.
 
 from serve_app.quota import actor, client, kv_store
 from serve_app.quota.actor import GpuMemoryQuota
-from serve_app.quota.client import AWAY, QuotaActor, quota_actor
+from serve_app.quota.client import QuotaActor, quota_actor
 
-__all__ = ["AWAY", "GpuMemoryQuota", "QuotaActor", "actor", "client", "kv_store", "quota_actor"]
+__all__ = ["GpuMemoryQuota", "QuotaActor", "actor", "client", "kv_store", "quota_actor"]

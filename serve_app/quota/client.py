@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError
 
 from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
 from serve_app.core.shared_queue import ActorReply, RouterMessage
@@ -18,8 +18,6 @@ ACTOR = "quota"
 NAMESPACE = "serve_app"
 MAX_CONCURRENCY = 10_000  # waiting calls (routers, sessions) must not block calls that answer at once
 HEAD = {"node:__internal_head__": 0.001}  # Ray's own resource of the head node
-
-AWAY = (RayError, TimeoutError)  # raised by calls while the actor is away
 
 
 class QuotaActor:

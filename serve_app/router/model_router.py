@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,7 +27,6 @@ from serve_app.core.routing import AffinityKey, TargetReason
 from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
-from serve_app.router.engine_info import EngineInfoClient
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.queue_client import QueueClient
@@ -110,7 +110,6 @@ class ModelRouter:
         self.unread = UnreadBytes() if unread is None else unread
         self.queue = ModelQueue(client, settings.name, queue_policy(admission))
         self.replica_set = ReplicaSet(handle, router_id, self.queue, settings.max_num_seqs, routers, self.unread)
-        self.engine_info = EngineInfoClient(handle, self.replica_set, self.queue)
         self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
         self.placed: Counter[tuple[str, str]] = Counter()  # grants, by kind of affinity key and how they were placed
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
@@ -152,28 +151,18 @@ class ModelRouter:
         return bool(self.replica_set.running)
 
     @property
-    def max_request_slots(self) -> int:
-        """The most slots that one request can have."""
-        info = self.engine_info.cached
-        return self.settings.max_num_seqs if info is None else info.slots
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The longest prompt and answer together, in tokens; None while no engine has reported its limits."""
-        info = self.engine_info.cached
-        return self.settings.max_model_len if info is None else info.max_model_len
-
-    @property
-    def kv_block_tokens(self) -> int:
-        """Tokens of a block of the prefix cache; 1 while no engine has reported its limits."""
-        info = self.engine_info.cached
-        return 1 if info is None else info.kv_block_tokens
+    def limits(self) -> EngineInfo:
+        """The limits of the model's engines: while none has reported them, those of the settings, any length if they
+        have none, and blocks of one token."""
+        model = self.settings
+        longest = model.max_model_len or sys.maxsize
+        return self.replica_set.info or EngineInfo(model.name, [], longest, model.max_num_seqs, 0, 0)
 
     async def info(self) -> EngineInfo | None:
         """The limits of the model's engines; None while no engine has reported them."""
-        if self.engine_info.cached is None and self.ready:
-            await self.engine_info.fetch_info()
-        return self.engine_info.cached
+        if self.replica_set.info is None and self.ready:
+            await self.replica_set.fetch_info()
+        return self.replica_set.info
 
     async def serve(
         self, request: Arrival, make: MakeSubmit, relay: Relay, key: AffinityKey | None, trace: RequestTrace
@@ -237,7 +226,7 @@ class ModelRouter:
         """
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
-        budget = KvBudget(request, self.engine_info.cached, trace.max_kv_tokens, trace.sequences)
+        budget = KvBudget(request, self.replica_set.info, trace.max_kv_tokens, trace.sequences)
         arrival = replace(
             request,
             affinity=affinity,
@@ -332,7 +321,7 @@ class ModelRouter:
         self._update_cold_start()
         self._warn_slow_start()
         if new:
-            self.engine_info.refresh()
+            self.replica_set.refresh_info()
 
     def _warn_slow_start(self) -> None:
         """Log a warning, once per start, if requests are refused before a replica can start."""

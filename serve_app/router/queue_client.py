@@ -23,6 +23,7 @@ from serve_app.core.memory import FENCE_S
 from serve_app.core.queue import Action
 from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue
 from serve_app.errors import Unavailable
+from serve_app.ray_adapter import AWAY
 
 logger = logging.getLogger("ray.serve")
 
@@ -51,14 +52,11 @@ class QueueClient:
     Args:
         router_id: this router's name; no other router has ever had it.
         exchange: sends a message to the quota actor and returns its reply.
-        watch: the long poll for later decisions.
-        actor_errors: what `exchange` and `watch` raise while the actor is unavailable.
+        watch: the long poll for later decisions. Both raise `AWAY` while the actor is unavailable.
     """
 
-    def __init__(
-        self, router_id: str, exchange: SendExchange, watch: SendExchange, actor_errors: tuple[type[BaseException], ...]
-    ) -> None:
-        self.exchange, self._watch, self._actor_errors = exchange, watch, actor_errors
+    def __init__(self, router_id: str, exchange: SendExchange, watch: SendExchange) -> None:
+        self.exchange, self._watch = exchange, watch
         self.core = RouterQueue(router_id)
         self.engines: dict[str, set[str]] = {}  # by model: those that its present queue has not dropped
         self.requests: dict[str, PendingGrant] = {}
@@ -144,7 +142,7 @@ class QueueClient:
                 self._retry_at = now + RETRY_S
             actions, is_answered = self.core.on_reply(reply, sent_at, now), not reply.is_stale
         except Exception as error:
-            if not isinstance(error, (TimeoutError, *self._actor_errors)):
+            if not isinstance(error, AWAY):
                 logger.exception("the queue goes on after an error in the exchange with the quota actor")
             elif not self.core.alone:
                 logger.warning("the quota actor does not answer; this router grants from its credit: %r", error)

@@ -1,7 +1,8 @@
 """The engine replicas of one model as one router sees them: which run, their channels, and which take requests.
 
-`core.routing.outliers` decides which replicas have failed and get no requests, or one at a time; here it has a clock, a
-timer and the probes.
+They report their limits and their load when they are called; such a call ends within `ANSWER_TIMEOUT_S`, whatever the
+replica does. `core.routing.outliers` decides which replicas have failed and get no requests, or one at a time; here it
+has a clock, a timer and the probes.
 
 Invariant: the queue always knows whether a replica takes requests: none after it has left, drains or was ejected, one
 at a time on probation. A replica that has left is dropped as soon as it runs none of this router's requests.
@@ -17,6 +18,7 @@ import logging
 import random
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from serve_app.core.queue import Arrival
 from serve_app.core.routing import (
@@ -34,11 +36,15 @@ from serve_app.core.routing import (
     TargetReason,
 )
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError, Unavailable
-from serve_app.ray_adapter import Handle
+from serve_app.ray_adapter import NO_ANSWER, Handle, in_fresh_context
 from serve_app.router.model_queue import ModelQueue
-from serve_app.transport import Channel, UnreadBytes
+from serve_app.transport import Channel, EngineInfo, EngineLoad, UnreadBytes
 
 logger = logging.getLogger("ray.serve")
+
+ANSWER_TIMEOUT_S = 1.0  # a scrape or a listing must not hang on a replica that does not answer
+# the replica may leave before or during the call
+CALL_FAILURES: tuple[type[BaseException], ...] = (Unavailable, *NO_ANSWER)
 
 
 class ReplicaSet:
@@ -47,7 +53,8 @@ class ReplicaSet:
     Args:
         handle: the engine deployment.
         router_id: this router's name.
-        queue: of the model; receives which replicas take requests.
+        queue: of the model; receives which replicas take requests, and an engine's start time, which tells it how long
+            a request without a replica waits.
         slots: assumed slots of a replica until it reports its own.
         routers: how many router replicas share the engines.
         unread: counts unread bytes of all requests of this router.
@@ -69,6 +76,8 @@ class ReplicaSet:
         self.channels: dict[str, Channel] = {}
         self._next_index = 0
         self._request_numbers = itertools.count(1)  # one series for all channels: a replica may leave and return
+        self._info_task: asyncio.Task[EngineInfo | None] | None = None
+        self.info: EngineInfo | None = None  # the limits that an engine reported last
 
     def configure(self, slots: int, routers: int) -> None:
         """Apply changed settings."""
@@ -100,7 +109,7 @@ class ReplicaSet:
         """Drop the state of replicas that have left and run none of this router's requests."""
         for replica_id in [name for name in self.slots if name not in self.running]:
             channel = self.channels.get(replica_id)
-            if channel is None or not channel.is_busy:
+            if channel is None or not channel.requests:
                 self.channels.pop(replica_id, None)
                 del self.slots[replica_id]
                 self._routing.drop_replica(replica_id)
@@ -193,6 +202,33 @@ class ReplicaSet:
                 self._unread,
             )
         return channel
+
+    def refresh_info(self) -> None:
+        """Fetch the limits again, since a new replica may have a new configuration; one call at a time."""
+        if self._info_task is None:
+            self._info_task = in_fresh_context(self.fetch_info(), f"info-{self._queue.model}")
+            self._info_task.add_done_callback(lambda _: setattr(self, "_info_task", None))
+
+    async def fetch_info(self) -> EngineInfo | None:
+        """Fetch the limits; returns the last known ones, None if no engine has ever answered."""
+        try:
+            self.info = await self.call("info", self.next_replica())
+            self._queue.replica_start.reported(self.info.start_s)
+        except CALL_FAILURES as error:
+            logger.warning("%s: no engine reports its limits: %s", self._queue.model, error)
+        return self.info
+
+    async def fetch_load(self, replica_id: str) -> EngineLoad | None:
+        """Fetch the live load of one engine; None if it does not answer in time."""
+        try:
+            return await self.call("load", replica_id)  # type: ignore[no-any-return]
+        except CALL_FAILURES:
+            return None
+
+    async def call(self, method: str, replica_id: str) -> Any:
+        """Call in a context of its own: a scrape's HTTP request must not decide how the reply is read."""
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await in_fresh_context(self._handle.call(method, replica_id=replica_id), f"{method}-{replica_id}")
 
     def _slots_changed(self, replica_id: str, slots: int) -> None:
         if replica_id not in self.slots:

@@ -19,6 +19,7 @@ from serve_app.core.memory import Session, SessionRequest, session_name
 from serve_app.core.quota import RECOVERING, RECOVERY_S
 from serve_app.core.shared_queue import SessionOpened
 from serve_app.errors import ServeAppError, Unavailable
+from serve_app.ray_adapter import AWAY
 
 ANSWER_TIMEOUT_S = 5.0  # the actor answers in milliseconds
 RETRY_AFTER_S = 1.0  # reported to a client whose call got no answer
@@ -33,16 +34,12 @@ class SessionClient:
     """Finds the open sessions and calls the quota actor for changes.
 
     Args:
-        call: calls a method of the quota actor by name, with its arguments.
+        call: calls a method of the quota actor by name, with its arguments; raises `AWAY` while it is unavailable.
         sessions: the open sessions by name; a live view.
-        actor_errors: what `call` raises while the actor is unavailable.
     """
 
-    def __init__(
-        self, call: CallActor, sessions: Mapping[str, SessionOpened], actor_errors: tuple[type[BaseException], ...]
-    ) -> None:
+    def __init__(self, call: CallActor, sessions: Mapping[str, SessionOpened]) -> None:
         self._call, self._sessions = call, sessions
-        self._actor_errors: tuple[type[BaseException], ...] = (TimeoutError, *actor_errors)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, tenant: str, session_id: str, model: str) -> SessionOpened | None:
@@ -100,7 +97,7 @@ class SessionClient:
                 return await self._call(method, *arguments)
         except ServeAppError as error:
             raise getattr(error, "cause", error) from None  # Ray's own class around ours
-        except self._actor_errors as error:
+        except AWAY as error:
             raise Unavailable(
                 f"the quota actor does not answer: {type(error).__name__}", code=ACTOR_AWAY, retry_after_s=RETRY_AFTER_S
             ) from None

@@ -13,10 +13,11 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import Handle, in_fresh_context
-from serve_app.transport.messages import Frame, Submit, batch_decoder
+from serve_app.transport.messages import Submit, batch_decoder
 from serve_app.transport.stream import ResponseStream, UnreadBytes
 from serve_app.transport.tcp import CHANNEL_ERRORS, ReplicaConnection, brief
 
@@ -26,17 +27,7 @@ IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel
 ATTACH_TIMEOUT_S = 10.0  # a local attach takes 2 ms; Serve retries an unreachable replica without end
 
 
-class _ChannelRequest:
-    """A request on a replica, until it has ended there."""
-
-    __slots__ = ("on_end", "on_tokens", "stream")
-
-    def __init__(
-        self, stream: ResponseStream, on_end: Callable[[], None], on_tokens: Callable[[int], None] | None
-    ) -> None:
-        self.stream, self.on_end, self.on_tokens = stream, on_end, on_tokens
-
-
+@dataclass(slots=True, eq=False)
 class Channel:
     """All requests of this router on one engine replica.
 
@@ -49,27 +40,19 @@ class Channel:
         unread: counts unread bytes of all requests of this router.
     """
 
-    def __init__(
-        self,
-        handle: Handle,
-        router_id: str,
-        replica_id: str,
-        numbers: Iterator[int],
-        on_slots: Callable[[int], None],
-        unread: UnreadBytes | None = None,
-    ) -> None:
-        self._handle = handle
-        self._router_id = router_id
-        self.replica_id = replica_id
-        self._numbers = numbers
-        self._on_slots = on_slots
-        self._unread = UnreadBytes() if unread is None else unread
-        self.requests: dict[int, _ChannelRequest] = {}  # those that need the channel
-        self._connection: ReplicaConnection | None = None  # open, or being opened
-        self._attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
-        self._opening: asyncio.Task[None] | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._retired = False
+    handle: Handle
+    router_id: str
+    replica_id: str
+    numbers: Iterator[int]
+    on_slots: Callable[[int], None]
+    unread: UnreadBytes = field(default_factory=UnreadBytes)
+    # by number, those that run there or are on their way: they need the channel
+    requests: dict[int, ResponseStream] = field(default_factory=dict)
+    connection: ReplicaConnection | None = None  # open, or being opened: an ongoing call of the replica
+    _attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
+    _opening: asyncio.Task[None] | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _retired: bool = False
 
     @contextlib.asynccontextmanager
     async def run(
@@ -89,9 +72,9 @@ class Channel:
         Raises:
             EngineFailed: the replica cannot be reached. BodyTooLarge: it does not accept a request of this size.
         """
-        number = next(self._numbers)
-        stream = ResponseStream(self._unread, lambda: self._abort_unread(number))
-        self.requests[number] = _ChannelRequest(stream, on_end, on_tokens)
+        number = next(self.numbers)
+        stream = ResponseStream(self.unread, lambda: self._abort_unread(number), on_end, on_tokens)
+        self.requests[number] = stream
         connection = None
         try:
             connection = await self._attach()
@@ -109,9 +92,9 @@ class Channel:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        if self._connection is None:
+        if self.connection is None:
             self._open()
-        connection, attached = self._connection, self._attached
+        connection, attached = self.connection, self._attached
         assert connection is not None
         assert attached is not None
         if not attached.done():
@@ -144,8 +127,8 @@ class Channel:
             except CHANNEL_ERRORS as error:
                 on_end(brief(error))
 
-        self._connection = ReplicaConnection(self._handle, self._router_id, self.replica_id, on_message, on_end)
-        self._opening = in_fresh_context(open_connection(self._connection), f"channel-{self.replica_id}")
+        self.connection = ReplicaConnection(self.handle, self.router_id, self.replica_id, on_message, on_end)
+        self._opening = in_fresh_context(open_connection(self.connection), f"channel-{self.replica_id}")
 
     def _lose(self, why: str) -> None:
         """The connection has ended by itself: a later one cannot continue its requests, since frames are lost."""
@@ -153,32 +136,29 @@ class Channel:
         logger.warning("%s", reason)
         requests, self.requests = self.requests, {}
         self._drop(reason)
-        for request in requests.values():
-            request.stream.fail(EngineFailed(reason), connection_lost=True)
+        for stream in requests.values():
+            stream.fail(EngineFailed(reason), connection_lost=True)
 
     def _dispatch(self, message: bytes) -> None:
         batch = batch_decoder.decode(message)
         now = time.monotonic()
         if batch.slots:
-            self._on_slots(max(0, batch.slots))
+            self.on_slots(max(0, batch.slots))
         for frame in batch.frames:
-            request = self.requests.get(frame.number)
-            if request is not None:
-                self._deliver(request, frame, now)
-
-    def _deliver(self, request: _ChannelRequest, frame: Frame, now: float) -> None:
-        stream = request.stream
-        if frame.groups:
-            tokens = sum(map(len, frame.groups)) - len(frame.groups)
-            stream.tokens += tokens
-            stream.pace.on_tokens(now)
-            if request.on_tokens is not None:
-                request.on_tokens(tokens)
-        if not stream.push(frame):
-            stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
-            self._cancel(frame.number)
-        if stream.is_finished:
-            self._end(frame.number)
+            stream = self.requests.get(frame.number)
+            if stream is None:
+                continue
+            if frame.groups:
+                tokens = sum(map(len, frame.groups)) - len(frame.groups)
+                stream.tokens += tokens
+                stream.pace.on_tokens(now)
+                if stream.on_tokens is not None:
+                    stream.on_tokens(tokens)
+            if not stream.push(frame):
+                stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
+                self._cancel(frame.number)
+            if stream.is_finished:
+                self._end(frame.number)
 
     def _abort_unread(self, number: int) -> None:
         """End a request that has the most unread bytes while there are too many."""
@@ -186,18 +166,18 @@ class Channel:
         self._end(number)
 
     def _cancel(self, number: int) -> None:
-        if number in self.requests and self._connection is not None:
-            self._connection.cancel(number)
+        if number in self.requests and self.connection is not None:
+            self.connection.cancel(number)
 
     def _end(self, number: int) -> None:
         """The replica is done with a request."""
-        request = self.requests.pop(number, None)
-        if request is not None:
-            request.on_end()
+        stream = self.requests.pop(number, None)
+        if stream is not None:
+            stream.on_end()
             self._close_when_idle()
 
     def _close_when_idle(self) -> None:
-        if self.requests or self._connection is None:
+        if self.requests or self.connection is None:
             return
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -211,7 +191,7 @@ class Channel:
 
     def _drop(self, reason: str) -> None:
         """Close the present connection, whether it is open or not yet."""
-        connection, attached, self._connection, self._attached = self._connection, self._attached, None, None
+        connection, attached, self.connection, self._attached = self.connection, self._attached, None, None
         if attached is not None and not attached.done():
             attached.set_exception(EngineUnreachable(reason))
             attached.exception()  # mark as retrieved: perhaps no request waits for it any more
@@ -234,13 +214,3 @@ class Channel:
     def restore(self) -> None:
         """The replica is back in Serve's set."""
         self._retired = False
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request of this router runs there or is on its way."""
-        return bool(self.requests)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a connection, or one is being opened: it counts as an ongoing call of the replica."""
-        return self._connection is not None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from serve_app.errors import EngineFailed
 from serve_app.transport.messages import Batch, Frame, batch_encoder
 
@@ -89,16 +91,8 @@ class FrameBatcher:
 
 def split(frame: Frame, size: int) -> tuple[Frame, Frame]:
     """Split a frame after `size` bytes. A stream cannot continue from between the two: the second has the events."""
-    head = Frame(number=frame.number, body=frame.body[:size], status=frame.status, media=frame.media)
-    rest = Frame(
-        number=frame.number,
-        body=frame.body[size:],
-        groups=frame.groups,
-        events=frame.events,
-        usage=frame.usage,
-        failure=frame.failure,
-    )
-    return head, rest
+    head = Frame(frame.number, frame.body[:size], frame.status, frame.media)
+    return head, msgspec.structs.replace(frame, body=frame.body[size:], status=0, media="")
 
 
 def merge(first: Frame, second: Frame) -> Frame:

@@ -126,16 +126,6 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a response as a backend yields it, before the channel numbers it; see `Frame` for the fields."""
-
-    body: bytes
-    status: int = 0
-    media: str = ""
-    groups: list[list[int]] = []
-    usage: TokenUsage | None = None
-
-
 class EngineBackend(Protocol):
     """An engine behind an engine replica: vLLM, or the simulated one."""
 
@@ -143,11 +133,11 @@ class EngineBackend(Protocol):
         """Load the model; returns when requests can run. Raises on failure; the replica then dies with the reason."""
         ...
 
-    def run(self, submit: Submit) -> AsyncGenerator[Piece, None]:
-        """Run one request. The first piece carries the status, the last one `usage`.
+    def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
+        """Run one request: the frames with its number. The first one carries the status, the last one `usage`.
 
         Closing the iterator (or cancelling the task that consumes it) aborts the request inside the engine. Client
-        errors are pieces with a 4xx status and an OpenAI error body; only failures of the engine itself raise.
+        errors are frames with a 4xx status and an OpenAI error body; only failures of the engine itself raise.
         """
         ...
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from serve_app.core.receipts import TokenPace
 from serve_app.errors import EngineFailed
@@ -34,40 +35,32 @@ class UnreadBytes:
             max(self.streams, key=lambda stream: stream.buffered).abort_unread()
 
 
+@dataclass(slots=True, eq=False)
 class ResponseStream:
     """The frames of one request, in order, as they arrive.
 
     Args:
         unread: counts this stream's unread bytes.
         on_unread_abort: called when the stream was ended because of too many unread bytes.
+        on_end, on_tokens: see `Channel.run`, which calls them.
     """
 
-    __slots__ = (
-        "_error",
-        "_frames",
-        "_on_unread_abort",
-        "_unread",
-        "_waiter",
-        "buffered",
-        "client_has_seen",
-        "connection_lost",
-        "pace",
-        "tokens",
-        "usage",
-    )
+    unread: UnreadBytes
+    on_unread_abort: Callable[[], None]
+    on_end: Callable[[], None]
+    on_tokens: Callable[[int], None] | None = None
+    tokens: int = 0  # output tokens received from the engine
+    pace: TokenPace = field(default_factory=TokenPace)  # arrival times of the tokens, however the client reads
+    client_has_seen: bool = False  # whether any of it was sent to the client; set by the stream's reader
+    usage: TokenUsage | None = None  # comes with the last frame
+    connection_lost: bool = False  # whether it failed because the connection to the replica broke
+    buffered: int = 0  # bytes of `_frames`
+    _frames: list[Frame] = field(default_factory=list)
+    _error: BaseException | None = None
+    _waiter: asyncio.Future[None] | None = None
 
-    def __init__(self, unread: UnreadBytes, on_unread_abort: Callable[[], None]) -> None:
-        self._unread, self._on_unread_abort = unread, on_unread_abort
-        unread.streams.add(self)
-        self._frames: list[Frame] = []
-        self.buffered = 0
-        self._error: BaseException | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self.tokens = 0  # output tokens received from the engine
-        self.pace = TokenPace()  # arrival times of the tokens, independent of the client's reading
-        self.client_has_seen = False  # whether any of it was sent to the client; set by the stream's reader
-        self.usage: TokenUsage | None = None  # comes with the last frame
-        self.connection_lost = False  # whether it failed because the connection to the replica broke
+    def __post_init__(self) -> None:
+        self.unread.streams.add(self)
 
     @property
     def is_finished(self) -> bool:
@@ -86,7 +79,7 @@ class ResponseStream:
             self._wake()
         if frame.failure is not None:
             self.fail(frame.failure.error())
-        self._unread.add(len(frame.body))
+        self.unread.add(len(frame.body))
         return self.buffered <= MAX_BUFFERED_BYTES
 
     def fail(self, error: BaseException, *, connection_lost: bool = False) -> None:
@@ -98,19 +91,19 @@ class ResponseStream:
 
     def clear(self) -> None:
         """Drop the unread frames."""
-        self._unread.bytes -= self.buffered
+        self.unread.bytes -= self.buffered
         self._frames, self.buffered = [], 0
 
     def close(self) -> None:
         """The request has ended: nobody reads its frames any more."""
         self.clear()
-        self._unread.streams.discard(self)
+        self.unread.streams.discard(self)
 
     def abort_unread(self) -> None:
         """End the stream because of too many unread bytes, and drop these."""
         self.clear()
         self.fail(EngineFailed("the client reads too slowly, and the router's buffer is full", code="slow_client"))
-        self._on_unread_abort()
+        self.on_unread_abort()
 
     async def next(self) -> list[Frame]:
         """All frames that have arrived since the last call, at least one.

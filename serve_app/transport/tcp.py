@@ -145,7 +145,7 @@ class ReplicaConnection:
     ) -> None:
         self._handle, self._router_id, self._replica_id = handle, router_id, replica_id
         self._on_message, self._on_end = on_message, on_end
-        self._framing = Framing(self._on_first_message, self._on_lost)
+        self._framing = Framing(self._on_first_message, lambda: self._end("the connection ended"))
         self._hold: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -196,9 +196,6 @@ class ReplicaConnection:
             reason = brief(error)
         finally:
             self._end(reason)
-
-    def _on_lost(self) -> None:
-        self._end("the connection ended")
 
     def _end(self, reason: str) -> None:
         if not self._is_closed:

@@ -114,7 +114,7 @@ class _RouterConnection:
         self._router_id: str | None = None
         self.requests: dict[int, asyncio.Task[None]] = {}  # by number, those that run
         self.ended: asyncio.Future[None] = loop.create_future()
-        self.framing = Framing(self._on_message, self._on_lost, TICKET_BYTES, self._on_pause)
+        self.framing = Framing(self._on_message, self._on_lost, TICKET_BYTES, lambda paused: self.batcher.pause(paused))
         self.batcher = FrameBatcher(self.framing.send)
         self._ticket_timer = loop.call_later(TICKET_LIFE_S, self.framing.abort)
         server.connections.add(self)
@@ -184,9 +184,6 @@ class _RouterConnection:
     def _cancel_all(self) -> None:
         for number in list(self.requests):
             self._cancel(number)
-
-    def _on_pause(self, is_paused: bool) -> None:
-        self.batcher.pause(is_paused)
 
     def _on_lost(self) -> None:
         """The connection has ended, from either side."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from serve_app.engine.simulated import SimulatedEngine
 from serve_app.settings import ModelSettings, SimulatedSettings
-from serve_app.transport import EngineInfo, Piece, Submit
+from serve_app.transport import EngineInfo, Frame, Submit
 from serve_app.types import Operation
 
 CREATED = 1_700_000_000
@@ -58,13 +58,13 @@ def submit(operation: Operation, body: dict[str, Any], number: int = 0, priority
     return Submit(number, f"id-{number}", operation, body, priority)
 
 
-def pieces(operation: Operation, body: dict[str, Any], **changes: Any) -> list[Piece]:
+def pieces(operation: Operation, body: dict[str, Any], **changes: Any) -> list[Frame]:
     """Every piece of one request on an engine of its own."""
 
-    async def collect(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> list[Piece]:
+    async def collect(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> list[Frame]:
         return [piece async for piece in engine.run(submit(operation, body))]
 
-    told: list[Piece] = run(collect, **changes)
+    told: list[Frame] = run(collect, **changes)
     assert told[0].status
     assert all(piece.status == 0 for piece in told[1:])
     assert [piece.usage is not None for piece in told] == [False] * (len(told) - 1) + [True]
@@ -77,7 +77,7 @@ def document(operation: Operation, body: dict[str, Any], **changes: Any) -> dict
     return dict(json.loads(piece.body))
 
 
-def events(told: list[Piece]) -> list[dict[str, Any]]:
+def events(told: list[Frame]) -> list[dict[str, Any]]:
     """The JSON of every SSE event, the closing `[DONE]` checked and left out."""
     assert (told[0].status, told[0].media) == (200, "sse")
     lines = b"".join(piece.body for piece in told).split(b"\n\n")

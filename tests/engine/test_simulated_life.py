@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serve_app.engine.simulated import SimulatedEngine
 from serve_app.errors import ConfigError, EngineFailed
-from serve_app.transport import EngineInfo, Piece, TokenUsage
+from serve_app.transport import EngineInfo, Frame, TokenUsage
 from serve_app.types import Operation
 from tests.engine.simulated_engine import HELLO, MadeUpTime, pieces, run, submit
 
@@ -64,7 +64,7 @@ def test_closing_the_iterator_frees_slot_and_kv_at_once() -> None:
 def test_a_slow_consumer_gets_every_token_though_steps_end_while_it_is_away() -> None:
     body = HELLO | {"max_tokens": 20, "stream": True}
 
-    async def slow(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> list[Piece]:
+    async def slow(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> list[Frame]:
         told = []
         async for piece in engine.run(submit(Operation.CHAT, body)):
             told.append(piece)

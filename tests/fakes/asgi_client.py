@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.core.receipts import Receipts
-from serve_app.http import LocalRoutes, RouterApp
+from serve_app.http.app import RouterApp
+from serve_app.http.local_routes import LocalRoutes
 from serve_app.router import ModelRouter, RouterMetrics, SessionClient
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
@@ -63,7 +64,7 @@ def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: R
     async def away(*_: Any) -> Any:
         raise TimeoutError
 
-    sessions, local = SessionClient(away, {}, ()), LocalRoutes(models, metrics, away, (), away)
+    sessions, local = SessionClient(away, {}), LocalRoutes(models, metrics, away, away)
     return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, Receipts())
 
 

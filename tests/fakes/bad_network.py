@@ -7,8 +7,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ray.exceptions import RayError
 
-class Away(Exception):
+
+class Away(RayError):
     """The actor cannot be reached."""
 
 

@@ -32,7 +32,7 @@ from serve_app.settings import ModelSettings, SimulatedSettings
 from serve_app.transport import EngineLoad, Frame, Submit, channel
 from serve_app.transport.tcp_server import RunRequest
 from tests.fakes import quota as fake_quota
-from tests.fakes.quota import MODEL, SOON_S, Away, FakeQuota
+from tests.fakes.quota import MODEL, SOON_S, FakeQuota
 from tests.fakes.until import POLL_S, TURNS, turns, until
 
 BOUND_S = 60.0  # of one scenario, against hanging: they take under 2 s, many times that on a machine that is busy
@@ -196,7 +196,7 @@ class FakeCluster:
         """The queues of a router of this name, which the actor knows."""
         name = f"{router} {len(self._clients)}" if router in self._routers else router
         self._routers.add(name)
-        client = QueueClient(name, self.quota.exchange, self.quota.watch, (Away,))
+        client = QueueClient(name, self.quota.exchange, self.quota.watch)
         self._clients.append(client)
         await client.start()
         await until(lambda: not client.core.alone, SOON_S, "the actor knows the router")

@@ -240,7 +240,7 @@ class Caller:
 
     def __init__(self, actor: FakeQuota, name: str, order: list[str] | None = None, **bounds: Any) -> None:
         self.name = name
-        self.shared = QueueClient(name, actor.exchange, actor.watch, (Away,))
+        self.shared = QueueClient(name, actor.exchange, actor.watch)
         self.order = [] if order is None else order
         self.policy = QueuePolicy(**{"max_queued": 1000, "max_wait_s": 60.0, "min_share": 0.0} | bounds)
         self.end = self.join()

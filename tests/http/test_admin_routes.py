@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
-from serve_app.errors import Forbidden, NotFound, Unavailable
+from serve_app.errors import Forbidden, MethodNotAllowed, NotFound, Unavailable
 from serve_app.http import local_routes, routes
 from serve_app.http.error_responses import Answer
 from serve_app.http.keys import KeyRing
@@ -21,7 +22,7 @@ FIGURES = {"free_bytes": 7}
 QUOTA, KNOWN, UNKNOWN = "/admin/quota", "/admin/requests/cmpl-a1", "/admin/requests/nobody/knows"
 
 
-class AwayError(Exception):
+class AwayError(RayError):
     """What the actor's caller sees while it is not there."""
 
 
@@ -47,7 +48,7 @@ def who(*, admin: bool) -> Identity:
 
 
 def asked(path: str, figures: GetFigures = there, *, admin: bool = True) -> Answer:
-    local = LocalRoutes({}, RouterMetrics(), figures, (AwayError, TimeoutError), receipt)
+    local = LocalRoutes({}, RouterMetrics(), figures, receipt)
     return asyncio.run(local.answer(routes.resolve("GET", path), who(admin=admin)))
 
 
@@ -93,5 +94,5 @@ def test_the_right_comes_with_the_key_alone() -> None:
 def test_the_routes_are_gets(path: str) -> None:
     assert routes.resolve("GET", path).target in (routes.LocalCall.QUOTA, routes.LocalCall.REQUEST)
     assert routes.resolve("HEAD", path) == routes.resolve("GET", path)
-    with pytest.raises(routes.WrongMethod):
+    with pytest.raises(MethodNotAllowed):
         routes.resolve("POST", path)

@@ -13,7 +13,7 @@ from serve_app.core.routing import outliers
 from serve_app.errors import BadRequest, EngineFailed
 from serve_app.http import app, idempotency
 from serve_app.settings import AdmissionSettings
-from serve_app.transport import Piece, stream
+from serve_app.transport import Frame, stream
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask, cancel, running, started
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -221,7 +221,7 @@ def test_an_answer_that_is_not_streamed_runs_elsewhere_whenever_its_engine_is_lo
                         yield piece
                         continue
                     halves.append(name)
-                    yield Piece(piece.body[:9], 200, "json", piece.groups)
+                    yield Frame(piece.number, piece.body[:9], 200, "json", piece.groups)
                     asyncio.get_running_loop().call_later(0.02, cluster.kill, name)  # for the part to arrive
                     await asyncio.Event().wait()
 
@@ -432,7 +432,7 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
 
 def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:
     app.check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN, 10)
-    app.check_unqueued_size(10_000, None)  # no engine has told its length yet
+    app.check_unqueued_size(10_000, 2**63 - 1)  # no engine has told its length yet
     with pytest.raises(BadRequest) as caught:
         app.check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN + 1, 10)
     assert caught.value.param == "prompt"

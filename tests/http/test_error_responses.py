@@ -91,7 +91,7 @@ def drain(stream: Any) -> Iterator[Any]:
 
 def test_a_stream_that_breaks_raises_with_code_and_param_after_what_was_sent() -> None:
     error = errors.EngineFailed("the replica\ndied: é \ud800", param="model")
-    client, _ = sdk(stream_of(sse_error(error), CHUNK))
+    client, _ = sdk(stream_of(sse_error(error.body(), Operation.CHAT), CHUNK))
     stream = drain(ask(client, stream=True))
     assert next(stream).id == "x"
     with pytest.raises(openai.APIError) as caught:
@@ -103,7 +103,7 @@ def test_a_stream_that_breaks_raises_with_code_and_param_after_what_was_sent() -
 def test_a_responses_stream_that_breaks_raises_too() -> None:
     error = errors.Overloaded("shed", code="shed")
     first = {"type": "response.in_progress", "sequence_number": 0, "response": {}}
-    client, _ = sdk(stream_of(sse_error(error, Operation.RESPONSES), first))
+    client, _ = sdk(stream_of(sse_error(error.body(), Operation.RESPONSES), first))
     stream = drain(client.responses.create(model="m", input="hi", stream=True))
     assert next(stream).type == "response.in_progress"
     with pytest.raises(openai.APIError) as caught:
@@ -113,7 +113,7 @@ def test_a_responses_stream_that_breaks_raises_too() -> None:
 
 def test_an_error_event_ends_a_chat_stream_and_a_responses_stream_in_their_own_way() -> None:
     error = errors.EngineFailed("x")
-    chat, responses = sse_error(error), sse_error(error, Operation.RESPONSES)
+    chat, responses = sse_error(error.body(), Operation.CHAT), sse_error(error.body(), Operation.RESPONSES)
     assert chat.endswith(b"\n\ndata: [DONE]\n\n")
     assert json.loads(chat.split(b"\n\n")[0].removeprefix(b"data: ")) == error.body()
     assert responses.startswith(b"event: error\ndata: {")
@@ -165,4 +165,4 @@ def test_any_text_of_a_client_stays_on_one_line_of_the_body_and_out_of_the_heade
     assert b"\n" not in body
     assert b"\r" not in body
     assert all(value.isascii() and value.decode().isprintable() for _, value in headers)
-    assert sse_error(error).count(b"\n\n") == 2
+    assert sse_error(error.body(), Operation.CHAT).count(b"\n\n") == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from serve_app.router import engine_info
+from serve_app.router import replicas as replica_module
 from serve_app.settings import AuthSettings
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, cancel, running, started
 from tests.fakes.engines import MODEL, FakeCluster, run, turns
@@ -42,7 +42,7 @@ def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
         cluster.kill("r1", told=False)
         assert 'figure="running"' not in (await client.get("/metrics")).body.decode()  # and it does not hang
 
-    run(scenario, waits={(engine_info, "ANSWER_TIMEOUT_S"): 0.2})
+    run(scenario, waits={(replica_module, "ANSWER_TIMEOUT_S"): 0.2})
 
 
 def test_metrics_are_for_operators_and_scrapers() -> None:

@@ -29,6 +29,7 @@ from serve_app.http.python_calls import (
     read_body,
     read_events,
 )
+from serve_app.types import Operation
 
 HELLO = [{"role": "user", "content": "Hi"}]
 HEAD = (200, [(b"content-type", b"text/event-stream")])
@@ -195,7 +196,9 @@ def test_codes_of_their_own_survive() -> None:
 
 @pytest.mark.parametrize("kind", [BadRequest, Overloaded, Unavailable, EngineFailed, ServeAppError, errors.Forbidden])
 def test_an_error_event_comes_out_as_it_was_raised(kind: type[ServeAppError]) -> None:
-    told, error = read((*HEAD, b'data: {"a":1}\n\n' + sse_error(kind("told", param="p"))), b"data: more\n\n")
+    told, error = read(
+        (*HEAD, b'data: {"a":1}\n\n' + sse_error(kind("told", param="p").body(), Operation.CHAT)), b"data: more\n\n"
+    )
     assert told == [b'{"a":1}'], "what came before the error is told"
     assert (type(error), str(error), error and error.param) == (kind, "told", "p")
 

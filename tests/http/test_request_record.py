@@ -18,7 +18,7 @@ def record(operation: Operation = Operation.CHAT, *, made: int = 7, usage: Token
     found = RequestRecord("a1", None, operation, "tenant", RequestClass.LOW, 100.0)
     found.model = "model"
     found.cost = RequestCost(40, 10, 512, 2, EstimateSource.PRIOR, None)
-    found.stream, found.usage = ResponseStream(UnreadBytes(), lambda: None), usage
+    found.stream, found.usage = ResponseStream(UnreadBytes(), lambda: None, lambda: None), usage
     found.stream.tokens = made
     return found
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.errors import NotFound
-from serve_app.http.routes import ROUTES, HttpRoute, LocalCall, WrongMethod, resolve
+from serve_app.errors import MethodNotAllowed, NotFound
+from serve_app.http.routes import ROUTES, HttpRoute, LocalCall, resolve
 from serve_app.types import Operation
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -52,7 +52,7 @@ def test_the_model_list_with_a_slash_is_no_model_without_a_name() -> None:
     ],
 )
 def test_a_wrong_method_is_told_which_are_right(method: str, path: str, allow: tuple[str, ...]) -> None:
-    with pytest.raises(WrongMethod) as caught:
+    with pytest.raises(MethodNotAllowed) as caught:
         resolve(method, path)
     assert caught.value.allow == allow
     assert caught.value.status == 405
@@ -75,7 +75,7 @@ def test_a_forgotten_v1_is_pointed_out() -> None:
 
 def test_a_huge_path_is_not_echoed_whole() -> None:
     for path in ("/" + "x" * 100_000, "/v1/models/" + "x" * 100_000):
-        with pytest.raises((NotFound, WrongMethod)) as caught:
+        with pytest.raises((NotFound, MethodNotAllowed)) as caught:
             resolve("M" * 100_000, path)
         assert len(caught.value.message) < 400
 
@@ -83,7 +83,7 @@ def test_a_huge_path_is_not_echoed_whole() -> None:
 def kind_of(method: str, path: str) -> type:
     try:
         return type(resolve(method, path))
-    except (NotFound, WrongMethod) as error:
+    except (NotFound, MethodNotAllowed) as error:
         return type(error)
 
 
@@ -96,7 +96,7 @@ def test_any_request_line_is_a_route_or_a_refusal_that_holds(method: str, path: 
     accepted = [name for name in {*METHODS, method} if kind_of(name, path) is HttpRoute]
     kind = kind_of(method, path)
     assert kind is not NotFound or not accepted
-    if kind is WrongMethod:
-        with pytest.raises(WrongMethod) as caught:
+    if kind is MethodNotAllowed:
+        with pytest.raises(MethodNotAllowed) as caught:
             resolve(method, path)
         assert sorted(caught.value.allow) == sorted(accepted)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from serve_app.core.memory import Session, SessionRequest
-from serve_app.errors import BadRequest, Forbidden, NotFound, Overloaded
-from serve_app.http.routes import HttpRoute, SessionCall, WrongMethod, resolve
+from serve_app.errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, Overloaded
+from serve_app.http.routes import HttpRoute, SessionCall, resolve
 from serve_app.http.session_routes import SessionRoutes, granted_size
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import EngineInfo
@@ -171,6 +171,6 @@ def test_the_routes_of_a_session(method: str, path: str, target: SessionCall, ar
     [("POST", "/v1/sessions/a", ("GET", "HEAD", "DELETE")), ("GET", "/v1/sessions/a/renew", ("POST",))],
 )
 def test_a_wrong_method_of_a_session_is_told_the_right_ones(method: str, path: str, allow: tuple[str, ...]) -> None:
-    with pytest.raises(WrongMethod) as wrong:
+    with pytest.raises(MethodNotAllowed) as wrong:
         resolve(method, path)
     assert wrong.value.allow == allow

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from serve_app.core.routing import outliers
-from serve_app.router import engine_info
+from serve_app.router import replicas as replica_module
 from serve_app.transport import channel, tcp_server
 from serve_app.types import Outcome
 from tests.fakes import engines
@@ -175,15 +175,15 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int) ->
             assert +counted == +count(client, chaos.requests)
             assert client.at_rest()
             channels = client.model.replica_set.channels.values()
-            assert not any(link.is_busy for link in channels)
-            await until(lambda: not any(link.is_open for link in channels), SETTLE_S, "channels closed")  # noqa: B023
+            assert not any(link.requests for link in channels)
+            await until(lambda: not any(link.connection for link in channels), SETTLE_S, "channels closed")  # noqa: B023
         seen = count(clients[0], chaos.requests) + count(clients[1], chaos.requests)
         assert seen[Outcome.OK] > REQUESTS / 3, (seen, chaos.struck)  # chaos, and yet most are served
 
     short = {
         (channel, "ATTACH_TIMEOUT_S"): 0.1,
         (outliers, "FIRST_EJECTION_S"): 0.05,
-        (engine_info, "ANSWER_TIMEOUT_S"): 10 * POLL_S,
+        (replica_module, "ANSWER_TIMEOUT_S"): 10 * POLL_S,
     }
     short[tcp_server, "TICKET_LIFE_S"] = 0.5
     engines.run(scenario, model(slots=SLOTS), waits=short)

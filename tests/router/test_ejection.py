@@ -13,7 +13,7 @@ from serve_app.core.routing import TargetReason as Placed
 from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
 from serve_app.router.replicas import ResultReporter
-from serve_app.transport import Piece
+from serve_app.transport import Frame
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import Client, ask
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -158,8 +158,8 @@ def test_a_replica_that_breaks_every_answer_in_the_middle_is_ejected() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
 
-        async def breaking(submit: Any) -> AsyncIterator[Piece]:
-            yield Piece(b"data: ", 200, "sse")
+        async def breaking(submit: Any) -> AsyncIterator[Frame]:
+            yield Frame(submit.number, b"data: ", 200, "sse")
             raise EngineFailed("it broke")
 
         cluster["r1"].engine.backend.run = breaking  # type: ignore[method-assign, assignment]

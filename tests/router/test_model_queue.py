@@ -45,7 +45,7 @@ class There:
     """A queue whose core is `Elsewhere`."""
 
     def __init__(self) -> None:
-        self.client = QueueClient("router", _nothing, _nothing, ())
+        self.client = QueueClient("router", _nothing, _nothing)
         self.core = self.client.core = Elsewhere()  # type: ignore[assignment]
         self.queue = ModelQueue(self.client, "m", QueuePolicy(max_queued=10, max_wait_s=10.0))
 

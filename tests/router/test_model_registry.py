@@ -275,7 +275,7 @@ def test_whatever_comes_and_goes_each_line_lives_exactly_as_long_as_its_model(hi
         async def away(_: Any) -> Any:
             raise TimeoutError
 
-        client = QueueClient("router", away, away, (TimeoutError,))
+        client = QueueClient("router", away, away)
         fleet = ModelRegistry(connect, "router", client)
         names: set[str] = set()
         for wanted in [*history, {"last"}]:

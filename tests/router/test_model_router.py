@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 
 import pytest
 
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import Overloaded, Unavailable
-from serve_app.router import RequestTrace, engine_info
+from serve_app.router import RequestTrace
+from serve_app.router import replicas as replica_module
 from serve_app.transport import Frame, ResponseStream, Submit, channel
 from serve_app.types import Operation, RequestClass
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -207,18 +209,22 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         router = await Router(cluster).start()
         assert await router.model.info() is None
+        limits, model = router.model.limits, router.model.settings
+        assert (limits.slots, limits.kv_block_tokens) == (model.max_num_seqs, 1)
+        assert limits.max_model_len == (model.max_model_len or sys.maxsize)
         await cluster.add("r1")
         await turns(20)
         info = await router.model.info()
         assert info is not None
-        assert (info.slots, router.model.max_model_len, router.model.max_request_slots) == (4, info.max_model_len, 4)
-        load = await router.model.engine_info.fetch_load("r1")
+        assert router.model.limits is info
+        assert info.slots == 4
+        load = await router.model.replica_set.fetch_load("r1")
         assert load is not None
         assert load.running == 0
         cluster.kill("r1", told=False)
-        assert await router.model.engine_info.fetch_load("r1") is None
+        assert await router.model.replica_set.fetch_load("r1") is None
 
-    run(scenario, waits={(engine_info, "ANSWER_TIMEOUT_S"): 0.1})
+    run(scenario, waits={(replica_module, "ANSWER_TIMEOUT_S"): 0.1})
 
 
 def test_the_queue_is_told_what_a_request_has_really_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,8 +229,8 @@ def test_a_replica_that_leaves_while_it_is_asked_is_no_error_of_the_scrape() -> 
         async def left(method: str, replica_id: str) -> None:
             raise EngineUnreachable(f"{replica_id} has left")
 
-        router.model.engine_info.call = left  # type: ignore[method-assign]
-        assert await router.model.engine_info.fetch_load("r1") is None
+        router.model.replica_set.call = left  # type: ignore[method-assign]
+        assert await router.model.replica_set.fetch_load("r1") is None
         await router.settled()
 
     run(scenario)

@@ -63,7 +63,7 @@ def test_an_engine_tells_how_long_its_start_took_and_a_refusal_at_zero_says_so()
             info.model, info.tasks, info.max_model_len, info.slots, 0, 0, start_s=240.0
         )
         router = await Router(cluster, no_replica_wait_s=0.2).start()
-        await until(lambda: router.model.engine_info.cached is not None, SOON_S, "the engine has told")
+        await until(lambda: router.model.replica_set.info is not None, SOON_S, "the engine has told")
         cluster.remove("r1")
         refusal = router.asking()
         await turns(5)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
 from serve_app.core.memory import Session, SessionRequest, session_name
 from serve_app.core.shared_queue import SessionOpened
@@ -17,7 +18,7 @@ from serve_app.router.sessions import SessionClient
 MODEL = "m"
 
 
-class Away(Exception):
+class Away(RayError):
     """The actor is not there."""
 
 
@@ -63,7 +64,7 @@ class Actor:
 
 
 def book_of(actor: Actor) -> SessionClient:
-    return SessionClient(actor.call, {}, (Away,))
+    return SessionClient(actor.call, {})
 
 
 def run(scenario: Awaitable[None]) -> None:
@@ -78,7 +79,7 @@ def test_whether_an_id_is_a_session_costs_no_question() -> None:
     async def scenario() -> None:
         actor = Actor()
         known: dict[str, SessionOpened] = {}
-        book = SessionClient(actor.call, known, (Away,))
+        book = SessionClient(actor.call, known)
         assert [book.find("t", f"random-{number}", MODEL) for number in range(1000)] == [None] * 1000
         known["t x"] = there = SessionOpened("t x", "t x#1.1", MODEL, "r1")
         assert book.find("t", "x", MODEL) == there

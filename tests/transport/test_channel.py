@@ -67,12 +67,12 @@ def test_the_channel_closes_a_while_after_the_last_request_and_opens_again() -> 
         await cluster.add(REPLICA)
         slots = Slots()
         link, handle = opened(cluster, slots=slots)
-        assert not link.is_open
+        assert link.connection is None
         await answer(link, "a", 3)
         await answer(link, "b", 3)
-        assert link.is_open
-        assert not link.is_busy
-        waited_s = await until(lambda: not link.is_open, SOON_S, "the channel closed")
+        assert link.connection is not None
+        assert not link.requests
+        waited_s = await until(lambda: link.connection is None, SOON_S, "the channel closed")
         assert waited_s > 0.5 * channel.IDLE_CLOSE_S
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "nothing held on the replica")
         await until(lambda: not known(cluster[REPLICA]), SOON_S, "nothing known there")
@@ -90,7 +90,7 @@ def test_a_request_keeps_the_channel_open_however_long_it_takes() -> None:
         async with link.run(asked("a", LONG), nothing) as stream:
             await stream.next()
             await asyncio.sleep(3 * channel.IDLE_CLOSE_S)  # nothing to wait for: that nothing happens is the point
-            assert link.is_open
+            assert link.connection is not None
             await stream.next()
         assert [method for method, _ in handle.calls] == ["open_wire", "hold"]
 
@@ -103,7 +103,7 @@ def test_a_channel_reopened_while_its_old_one_still_closes_misses_nothing() -> N
         link, handle = opened(cluster)
         await answer(link, "a", 3)
         handle.turns = lambda method: 30  # the news that the old stream is closed is long on its way
-        await until(lambda: not link.is_open, SOON_S, "the channel closed")
+        await until(lambda: link.connection is None, SOON_S, "the channel closed")
         handle.turns = lambda method: 1
         assert text(await answer(link, "b", 20)) == said("b", 20)
 
@@ -163,6 +163,6 @@ def test_a_replica_that_leaves_while_it_is_attached_to_fails_the_attach_at_once(
         link.retire()
         with pytest.raises(EngineFailed, match="has left"):
             await asyncio.wait_for(request, SOON_S)
-        assert not link.is_open
+        assert link.connection is None
 
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})

@@ -40,7 +40,7 @@ def test_a_lost_channel_fails_every_request_on_it_after_the_frames_that_arrived(
         await asyncio.sleep(0.02)  # some tokens
         getattr(cluster, loss)(REPLICA)
         assert all(await asyncio.wait_for(asyncio.gather(*requests), SOON_S))
-        assert not link.is_open
+        assert link.connection is None
         if loss == "break_channels":
             assert await until(lambda: not cluster[REPLICA].work, SOON_S, "the engine aborted them") < 1.0
             assert text(await answer(link, "again", 4)) == said("again", 4)
@@ -55,7 +55,7 @@ def test_an_attach_that_is_never_answered_fails_in_time_and_leaves_nothing_behin
         link, handle = opened(cluster)
         told = await asyncio.gather(*(answer(link, f"p{n}", 3) for n in range(5)), return_exceptions=True)
         assert [type(error) for error in told] == [EngineUnreachable] * 5
-        assert not link.is_open
+        assert link.connection is None
         assert [method for method, _ in handle.calls] == ["open_wire"]
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "the call cancelled")
         cluster[REPLICA].mute = False
@@ -114,12 +114,12 @@ def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() 
         link, _ = opened(cluster)
         requests = [asyncio.create_task(answer(link, "a", 3)) for _ in range(3)]
         await turns(10)
-        assert link.is_busy
+        assert link.requests
         for request in requests:
             request.cancel()
         assert {type(e) for e in await asyncio.gather(*requests, return_exceptions=True)} == {asyncio.CancelledError}
-        assert not link.is_busy
-        await until(lambda: not link.is_open, SOON_S, "the channel closed")
+        assert not link.requests
+        await until(lambda: link.connection is None, SOON_S, "the channel closed")
 
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
 
@@ -177,8 +177,8 @@ def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> No
         async with link.run(asked("slow", LONG), nothing) as stream:
             frames = await stream.next()
             cluster.break_channels(REPLICA)
-            await until(lambda: not link.is_open, SOON_S, "the break seen")
-            assert not link.is_busy  # nor may its reader hold up a drain
+            await until(lambda: link.connection is None, SOON_S, "the break seen")
+            assert not link.requests  # nor may its reader hold up a drain
             await answer(link, "quick", 30)  # over the next channel, while the one that lost frames has not looked yet
             with contextlib.suppress(EngineFailed):
                 while frames[-1].usage is None:
@@ -218,13 +218,13 @@ def test_what_a_dropped_channel_still_brings_is_for_nobody(monkeypatch: pytest.M
         with pytest.raises(EngineUnreachable):
             await asyncio.wait_for(first, SOON_S)
         arrived[0](batch_encoder.encode(Batch([], 7)))  # it came in the turn in which the channel was dropped
-        assert (slots.told, link.is_open) == ([], False)
+        assert (slots.told, link.connection) == ([], None)
 
     run(scenario)
 
 
 def test_frames_that_come_after_a_failure_are_dropped() -> None:
-    stream = ResponseStream(UnreadBytes(), nothing)
+    stream = ResponseStream(UnreadBytes(), nothing, nothing)
     assert stream.push(Frame(1, b"a", 200, "sse"))
     stream.fail(EngineFailed("first"))
     stream.fail(EngineFailed("second"))

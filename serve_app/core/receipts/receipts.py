@@ -97,9 +97,6 @@ class Receipts:
     """The latest receipts by request id or client id. Every method is O(1)."""
 
     def __init__(self, limit: int = MAX_RECEIPTS) -> None:
-        """ValueError: `limit` is below 1."""
-        if limit < 1:
-            raise ValueError(f"limit is {limit}")
         self._limit = limit
         self.kept: OrderedDict[str, Receipt] = OrderedDict()
         self.by_client: dict[str, Receipt] = {}  # the latest receipt by client id

@@ -19,7 +19,7 @@ from serve_app.engine.simulated.scheduler import Sequence, SequenceState, Simula
 from serve_app.engine.simulated.text import WordTokenizer, Writer, embedding, embedding_document
 from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import FINISH_STOP, EngineInfo, EngineLoad, Piece, Submit, TokenUsage
+from serve_app.transport import FINISH_STOP, EngineInfo, EngineLoad, Frame, Submit, TokenUsage
 from serve_app.types import Operation
 
 DEFAULT_MAX_MODEL_LEN = 8192  # tokens; as the built-in model `tiny`
@@ -97,7 +97,7 @@ class SimulatedEngine:
             kv_cache_bytes=kv_tokens * KV_BYTES_PER_TOKEN,
         )
 
-    def run(self, submit: Submit) -> AsyncGenerator[Piece, None]:
+    def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         """Run one request; see `EngineBackend.run`.
 
         Raises:
@@ -105,9 +105,9 @@ class SimulatedEngine:
         """
         self._require_running()
         try:
-            return self._pieces(submit)
+            return self._frames(submit)
         except BadRequest as error:
-            return self._answer(error.body(), error.status)
+            return self._answer(submit, error.body(), error.status)
 
     def load(self) -> EngineLoad:
         """The load after the last step."""
@@ -166,16 +166,15 @@ class SimulatedEngine:
             request.error = EngineFailed(f"the simulated engine stopped: {cause or 'it was shut down'}")
             request.progress.set()
 
-    def _pieces(self, submit: Submit) -> AsyncGenerator[Piece, None]:
-        """The pieces of a request; raises BadRequest if its body is invalid."""
+    def _frames(self, submit: Submit) -> AsyncGenerator[Frame, None]:
+        """The frames of a request; raises BadRequest if its body is invalid."""
         operation, body = submit.operation, submit.body
         if operation is Operation.TOKENIZE:
             ids = self._tokenizer.encode(requests.parse_tokenize(body))
-            return self._answer(
-                {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids, "token_strs": None}
-            )
+            found = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids, "token_strs": None}
+            return self._answer(submit, found)
         if operation is Operation.DETOKENIZE:
-            return self._answer({"prompt": self._tokenizer.decode(requests.parse_detokenize(body))})
+            return self._answer(submit, {"prompt": self._tokenizer.decode(requests.parse_detokenize(body))})
         embeds = self.settings.task == "embed"
         if operation is Operation.RESPONSES or embeds is not (operation is Operation.EMBEDDING):
             raise BadRequest(f"{self.settings.name} does not answer {operation.value} requests", param="model")
@@ -187,8 +186,8 @@ class SimulatedEngine:
         writer = Writer(operation, submit.request_id, self.settings.name, created, stream=generation.stream)
         return (self._stream if generation.stream else self._generate)(submit, generation, writer)
 
-    async def _stream(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Piece, None]:
-        """One piece per choice and wake-up, with the tokens made since the last one."""
+    async def _stream(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
+        """One frame per choice and wake-up, with the tokens made since the last one."""
         sent = [0] * len(generation.choices)
         status, media = 200, "sse"
         open_choices = len(sent)
@@ -204,23 +203,25 @@ class SimulatedEngine:
                     open_choices -= stop == choice.max_tokens
                     if not open_choices:
                         body += writer.end(generation.usage if generation.include_usage else None)
-                    yield Piece(body, status, media, [group], None if open_choices else _usage(generation))
+                    usage = None if open_choices else _usage(generation)
+                    yield Frame(submit.number, body, status, media, [group], 1, usage)
                     status, media = 0, ""
 
-    async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Piece, None]:
+    async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
         await self._finish(submit, generation.sizes)
         document, groups = writer.document(generation.choices, generation.usage)
-        yield Piece(document, 200, "json", groups, _usage(generation))
+        yield Frame(submit.number, document, 200, "json", groups, 1, _usage(generation))
 
-    async def _embed(self, submit: Submit, inputs: Prompts, packed: bool) -> AsyncGenerator[Piece, None]:
+    async def _embed(self, submit: Submit, inputs: Prompts, packed: bool) -> AsyncGenerator[Frame, None]:
         await self._finish(submit, [(tokens, 0) for _, tokens in inputs])
         vectors = [embedding(self.settings.simulated.seed, text) for text, _ in inputs]
         tokens = sum(tokens for _, tokens in inputs)
         document = embedding_document(self.settings.name, vectors, tokens, packed=packed)
-        yield Piece(document, 200, "json", usage=TokenUsage(tokens, 0, 0, FINISH_STOP))
+        usage = TokenUsage(tokens, 0, 0, FINISH_STOP)
+        yield Frame(submit.number, document, 200, "json", events=1, usage=usage)
 
-    async def _answer(self, value: object, status: int = 200) -> AsyncGenerator[Piece, None]:
-        yield Piece(json.dumps(value).encode(), status, "json", usage=TokenUsage())
+    async def _answer(self, submit: Submit, value: object, status: int = 200) -> AsyncGenerator[Frame, None]:
+        yield Frame(submit.number, json.dumps(value).encode(), status, "json", events=1, usage=TokenUsage())
 
     async def _finish(self, submit: Submit, sizes: Iterable[tuple[int, int]]) -> None:
         with self._admitted(submit, sizes) as request:

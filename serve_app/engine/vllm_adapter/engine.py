@@ -24,7 +24,6 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
-from serve_app.core.grammar_bounds import too_complex
 from serve_app.engine import environment
 from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
 from serve_app.engine.grammar_compiler import Compiler
@@ -37,7 +36,7 @@ from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM, recorder_of_request
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import EngineInfo, EngineLoad, Piece, Submit
+from serve_app.transport import EngineInfo, EngineLoad, Frame, Submit
 
 PROBE_TIMEOUT_S = 2.0  # a round trip to an idle EngineCore takes 1 ms; a busy one answers between two steps
 KILLED_S = 1.0  # only the kernel remains to wait for
@@ -97,48 +96,46 @@ class VllmEngine:
             kv_block_tokens=cache.block_size,
         )
 
-    async def run(self, submit: Submit) -> AsyncGenerator[Piece, None]:
+    async def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         """See `EngineBackend.run`."""
         if not self.alive:
             raise EngineUnreachable("the engine is dead")
-        recorder = TokenRecorder(_choices(submit), FATAL, submit.cache_salt or "")
+        n = submit.body.get("n")
+        recorder = TokenRecorder(n if isinstance(n, int) and n > 0 else 1, FATAL, submit.cache_salt or "")
         recorder_of_request.set(recorder)
         try:
             answer = await serving.answer(self._running(), self._state, submit)
         except EngineDeadError as error:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:
-            yield serving.refusal(serving.validation_error(error))
+            yield serving.refusal(serving.validation_error(error), submit)
             return
         except Exception as error:
             if recorder.failure is not None:
                 raise EngineFailed(f"the engine died: {error}") from error
-            refusal = _refused(recorder, submit)
-            yield refusal or serving.refusal(serving.error_response(error, submit))
+            yield serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
             return
         if isinstance(answer, ErrorResponse):
-            yield _refused(recorder, submit) or serving.refusal(answer)
+            yield serving.refused(recorder, submit) or serving.refusal(answer, submit)
             return
-        if isinstance(answer, BaseModel):
-            body = answer.model_dump_json(by_alias=True).encode()
-            yield Piece(body=body, status=200, media="json", groups=recorder.take_groups(), usage=recorder.usage())
-            return
-        if isinstance(answer, bytes):
-            yield Piece(body=answer, status=200, media="json", usage=recorder.usage())
+        number = submit.number
+        if isinstance(answer, BaseModel | bytes):
+            body = answer if isinstance(answer, bytes) else answer.model_dump_json(by_alias=True).encode()
+            yield Frame(number, body, 200, "json", recorder.take_groups(), 1, recorder.usage())
             return
         status, media = 200, "sse"
         try:
             async for text in answer:
                 if recorder.failure is not None:
                     raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
-                if status and (refusal := _refused(recorder, submit)) is not None:
+                if status and (refusal := serving.refused(recorder, submit)) is not None:
                     yield refusal
                     return
-                yield Piece(body=text.encode(), status=status, media=media, groups=recorder.take_groups())
+                yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1)
                 status, media = 0, ""
         finally:
             await answer.aclose()
-        yield Piece(body=b"", groups=recorder.take_groups(), usage=recorder.usage())
+        yield Frame(number, b"", groups=recorder.take_groups(), usage=recorder.usage())
 
     def load(self) -> EngineLoad:
         """See `EngineBackend.load`."""
@@ -220,15 +217,3 @@ def _executor_class(config: VllmConfig, settings: ModelSettings) -> type[Executo
     from serve_app.engine.vllm_adapter.staged_executor import ray_executor_class
 
     return ray_executor_class(config, staged=one_bundle_per_stage(settings, environment.platform()))
-
-
-def _refused(recorder: TokenRecorder, submit: Submit) -> Piece | None:
-    """Our refusal of the request's grammar, in place of vLLM's error; None: the grammar was not refused."""
-    if recorder.refused is None and recorder.finish_reason == "error" and serving.grammar_field(submit):
-        recorder.refused = too_complex("its masks take more CPU than the tokens of the answer may")
-    return None if recorder.refused is None else serving.refused(recorder.refused, submit)
-
-
-def _choices(submit: Submit) -> int:
-    n = submit.body.get("n")
-    return n if isinstance(n, int) and n > 0 else 1

@@ -40,7 +40,7 @@ class RecordedLLM(AsyncLLM):
     def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[PoolingRequestOutput, None]:
         outputs = super().encode(*args, **kwargs)
         recorder = recorder_of_request.get()
-        return outputs if recorder is None else recorder.record_pooling(outputs)
+        return outputs if recorder is None else recorder.record(outputs, pooling=True)
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         await self.check_grammar(getattr(params, "structured_outputs", None))

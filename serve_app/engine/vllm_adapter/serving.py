@@ -27,18 +27,21 @@ from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, Tokenize
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from serve_app.engine.openai_errors import error_body
+from serve_app.core.grammar_bounds import too_complex
+from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.trusted_models import trusted
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
-from serve_app.errors import ServeAppError
+from serve_app.errors import NotFound
 from serve_app.settings import ModelSettings
-from serve_app.transport import Piece, Submit, TokenUsage
+from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Operation
 
 logger = logging.getLogger("ray.serve")
 
 # Fields that become a grammar; vLLM passes errors of the grammar's builder through unchanged.
 GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text")
+
+TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
 _TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
 
@@ -128,11 +131,20 @@ async def _responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator
         await events.aclose()
 
 
-def refusal(error: ErrorResponse) -> Piece:
-    said, status = error.error, error.error.code
-    return Piece(
-        body=error_body(said.message, status, said.type, said.param), status=status, media="json", usage=TokenUsage()
-    )
+def refusal(error: ErrorResponse, submit: Submit) -> Frame:
+    """vLLM's error in OpenAI's format: vLLM puts the HTTP status where OpenAI has a machine-readable code or null."""
+    said, status, code = error.error, error.error.code, None
+    if status == NotFound.status:
+        code = "model_not_found"
+    elif TOO_LONG in said.message:
+        code = "context_length_exceeded"
+    kind = "invalid_request_error" if status < 500 else said.type
+    body = {"error": {"message": said.message, "type": kind, "param": said.param, "code": code}}
+    return _last_frame(submit, status, body)
+
+
+def _last_frame(submit: Submit, status: int, body: dict[str, Any]) -> Frame:
+    return Frame(submit.number, msgspec.json.encode(body), status, "json", events=1, usage=TokenUsage())
 
 
 def grammar_field(submit: Submit) -> str | None:
@@ -140,10 +152,16 @@ def grammar_field(submit: Submit) -> str | None:
     return next((name for name in GRAMMAR_FIELDS if submit.body.get(name)), None)
 
 
-def refused(error: ServeAppError, submit: Submit) -> Piece:
-    """The response to a request whose grammar we refused inside vLLM; `param` names the field."""
+def refused(recorder: TokenRecorder, submit: Submit) -> Frame | None:
+    """Our refusal of the request's grammar, in place of vLLM's error, with its field in `param`; None: the grammar was
+    not refused."""
+    if recorder.refused is None and recorder.finish_reason == "error" and grammar_field(submit):
+        recorder.refused = too_complex("its masks take more CPU than the tokens of the answer may")
+    error = recorder.refused
+    if error is None:
+        return None
     error.param = error.param or grammar_field(submit)
-    return Piece(body=msgspec.json.encode(error.body()), status=error.status, media="json", usage=TokenUsage())
+    return _last_frame(submit, error.status, error.body())
 
 
 def error_response(error: Exception, submit: Submit) -> ErrorResponse:

@@ -260,8 +260,3 @@ def test_memory_stays_where_it_is_once_full() -> None:
     finally:
         tracemalloc.stop()
     assert second - first < 20_000
-
-
-def test_a_bound_is_one_at_least() -> None:
-    with pytest.raises(ValueError, match="limit"):
-        Receipts(0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,13 +118,6 @@ def test_a_stricter_level_is_never_met_where_a_looser_one_is_missed(
     if strict in (SloVerdict.MET, SloVerdict.CLIENT_LEFT):
         assert loose is strict
     assert (strict is SloVerdict.MET) <= (outcome is OK)
-
-
-@pytest.mark.parametrize("bound_s", [0.0, -1.0, math.nan])
-def test_a_level_is_above_zero(bound_s: float) -> None:
-    for wrong in ({"ttft_s": bound_s}, {"itl_s": bound_s}):
-        with pytest.raises(ValueError, match="service level"):
-            ServiceLevel(**wrong)
 
 
 def test_a_pace_is_the_first_the_last_and_the_longest_gap() -> None:
