@@ -204,7 +204,7 @@ class Router:
         if not self._flushing:
             self._flushing = True
             self.clock.after(0.0, self._flush)
-        due = self.line.next_due()
+        due = self.line.pending.next_due()
         if due is not None and (self._due_s is None or due < self._due_s):
             self._due_s = due
             self.clock.after(max(0.0, due - self.clock.now), self._tick)

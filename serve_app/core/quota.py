@@ -30,7 +30,6 @@ from serve_app.core.memory import (
     CheckpointKey,
     CheckpointValue,
     Device,
-    EngineEntry,
     EngineGrants,
     EngineReply,
     EngineReport,
@@ -120,7 +119,7 @@ class Quota:
         if report.owner in self.ledger:  # stored without what changes every second
             holds = self.ledger.lease(report.owner).holds
             lasting = replace(report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="")
-            self.checkpoint.put((EntryKind.ENGINE, report.owner), EngineEntry(lasting))
+            self.checkpoint.put((EntryKind.ENGINE, report.owner), lasting)
             self._open_slots(report, now)
         return reply
 
@@ -140,7 +139,7 @@ class Quota:
         actor started. Engines with several ranks are left out: their ranks are Ray processes unknown to the engine that
         outlive it by a moment, so only the time to live ends them."""
         entries = (self.checkpoint.get((EntryKind.ENGINE, name)) for name in self._unreported)
-        found = {entry.report.owner: entry.report for entry in entries if isinstance(entry, EngineEntry)}
+        found = {entry.owner: entry for entry in entries if isinstance(entry, EngineReport)}
         found |= {told.owner: told for told in self.grants.silent(now - SILENT_S)}
         return [told for told in found.values() if told.processes and len(told.ranks) == 1]
 
@@ -152,7 +151,7 @@ class Quota:
         elif owner in self.ledger:
             if self.ledger.lease(owner).phase is not Phase.ENDING:
                 return  # it has reported since
-            self.ledger.memory_gone(owner)
+            self.ledger.end(owner)
         self.checkpoint.forget((EntryKind.ENGINE, owner))
 
     def ending_engines(self) -> dict[str, EngineReport | None]:
@@ -161,7 +160,7 @@ class Quota:
         for lease in self.ledger.leases(LeaseKind.ENGINE):
             if lease.phase is Phase.ENDING:
                 entry = self.checkpoint.get((EntryKind.ENGINE, lease.lease_id))
-                found[lease.lease_id] = entry.report if isinstance(entry, EngineEntry) else None
+                found[lease.lease_id] = entry if isinstance(entry, EngineReport) else None
         return found
 
     # Routers
@@ -173,11 +172,11 @@ class Quota:
         self.ledger.join(message.router, OWNER_TTL_S, now)
         if not isinstance(self.checkpoint.get((EntryKind.ROUTER, message.router)), RouterEntry):
             self.checkpoint.put((EntryKind.ROUTER, message.router), RouterEntry())
-        self.queue.set_closed_engines(self._closed_engines(message.router))  # its first event reports its accounts
+        self.queue.closed_engines = self._closed_engines(message.router)  # its first event reports its accounts
         try:
             reply = self.queue.on_exchange(message, now)
         except Exception:
-            self.queue.set_closed_engines(self._closed_engines())
+            self.queue.closed_engines = self._closed_engines()
             raise
         self._unreported.discard(message.router)
         return reply
@@ -194,7 +193,7 @@ class Quota:
     def on_open_session(self, ask: SessionRequest, now: float) -> Session | None:
         """Open a session; None: it waits. Raises as `SessionAdmission.open_session`, and Unavailable during recovery:
         routers may hold the same tokens."""
-        if self.recovering and self.sessions.get(ask.session_id) is None:
+        if self.recovering and ask.session_id not in self.sessions.by_session_id:
             left_s = max(0.0, self._recovers_until - now)
             raise Unavailable("the ledger is being rebuilt", code=RECOVERING, retry_after_s=left_s)
         return self.queue.open_session(ask, now)
@@ -230,7 +229,7 @@ class Quota:
             self.checkpoint.forget((EntryKind.ROUTER, name))
         if not self._restored:
             return
-        self.queue.set_closed_engines(self._closed_engines())
+        self.queue.closed_engines = self._closed_engines()
         if not self.recovering:
             self.relocation.step(now)
         self.queue.sync_engines(self.grants.owners(), now)
@@ -260,25 +259,22 @@ class Quota:
         """Restore the checkpoint; entries that do not fit are gone with their nodes, or taken by an engine."""
         self._recovers_until = now + RECOVERY_S  # no message could be processed before
         order = list(EntryKind)
-        for key, value in sorted(self.checkpoint, key=lambda entry: order.index(entry[0][0])):
+        for (kind, name), value in sorted(self.checkpoint, key=lambda entry: order.index(entry[0][0])):
             try:
-                self._restore_entry(*key, value, now)
+                match value:
+                    case EngineReport():
+                        self.grants.report(value, now, unreported=self._unreported)
+                        self.ledger.join(name, LOADING_TTL_S, now)
+                        self._open_slots(value, now)
+                    case Reservation():
+                        self.grants.reservations.restore(value, now, RECOVERY_S + RESERVATION_TTL_S)
+                    case SessionEntry():
+                        self.sessions.restore(value, now)
+                    case _ if kind is EntryKind.ROUTER:
+                        self.ledger.join(name, RECOVERY_S, now)
             except (LeaseNotFound, LeaseConflict, InsufficientMemory):
-                self.checkpoint.forget(key)
-                self._unreported.discard(key[1])  # recovery does not wait for it
-
-    def _restore_entry(self, kind: EntryKind, name: str, value: CheckpointValue, now: float) -> None:
-        match value:
-            case EngineEntry(report):
-                self.grants.report(report, now, unreported=self._unreported)
-                self.ledger.join(name, LOADING_TTL_S, now)
-                self._open_slots(report, now)
-            case Reservation():
-                self.grants.reservations.restore(value, now, RECOVERY_S + RESERVATION_TTL_S)
-            case SessionEntry():
-                self.sessions.restore(value, now)
-            case _ if kind is EntryKind.ROUTER:
-                self.ledger.join(name, RECOVERY_S, now)
+                self.checkpoint.forget((kind, name))
+                self._unreported.discard(name)  # recovery does not wait for it
 
     def _unreadable(self) -> list[CheckpointKey]:
         """The checkpoint keys of engines without a report whose entries could not be read."""

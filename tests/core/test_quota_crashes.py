@@ -106,7 +106,7 @@ def test_a_standstill_of_the_actor_is_nobodys_silence() -> None:
     shell.quota.on_tick(shell.now)
     assert shell.quota.ledger.lease("e").phase is Phase.COMMITTED
     assert shell.quota.ledger.knows("r")
-    assert shell.quota.sessions.view("s").tokens == 10
+    assert shell.quota.sessions.view("s").request.tokens == 10
     shell.wait(6.0, told)
     assert not shell.quota.ledger.knows("r"), "silence after it counts as ever"
     assert shell.quota.sessions.all() == []

@@ -328,7 +328,7 @@ async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
     def rest() -> bool:
         if not actor.up or actor.core.recovering or actor.core.queue.granting.requests.by_ticket:
             return False
-        if any(one.shared.core.in_flight.running or one.shared.core.waiting(MODEL) for one in callers):
+        if any(one.shared.core.in_flight.running or one.shared.core.pending.counts[MODEL] for one in callers):
             return False
         for engine in actor.slots:
             credit = [one.credit(engine) for one in callers]

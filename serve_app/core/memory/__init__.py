@@ -10,22 +10,13 @@ from serve_app.core.memory.checkpoint import (
     CheckpointChanges,
     CheckpointKey,
     CheckpointValue,
-    EngineEntry,
     EntryKind,
     RouterEntry,
 )
 from serve_app.core.memory.defrag_steps import Relocation
 from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
-from serve_app.core.memory.leases import (
-    GROWTH_SHARE,
-    Device,
-    Hold,
-    Lease,
-    LeaseKind,
-    Phase,
-    slots_of,
-)
-from serve_app.core.memory.ledger import Ledger
+from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase, slots_of
+from serve_app.core.memory.ledger import GROWTH_SHARE, Ledger
 from serve_app.core.memory.reports import FENCE_S, LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Process, Rank
 from serve_app.core.memory.reservations import RESERVATION_TTL_S, Reservation
 from serve_app.core.memory.sessions import (
@@ -55,7 +46,6 @@ __all__ = [
     "CheckpointKey",
     "CheckpointValue",
     "Device",
-    "EngineEntry",
     "EngineGrants",
     "EngineReply",
     "EngineReport",

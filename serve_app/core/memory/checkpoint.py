@@ -13,8 +13,6 @@ import enum
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from serve_app.core.memory.reports import EngineReport
-
 
 class EntryKind(enum.StrEnum):
     """Kind of a checkpoint entry, the first part of its key; in the order in which entries are restored."""
@@ -26,13 +24,6 @@ class EntryKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineEntry:
-    """An engine in the checkpoint: its last report, with its grant in `holds`."""
-
-    report: EngineReport
-
-
-@dataclass(frozen=True, slots=True)
 class RouterEntry:
     """A router in the checkpoint: the engines on which it may have an account. An engine is added before the router is
     informed of the account; ended engines are removed."""
@@ -40,7 +31,9 @@ class RouterEntry:
     engines: frozenset[str] = frozenset()
 
 
-CheckpointValue = object  # an entry of these, a SessionEntry, a Reservation; None: unreadable, only the key is known
+# An engine's last EngineReport, with its grant in `holds`; a RouterEntry, a SessionEntry, a Reservation; None:
+# unreadable, only the key is known
+CheckpointValue = object
 CheckpointKey = tuple[EntryKind, str]
 CheckpointChanges = dict[CheckpointKey, tuple[bool, CheckpointValue]]  # to store (True) or to delete (False)
 
