@@ -79,10 +79,7 @@ class Workload:
         single = sorted(by_ranks.pop(1, {}).items())
         self._amounts = [amount for amount, _ in single]
         # Sum of the weights of the first 0, 1, 2, ... amounts.
-        self._cumulative_weights = [
-            0.0,
-            *accumulate(weight for _, weight in single),
-        ]
+        self._cumulative_weights = list(accumulate((weight for _, weight in single), initial=0.0))
         self._groups = [(ranks, *one) for ranks, amounts in by_ranks.items() for one in amounts.items()]
 
     def __bool__(self) -> bool:
@@ -112,15 +109,18 @@ class PlacementPolicy:
     def __init__(self) -> None:
         self.workload = Workload({})
         self._counts: dict[Demand, float] = {}
-        self._demand_count = 0.0
         self._relearn_at = 1.0
 
     def observe(self, demand: Demand) -> None:
         """Learn the workload from all earlier demands if enough of them are new, then count this demand."""
-        if self._demand_count >= self._relearn_at:
-            self._learn()
+        count = sum(self._counts.values())
+        if count >= self._relearn_at:
+            if count >= MEMORY_DEMANDS:
+                self._counts = {old: had / 2 for old, had in self._counts.items() if had >= 1.0}
+                count = sum(self._counts.values())
+            self._relearn_at = min(count * RELEARN_GROWTH, MEMORY_DEMANDS)
+            self.workload = Workload(self._counts)
         self._counts[demand] = self._counts.get(demand, 0.0) + 1.0
-        self._demand_count += 1.0
 
     def choose(self, free: FreeBytes, ranks: int, amount: int) -> ScoredDevices | None:
         """The best devices of a node for `ranks` ranks of `amount` bytes; None: they do not fit there.
@@ -145,13 +145,6 @@ class PlacementPolicy:
         for index in devices:
             after[index] -= amount
         return self.workload.usable(free) - self.workload.usable(after) - len(devices) * amount
-
-    def _learn(self) -> None:
-        if self._demand_count >= MEMORY_DEMANDS:
-            self._counts = {demand: count / 2 for demand, count in self._counts.items() if count >= 1.0}
-            self._demand_count = sum(self._counts.values())
-        self._relearn_at = min(self._demand_count * RELEARN_GROWTH, MEMORY_DEMANDS)
-        self.workload = Workload(self._counts)
 
 
 def tightest_fit(free: FreeBytes, ranks: int, amount: int) -> tuple[int, ...] | None:

@@ -28,7 +28,6 @@ from serve_app.core.memory import (
     Checkpoint,
     CheckpointChanges,
     CheckpointKey,
-    CheckpointValue,
     Device,
     EngineGrants,
     EngineReply,
@@ -40,7 +39,6 @@ from serve_app.core.memory import (
     Phase,
     Relocation,
     Reservation,
-    RouterEntry,
     Session,
     SessionEntry,
     SessionLeases,
@@ -67,7 +65,7 @@ class Quota:
         now: seconds of the host's monotonic clock.
     """
 
-    def __init__(self, epoch: int, checkpoint: dict[CheckpointKey, CheckpointValue], now: float) -> None:
+    def __init__(self, epoch: int, checkpoint: dict[CheckpointKey, object], now: float) -> None:
         self.epoch = epoch
         self.ledger = Ledger()
         self.checkpoint = Checkpoint(checkpoint)
@@ -170,8 +168,8 @@ class Quota:
         if not self._restored or self.queue.actor_sessions.is_stale(message):
             return self.queue.actor_sessions.stale_reply(message)
         self.ledger.join(message.router, OWNER_TTL_S, now)
-        if not isinstance(self.checkpoint.get((EntryKind.ROUTER, message.router)), RouterEntry):
-            self.checkpoint.put((EntryKind.ROUTER, message.router), RouterEntry())
+        if self.checkpoint.get((EntryKind.ROUTER, message.router)) is None:
+            self.checkpoint.put((EntryKind.ROUTER, message.router), frozenset())
         self.queue.closed_engines = self._closed_engines(message.router)  # its first event reports its accounts
         try:
             reply = self.queue.on_exchange(message, now)
@@ -248,12 +246,14 @@ class Quota:
         return self.checkpoint.changes()
 
     def _collect_accounts(self) -> None:
-        """Add opened accounts to the checkpoint."""
-        for router, engine in self.queue.take_opened_accounts():
+        """Add accounts opened since the last call, those of sessions included, to the checkpoint."""
+        opened, self.queue.accounts.opened = self.queue.accounts.opened, set()
+        for router, pool in opened:
+            engine = self.sessions.by_lease[pool].engine if pool in self.sessions.by_lease else pool
             known = self.checkpoint.get((EntryKind.ROUTER, router))
-            if isinstance(known, RouterEntry) and engine not in known.engines:
-                there = frozenset(name for name in (*known.engines, engine) if name in self.ledger)
-                self.checkpoint.put((EntryKind.ROUTER, router), RouterEntry(there))
+            if isinstance(known, frozenset) and engine not in known:
+                there = frozenset(name for name in (*known, engine) if name in self.ledger)
+                self.checkpoint.put((EntryKind.ROUTER, router), there)
 
     def _restore(self, now: float) -> None:
         """Restore the checkpoint; entries that do not fit are gone with their nodes, or taken by an engine."""
@@ -287,7 +287,7 @@ class Quota:
         for name in self._unreported - {speaker}:
             if (EntryKind.ROUTER, name) in self.checkpoint:
                 entry = self.checkpoint.get((EntryKind.ROUTER, name))
-                found.update(entry.engines if isinstance(entry, RouterEntry) else self.grants.owners())
+                found.update(entry if isinstance(entry, frozenset) else self.grants.owners())
         return frozenset(found)
 
     def _on_leases_ended(self, ended: list[Lease], now: float) -> None:

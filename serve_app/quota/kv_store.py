@@ -15,16 +15,7 @@ from typing import Any
 
 from ray.experimental import internal_kv
 
-from serve_app.core.memory import (
-    CheckpointKey,
-    CheckpointValue,
-    Device,
-    EngineReport,
-    EntryKind,
-    Reservation,
-    RouterEntry,
-    SessionEntry,
-)
+from serve_app.core.memory import CheckpointKey, Device, EngineReport, EntryKind, Reservation, SessionEntry
 from serve_app.settings import QuotaSettings
 
 NAMESPACE = b"serve_app"
@@ -41,7 +32,7 @@ VALUE_TYPES: dict[str, Any] = {  # type of the value, by the first part of its n
     EPOCH: int,
     INVENTORY: QuotaSettings,
     EntryKind.ENGINE: EngineReport,
-    EntryKind.ROUTER: RouterEntry | None,
+    EntryKind.ROUTER: frozenset | None,
     EntryKind.SESSION: SessionEntry,
     EntryKind.RESERVATION: Reservation,
 }
@@ -108,7 +99,7 @@ def is_readable(name: str, value: Any) -> bool:
     return kind in VALUE_TYPES and isinstance(value, VALUE_TYPES[kind])
 
 
-def checkpoint_entries(stored: dict[str, Any]) -> Iterator[tuple[CheckpointKey, CheckpointValue]]:
+def checkpoint_entries(stored: dict[str, Any]) -> Iterator[tuple[CheckpointKey, object]]:
     """The checkpoint's entries. An unreadable entry of an engine or router is None: only its existence is known."""
     for name, value in stored.items():
         kind, _, rest = name.partition(":")

@@ -9,7 +9,6 @@ import pytest
 from serve_app.core.memory import (
     OWNER_TTL_S,
     CheckpointKey,
-    CheckpointValue,
     Device,
     EngineReply,
     EngineReport,
@@ -37,7 +36,7 @@ class Shell:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.stored: dict[CheckpointKey, CheckpointValue] = {}
+        self.stored: dict[CheckpointKey, object] = {}
         self.lines: dict[str, RouterQueue] = {}
         self.seq = 0
         self.quota = Quota(1, {}, self.now)

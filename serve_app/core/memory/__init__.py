@@ -5,14 +5,7 @@ In: engine reports, requests for starts and sessions. Out: leases, replies, rese
 Never: grants more than a device has; the leases of a device never exceed its bytes.
 """
 
-from serve_app.core.memory.checkpoint import (
-    Checkpoint,
-    CheckpointChanges,
-    CheckpointKey,
-    CheckpointValue,
-    EntryKind,
-    RouterEntry,
-)
+from serve_app.core.memory.checkpoint import Checkpoint, CheckpointChanges, CheckpointKey, EntryKind
 from serve_app.core.memory.defrag_steps import Relocation
 from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase, slots_of
@@ -44,7 +37,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointChanges",
     "CheckpointKey",
-    "CheckpointValue",
     "Device",
     "EngineGrants",
     "EngineReply",
@@ -59,7 +51,6 @@ __all__ = [
     "Rank",
     "Relocation",
     "Reservation",
-    "RouterEntry",
     "Session",
     "SessionEntry",
     "SessionLeases",

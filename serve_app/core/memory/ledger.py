@@ -9,8 +9,8 @@ Rules
 - Siblings are summed, children are never counted twice: a share of a session counts in the session, not in the engine.
 - A tenth of an engine's KV pool is reserved for growth: only calls with `growth=True` may use it.
 - A lease has one owner, and an owner sends heartbeats. When they stop, its leases end; those of engines stay on their
-  devices as ENDING until the memory was observed free (`end`). A session or a reservation is its own
-  owner: the requests and the controller that use it send its heartbeats.
+  devices as ENDING until the memory was observed free (`end`). A session or a reservation is its own owner: the
+  requests and the controller that use it send its heartbeats.
 - A lease that ends also ends the leases on it.
 - A method that raises has changed nothing.
 

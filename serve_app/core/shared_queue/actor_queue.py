@@ -87,7 +87,7 @@ class ActorQueue:
             self._after_event(now, {event.model for event in events if isinstance(event, messages.Arrive)})
             booked = None
             if any(isinstance(event, messages.AccountReport) for event in events):
-                accounts = self.accounts.accounts_of(message.router)
+                accounts = self.accounts.by_router.get(message.router, {})
                 booked = tuple(Amount(engine, *had) for engine, had in accounts.items())
             return self.actor_sessions.reply(session, booked)
 
@@ -103,12 +103,6 @@ class ActorQueue:
         """The messages for the operator since the last call."""
         notes, self._notes = self._notes, []
         return notes
-
-    def take_opened_accounts(self) -> set[tuple[str, str]]:
-        """Pairs of router and engine with a new account since the last call, accounts of sessions included."""
-        opened, self.accounts.opened = self.accounts.opened, set()
-        sessions = self._sessions.by_lease
-        return {(router, sessions[pool].engine if pool in sessions else pool) for router, pool in opened}
 
     def in_use(self, engine: str) -> tuple[int, int]:
         """The queue's slots and the KV tokens in use, by the last report of each router. O(routers)."""
@@ -195,7 +189,7 @@ class ActorQueue:
         names = ("lease", "engine", "replica_id")
         unheard = {getattr(one, name, "") for one in sending.items_after(last_action) for name in names}
         goes_by = {engine: (slots, tokens) for engine, slots, tokens in accounts}
-        has = self.accounts.accounts_of(router)
+        has = self.accounts.by_router.get(router, {})
         for engine in (goes_by.keys() | has.keys()) - unheard:
             mine, its = has.get(engine, (0, 0)), goes_by.get(engine, (0, 0))
             settled = router not in self.granting.unreconciled_routers(engine)
@@ -283,7 +277,7 @@ class ActorQueue:
     def _hello(self, router: str, holds: tuple[Amount, ...], now: float) -> None:
         """A router begins an incarnation: book the accounts it reports, as far as capacity is free."""
         said = {engine for engine, _, _ in holds}
-        for engine, held in self.accounts.accounts_of(router).items():
+        for engine, held in list(self.accounts.by_router.get(router, {}).items()):
             if engine not in said:
                 self.accounts.give_back(router, engine, *held)
                 self.granting.sync(engine, now)

@@ -140,7 +140,9 @@ class Granting:
 
     def drop_router_on_engine(self, router: str, engine: str, now: float) -> None:
         """A router drops an engine: end its requests and its account there. O(requests of the router)."""
-        self.requests.end_router_on_engine(router, engine, now)
+        requests = self.requests
+        for ticket in [one for one in requests.tickets.get(router, ()) if requests.by_ticket[one].engine == engine]:
+            requests.cancel(ticket, now)
         self.kv_debt.forget(engine, router)
         self.requests.detach_from_sessions([router], self._sessions.leases_on(engine), now)
         for pool in (engine, *self._sessions.leases_on(engine)):

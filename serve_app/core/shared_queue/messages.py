@@ -158,7 +158,8 @@ class CancelKvTokenRequest(NamedTuple):
 
 
 class StatusRequest(NamedTuple):
-    """Requests the queue position of this ticket. Answered by `StatusReply` while it waits."""
+    """Requests the queue position of this ticket. Answered by a `QueueStatus` with the ticket as its id, while it
+    waits."""
 
     ticket: str
 
@@ -239,17 +240,11 @@ class Reclaim(NamedTuple):
     request_class: RequestClass
 
 
-class StatusReply(NamedTuple):
-    """Answer to `StatusRequest`; the id in `status` is the ticket."""
-
-    status: QueueStatus
-
-
 RequestEvent = Arrive | Cancel | TokenProgress | Done | KvTokenRequest | CancelKvTokenRequest | StatusRequest
 CreditEvent = CreditUsage | GiveBack | CreditRequest | AccountReport
 RouterEvent = RequestEvent | CreditEvent | Hello | ModelPolicy | EngineReachability | EngineDropped
 
-RequestAction = Grant | Refuse | Preempt | KvTokenGrant | StatusReply | SessionDraw
+RequestAction = Grant | Refuse | Preempt | KvTokenGrant | QueueStatus | SessionDraw
 CreditAction = CreditChange | CreditGrant | Reclaim
 ActorAction = RequestAction | CreditAction | Booked | EngineDropAcknowledged | SessionEntry | SessionEnded
 

@@ -35,14 +35,7 @@ from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatu
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import MAX_UNACKED_EVENTS, RouterSession
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
-from serve_app.core.shared_queue.messages import (
-    DEFAULT_POLICY,
-    ActorAction,
-    ActorReply,
-    Amount,
-    RouterMessage,
-    SessionDraw,
-)
+from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount, SessionDraw
 from serve_app.core.shared_queue.router_credit import RouterCredit
 from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests
 from serve_app.types import RequestClass
@@ -182,7 +175,7 @@ class RouterQueue:
         start_s = self.early_refusal.expected_wait_s(waiting.model, waiting.arrival)
         return QueueStatus(request_id, level, max(1, ahead), start_s)
 
-    def next_message(self, now: float, *, beat: bool = False) -> RouterMessage | None:
+    def next_message(self, now: float, *, beat: bool = False) -> messages.RouterMessage | None:
         """The next message; None: nothing to send before the next heartbeat. `beat`: a heartbeat, with usage."""
         if len(self.router_session.sending) > MAX_UNACKED_EVENTS:
             self.begin_incarnation(self.router_session.epoch, now)
@@ -222,7 +215,7 @@ class RouterQueue:
         self.alone = True
         return self._serve_alone(now, *self.pending.counts)
 
-    def on_reply(self, reply: ActorReply, sent_at: float, now: float) -> list[Action]:
+    def on_reply(self, reply: messages.ActorReply, sent_at: float, now: float) -> list[Action]:
         """Process the answer to a message sent at `sent_at`; watch messages included."""
         session = self.router_session
         if reply.epoch < session.epoch or (reply.epoch == session.epoch and reply.incarnation != session.incarnation):
@@ -290,10 +283,10 @@ class RouterQueue:
                 waiting = self.pending.take_ticket(ticket)
                 if waiting is not None:
                     return [Refuse(waiting.request_id, reason, retry_after_s)]
-            case messages.StatusReply(status):
-                waiting = self.pending.tickets.get(status.request_id)
+            case QueueStatus(ticket):
+                waiting = self.pending.tickets.get(ticket)
                 if waiting is not None:
-                    waiting.status, waiting.status_requested = replace(status, request_id=waiting.request_id), False
+                    waiting.status, waiting.status_requested = replace(action, request_id=waiting.request_id), False
             case SessionDraw(ticket):
                 waiting = self.pending.tickets.get(ticket)
                 if waiting is not None:  # without slots and tokens: the draw has ended

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from serve_app.core.memory import (
     FENCE_S,
     CheckpointKey,
-    CheckpointValue,
     Device,
     EngineReport,
     LeaseKind,
@@ -79,7 +78,7 @@ class World(WorldChecks):
         self.policy = policy or QueuePolicy(max_queued=1000, max_wait_s=60.0)
         self.ids = itertools.count(1)
         self.stamps = itertools.count(1)
-        self.stored: dict[CheckpointKey, CheckpointValue] = {}
+        self.stored: dict[CheckpointKey, object] = {}
         self.size: dict[str, tuple[int, int]] = {}
         self.reports: dict[str, EngineReport] = {}
         self.wire: list[Message] = []
