@@ -142,7 +142,7 @@ class StartPlacer:
 
     def _ensure_thread(self) -> None:
         """Run a thread that calls the actor while there are requests; the thread ends by itself."""
-        if (self._thread is None or not self._thread.is_alive()) and self._book.has_requests(self._clock()):
+        if (self._thread is None or not self._thread.is_alive()) and self._book.requests(self._clock()):
             self._thread = threading.Thread(target=self._run, name="engine starts", daemon=True)
             self._thread.start()
 

@@ -124,19 +124,13 @@ class StartBook:
 
     # The thread
 
-    def has_requests(self, now: float) -> bool:
-        """Whether there are requests to send: not if the controller has no starts, or no longer ticks."""
+    def requests(self, now: float) -> dict[str, StartsRequest]:
+        """The requests, by deployment; their answers hold for the present targets. There are none if the controller has
+        no starts, or no longer ticks."""
         with self._lock:
             if now - self._ticked_at > SILENT_S:
                 for model in self._models.values():
                     model.starts, model.more = {}, 0
-            return any(_request_for(model) is not None for model in self._models.values())
-
-    def requests(self, now: float) -> dict[str, StartsRequest]:
-        """The requests, by deployment; their answers hold for the present targets."""
-        if not self.has_requests(now):
-            return {}
-        with self._lock:
             for model in self._models.values():
                 model.requested_target = model.target
             return {deployment: ask for deployment, model in self._models.items() if (ask := _request_for(model))}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from serve_app.core.memory import CheckpointKey, CheckpointValue, Device, EngineReport, Rank, SessionRequest
+from serve_app.core.memory import CheckpointKey, Device, EngineReport, Rank, SessionRequest
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
@@ -77,7 +77,7 @@ class Actor:
         self._clock, self._sizes = clock, dict(engines)
         self._reports: dict[str, EngineReport] = {}
         self._watching: dict[str, tuple[RouterMessage, Callable[[ActorReply], None]]] = {}
-        self._stored: dict[CheckpointKey, CheckpointValue] = {}
+        self._stored: dict[CheckpointKey, object] = {}
         self.away = False
         self.quota = Quota(1, {}, clock.now)
         self._come_up()
@@ -204,7 +204,7 @@ class Router:
         if not self._flushing:
             self._flushing = True
             self.clock.after(0.0, self._flush)
-        due = self.line.next_due()
+        due = self.line.pending.next_due()
         if due is not None and (self._due_s is None or due < self._due_s):
             self._due_s = due
             self.clock.after(max(0.0, due - self.clock.now), self._tick)

@@ -28,9 +28,7 @@ from serve_app.core.memory import (
     Checkpoint,
     CheckpointChanges,
     CheckpointKey,
-    CheckpointValue,
     Device,
-    EngineEntry,
     EngineGrants,
     EngineReply,
     EngineReport,
@@ -41,7 +39,6 @@ from serve_app.core.memory import (
     Phase,
     Relocation,
     Reservation,
-    RouterEntry,
     Session,
     SessionEntry,
     SessionLeases,
@@ -68,7 +65,7 @@ class Quota:
         now: seconds of the host's monotonic clock.
     """
 
-    def __init__(self, epoch: int, checkpoint: dict[CheckpointKey, CheckpointValue], now: float) -> None:
+    def __init__(self, epoch: int, checkpoint: dict[CheckpointKey, object], now: float) -> None:
         self.epoch = epoch
         self.ledger = Ledger()
         self.checkpoint = Checkpoint(checkpoint)
@@ -120,7 +117,7 @@ class Quota:
         if report.owner in self.ledger:  # stored without what changes every second
             holds = self.ledger.lease(report.owner).holds
             lasting = replace(report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="")
-            self.checkpoint.put((EntryKind.ENGINE, report.owner), EngineEntry(lasting))
+            self.checkpoint.put((EntryKind.ENGINE, report.owner), lasting)
             self._open_slots(report, now)
         return reply
 
@@ -140,7 +137,7 @@ class Quota:
         actor started. Engines with several ranks are left out: their ranks are Ray processes unknown to the engine that
         outlive it by a moment, so only the time to live ends them."""
         entries = (self.checkpoint.get((EntryKind.ENGINE, name)) for name in self._unreported)
-        found = {entry.report.owner: entry.report for entry in entries if isinstance(entry, EngineEntry)}
+        found = {entry.owner: entry for entry in entries if isinstance(entry, EngineReport)}
         found |= {told.owner: told for told in self.grants.silent(now - SILENT_S)}
         return [told for told in found.values() if told.processes and len(told.ranks) == 1]
 
@@ -152,7 +149,7 @@ class Quota:
         elif owner in self.ledger:
             if self.ledger.lease(owner).phase is not Phase.ENDING:
                 return  # it has reported since
-            self.ledger.memory_gone(owner)
+            self.ledger.end(owner)
         self.checkpoint.forget((EntryKind.ENGINE, owner))
 
     def ending_engines(self) -> dict[str, EngineReport | None]:
@@ -161,7 +158,7 @@ class Quota:
         for lease in self.ledger.leases(LeaseKind.ENGINE):
             if lease.phase is Phase.ENDING:
                 entry = self.checkpoint.get((EntryKind.ENGINE, lease.lease_id))
-                found[lease.lease_id] = entry.report if isinstance(entry, EngineEntry) else None
+                found[lease.lease_id] = entry if isinstance(entry, EngineReport) else None
         return found
 
     # Routers
@@ -171,13 +168,13 @@ class Quota:
         if not self._restored or self.queue.actor_sessions.is_stale(message):
             return self.queue.actor_sessions.stale_reply(message)
         self.ledger.join(message.router, OWNER_TTL_S, now)
-        if not isinstance(self.checkpoint.get((EntryKind.ROUTER, message.router)), RouterEntry):
-            self.checkpoint.put((EntryKind.ROUTER, message.router), RouterEntry())
-        self.queue.set_closed_engines(self._closed_engines(message.router))  # its first event reports its accounts
+        if self.checkpoint.get((EntryKind.ROUTER, message.router)) is None:
+            self.checkpoint.put((EntryKind.ROUTER, message.router), frozenset())
+        self.queue.closed_engines = self._closed_engines(message.router)  # its first event reports its accounts
         try:
             reply = self.queue.on_exchange(message, now)
         except Exception:
-            self.queue.set_closed_engines(self._closed_engines())
+            self.queue.closed_engines = self._closed_engines()
             raise
         self._unreported.discard(message.router)
         return reply
@@ -194,7 +191,7 @@ class Quota:
     def on_open_session(self, ask: SessionRequest, now: float) -> Session | None:
         """Open a session; None: it waits. Raises as `SessionAdmission.open_session`, and Unavailable during recovery:
         routers may hold the same tokens."""
-        if self.recovering and self.sessions.get(ask.session_id) is None:
+        if self.recovering and ask.session_id not in self.sessions.by_session_id:
             left_s = max(0.0, self._recovers_until - now)
             raise Unavailable("the ledger is being rebuilt", code=RECOVERING, retry_after_s=left_s)
         return self.queue.open_session(ask, now)
@@ -230,7 +227,7 @@ class Quota:
             self.checkpoint.forget((EntryKind.ROUTER, name))
         if not self._restored:
             return
-        self.queue.set_closed_engines(self._closed_engines())
+        self.queue.closed_engines = self._closed_engines()
         if not self.recovering:
             self.relocation.step(now)
         self.queue.sync_engines(self.grants.owners(), now)
@@ -249,36 +246,35 @@ class Quota:
         return self.checkpoint.changes()
 
     def _collect_accounts(self) -> None:
-        """Add opened accounts to the checkpoint."""
-        for router, engine in self.queue.take_opened_accounts():
+        """Add accounts opened since the last call, those of sessions included, to the checkpoint."""
+        opened, self.queue.accounts.opened = self.queue.accounts.opened, set()
+        for router, pool in opened:
+            engine = self.sessions.by_lease[pool].engine if pool in self.sessions.by_lease else pool
             known = self.checkpoint.get((EntryKind.ROUTER, router))
-            if isinstance(known, RouterEntry) and engine not in known.engines:
-                there = frozenset(name for name in (*known.engines, engine) if name in self.ledger)
-                self.checkpoint.put((EntryKind.ROUTER, router), RouterEntry(there))
+            if isinstance(known, frozenset) and engine not in known:
+                there = frozenset(name for name in (*known, engine) if name in self.ledger)
+                self.checkpoint.put((EntryKind.ROUTER, router), there)
 
     def _restore(self, now: float) -> None:
         """Restore the checkpoint; entries that do not fit are gone with their nodes, or taken by an engine."""
         self._recovers_until = now + RECOVERY_S  # no message could be processed before
         order = list(EntryKind)
-        for key, value in sorted(self.checkpoint, key=lambda entry: order.index(entry[0][0])):
+        for (kind, name), value in sorted(self.checkpoint, key=lambda entry: order.index(entry[0][0])):
             try:
-                self._restore_entry(*key, value, now)
+                match value:
+                    case EngineReport():
+                        self.grants.report(value, now, unreported=self._unreported)
+                        self.ledger.join(name, LOADING_TTL_S, now)
+                        self._open_slots(value, now)
+                    case Reservation():
+                        self.grants.reservations.restore(value, now, RECOVERY_S + RESERVATION_TTL_S)
+                    case SessionEntry():
+                        self.sessions.restore(value, now)
+                    case _ if kind is EntryKind.ROUTER:
+                        self.ledger.join(name, RECOVERY_S, now)
             except (LeaseNotFound, LeaseConflict, InsufficientMemory):
-                self.checkpoint.forget(key)
-                self._unreported.discard(key[1])  # recovery does not wait for it
-
-    def _restore_entry(self, kind: EntryKind, name: str, value: CheckpointValue, now: float) -> None:
-        match value:
-            case EngineEntry(report):
-                self.grants.report(report, now, unreported=self._unreported)
-                self.ledger.join(name, LOADING_TTL_S, now)
-                self._open_slots(report, now)
-            case Reservation():
-                self.grants.reservations.restore(value, now, RECOVERY_S + RESERVATION_TTL_S)
-            case SessionEntry():
-                self.sessions.restore(value, now)
-            case _ if kind is EntryKind.ROUTER:
-                self.ledger.join(name, RECOVERY_S, now)
+                self.checkpoint.forget((kind, name))
+                self._unreported.discard(name)  # recovery does not wait for it
 
     def _unreadable(self) -> list[CheckpointKey]:
         """The checkpoint keys of engines without a report whose entries could not be read."""
@@ -291,7 +287,7 @@ class Quota:
         for name in self._unreported - {speaker}:
             if (EntryKind.ROUTER, name) in self.checkpoint:
                 entry = self.checkpoint.get((EntryKind.ROUTER, name))
-                found.update(entry.engines if isinstance(entry, RouterEntry) else self.grants.owners())
+                found.update(entry if isinstance(entry, frozenset) else self.grants.owners())
         return frozenset(found)
 
     def _on_leases_ended(self, ended: list[Lease], now: float) -> None:

@@ -99,13 +99,13 @@ class SessionRoutes:
                 gone = {"id": session_id, "object": "session", "deleted": True}
                 return 200, JSON, msgspec.json.encode(gone)
         found = {
-            "id": tenant_session_id(session.session_id),
+            "id": tenant_session_id(session.request.session_id),
             "object": "session",
-            "model": session.model,
+            "model": session.request.model,
             "replica": session.engine,
-            "kv_tokens": session.tokens,
-            "granted_bytes": session.granted_bytes,
-            "ttl_s": session.ttl_s,
+            "kv_tokens": session.request.tokens,
+            "granted_bytes": session.request.granted_bytes,
+            "ttl_s": session.request.ttl_s,
             "expires_in_s": round(max(0.0, session.expires_at), 3),  # in seconds from now: see `serve_app.quota`
         }
         return 201 if route.target is SessionCall.OPEN else 200, JSON, msgspec.json.encode(found)

@@ -33,9 +33,8 @@ from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import UNRESPONSIVE_S, ActorReply, RouterMessage
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.quota.inventory import Inventory
-from serve_app.quota.kv_store import GcsStore, Unreadable
+from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries, is_readable
 from serve_app.quota.report import figures
-from serve_app.quota.stored_state import EPOCH, INVENTORY, NODE, checkpoint_entries, is_readable
 from serve_app.settings import QuotaSettings
 
 logger = logging.getLogger("serve_app.quota")

@@ -1,5 +1,7 @@
 """Values that all processes of a Ray cluster share and that outlive each process: in the GCS's key-value store.
 
+The quota actor's values have names; `is_readable` says whether this version can read one.
+
 The GCS requires Ray's token. With Redis behind the GCS, the values survive the loss of the head node.
 """
 
@@ -7,16 +9,33 @@ from __future__ import annotations
 
 import pickle
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ray.experimental import internal_kv
+
+from serve_app.core.memory import CheckpointKey, Device, EngineReport, EntryKind, Reservation, SessionEntry
+from serve_app.settings import QuotaSettings
 
 NAMESPACE = b"serve_app"
 PREFIX = b"quota/"  # of the actor's keys
 SALT_KEY = b"cache_salt_secret"
 QUARANTINE_PREFIX = b"aside/"  # before the key of an unreadable value
 SALT_BYTES = 32  # an HMAC-SHA256 key of full strength
+
+EPOCH = "epoch"
+INVENTORY = "inventory"  # the settings when the devices were stored
+NODE = "node:"  # prefix of a node's id: its devices, in case the node does not answer later
+
+VALUE_TYPES: dict[str, Any] = {  # type of the value, by the first part of its name
+    EPOCH: int,
+    INVENTORY: QuotaSettings,
+    EntryKind.ENGINE: EngineReport,
+    EntryKind.ROUTER: frozenset | None,
+    EntryKind.SESSION: SessionEntry,
+    EntryKind.RESERVATION: Reservation,
+}
 
 
 def cluster_secret() -> bytes:
@@ -70,3 +89,19 @@ def _read(value: bytes) -> Any:
     except Exception as error:  # noqa: BLE001 - pickle raises any error of its classes
         return Unreadable(repr(error))
     return found
+
+
+def is_readable(name: str, value: Any) -> bool:
+    """Whether this version stores such a value under this name."""
+    kind = name.partition(":")[0]
+    if kind + ":" == NODE:
+        return isinstance(value, list) and all(isinstance(device, Device) for device in value)
+    return kind in VALUE_TYPES and isinstance(value, VALUE_TYPES[kind])
+
+
+def checkpoint_entries(stored: dict[str, Any]) -> Iterator[tuple[CheckpointKey, object]]:
+    """The checkpoint's entries. An unreadable entry of an engine or router is None: only its existence is known."""
+    for name, value in stored.items():
+        kind, _, rest = name.partition(":")
+        if kind in tuple(EntryKind) and (is_readable(name, value) or kind in (EntryKind.ENGINE, EntryKind.ROUTER)):
+            yield (EntryKind(kind), rest), value if is_readable(name, value) else None

@@ -54,11 +54,11 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         "alarms": [asdict(one) for one in core.grants.alarms()],
         "sessions": [
             {
-                "session": one.session_id,
-                "model": one.model,
+                "session": one.request.session_id,
+                "model": one.request.model,
                 "replica": one.engine,
-                "tokens": one.tokens,
-                "asked": one.requested_size,
+                "tokens": one.request.tokens,
+                "asked": one.request.requested_size,
                 "expires_in_s": round(one.expires_at - now, 1),
             }
             for one in core.sessions.all()

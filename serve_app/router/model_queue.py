@@ -91,7 +91,7 @@ class ModelQueue:
 
     def request_kv_tokens(self, request_id: str, tokens: int) -> None:
         """Request more KV tokens for a granted request, which goes on whether they are granted now or later."""
-        self.core.grow(request_id, tokens)
+        self.core.in_flight.grow(request_id, tokens)
         self._client.apply_actions([])
 
     def set_replica(self, replica_id: str, usable: bool, one_request: bool = False) -> None:
@@ -113,7 +113,7 @@ class ModelQueue:
         """Drop a replica that has left and runs none of this router's requests."""
         self._usable.discard(replica_id)
         self.known_engines.discard(replica_id)
-        self.core.drop_engine(replica_id)
+        self.core.in_flight.drop_engine(replica_id)
         self._client.apply_actions([])
 
     def configure(self, policy: QueuePolicy) -> None:
@@ -139,13 +139,13 @@ class ModelQueue:
             self.core.retire(self.model)  # first: so other routers do not wait for a message of this router
             present = None
         for engine in self.known_engines - (present or set()):
-            self.core.drop_engine(engine)
+            self.core.in_flight.drop_engine(engine)
         self._client.apply_actions([])
 
     @property
     def waiting(self) -> int:
         """Number of this router's requests that wait."""
-        return self.core.waiting(self.model)
+        return self.core.pending.counts[self.model]
 
     @property
     def granted(self) -> int:

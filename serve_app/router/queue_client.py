@@ -207,7 +207,7 @@ class QueueClient:
 
     def _set_timer(self) -> None:
         """Set the timer no later than the end of the next wait; an early timer does no harm."""
-        due = self.core.next_due()
+        due = self.core.pending.next_due()
         if due is None or self._stopped:
             return
         loop = asyncio.get_running_loop()

@@ -75,7 +75,7 @@ class RequestGrant:
         more = self.budget.on_output(tokens)
         if more:
             self.queue.request_kv_tokens(self.arrival.request_id, more)
-        self.queue.core.on_progress(self.arrival.request_id, tokens)
+        self.queue.core.in_flight.progress(self.arrival.request_id, tokens)
 
     def release(self, usage: TokenUsage | None = None) -> None:
         """Release the grant. Idempotent.

@@ -15,9 +15,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from serve_app.core.memory import Session, SessionRequest, session_name
+from serve_app.core.memory import Session, SessionEntry, SessionRequest, session_name
 from serve_app.core.quota import RECOVERING, RECOVERY_S
-from serve_app.core.shared_queue import SessionOpened
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.ray_adapter import AWAY
 
@@ -38,14 +37,14 @@ class SessionClient:
         sessions: the open sessions by name; a live view.
     """
 
-    def __init__(self, call: CallActor, sessions: Mapping[str, SessionOpened]) -> None:
+    def __init__(self, call: CallActor, sessions: Mapping[str, SessionEntry]) -> None:
         self._call, self._sessions = call, sessions
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def find(self, tenant: str, session_id: str, model: str) -> SessionOpened | None:
+    def find(self, tenant: str, session_id: str, model: str) -> SessionEntry | None:
         """The tenant's open session of this id on this model; None: there is none."""
         session = self._sessions.get(session_name(tenant, session_id))
-        return session if session is not None and session.model == model else None
+        return session if session is not None and session.request.model == model else None
 
     async def open(self, ask: SessionRequest, wait_s: float) -> Session:
         """Open a session; wait for free capacity up to `wait_s` seconds. A cancelled caller withdraws its request.

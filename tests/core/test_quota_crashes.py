@@ -9,7 +9,6 @@ import pytest
 from serve_app.core.memory import (
     OWNER_TTL_S,
     CheckpointKey,
-    CheckpointValue,
     Device,
     EngineReply,
     EngineReport,
@@ -37,7 +36,7 @@ class Shell:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.stored: dict[CheckpointKey, CheckpointValue] = {}
+        self.stored: dict[CheckpointKey, object] = {}
         self.lines: dict[str, RouterQueue] = {}
         self.seq = 0
         self.quota = Quota(1, {}, self.now)
@@ -106,7 +105,7 @@ def test_a_standstill_of_the_actor_is_nobodys_silence() -> None:
     shell.quota.on_tick(shell.now)
     assert shell.quota.ledger.lease("e").phase is Phase.COMMITTED
     assert shell.quota.ledger.knows("r")
-    assert shell.quota.sessions.view("s").tokens == 10
+    assert shell.quota.sessions.view("s").request.tokens == 10
     shell.wait(6.0, told)
     assert not shell.quota.ledger.knows("r"), "silence after it counts as ever"
     assert shell.quota.sessions.all() == []

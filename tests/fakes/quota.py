@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 from serve_app.core import quota
-from serve_app.core.memory import CheckpointKey, CheckpointValue, Device, EngineReport, Rank, slots_of
+from serve_app.core.memory import CheckpointKey, Device, EngineReport, Rank, slots_of
 from serve_app.core.queue.admission import Arrival, Grant, QueuePolicy
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, router_queue
@@ -58,7 +58,7 @@ class FakeQuota:
         self.calls = {"exchange": 0, "watch": 0}
         self.cut: set[str] = set()  # routers whose messages do not arrive, nor fail: they hang
         self.given_up: set[str] = set()  # routers of which an earlier question is here, and is answered before the next
-        self._stored: dict[CheckpointKey, CheckpointValue] = {}
+        self._stored: dict[CheckpointKey, object] = {}
         self._holds: dict[str, EngineReport] = {}
         self._news: dict[str, asyncio.Event] = {}
         self._moves = asyncio.Event()  # unset while it stands still
@@ -328,7 +328,7 @@ async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
     def rest() -> bool:
         if not actor.up or actor.core.recovering or actor.core.queue.granting.requests.by_ticket:
             return False
-        if any(one.shared.core.in_flight.running or one.shared.core.waiting(MODEL) for one in callers):
+        if any(one.shared.core.in_flight.running or one.shared.core.pending.counts[MODEL] for one in callers):
             return False
         for engine in actor.slots:
             credit = [one.credit(engine) for one in callers]

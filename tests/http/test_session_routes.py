@@ -32,9 +32,7 @@ class Book:
         self.asks.append((ask, wait_s))
         if ask.tokens > 10_000:
             raise BadRequest("too large", code="session_too_large")
-        return Session(
-            ask.session_id, ask.model, "r1", ask.tokens, ask.ttl_s, ask.ttl_s, ask.requested_size, ask.granted_bytes
-        )
+        return Session(ask, "r1", ask.ttl_s)
 
 
 def lines_of(model: ModelSettings) -> Any:

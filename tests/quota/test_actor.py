@@ -315,7 +315,7 @@ def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(wor
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
         session = await actor.open_session(SessionRequest("s", "m", 1000, 60.0))
-        assert session.tokens == 1000
+        assert session.request.tokens == 1000
         assert "session:s#1.1" in world.stored
         with pytest.raises(InsufficientMemory, match=r"1000 KV tokens asked, .* its wait is over"):
             await actor.open_session(SessionRequest("late", "m", 1000, 60.0, 0.1))
@@ -326,7 +326,7 @@ def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(wor
         with pytest.raises(Unavailable):
             await closed
         await actor.close_session("s")
-        assert (await waits).session_id == "waits"
+        assert (await waits).request.session_id == "waits"
         assert actor.session_waiters == {}
 
     with_actor(scenario)
@@ -344,7 +344,7 @@ def test_a_session_that_opens_while_another_is_stored_is_told(world: World) -> N
         closing_too = asyncio.create_task(actor.close_session("stored"))
         await asyncio.sleep(0)
         world.writes.set()
-        assert (await waits).session_id == "waits"
+        assert (await waits).request.session_id == "waits"
         await asyncio.gather(closing, stored, closing_too)
 
     with_actor(scenario)

@@ -239,7 +239,7 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 asked.append(one.asking(name, tenant=tenant))
                 await turns(1)
                 await waits(one, actor, name)
-            first.end.core.on_progress("runs", 5000)
+            first.end.core.in_flight.progress("runs", 5000)
             await until(lambda: not first.shared.core.router_session.has_sums, SOON_S, "it is told")
             await until(lambda: not first.shared.calls, SOON_S, "and heard")
             second.done("holder 1")

@@ -280,7 +280,7 @@ def test_a_router_keeps_nothing_of_what_has_ended(requests: int) -> None:
                         one.done(name)
                         continue
                     await one.granted(name)
-                    one.end.core.on_progress(name, 3)
+                    one.end.core.in_flight.progress(name, 3)
                     await turns(1)
                     one.done(name, 3)
 

@@ -54,7 +54,7 @@ class Room:
         self.served[name] += 1
         self.running += 1
         self.most = max(self.most, self.running)
-        caller.end.core.on_progress(name, draw.randrange(5))
+        caller.end.core.in_flight.progress(name, draw.randrange(5))
         if draw.random() < 0.2:
             caller.end.request_kv_tokens(name, 16)
         await asyncio.sleep(draw.random() * HOLD_S)  # the request runs, at most HOLD_S

@@ -19,7 +19,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
-        self.core = self
+        self.core = self.in_flight = self
 
     def __getattr__(self, name: str) -> Any:
         return lambda *given: self.told.append((name, *given))
@@ -73,7 +73,7 @@ def test_a_request_that_outgrows_its_estimate_asks_for_more_and_reports_what_it_
     told = Recorder()
     grant = granted(told, tokens=10)
     grant.on_output(9)
-    assert told.told[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("on_progress", "a", 9)]
+    assert told.told[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("progress", "a", 9)]
 
 
 def test_the_queue_is_told_though_the_replicas_fail(clock: list[float]) -> None:

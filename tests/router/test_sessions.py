@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
-from serve_app.core.memory import Session, SessionRequest, session_name
-from serve_app.core.shared_queue import SessionOpened
+from serve_app.core.memory import Session, SessionEntry, SessionRequest, session_name
 from serve_app.errors import InsufficientMemory, LeaseNotFound, NotFound, Unavailable
 from serve_app.router import sessions
 from serve_app.router.sessions import SessionClient
@@ -42,8 +41,8 @@ class Actor:
 
     def add(self, tenant: str, own: str, pool: str = "r1") -> Session:
         self.opened += 1
-        session = Session(session_name(tenant, own), MODEL, pool, 100, 60.0, 60.0, "")
-        self.sessions[session.session_id] = session
+        session = Session(SessionRequest(session_name(tenant, own), MODEL, 100, 60.0), pool, 60.0)
+        self.sessions[session.request.session_id] = session
         return session
 
     async def open_session(self, ask: SessionRequest) -> Session:
@@ -78,10 +77,10 @@ def run(scenario: Awaitable[None]) -> None:
 def test_whether_an_id_is_a_session_costs_no_question() -> None:
     async def scenario() -> None:
         actor = Actor()
-        known: dict[str, SessionOpened] = {}
+        known: dict[str, SessionEntry] = {}
         book = SessionClient(actor.call, known)
         assert [book.find("t", f"random-{number}", MODEL) for number in range(1000)] == [None] * 1000
-        known["t x"] = there = SessionOpened("t x", "t x#1.1", MODEL, "r1")
+        known["t x"] = there = SessionEntry(SessionRequest("t x", MODEL, 1, 1.0), "t x#1.1", "r1")
         assert book.find("t", "x", MODEL) == there
         assert book.find("u", "x", MODEL) is None
         assert book.find("t", "x", "other") is None
@@ -109,7 +108,7 @@ def test_an_opening_outlasts_the_actors_restart(monkeypatch: pytest.MonkeyPatch)
         opening = asyncio.create_task(book_of(actor).open(SessionRequest(session_name("t", "x"), MODEL, 10, 60.0), 0.0))
         await asyncio.sleep(0.05)  # bound: five attempts
         actor.away = False
-        assert (await opening).session_id == session_name("t", "x")
+        assert (await opening).request.session_id == session_name("t", "x")
 
     run(scenario())
 

@@ -5,27 +5,11 @@ In: engine reports, requests for starts and sessions. Out: leases, replies, rese
 Never: grants more than a device has; the leases of a device never exceed its bytes.
 """
 
-from serve_app.core.memory.checkpoint import (
-    Checkpoint,
-    CheckpointChanges,
-    CheckpointKey,
-    CheckpointValue,
-    EngineEntry,
-    EntryKind,
-    RouterEntry,
-)
+from serve_app.core.memory.checkpoint import Checkpoint, CheckpointChanges, CheckpointKey, EntryKind
 from serve_app.core.memory.defrag_steps import Relocation
 from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
-from serve_app.core.memory.leases import (
-    GROWTH_SHARE,
-    Device,
-    Hold,
-    Lease,
-    LeaseKind,
-    Phase,
-    slots_of,
-)
-from serve_app.core.memory.ledger import Ledger
+from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase, slots_of
+from serve_app.core.memory.ledger import GROWTH_SHARE, Ledger
 from serve_app.core.memory.reports import FENCE_S, LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Process, Rank
 from serve_app.core.memory.reservations import RESERVATION_TTL_S, Reservation
 from serve_app.core.memory.sessions import (
@@ -53,9 +37,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointChanges",
     "CheckpointKey",
-    "CheckpointValue",
     "Device",
-    "EngineEntry",
     "EngineGrants",
     "EngineReply",
     "EngineReport",
@@ -69,7 +51,6 @@ __all__ = [
     "Rank",
     "Relocation",
     "Reservation",
-    "RouterEntry",
     "Session",
     "SessionEntry",
     "SessionLeases",

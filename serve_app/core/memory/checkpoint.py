@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
-
-from serve_app.core.memory.reports import EngineReport
 
 
 class EntryKind(enum.StrEnum):
@@ -25,43 +22,32 @@ class EntryKind(enum.StrEnum):
     SESSION = "session"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineEntry:
-    """An engine in the checkpoint: its last report, with its grant in `holds`."""
-
-    report: EngineReport
-
-
-@dataclass(frozen=True, slots=True)
-class RouterEntry:
-    """A router in the checkpoint: the engines on which it may have an account. An engine is added before the router is
-    informed of the account; ended engines are removed."""
-
-    engines: frozenset[str] = frozenset()
-
-
-CheckpointValue = object  # an entry of these, a SessionEntry, a Reservation; None: unreadable, only the key is known
 CheckpointKey = tuple[EntryKind, str]
-CheckpointChanges = dict[CheckpointKey, tuple[bool, CheckpointValue]]  # to store (True) or to delete (False)
+CheckpointChanges = dict[CheckpointKey, tuple[bool, object]]  # to store (True) or to delete (False)
 
 
 class Checkpoint:
-    """Entries by key, and their unstored changes."""
+    """Entries by key, and their unstored changes.
 
-    def __init__(self, entries: Mapping[CheckpointKey, CheckpointValue]) -> None:
+    The value of an engine is its last `EngineReport`, with its grant in `holds`. That of a router is the set of engines
+    on which it may have an account: an engine is added before the router is informed of the account; ended engines are
+    removed. The others are a `Reservation` or a `SessionEntry`. None: unreadable, only the key is known.
+    """
+
+    def __init__(self, entries: Mapping[CheckpointKey, object]) -> None:
         self._entries = dict(entries)
         self._changes: CheckpointChanges = {}  # not confirmed as stored
 
     def __contains__(self, key: CheckpointKey) -> bool:
         return key in self._entries
 
-    def __iter__(self) -> Iterator[tuple[CheckpointKey, CheckpointValue]]:
+    def __iter__(self) -> Iterator[tuple[CheckpointKey, object]]:
         return iter(list(self._entries.items()))
 
-    def get(self, key: CheckpointKey) -> CheckpointValue:
+    def get(self, key: CheckpointKey) -> object:
         return self._entries.get(key)
 
-    def put(self, key: CheckpointKey, value: CheckpointValue) -> None:
+    def put(self, key: CheckpointKey, value: object) -> None:
         if key not in self._entries or self._entries[key] != value:
             self._entries[key] = value
             self._changes.pop(key, None)

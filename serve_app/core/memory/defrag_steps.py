@@ -23,22 +23,11 @@ MAX_STEPS = 64  # of one `begin`: beyond that, restarted engines fill the freed 
 
 
 @dataclass(frozen=True, slots=True)
-class DefragStep:
-    """One engine to drain, its devices now and after the expected restart, and the bytes it loads again."""
-
-    owner: str
-    model: str
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    bytes_to_move: int
-
-
-@dataclass(frozen=True, slots=True)
 class DefragPlan:
     """A waiting engine, and the steps after which it fits."""
 
     waits: BlockedEngine
-    steps: tuple[DefragStep, ...]
+    steps: tuple[Move, ...]
 
 
 class Relocation:
@@ -76,14 +65,14 @@ class Relocation:
             free = {use.device.key: use.free_bytes for use in uses}
             moves = plan_moves(free, self._movable(), node, len(told.ranks), told.least_bytes)
             if moves:
-                return DefragPlan(waits, tuple(map(self._step_of_move, moves)))
+                return DefragPlan(waits, moves)
         return None
 
     def begin(self) -> None:
         """Start to defragment for waiting engines, one step at a time."""
         self._steps_left = MAX_STEPS
 
-    def step(self, now: float) -> DefragStep | None:
+    def step(self, now: float) -> Move | None:
         """Drain the next engine; None: one still drains, or nothing is left to do."""
         if not self.active or self._grants.draining():
             return None
@@ -97,7 +86,7 @@ class Relocation:
         self._reserve_target(step, now)
         return step
 
-    def _reserve_target(self, step: DefragStep, now: float) -> None:
+    def _reserve_target(self, step: Move, now: float) -> None:
         """Reserve the place where a drained engine restarts, if the ledger chooses it."""
         told = self._grants.last_report(step.owner)
         if told is None or len(step.target) != 1 or told.ranks[0].device is not None:
@@ -113,10 +102,7 @@ class Relocation:
             nodes = {hold.on.rpartition("/")[0] for hold in lease.holds}
             if len(nodes) == 1 and lease.phase is Phase.COMMITTED and lease.lease_id not in leaving:
                 devices = tuple(hold.on for hold in lease.holds)
-                found.append(PlacedReplica(lease.lease_id, devices, max(hold.amount for hold in lease.holds)))
+                told = self._grants.last_report(lease.lease_id)
+                model, amount = "" if told is None else told.model, max(hold.amount for hold in lease.holds)
+                found.append(PlacedReplica(lease.lease_id, model, devices, amount))
         return found
-
-    def _step_of_move(self, move: Move) -> DefragStep:
-        replica, told = move.replica, self._grants.last_report(move.replica.replica_id)
-        model = "" if told is None else told.model
-        return DefragStep(replica.replica_id, model, replica.devices, move.target, replica.bytes_to_move)

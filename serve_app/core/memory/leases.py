@@ -1,12 +1,16 @@
-"""Values of the ledger of GPU memory: devices and the leases on them."""
+"""Devices, leases and their owners: the values that the ledger returns, and the nodes of its tree.
+
+Invariant: `held` of a node is the sum of its children's holds on it.
+"""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from serve_app.errors import InsufficientMemory, LeaseConflict
 
 DEFAULT_RESERVED_BYTES = 2 * 10**9  # 2 GB a device: the driver's context, NCCL's buffers and CUDA graphs have no lease
-GROWTH_SHARE = 0.10  # of a KV pool, kept for requests that outgrow their estimate
 
 
 class LeaseKind(enum.StrEnum):
@@ -111,3 +115,50 @@ class DeviceUse:
     @property
     def free_bytes(self) -> int:
         return self.device.capacity_bytes - self.held_bytes
+
+
+@dataclass(slots=True)
+class Owner:
+    """A process that sends heartbeats, and its leases in order of creation."""
+
+    ttl_s: float
+    expires_at: float
+    leases: dict[str, LedgerNode] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class LedgerNode:
+    """A device, or a lease with its holds on other nodes. `limit`: the reservable part of its capacity; the rest is the
+    growth reserve."""
+
+    name: str
+    kind: LeaseKind
+    owner: str
+    holds: list[tuple[LedgerNode, int]]
+    capacity: int
+    limit: int
+    phase: Phase = Phase.COMMITTED
+    held: int = 0
+    children: dict[str, LedgerNode] = field(default_factory=dict)
+
+    def free(self, *, growth: bool) -> int:
+        """Free amount, with or without the growth reserve."""
+        return max(0, (self.capacity if growth else self.limit) - self.held)
+
+    def check(self, amount: int, *, growth: bool) -> None:
+        """Raises InsufficientMemory, with the figures."""
+        free = self.free(growth=growth)
+        if amount > free:
+            raise InsufficientMemory(f"{self.name}: {amount} asked, {free} of {self.capacity} free")
+
+    def check_child(self, kind: LeaseKind) -> None:
+        """Raises LeaseConflict if the kind or phase of this node does not allow a lease of this kind on it."""
+        if self.kind not in PARENT_KINDS[kind]:
+            raise LeaseConflict(f"a lease of a {kind} cannot lie on {self.name!r}")
+        if self.phase is not Phase.COMMITTED:
+            raise LeaseConflict(f"nothing can lie on {self.name!r}: it is {self.phase}")
+
+    def view(self) -> Lease:
+        """A snapshot of the lease."""
+        holds = tuple(Hold(node.name, amount) for node, amount in self.holds)
+        return Lease(self.name, self.kind, self.owner, self.phase, holds, self.capacity, self.held)

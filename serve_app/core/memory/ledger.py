@@ -9,8 +9,8 @@ Rules
 - Siblings are summed, children are never counted twice: a share of a session counts in the session, not in the engine.
 - A tenth of an engine's KV pool is reserved for growth: only calls with `growth=True` may use it.
 - A lease has one owner, and an owner sends heartbeats. When they stop, its leases end; those of engines stay on their
-  devices as ENDING until `memory_gone` reports that the memory was observed free. A session or a reservation is its own
-  owner: the requests and the controller that use it send its heartbeats.
+  devices as ENDING until the memory was observed free (`end`). A session or a reservation is its own owner: the
+  requests and the controller that use it send its heartbeats.
 - A lease that ends also ends the leases on it.
 - A method that raises has changed nothing.
 
@@ -25,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from serve_app.core.memory.lease_tree import LedgerNode, Owner, check_holds, check_parent
-from serve_app.core.memory.leases import GROWTH_SHARE, Device, DeviceUse, Hold, Lease, LeaseKind, Phase, slots_of
+from serve_app.core.memory.leases import Device, DeviceUse, Hold, Lease, LeaseKind, LedgerNode, Owner, Phase, slots_of
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
+GROWTH_SHARE = 0.10  # of a KV pool, kept for requests that outgrow their estimate
 POOLS = (LeaseKind.SHARE, LeaseKind.SESSION)  # leases whose amount is what leases on them may use
 
 
@@ -36,8 +36,6 @@ class Ledger:
     """Devices, the leases on them and their owners."""
 
     def __init__(self, growth_share: float = GROWTH_SHARE) -> None:
-        if not 0 <= growth_share < 1:
-            raise ValueError(f"growth_share is {growth_share}")
         self._growth_share = growth_share
         self._devices: dict[str, tuple[Device, LedgerNode]] = {}
         self._leases: dict[str, LedgerNode] = {}
@@ -133,18 +131,25 @@ class Ledger:
         Raises:
             InsufficientMemory: names the node and the missing amount.
             LeaseNotFound: the owner or the parent is unknown.
-            LeaseConflict: the id is taken, or the parent cannot have a lease of this kind.
-            ValueError: no hold, or one that is not above zero.
+            LeaseConflict: the id is taken, the parent cannot have a lease of this kind, or two ranks are on one device.
+            ValueError: no hold, too many, or one that is not above zero.
         """
         if lease_id in self._leases or lease_id in self._devices:
             raise LeaseConflict(f"lease {lease_id!r} exists already")
         known = self.lease_owners.get(owner)
         if known is None:
             raise LeaseNotFound(f"owner {owner!r} has not joined, or has expired")
-        check_holds(kind, holds)
+        if not holds or (kind is not LeaseKind.ENGINE and len(holds) > 1):
+            where = {LeaseKind.ENGINE: "devices", LeaseKind.RESERVATION: "one device"}.get(kind, "one other lease")
+            raise ValueError(f"a lease of a {kind} lies on {where}")
+        for hold in holds:
+            if hold.amount <= 0:
+                raise ValueError(f"{hold.on}: {hold.amount} asked")
+        if len({hold.on for hold in holds}) < len(holds):
+            raise LeaseConflict("two ranks of one engine cannot be on one device")
         nodes = [(self._node(hold.on), hold.amount) for hold in holds]
         for node, amount in nodes:
-            check_parent(kind, node)
+            node.check_child(kind)
             node.check(amount, growth=growth)
         known.leases[lease_id] = self._add(lease_id, kind, owner, nodes)
 
@@ -179,9 +184,8 @@ class Ledger:
         lease.limit = kv_tokens - int(kv_tokens * self._growth_share)
         return lease.view()
 
-    def open_slots(self, engine: str, slots: int) -> str:
-        """Set the batch slots of a running engine, or of a session (by its lease): a pool that ends with it. Returns
-        the pool's name.
+    def open_slots(self, engine: str, slots: int) -> None:
+        """Set the batch slots of a running engine, or of a session (by its lease): a pool that ends with it.
 
         Raises:
             LeaseNotFound, LeaseConflict: there is no such engine or session, or the engine does not run.
@@ -192,10 +196,9 @@ class Ledger:
         node, name = self._require_lease(engine), slots_of(engine)
         pool = self._leases.get(name)
         if pool is None:
-            check_parent(LeaseKind.SLOTS, node)
+            node.check_child(LeaseKind.SLOTS)
             pool = self._add(name, LeaseKind.SLOTS, node.owner, [(node, 0)])
         pool.capacity = pool.limit = slots
-        return name
 
     def resize(self, lease_id: str, amounts: Sequence[int], *, growth: bool = False) -> None:
         """Set a lease's amounts, in the order of its holds, all of them or none.
@@ -246,19 +249,6 @@ class Ledger:
         if owner is not None:
             owner.leases.pop(lease_id, None)
         return ended
-
-    def memory_gone(self, lease_id: str) -> None:
-        """The memory of an ENDING engine was observed free. An unknown lease changes nothing.
-
-        Raises:
-            LeaseConflict: it is not ENDING.
-        """
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            return
-        if lease.phase is not Phase.ENDING:
-            raise LeaseConflict(f"lease {lease_id!r} is {lease.phase}, not ending")
-        self.end(lease_id)
 
     def revive(self, lease_id: str) -> Lease:
         """An engine that was declared gone is alive, and its memory is not leased again: RESERVED again.

@@ -78,14 +78,9 @@ class SessionEntry:
 class Session:
     """An open session, as its callers see it."""
 
-    session_id: str
-    model: str
+    request: SessionRequest
     engine: str
-    tokens: int
-    ttl_s: float
     expires_at: float
-    requested_size: str
-    granted_bytes: int = 0
 
 
 def session_name(tenant: str, session_id: str) -> str:
@@ -139,10 +134,10 @@ class SessionLeases:
     def __init__(self, ledger: Ledger, checkpoint: Checkpoint, epoch: int, now: float) -> None:
         self._ledger, self._checkpoint = ledger, checkpoint
         self._lease_suffixes = (f"#{epoch}.{number}" for number in itertools.count(1))
-        self.by_session_id: dict[str, SessionEntry] = {}
+        self.by_session_id: dict[str, SessionEntry] = {}  # open sessions, oldest first
         self.by_lease: dict[str, SessionEntry] = {}  # by lease, closed ones included
         self.closed_leases: set[str] = set()  # leases of closed sessions with a running request
-        self._reserved_tokens: Counter[str] = Counter()  # tokens of open sessions, by engine
+        self.reserved_tokens: Counter[str] = Counter()  # KV tokens of open sessions, by engine
         self._opened_and_ended: list[SessionEntry] = []
         self.version = 0  # rises when an engine's capacity for sessions changes
         ledger.join(SESSIONS_OWNER, inf, now)
@@ -167,7 +162,7 @@ class SessionLeases:
             self.closed_leases.add(entry.lease)
         else:
             self.by_session_id[entry.request.session_id] = entry
-            self._reserved_tokens[entry.engine] += entry.request.tokens
+            self.reserved_tokens[entry.engine] += entry.request.tokens
             self._opened_and_ended.append(entry)
 
     def renew(self, session_id: str, now: float) -> Session:
@@ -223,49 +218,25 @@ class SessionLeases:
 
     def _mark_closed(self, entry: SessionEntry) -> None:
         del self.by_session_id[entry.request.session_id]
-        self._reserved_tokens[entry.engine] -= entry.request.tokens
+        self.reserved_tokens[entry.engine] -= entry.request.tokens
         self.version += 1
         self._opened_and_ended.append(replace(entry, closed=True))
 
     # Looking
-
-    def get(self, session_id: str) -> SessionEntry | None:
-        """An open session; None: unknown name."""
-        return self.by_session_id.get(session_id)
 
     def open_by_lease(self, lease: str) -> SessionEntry | None:
         """The open session that has this lease."""
         one = self.by_lease.get(lease)
         return None if one is None or one.closed else one
 
-    def engine_of(self, lease: str) -> str | None:
-        """The engine of a session's lease; None: not a session's lease."""
-        one = self.by_lease.get(lease)
-        return None if one is None else one.engine
-
     def leases_on(self, engine: str) -> list[str]:
         """The leases of sessions on an engine, closed ones included. O(sessions)."""
         return [lease for lease, one in self.by_lease.items() if one.engine == engine]
 
-    def reserved_tokens(self, engine: str) -> int:
-        """KV tokens of open sessions on an engine."""
-        return self._reserved_tokens[engine]
-
-    def count_of_tenant(self, tenant: str) -> int:
-        """Open sessions of a tenant. O(sessions)."""
-        return sum(one.request.tenant == tenant for one in self.by_session_id.values())
-
-    def open_sessions(self) -> list[SessionEntry]:
-        """The entries of open sessions, oldest first."""
-        return list(self.by_session_id.values())
-
     def view(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
         one = self._require_open(session_id)
-        ask, ends_at = one.request, self._ledger.lease_owners[one.lease].expires_at
-        return Session(
-            session_id, ask.model, one.engine, ask.tokens, ask.ttl_s, ends_at, ask.requested_size, ask.granted_bytes
-        )
+        return Session(one.request, one.engine, self._ledger.lease_owners[one.lease].expires_at)
 
     def all(self) -> list[Session]:
         """The open sessions, oldest first."""

@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from serve_app.core.memory.device_choice import best_devices
-from serve_app.core.memory.engine_grants import EngineGrants
+from serve_app.core.memory.engine_grants import EngineGrants, best_devices
 from serve_app.core.memory.leases import Hold
 from serve_app.core.memory.ledger import Ledger
 

@@ -23,17 +23,13 @@ class ActorCredit:
         self._ledger = ledger
         self.by_router: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
         self.reported_in_use: dict[str, dict[str, Amount]] = {}  # by router and engine: what requests hold of that
-        self.opened: set[tuple[str, str]] = set()  # pairs of router and engine with a new account
+        self.opened: set[tuple[str, str]] = set()  # pairs of router and engine, or session, with a new account
         self.freed: set[str] = set()  # engines and sessions with returned slots
         self.overdrawn = 0  # counter: tokens of reported accounts that the ledger had granted to others
 
     def account(self, router: str, engine: str) -> tuple[int, int]:
         """Slots and KV tokens of an account; zero if unknown."""
         return self.by_router.get(router, {}).get(engine, (0, 0))
-
-    def accounts_of(self, router: str) -> dict[str, tuple[int, int]]:
-        """The accounts of a router, by engine."""
-        return dict(self.by_router.get(router, {}))
 
     def recount(self, routers: Iterable[str]) -> None:
         """After an error: set the accounts from the ledger. O(routers x engines)."""

@@ -24,14 +24,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
-from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionEntry, SessionLeases, SessionRequest, slots_of
+from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionLeases, SessionRequest, slots_of
 from serve_app.core.queue import Arrival, Grant, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
-from serve_app.core.shared_queue.actor_sessions import ActorSessions
-from serve_app.core.shared_queue.delivery import MAX_TENANTS_REPORTED, ActorReply, ClassQueueFigures, RouterMessage
+from serve_app.core.shared_queue.delivery import ActorSessions
 from serve_app.core.shared_queue.granting import Granting
-from serve_app.core.shared_queue.messages import ActorAction, Amount, RouterEvent, SessionOpened
+from serve_app.core.shared_queue.messages import ActorAction, ActorReply, Amount, RouterEvent, RouterMessage
 from serve_app.core.shared_queue.session_admission import SessionAdmission
 from serve_app.types import RequestClass
 
@@ -59,7 +58,9 @@ class ActorQueue:
         self.granting = Granting(ledger, sessions, self._send, self.accounts)
         self.session_admission = SessionAdmission(ledger, sessions, self.granting, engines_of)
         self.postponed: dict[str, tuple[str, str, Arrival, float]] = {}  # router, model, arrival, time
-        self._closed_engines: frozenset[str] = frozenset()
+        # Engines on which the routers' holdings are unknown. A change takes effect at the end of the next event: a
+        # router's report is booked before the rest is granted.
+        self.closed_engines: frozenset[str] = frozenset()
         self._gather_until: dict[str, float] = {}  # by recovered model: when its postponed requests are admitted
         self.calm_at: dict[str, float] = {}  # contended models with an empty queue: when they become calm
         self._figures_at = -math.inf
@@ -86,7 +87,7 @@ class ActorQueue:
             self._after_event(now, {event.model for event in events if isinstance(event, messages.Arrive)})
             booked = None
             if any(isinstance(event, messages.AccountReport) for event in events):
-                accounts = self.accounts.accounts_of(message.router)
+                accounts = self.accounts.by_router.get(message.router, {})
                 booked = tuple(Amount(engine, *had) for engine, had in accounts.items())
             return self.actor_sessions.reply(session, booked)
 
@@ -102,11 +103,6 @@ class ActorQueue:
         """The messages for the operator since the last call."""
         notes, self._notes = self._notes, []
         return notes
-
-    def take_opened_accounts(self) -> set[tuple[str, str]]:
-        """Pairs of router and engine with a new account since the last call, accounts of sessions included."""
-        opened, self.accounts.opened = self.accounts.opened, set()
-        return {(router, self._sessions.engine_of(pool) or pool) for router, pool in opened}
 
     def in_use(self, engine: str) -> tuple[int, int]:
         """The queue's slots and the KV tokens in use, by the last report of each router. O(routers)."""
@@ -139,7 +135,7 @@ class ActorQueue:
     def close_session(self, session_id: str, now: float) -> None:
         """Close a session, or withdraw its pending opening. Raises LeaseNotFound."""
         if self.session_admission.withdraw(session_id, now) is None:
-            one = self._sessions.get(session_id)
+            one = self._sessions.by_session_id.get(session_id)
             self._sessions.close(session_id)
             self.granting.sync("" if one is None else one.engine, now)
         self._after_event(now)
@@ -149,11 +145,6 @@ class ActorQueue:
         self._sessions.forget(lease)
         self.granting.sync(engine, now)
         self._after_event(now)
-
-    def set_closed_engines(self, engines: frozenset[str]) -> None:
-        """Close engines on which the routers' holdings are unknown. Takes effect at the end of the next event: a
-        router's report is booked before the rest is granted."""
-        self._closed_engines = engines
 
     def on_tick(self, now: float) -> None:
         """End unresponsive routers and run what is due."""
@@ -183,7 +174,7 @@ class ActorQueue:
             self.actor_sessions.end_all()
             self._gather_until = dict.fromkeys(self.granting.models, now + HAND_IN_S)
             self.granting = Granting(self._ledger, self._sessions, self._send, self.accounts)
-            self.granting.requests.closed_engines = self._closed_engines
+            self.granting.requests.closed_engines = self.closed_engines
             self.session_admission.restart(self.granting)
             self.postponed.clear()
             self.calm_at.clear()
@@ -198,7 +189,7 @@ class ActorQueue:
         names = ("lease", "engine", "replica_id")
         unheard = {getattr(one, name, "") for one in sending.items_after(last_action) for name in names}
         goes_by = {engine: (slots, tokens) for engine, slots, tokens in accounts}
-        has = self.accounts.accounts_of(router)
+        has = self.accounts.by_router.get(router, {})
         for engine in (goes_by.keys() | has.keys()) - unheard:
             mine, its = has.get(engine, (0, 0)), goes_by.get(engine, (0, 0))
             settled = router not in self.granting.unreconciled_routers(engine)
@@ -286,7 +277,7 @@ class ActorQueue:
     def _hello(self, router: str, holds: tuple[Amount, ...], now: float) -> None:
         """A router begins an incarnation: book the accounts it reports, as far as capacity is free."""
         said = {engine for engine, _, _ in holds}
-        for engine, held in self.accounts.accounts_of(router).items():
+        for engine, held in list(self.accounts.by_router.get(router, {}).items()):
             if engine not in said:
                 self.accounts.give_back(router, engine, *held)
                 self.granting.sync(engine, now)
@@ -297,7 +288,7 @@ class ActorQueue:
                 short.append(Amount(engine, slots - some_slots, tokens - some_tokens))
             self.granting.sync(engine, now)
         self.granting.reconcile(router, now)
-        opened = tuple(map(_session_opened, self._sessions.open_sessions()))
+        opened = tuple(self._sessions.by_session_id.values())
         self.actor_sessions.send(router, messages.Booked(tuple(short), opened))
 
     def _send(self, router: str, action: ActorAction) -> None:
@@ -312,9 +303,9 @@ class ActorQueue:
         """Update the state sent to routers after an event; `arrived`: models with new requests."""
         state = self.actor_sessions.state
         recovering = state.recovering
-        if self._closed_engines != self.granting.requests.closed_engines:
-            self.granting.set_closed_engines(self._closed_engines, now)
-        if self._closed_engines or recovering:
+        if self.closed_engines != self.granting.requests.closed_engines:
+            self.granting.set_closed_engines(self.closed_engines, now)
+        if self.closed_engines or recovering:
             before, recovering = recovering, self.granting.recovering_models()
             self._gather_until.update(dict.fromkeys(before - recovering, now + HAND_IN_S))
         self._settle(now)
@@ -341,27 +332,23 @@ class ActorQueue:
         """Retry grants, and report opened and ended sessions."""
         self.granting.requests.retry_grants(now)
         self.granting.requests.grant_freed_sessions(now)
-        for engine in self._sessions.end_unused(self._closed_engines):
+        for engine in self._sessions.end_unused(self.closed_engines):
             self.granting.sync(engine, now)
         self.session_admission.settle(now)
         for one in self._sessions.take_opened_and_ended():
-            news = messages.SessionEnded(one.request.session_id, one.lease) if one.closed else _session_opened(one)
+            news = messages.SessionEnded(one.request.session_id, one.lease) if one.closed else one
             for router in self.actor_sessions.sessions:
                 self.actor_sessions.send(router, news)
 
-    def _class_figures(self, model: str) -> tuple[ClassQueueFigures, ...]:
+    def _class_figures(self, model: str) -> tuple[messages.ClassQueueFigures, ...]:
         admission = self.granting.models[model].admission
         claimed = dict(admission.ahead(min(RequestClass)))
         return tuple(
-            ClassQueueFigures(
+            messages.ClassQueueFigures(
                 claimed.get(level, 0),
                 admission.is_full(level),
                 admission.forecast.backlog(level),
-                admission.slots_by_tenant(level, MAX_TENANTS_REPORTED),
+                admission.slots_by_tenant(level, messages.MAX_TENANTS_REPORTED),
             )
             for level in RequestClass
         )
-
-
-def _session_opened(one: SessionEntry) -> SessionOpened:
-    return SessionOpened(one.request.session_id, one.lease, one.request.model, one.engine)

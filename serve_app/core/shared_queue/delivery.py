@@ -12,6 +12,9 @@ Rules
 - `ActorState` is not part of the stream: it has a version, and the newest one counts.
 
 Invariant: `ReceiveBuffer.accept` returns over time every item put into the other side's `SendBuffer`, once, in order.
+Invariant: an action sent to an incarnation is received by that one only, by no later one of the same router.
+Invariant: an ended incarnation stays ended: a late copy of its first message does not begin it again.
+Invariant: a reply of another epoch or incarnation changes nothing; it can only cause a new incarnation.
 
 Sequence numbers per session, replies kept until acknowledged: as in NFSv4.1 sessions and TCP.
 """
@@ -19,117 +22,25 @@ Sequence numbers per session, replies kept until acknowledged: as in NFSv4.1 ses
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from serve_app.core.queue import Backlog
-from serve_app.core.shared_queue.messages import ActorAction, Amount, RouterEvent
+from serve_app.core.queue import Arrival
+from serve_app.core.shared_queue import messages
+from serve_app.core.shared_queue.messages import ActorAction, ActorReply, ActorState, Amount, RouterEvent, RouterMessage
+from serve_app.types import RequestClass
 
 BATCH = 256  # items per message: about 1 ms of the actor's time, so that no router waits long for another
-MAX_TENANTS_REPORTED = 32  # tenants of a class in the figures, which are sent with every answer to an arrival
 WINDOW = 4096  # items in transit: bounds the early items that the receiver keeps
+MAX_UNACKED_EVENTS = 8192  # unacknowledged events: bounds memory; a report of the full state has fewer
+ARRIVAL_WINDOW = 1024  # of these, before submitting requests pauses: a few full messages in transit
+UNKNOWN_STATE = ActorState(-1, frozenset(), frozenset(), {})  # before the first reply
+MAX_ENDED_SESSIONS = 1024  # routers remembered: more than a cluster starts while a message is in transit
+UNRESPONSIVE_S = 1.0  # a watching router acknowledges within a round trip; this allows for a very busy machine
 
 T = TypeVar("T")
-
-
-class ClassQueueFigures(NamedTuple):
-    """One class of a queue with waiting requests.
-
-    Args:
-        waiting: requests that claimed this class.
-        is_full: whether an arrival would be refused because the queue is full.
-        backlog: the work ahead of an arrival.
-        tenant_slots: slots that each tenant waits for; None: more than `MAX_TENANTS_REPORTED` tenants wait.
-    """
-
-    waiting: int
-    is_full: bool
-    backlog: Backlog
-    tenant_slots: Mapping[str, int] | None
-
-
-class QueueFigures(NamedTuple):
-    """A model's queue with waiting requests.
-
-    Args:
-        version: rises with each update of any queue's figures, in an epoch.
-        model: the model's name.
-        classes: from the lowest.
-    """
-
-    version: int
-    model: str
-    classes: tuple[ClassQueueFigures, ...]
-
-
-class ActorState(NamedTuple):
-    """The actor's state for all routers; part of every reply, so that no reply's actions are newer than its state.
-
-    Args:
-        version: rises with every change, in an epoch.
-        contended: models with waiting requests, and engines with KV debt: no credit there.
-        recovering: models whose queue grants nothing yet: the routers' holdings on their engines are unknown.
-        blocked: number of engines that wait for memory, by model, for models with any.
-    """
-
-    version: int
-    contended: frozenset[str]
-    recovering: frozenset[str]
-    blocked: Mapping[str, int]
-
-
-class RouterMessage(NamedTuple):
-    """A router's message.
-
-    Args:
-        router: its name.
-        incarnation: rises with every new session of the router.
-        epoch: the actor's, as far as the router knows.
-        seq: the number of the first event.
-        events: in order.
-        last_acked_event: the last event acknowledged by the actor.
-        last_taken_action: the last action the router has taken.
-        resend: replies may have been lost; send unacknowledged actions again.
-    """
-
-    router: str
-    incarnation: int
-    epoch: int
-    seq: int
-    events: tuple[RouterEvent, ...]
-    last_acked_event: int
-    last_taken_action: int
-    resend: bool = False
-
-
-class ActorReply(NamedTuple):
-    """The actor's message.
-
-    Args:
-        epoch: the actor's.
-        incarnation: the router's, as in the message this answers.
-        last_taken_event: the last event taken.
-        seq: the number of the first action.
-        actions: in order.
-        state: None only in a stale reply.
-        figures: of contended models, those newer than the ones sent before.
-        is_stale: the router must begin another incarnation, in this epoch.
-        has_more: some actions did not fit.
-        ledger_accounts: the router's accounts in the ledger, in the answer to an `AccountReport`.
-    """
-
-    epoch: int
-    incarnation: int
-    last_taken_event: int
-    seq: int
-    actions: tuple[ActorAction, ...]
-    state: ActorState | None
-    figures: tuple[QueueFigures, ...] = ()
-    is_stale: bool = False
-    has_more: bool = False
-    ledger_accounts: tuple[Amount, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -202,3 +113,268 @@ class ReceiveBuffer(Generic[T]):
             self.last_taken += 1
             taken.append(found)
         return taken
+
+
+class RouterSession:
+    """The router's end: events to the actor and actions from it.
+
+    Usage and progress are sums. A message takes as many as fit, in turn, so messages and memory are bounded for any
+    number of requests. They cause no message of their own: they are sent with other events, at the latest with a
+    heartbeat.
+
+    Args:
+        router: its name.
+        incarnation: the last one used under this name.
+    """
+
+    def __init__(self, router: str, incarnation: int) -> None:
+        self.router = router
+        self.incarnation = incarnation
+        self.epoch = 0
+        # sums by model, class and tenant
+        self._usage: defaultdict[tuple[str, RequestClass, str], list[int]] = defaultdict(lambda: [0, 0])
+        self.ledger_accounts: dict[str, Amount] = {}  # this router's in the ledger, as last reported
+        self.begin(0, ())
+
+    def begin(self, epoch: int, events: Iterable[RouterEvent]) -> None:
+        """Begin an incarnation with these events, the first of them a `Hello`."""
+        self.epoch = epoch
+        self.incarnation += 1
+        self.sending: SendBuffer[RouterEvent] = SendBuffer(deque(events))
+        self._receiving: ReceiveBuffer[ActorAction] = ReceiveBuffer()
+        self.progress: defaultdict[str, int] = defaultdict(int)  # by ticket, which belong to an incarnation
+        self._resend_wanted = self._has_more = False
+        self._account_report_number = 0  # the event number of the last `AccountReport`
+        self.is_booked = False  # the actor has booked the accounts
+        self.state = UNKNOWN_STATE
+        self.figures: dict[str, messages.QueueFigures] = {}
+
+    @property
+    def arrivals_left(self) -> int:
+        """Requests that can be submitted before more events are acknowledged."""
+        return max(0, ARRIVAL_WINDOW - len(self.sending))
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether there is something to send or receive before the next heartbeat."""
+        return bool(self._resend_wanted or self._has_more or self.sending.unsent)
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether a heartbeat would carry usage or progress."""
+        return bool(self.progress or (self.is_booked and self._usage))
+
+    def put(self, event: RouterEvent) -> int:
+        """Add an event; returns its number, which the actor acknowledges (`ActorReply.last_taken_event`)."""
+        self.sending.put(event)
+        return self.sending.last
+
+    def report_accounts(self, in_use: tuple[Amount, ...], accounts: tuple[Amount, ...]) -> None:
+        """Report the router's accounts, unless the last report is not acknowledged yet."""
+        if self.is_booked and self._account_report_number <= self.sending.last_acked:
+            self._account_report_number = self.put(messages.AccountReport(in_use, accounts, self._receiving.last_taken))
+
+    def end_request(self, event: messages.Done) -> None:
+        """A submitted request has ended; `event` has all its tokens, so unsent progress is dropped."""
+        self.progress.pop(event.ticket, None)
+        self.sending.put(event)
+
+    def add_usage(self, model: str, arrival: Arrival, prompt_tokens: int, output_tokens: int) -> None:
+        """Add use of requests granted on credit."""
+        sums = self._usage[model, arrival.request_class, arrival.tenant]
+        sums[0] += prompt_tokens
+        sums[1] += output_tokens
+
+    def next_message(self, *, beat: bool = False) -> RouterMessage | None:
+        """The next message; None: nothing to send before the next heartbeat."""
+        if not (beat or self.is_urgent):
+            return None
+        while self.sending.unsent < BATCH and self.is_booked and self._usage:
+            of = next(iter(self._usage))
+            self.sending.put(messages.CreditUsage(*of, *self._usage.pop(of)))
+        while self.sending.unsent < BATCH and self.progress:
+            ticket = next(iter(self.progress))  # the one reported longest ago; new progress is added at the end
+            self.sending.put(messages.TokenProgress(ticket, self.progress.pop(ticket)))
+        return self._message(*self.sending.next_batch())
+
+    def watch_message(self) -> RouterMessage:
+        """A message without events, which the actor answers once it has something to send."""
+        return self._message(self.sending.last_acked + 1, ())
+
+    def on_lost(self) -> None:
+        """A message or its reply may be lost: send again."""
+        self.sending.resend_unacked()
+        self._resend_wanted = True
+
+    def on_reply(self, reply: ActorReply) -> Sequence[ActorAction]:
+        """Take a reply's state, if it is newer, and return its actions in order."""
+        self.sending.on_ack(reply.last_taken_event)
+        self._has_more = reply.has_more
+        actions = self._receiving.accept(reply.seq, reply.actions)
+        if reply.seq > self._receiving.last_taken + 1:  # the missing reply may have gone to a call that was given up
+            self._resend_wanted = True
+        self.is_booked = self.is_booked or any(isinstance(action, messages.Booked) for action in actions)
+        if reply.state is not None and reply.state.version > self.state.version:
+            self.state = reply.state
+            self.figures = {name: one for name, one in self.figures.items() if name in self.state.contended}
+        if reply.ledger_accounts is not None:
+            self.ledger_accounts = {one.engine: one for one in reply.ledger_accounts}
+        for figures in reply.figures:
+            known = self.figures.get(figures.model)
+            if known is None or known.version < figures.version:
+                self.figures[figures.model] = figures
+        return actions
+
+    def _message(self, seq: int, events: tuple[RouterEvent, ...]) -> RouterMessage:
+        again, self._resend_wanted, self._has_more = self._resend_wanted, False, False
+        taken, last = self.sending.last_acked, self._receiving.last_taken
+        return RouterMessage(self.router, self.incarnation, self.epoch, seq, events, taken, last, again)
+
+
+@dataclass(slots=True)
+class ActorSession:
+    """The actor's end for one router."""
+
+    name: str
+    incarnation: int
+    sending: SendBuffer[ActorAction] = field(default_factory=SendBuffer)
+    receiving: ReceiveBuffer[RouterEvent] = field(default_factory=ReceiveBuffer)
+    sent_state_version: int = -1  # versions
+    sent_figures_version: int = -1
+    acked_at_check: int = 0  # the last acknowledged action at the last check
+    unacked_since: float | None = None  # since when no action was acknowledged; None: none is pending
+
+
+class ActorSessions:
+    """The sessions of all routers, and the state sent to all of them. O(1) per message and item."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self.sessions: dict[str, ActorSession] = {}
+        self._ended_incarnations: dict[str, int] = {}  # of routers without a session, ended last at the end
+        self._woken: set[str] = set()
+        self.state = ActorState(0, frozenset(), frozenset(), {})
+        self.figures_by_model: dict[str, messages.QueueFigures] = {}  # by model, updated last at the end
+        self._figures_version = 0
+
+    def is_stale(self, message: RouterMessage) -> bool:
+        """Whether a message belongs to no session and begins none."""
+        session = self.sessions.get(message.router)
+        if message.epoch != self._epoch:
+            return True
+        if session is None or message.incarnation > session.incarnation:
+            over = message.incarnation <= self._ended_incarnations.get(message.router, -1)
+            return over or message.seq != 1 or message.last_acked_event != 0 or not message.events
+        return message.incarnation < session.incarnation or message.last_acked_event > session.receiving.last_taken
+
+    def stale_reply(self, message: RouterMessage) -> ActorReply:
+        """The reply that makes a router begin a new incarnation."""
+        return ActorReply(self._epoch, message.incarnation, 0, 1, (), None, is_stale=True)
+
+    def begin(self, message: RouterMessage) -> ActorSession:
+        """Begin a session for a new incarnation of a router; pending actions of the last one are dropped."""
+        session = self.sessions[message.router] = ActorSession(message.router, message.incarnation)
+        self._ended_incarnations.pop(message.router, None)
+        return session
+
+    def end(self, router: str) -> None:
+        """End a router's session: its next message is answered as stale."""
+        session = self.sessions.pop(router, None)
+        if session is not None:
+            self._ended_incarnations[router] = session.incarnation
+            if len(self._ended_incarnations) > MAX_ENDED_SESSIONS:
+                del self._ended_incarnations[next(iter(self._ended_incarnations))]
+        self._woken.discard(router)
+
+    def end_all(self) -> None:
+        """End all sessions; watching routers are woken to begin a new incarnation."""
+        watching = list(self.sessions)
+        for router in watching:
+            self.end(router)
+        self._woken.update(watching)
+
+    def send(self, router: str, action: ActorAction) -> None:
+        """Send an action to a router, if it has a session."""
+        session = self.sessions.get(router)
+        if session is not None:
+            session.sending.put(action)
+            self._woken.add(router)
+
+    def acknowledgement_check(self) -> Callable[[], bool]:
+        """Returns a check whether all actions sent until now are acknowledged, ended sessions excepted."""
+        marks = [(session, session.sending.last) for session in self.sessions.values()]
+        return lambda: all(
+            self.sessions.get(session.name) is not session or session.sending.last_acked >= last
+            for session, last in marks
+        )
+
+    def receive(self, session: ActorSession, message: RouterMessage) -> Sequence[RouterEvent]:
+        """Take a message; returns the events to process now."""
+        session.sending.on_ack(message.last_taken_action)
+        if message.resend:
+            session.sending.resend_unacked()
+            session.sent_state_version = session.sent_figures_version = -1
+        return session.receiving.accept(message.seq, message.events)
+
+    def reply(self, session: ActorSession, ledger_accounts: tuple[Amount, ...] | None = None) -> ActorReply:
+        """The next reply for a router."""
+        seq, actions = session.sending.next_batch()
+        last_sent, newest_first = session.sent_figures_version, reversed(self.figures_by_model.values())
+        figures = tuple(itertools.takewhile(lambda one: one.version > last_sent, newest_first))
+        session.sent_state_version, session.sent_figures_version = self.state.version, self._figures_version
+        return ActorReply(
+            self._epoch,
+            session.incarnation,
+            session.receiving.last_taken,
+            seq,
+            actions,
+            self.state,
+            figures,
+            has_more=session.sending.unsent > 0,
+            ledger_accounts=ledger_accounts,
+        )
+
+    def on_watch(self, message: RouterMessage, *, timed_out: bool) -> ActorReply | None:
+        """Answer a router's watch message, which is not stale; None: nothing new yet. `timed_out`: answer anyway."""
+        session = self.sessions.get(message.router)
+        if session is None or session.incarnation != message.incarnation:
+            return self.stale_reply(message)
+        self.receive(session, message)
+        has_news = session.sending.unsent > 0 or session.sent_state_version < self.state.version
+        return self.reply(session) if timed_out or has_news else None
+
+    def unresponsive(self, now: float) -> list[str]:
+        """Routers with pending actions that have acknowledged none for `UNRESPONSIVE_S`. O(routers)."""
+        found = []
+        for session in self.sessions.values():
+            if not len(session.sending):
+                session.unacked_since = None
+            elif session.unacked_since is None or session.acked_at_check != session.sending.last_acked:
+                session.unacked_since, session.acked_at_check = now, session.sending.last_acked
+            elif now - session.unacked_since >= UNRESPONSIVE_S:
+                found.append(session.name)
+        return found
+
+    def extend(self) -> None:
+        """Restart the unresponsive timers: this process stood still, and unread messages are waiting."""
+        for session in self.sessions.values():
+            session.unacked_since = None
+
+    def set_figures(self, model: str, classes: tuple[messages.ClassQueueFigures, ...]) -> None:
+        """Set the figures of a model's queue; each router receives them with its next reply."""
+        self._figures_version += 1
+        self.figures_by_model.pop(model, None)
+        self.figures_by_model[model] = messages.QueueFigures(self._figures_version, model, classes)
+
+    def set_state(self, state: ActorState) -> None:
+        """Set the state, except its version; a change is sent to all routers at once."""
+        if state != self.state:
+            self.state = state._replace(version=self.state.version + 1)
+            figures = self.figures_by_model.items()
+            self.figures_by_model = {model: one for model, one in figures if model in state.contended}
+            self._woken.update(self.sessions)
+
+    def take_woken(self) -> list[str]:
+        """Routers with something new since the last call."""
+        woken, self._woken = sorted(self._woken), set()
+        return woken

@@ -24,9 +24,8 @@ from serve_app.core.queue import (
     RefusalReason,
     Refuse,
 )
-from serve_app.core.shared_queue.delivery import MAX_TENANTS_REPORTED, ClassQueueFigures
-from serve_app.core.shared_queue.messages import DEFAULT_POLICY
-from serve_app.core.shared_queue.router_session import RouterSession
+from serve_app.core.shared_queue.delivery import RouterSession
+from serve_app.core.shared_queue.messages import DEFAULT_POLICY, MAX_TENANTS_REPORTED, ClassQueueFigures
 from serve_app.types import RequestClass
 
 FIGURES_VALID_S = 0.5  # half of a queue with a second's work is served by then; the actor answers within milliseconds

@@ -94,6 +94,7 @@ class Granting:
             self.accounts.charge(owed.router, engine, 0, tokens, growth=True)
         except (InsufficientMemory, LeaseNotFound, LeaseConflict):
             return False
+        self.kv_debt.end(engine, owed)
         request = self.requests.by_ticket.get(owed.ticket)
         if request is not None:
             request.tokens += tokens
@@ -139,7 +140,9 @@ class Granting:
 
     def drop_router_on_engine(self, router: str, engine: str, now: float) -> None:
         """A router drops an engine: end its requests and its account there. O(requests of the router)."""
-        self.requests.end_router_on_engine(router, engine, now)
+        requests = self.requests
+        for ticket in [one for one in requests.tickets.get(router, ()) if requests.by_ticket[one].engine == engine]:
+            requests.cancel(ticket, now)
         self.kv_debt.forget(engine, router)
         self.requests.detach_from_sessions([router], self._sessions.leases_on(engine), now)
         for pool in (engine, *self._sessions.leases_on(engine)):
@@ -198,7 +201,9 @@ class Granting:
         if engine in self.kv_debt.debts and engine not in self.requests.closed_engines:
             waits = None if model_state is None else model_state.highest_waiting_class
             least = min(RequestClass) if waits is None else waits
-            self.kv_debt.pay(engine, lambda owed, tokens: self._pay_debt(engine, owed, tokens), least)
+            for owed, tokens in self.kv_debt.due(engine, least):
+                if not self._pay_debt(engine, owed, tokens):
+                    break
         if model_state is None:
             return
         one = model_state.engines[engine]
@@ -277,7 +282,7 @@ class Granting:
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
         free_slots, free_tokens = self.accounts.free(engine)
         lent = max(0, slots - free_slots - one.granted_slots), max(0, tokens - free_tokens - one.granted_tokens)
-        return slots, tokens, lent, self._sessions.reserved_tokens(engine)
+        return slots, tokens, lent, self._sessions.reserved_tokens[engine]
 
     def _remove_reachability(self, router: str, engine: EngineState) -> None:
         engine.unreconciled.discard(router)

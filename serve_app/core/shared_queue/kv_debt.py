@@ -9,7 +9,7 @@ Invariant: a request has no KV debt once it has ended, its router has begun a ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app.types import RequestClass
@@ -39,14 +39,9 @@ class KvDebt:
         """The classes of the requests with KV debt on an engine. O(debts there)."""
         return {who.request_class for who in self.debts.get(engine, ())}
 
-    def pay(self, engine: str, charge: Callable[[OwedRequest, int], bool], min_class: RequestClass) -> None:
-        """Pay the debts of this class and higher ones, in FIFO order, until `charge` returns False."""
-        for who, tokens in list(self.debts.get(engine, {}).items()):
-            if who.request_class < min_class:
-                continue
-            if not charge(who, tokens):
-                return
-            self.end(engine, who)
+    def due(self, engine: str, min_class: RequestClass) -> list[tuple[OwedRequest, int]]:
+        """The debts of this class and higher ones on an engine, in the order in which they are paid."""
+        return [one for one in self.debts.get(engine, {}).items() if one[0].request_class >= min_class]
 
     def end(self, engine: str, request: OwedRequest) -> None:
         """A request has no debt any more; without debt nothing changes."""

@@ -10,11 +10,14 @@ named by its lease: there a router holds what its requests draw, and has no cred
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from serve_app.core.queue import Arrival, Grant, Preempt, QueuePolicy, QueueStatus, Refuse
+from serve_app.core.memory import SessionEntry
+from serve_app.core.queue import Arrival, Backlog, Grant, Preempt, QueuePolicy, QueueStatus, Refuse
 from serve_app.types import RequestClass
 
+MAX_TENANTS_REPORTED = 32  # tenants of a class in the figures, which are sent with every answer to an arrival
 DEFAULT_POLICY = QueuePolicy(max_queued=1000, max_wait_s=60.0)  # of a model without a `ModelPolicy`
 
 
@@ -93,12 +96,11 @@ class Done(NamedTuple):
 
 
 class CreditUsage(NamedTuple):
-    """Requests and tokens granted on credit since the last report, for the queue's fairness counters."""
+    """Tokens of requests granted on credit since the last report, for the queue's fairness counters."""
 
     model: str
     request_class: RequestClass
     tenant: str
-    requests: int
     prompt_tokens: int
     output_tokens: int
 
@@ -156,21 +158,14 @@ class CancelKvTokenRequest(NamedTuple):
 
 
 class StatusRequest(NamedTuple):
-    """Requests the queue position of this ticket. Answered by `StatusReply` while it waits."""
+    """Requests the queue position of this ticket. Answered by a `QueueStatus` with the ticket as its id, while it
+    waits."""
 
     ticket: str
 
 
-# Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are those of `core.queue`, by ticket
-
-
-class SessionOpened(NamedTuple):
-    """A session is open. `name`: see `core.memory.sessions.session_name`."""
-
-    name: str
-    lease: str
-    model: str
-    engine: str
+# Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are those of `core.queue`, by ticket; a
+# `SessionEntry` of `core.memory`: the session is open
 
 
 class SessionEnded(NamedTuple):
@@ -184,7 +179,7 @@ class Booked(NamedTuple):
     """Answer to `Hello`: the part of the reported accounts that could not be booked, and the open sessions."""
 
     shortfall: tuple[Amount, ...]
-    sessions: tuple[SessionOpened, ...]
+    sessions: tuple[SessionEntry, ...]
 
 
 class SessionDraw(NamedTuple):
@@ -245,16 +240,111 @@ class Reclaim(NamedTuple):
     request_class: RequestClass
 
 
-class StatusReply(NamedTuple):
-    """Answer to `StatusRequest`; the id in `status` is the ticket."""
-
-    status: QueueStatus
-
-
 RequestEvent = Arrive | Cancel | TokenProgress | Done | KvTokenRequest | CancelKvTokenRequest | StatusRequest
 CreditEvent = CreditUsage | GiveBack | CreditRequest | AccountReport
 RouterEvent = RequestEvent | CreditEvent | Hello | ModelPolicy | EngineReachability | EngineDropped
 
-RequestAction = Grant | Refuse | Preempt | KvTokenGrant | StatusReply | SessionDraw
+RequestAction = Grant | Refuse | Preempt | KvTokenGrant | QueueStatus | SessionDraw
 CreditAction = CreditChange | CreditGrant | Reclaim
-ActorAction = RequestAction | CreditAction | Booked | EngineDropAcknowledged | SessionOpened | SessionEnded
+ActorAction = RequestAction | CreditAction | Booked | EngineDropAcknowledged | SessionEntry | SessionEnded
+
+
+# Both directions: the numbered batches
+
+
+class ClassQueueFigures(NamedTuple):
+    """One class of a queue with waiting requests.
+
+    Args:
+        waiting: requests that claimed this class.
+        is_full: whether an arrival would be refused because the queue is full.
+        backlog: the work ahead of an arrival.
+        tenant_slots: slots that each tenant waits for; None: more than `MAX_TENANTS_REPORTED` tenants wait.
+    """
+
+    waiting: int
+    is_full: bool
+    backlog: Backlog
+    tenant_slots: Mapping[str, int] | None
+
+
+class QueueFigures(NamedTuple):
+    """A model's queue with waiting requests.
+
+    Args:
+        version: rises with each update of any queue's figures, in an epoch.
+        model: the model's name.
+        classes: from the lowest.
+    """
+
+    version: int
+    model: str
+    classes: tuple[ClassQueueFigures, ...]
+
+
+class ActorState(NamedTuple):
+    """The actor's state for all routers; part of every reply, so that no reply's actions are newer than its state.
+
+    Args:
+        version: rises with every change, in an epoch.
+        contended: models with waiting requests, and engines with KV debt: no credit there.
+        recovering: models whose queue grants nothing yet: the routers' holdings on their engines are unknown.
+        blocked: number of engines that wait for memory, by model, for models with any.
+    """
+
+    version: int
+    contended: frozenset[str]
+    recovering: frozenset[str]
+    blocked: Mapping[str, int]
+
+
+class RouterMessage(NamedTuple):
+    """A router's message.
+
+    Args:
+        router: its name.
+        incarnation: rises with every new session of the router.
+        epoch: the actor's, as far as the router knows.
+        seq: the number of the first event.
+        events: in order.
+        last_acked_event: the last event acknowledged by the actor.
+        last_taken_action: the last action the router has taken.
+        resend: replies may have been lost; send unacknowledged actions again.
+    """
+
+    router: str
+    incarnation: int
+    epoch: int
+    seq: int
+    events: tuple[RouterEvent, ...]
+    last_acked_event: int
+    last_taken_action: int
+    resend: bool = False
+
+
+class ActorReply(NamedTuple):
+    """The actor's message.
+
+    Args:
+        epoch: the actor's.
+        incarnation: the router's, as in the message this answers.
+        last_taken_event: the last event taken.
+        seq: the number of the first action.
+        actions: in order.
+        state: None only in a stale reply.
+        figures: of contended models, those newer than the ones sent before.
+        is_stale: the router must begin another incarnation, in this epoch.
+        has_more: some actions did not fit.
+        ledger_accounts: the router's accounts in the ledger, in the answer to an `AccountReport`.
+    """
+
+    epoch: int
+    incarnation: int
+    last_taken_event: int
+    seq: int
+    actions: tuple[ActorAction, ...]
+    state: ActorState | None
+    figures: tuple[QueueFigures, ...] = ()
+    is_stale: bool = False
+    has_more: bool = False
+    ledger_accounts: tuple[Amount, ...] | None = None

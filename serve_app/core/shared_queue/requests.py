@@ -22,7 +22,7 @@ from serve_app.core.memory import SESSIONS_OWNER, SessionLeases
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Refuse, WaitReason
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
-from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw, StatusReply
+from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from serve_app.types import RequestClass
 
@@ -163,7 +163,7 @@ class ActorRequests:
         request = self.by_ticket.get(ticket)
         status = None if request is None else request.queue.admission.status(ticket, now)
         if status is not None:
-            self._send(router, StatusReply(status))
+            self._send(router, status)
 
     def add_usage(self, usage: CreditUsage) -> None:
         """Count requests that a router granted on its own credit."""
@@ -231,11 +231,6 @@ class ActorRequests:
         for ticket in sorted(tickets, key=lambda one: self.by_ticket[one].arrived_s):
             if ticket in self.by_ticket and not self.by_ticket[ticket].engine:
                 self._requeue(ticket, now)
-
-    def end_router_on_engine(self, router: str, engine: str, now: float) -> None:
-        """A router has dropped an engine: end its requests there. O(requests of the router)."""
-        for ticket in [one for one in self.tickets.get(router, ()) if self.by_ticket[one].engine == engine]:
-            self.cancel(ticket, now)
 
     def drop_engine(self, engine: str, routers: Iterable[str]) -> None:
         """An engine is gone: forget the requests of these routers there."""

@@ -15,8 +15,7 @@ import math
 from dataclasses import dataclass
 
 from serve_app.core.keyed_heap import KeyedHeap
-from serve_app.core.shared_queue.delivery import ActorState
-from serve_app.core.shared_queue.messages import Amount, CreditRequest, GiveBack
+from serve_app.core.shared_queue.messages import ActorState, Amount, CreditRequest, GiveBack
 
 CREDIT_REQUEST_PAUSE_S = 0.05  # after an answer, which may grant nothing; the actor grants credit on request only
 GIVE_BACK_FACTOR = 2  # times the target credit: less would alternate between returning and requesting

@@ -33,20 +33,18 @@ from dataclasses import replace
 from serve_app.core.memory import FENCE_S
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.shared_queue import messages
-from serve_app.core.shared_queue.delivery import ActorReply, RouterMessage
+from serve_app.core.shared_queue.delivery import MAX_UNACKED_EVENTS, RouterSession
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
-from serve_app.core.shared_queue.in_flight import InFlight
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount, SessionDraw
-from serve_app.core.shared_queue.pending import PendingRequest, PendingRequests
 from serve_app.core.shared_queue.router_credit import RouterCredit
-from serve_app.core.shared_queue.router_session import MAX_UNACKED_EVENTS, RouterSession
+from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests
 from serve_app.types import RequestClass
 
 REFUSAL_GRACE_S = 0.5  # after the end of a wait: the actor's own refusal arrives before that
 
 
 class RouterQueue:
-    """The queues of all models, for one router.
+    """The queues of all models, for one router: `pending` has its waiting requests, `in_flight` its running ones.
 
     Args:
         router: its name, unique among routers.
@@ -85,10 +83,6 @@ class RouterQueue:
         """Set whether requests can be sent to an engine. `single_request`: one only, until this is called again."""
         self.in_flight.set_reachability(model, engine, usable, single_request)
         return self._serve_alone(now, model)
-
-    def drop_engine(self, engine: str) -> None:
-        """An engine is gone: forget its requests; a request may arrive again under the same id."""
-        self.in_flight.drop_engine(engine)
 
     def decides_alone(self, model: str) -> bool:
         """Whether this router grants waiting requests on its credit: the actor is away, or does not know yet what all
@@ -143,14 +137,6 @@ class RouterQueue:
         self._balance_credit(now)
         return actions
 
-    def on_progress(self, request_id: str, output_tokens: int) -> None:
-        """A request has generated this many more tokens."""
-        self.in_flight.progress(request_id, output_tokens)
-
-    def grow(self, request_id: str, tokens: int) -> bool:
-        """A running request needs more KV tokens; False: they are requested from the actor, not granted yet."""
-        return self.in_flight.grow(request_id, tokens)
-
     def on_tick(self, now: float) -> list[Action]:
         """Refuse requests whose wait is over, submitted ones included."""
         actions: list[Action] = []
@@ -163,14 +149,6 @@ class RouterQueue:
                 reason = RefusalReason.DEADLINE
             actions.append(self.early_refusal.refusal(late.model, late.arrival, reason))
         return actions
-
-    def next_due(self) -> float | None:
-        """Time of the next `on_tick`; None: nothing is scheduled."""
-        return self.pending.next_due()
-
-    def waiting(self, model: str) -> int:
-        """This router's waiting requests of a model."""
-        return self.pending.counts[model]
 
     def ahead(self, model: str, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """The number of waiting requests ahead of a request of this class, by requested class: of all routers in the
@@ -197,7 +175,7 @@ class RouterQueue:
         start_s = self.early_refusal.expected_wait_s(waiting.model, waiting.arrival)
         return QueueStatus(request_id, level, max(1, ahead), start_s)
 
-    def next_message(self, now: float, *, beat: bool = False) -> RouterMessage | None:
+    def next_message(self, now: float, *, beat: bool = False) -> messages.RouterMessage | None:
         """The next message; None: nothing to send before the next heartbeat. `beat`: a heartbeat, with usage."""
         if len(self.router_session.sending) > MAX_UNACKED_EVENTS:
             self.begin_incarnation(self.router_session.epoch, now)
@@ -237,12 +215,12 @@ class RouterQueue:
         self.alone = True
         return self._serve_alone(now, *self.pending.counts)
 
-    def on_reply(self, reply: ActorReply, sent_at: float, now: float) -> list[Action]:
+    def on_reply(self, reply: messages.ActorReply, sent_at: float, now: float) -> list[Action]:
         """Process the answer to a message sent at `sent_at`; watch messages included."""
         session = self.router_session
-        if session.is_outdated(reply):
-            return []
-        if session.needs_new_incarnation(reply):
+        if reply.epoch < session.epoch or (reply.epoch == session.epoch and reply.incarnation != session.incarnation):
+            return []  # from an older actor epoch, or to an older incarnation
+        if reply.is_stale or reply.epoch > session.epoch:
             self.begin_incarnation(reply.epoch, now)
             return []
         if now >= sent_at + FENCE_S:
@@ -305,10 +283,10 @@ class RouterQueue:
                 waiting = self.pending.take_ticket(ticket)
                 if waiting is not None:
                     return [Refuse(waiting.request_id, reason, retry_after_s)]
-            case messages.StatusReply(status):
-                waiting = self.pending.tickets.get(status.request_id)
+            case QueueStatus(ticket):
+                waiting = self.pending.tickets.get(ticket)
                 if waiting is not None:
-                    waiting.status, waiting.status_requested = replace(status, request_id=waiting.request_id), False
+                    waiting.status, waiting.status_requested = replace(action, request_id=waiting.request_id), False
             case SessionDraw(ticket):
                 waiting = self.pending.tickets.get(ticket)
                 if waiting is not None:  # without slots and tokens: the draw has ended

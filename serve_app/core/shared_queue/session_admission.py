@@ -61,7 +61,7 @@ class SessionAdmission:
             Overloaded: its tenant has reached its number of sessions, or the queue is full.
             Unavailable: no engine of this model runs.
         """
-        known = self._sessions.get(ask.session_id)
+        known = self._sessions.by_session_id.get(ask.session_id)
         if known is not None:
             had = known.request
             if (had.model, had.tokens) != (ask.model, ask.tokens):
@@ -146,8 +146,9 @@ class SessionAdmission:
                 f"{ask.model} has more than {largest} to give",
                 code=SESSION_TOO_LARGE,
             )
-        others = (one for name, one in self.pending_sessions.items() if name != ask.session_id)
-        having = self._sessions.count_of_tenant(ask.tenant) + sum(one.ask.tenant == ask.tenant for one in others)
+        waiting = (one.ask for name, one in self.pending_sessions.items() if name != ask.session_id)
+        opened = (one.request for one in self._sessions.by_session_id.values())
+        having = sum(one.tenant == ask.tenant for one in itertools.chain(opened, waiting))
         if having >= ask.per_tenant:
             raise Overloaded(
                 f"this key's tenant has {having} sessions, open or waiting, of {ask.per_tenant} it may have; close one",
@@ -161,7 +162,7 @@ class SessionAdmission:
         return tuple(
             engine
             for engine in self._engines_of(ask.model)
-            if self._ledger.limit(engine) - sessions.reserved_tokens(engine) >= ask.tokens
+            if self._ledger.limit(engine) - sessions.reserved_tokens[engine] >= ask.tokens
             and len(sessions.leases_on(engine)) < ask.per_engine
         )
 

@@ -125,7 +125,7 @@ def test_nobody_loads_beside_an_engine_that_has_ended_before_its_memory_is_gone(
     reply = host.say(b)
     assert (reply.may_load, reply.why) == (False, "an engine that has ended still has memory of the same device")
     assert host.say(engine("c", 40, device=1)).may_load
-    host.ledger.memory_gone("a")
+    host.ledger.end("a")
     assert host.say(b).may_load
 
 

@@ -194,18 +194,6 @@ class LedgerMachine(RuleBasedStateMachine):
         assert sorted(ended) == sorted(before - set(self.alive()))
 
     @rule(data=st.data())
-    def memory_gone(self, data: st.DataObject) -> None:
-        entry = self.reference.entries.get(self.some(data, LeaseKind.ENGINE) or "")
-        if entry is None:
-            self.ledger.memory_gone("none")
-        elif entry.phase is Phase.ENDING:
-            self.ledger.memory_gone(entry.lease_id)
-            del self.reference.entries[entry.lease_id]
-        else:
-            with pytest.raises(LeaseConflict):
-                self.ledger.memory_gone(entry.lease_id)
-
-    @rule(data=st.data())
     def revive(self, data: st.DataObject) -> None:
         entry = self.reference.entries.get(self.some(data, LeaseKind.ENGINE) or "")
         if entry is None:

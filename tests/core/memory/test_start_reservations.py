@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.memory.checkpoint import Checkpoint, CheckpointKey, CheckpointValue, EntryKind
+from serve_app.core.memory.checkpoint import Checkpoint, CheckpointKey, EntryKind
 from serve_app.core.memory.engine_grants import EngineGrants
 from serve_app.core.memory.leases import Device, Hold, LeaseKind
 from serve_app.core.memory.ledger import Ledger
@@ -24,7 +24,7 @@ class Shell:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.stored: dict[CheckpointKey, CheckpointValue] = {}
+        self.stored: dict[CheckpointKey, object] = {}
         self.quota = Quota(1, {}, self.now)
         self.devices = [Device(node, index, 100, 0) for node in NODES for index in (0, 1)]
         self.quota.on_devices(self.devices, self.now)

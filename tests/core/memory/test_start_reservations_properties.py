@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from serve_app.core.memory.checkpoint import CheckpointKey, CheckpointValue
+from serve_app.core.memory.checkpoint import CheckpointKey
 from serve_app.core.memory.leases import Device, Hold, LeaseKind
 from serve_app.core.memory.reports import EngineReport, Rank
 from serve_app.core.memory.reservations import RESTART_TTL_S
@@ -29,7 +29,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
-        self.stored: dict[CheckpointKey, CheckpointValue] = {}
+        self.stored: dict[CheckpointKey, object] = {}
         self.devices = list(DEVICES)
         self.quota = Quota(1, {}, self.now)
         self.quota.on_devices(self.devices, self.now)

@@ -8,12 +8,12 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.placement.defrag import Move, PlacedReplica
-from serve_app.core.placement.defrag import plan_moves as plan_moves_by_key
+from serve_app.core.placement import Move, PlacedReplica
+from serve_app.core.placement import plan_moves as plan_moves_by_key
 
 
 def replica(name: str, on: str, device: int, amount: int) -> PlacedReplica:
-    return PlacedReplica(name, (f"{on}/{device}",), amount)
+    return PlacedReplica(name, "m", (f"{on}/{device}",), amount)
 
 
 def by_key(nodes: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -26,8 +26,8 @@ def plan_moves(
     return plan_moves_by_key(by_key(nodes), there, node, ranks, amount)
 
 
-def node_of(one: PlacedReplica) -> str:
-    (node,) = {device.rpartition("/")[0] for device in one.devices}
+def node_of(devices: tuple[str, ...]) -> str:
+    (node,) = {device.rpartition("/")[0] for device in devices}
     return node
 
 
@@ -35,8 +35,9 @@ def carry_out(nodes: Mapping[str, Sequence[int]], moves: Sequence[Move]) -> dict
     """What is free after the steps, each of which has to fit."""
     free = by_key(nodes)
     for move in moves:
-        for devices, amount in ((move.replica.devices, -move.replica.amount), (move.target, move.replica.amount)):
-            assert len(set(devices)) == len(move.replica.devices)
+        size = move.bytes_to_move // len(move.source)
+        for devices, amount in ((move.source, -size), (move.target, size)):
+            assert len(set(devices)) == len(move.source)
             assert len({device.rpartition("/")[0] for device in devices}) == 1
             for device in devices:
                 free[device] -= amount
@@ -47,13 +48,13 @@ def carry_out(nodes: Mapping[str, Sequence[int]], moves: Sequence[Move]) -> dict
 def test_two_halves_on_two_devices_make_a_whole_one() -> None:
     large, small = replica("large", "a", 0, 40), replica("small", "a", 1, 30)
     (move,) = plan_moves({"a": [40, 50]}, [large, small], "a", 1, 80)
-    assert (move.replica, move.target) == (small, ("a/0",))
+    assert move == Move("small", "m", small.devices, ("a/0",), 30)
 
 
 def test_a_replica_that_may_not_move_stays() -> None:
     free = replica("free", "a", 0, 30)
     (move,) = plan_moves({"a": [50, 50]}, [free], "a", 1, 80)
-    assert (move.replica, move.target) == (free, ("a/1",))
+    assert move == Move("free", "m", free.devices, ("a/1",), 30)
 
 
 def test_there_are_no_steps_where_nothing_would_help() -> None:
@@ -76,7 +77,7 @@ def test_nobody_is_moved_on_another_node() -> None:
 def test_the_engine_gets_all_its_devices_and_the_fewest_bytes_are_moved() -> None:
     there = [replica("x", "a", 0, 40), replica("y", "a", 1, 30), replica("z", "a", 2, 20)]
     moves = plan_moves({"a": [40, 50, 60], "b": [80]}, there, "a", 2, 80)
-    assert [move.replica.replica_id for move in moves] == ["y", "z"]
+    assert [move.owner for move in moves] == ["y", "z"]
     assert sorted(carry_out({"a": [40, 50, 60], "b": [80]}, moves)["a"])[1:] == [80, 80]
 
 
@@ -84,7 +85,7 @@ def test_a_large_cluster_gets_its_steps() -> None:
     nodes = {f"n{i}": [40, 40] for i in range(200)}
     there = [replica(f"r{i}.{device}", f"n{i}", device, 40) for i in range(200) for device in (0, 1)]
     moves = plan_moves(nodes, there, "n7", 2, 80)
-    assert {node_of(move.replica) for move in moves} == {"n7"}
+    assert {node_of(move.source) for move in moves} == {"n7"}
     assert carry_out(nodes, moves)["n7"] == [80, 80]
 
 
@@ -109,10 +110,10 @@ def one_move_is_enough(nodes: dict[str, list[int]], there: list[PlacedReplica], 
         for name, devices in nodes.items():
             for device in range(len(devices)):
                 free = {each: list(had) for each, had in nodes.items()}
-                free[node_of(one)][int(one.devices[0].rpartition("/")[2])] += one.amount
+                free[node_of(one.devices)][int(one.devices[0].rpartition("/")[2])] += one.amount
                 free[name][device] -= one.amount
                 fits = any(min(free["n0"][d] for d in ds) >= amount for ds in combinations((0, 1), ranks))
-                if node_of(one) == "n0" and free[name][device] >= 0 and fits:
+                if node_of(one.devices) == "n0" and free[name][device] >= 0 and fits:
                     return True
     return False
 
@@ -129,6 +130,6 @@ def test_every_step_fits_and_one_that_is_enough_is_found(
         assert moves == ()
     elif moves:
         assert sum(have >= amount for have in carry_out(nodes, moves)["n0"]) >= ranks
-        assert {node_of(move.replica) for move in moves} == {"n0"}
+        assert {node_of(move.source) for move in moves} == {"n0"}
     else:
         assert not one_move_is_enough(nodes, there, ranks, amount)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.placement.policy import Demand, PlacementPolicy, Workload, tightest_fit
+from serve_app.core.placement import Demand, PlacementPolicy, Workload, tightest_fit
 
 TOTAL = 4
 FREE = st.lists(st.integers(0, TOTAL), min_size=1, max_size=4)

@@ -97,4 +97,4 @@ def test_accounts_end_with_their_router_and_their_engine() -> None:
     accounts.charge("a", "e", 1, 1)
     ledger.end("e")
     assert accounts.remove_engine("e") == {"a": (1, 1)}
-    assert (accounts.free("e"), accounts.accounts_of("a"), accounts.by_router) == ((0, 0), {}, {})
+    assert (accounts.free("e"), accounts.by_router) == ((0, 0), {})

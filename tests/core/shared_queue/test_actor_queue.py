@@ -143,7 +143,7 @@ def test_where_all_engines_are_closed_after_the_actors_death_routers_go_on_from_
     world.finish("r1", f"q{reqs[1].number}")
     assert reqs[2].state == "runs", "from what its own request has given back"
     last = world.arrive("r0", LOW)
-    assert (last.state, world.routers["r0"].line.waiting(MODEL)) == ("waits", 1)
+    assert (last.state, world.routers["r0"].line.pending.counts[MODEL]) == ("waits", 1)
     world.settle_one("r2")
     world.settle(3)
     assert last.state == "runs"
@@ -364,7 +364,7 @@ def test_a_request_that_only_a_sessions_end_makes_room_for_holds_up_nobody() -> 
     for _ in range(3):  # the router gives its credit back
         world.settle(2)
         world.quota.on_tick(world.now)
-    assert [one.request.session_id for one in world.quota.sessions.open_sessions()] == ["acme agent"]
+    assert [one.request.session_id for one in world.quota.sessions.by_session_id.values()] == ["acme agent"]
     large = world.arrive("r0", LOW, tokens=700)
     world.settle(3)
     assert large.state == "waits"

@@ -8,9 +8,8 @@ import pytest
 
 from serve_app.core.queue import Arrival, Refuse
 from serve_app.core.queue.admission import QueuePolicy
-from serve_app.core.shared_queue.delivery import BATCH, WINDOW
+from serve_app.core.shared_queue.delivery import ARRIVAL_WINDOW, BATCH, WINDOW
 from serve_app.core.shared_queue.messages import StatusRequest, TokenProgress
-from serve_app.core.shared_queue.router_session import ARRIVAL_WINDOW
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
 
@@ -54,7 +53,7 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
         step += 1
         if not step % TOKENS_AT_ONCE:
             for request_id in world.routers["r0"].running:
-                line.on_progress(request_id, TOKENS_AT_ONCE)
+                line.in_flight.progress(request_id, TOKENS_AT_ONCE)
         if answer is not None:
             world.deliver(answer)
         world.finish("r0", next(iter(world.routers["r0"].running)))
@@ -119,7 +118,7 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
     world.perform = noting  # type: ignore[method-assign]
     for _ in range(9000):
         world.arrive("r0", NORMAL, 1, 100)
-    assert router.line.waiting(MODEL) == 1000
+    assert router.line.pending.counts[MODEL] == 1000
     assert {(one.reason.value, bool(one.retry_after_s)) for one in refusals} == {("queue_full", True)}
     assert len(link.sending) <= ARRIVAL_WINDOW
     world.crash()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.queue import Arrival, QueuePolicy, RefusalReason, Refuse, TenantPolicy
-from serve_app.core.shared_queue.delivery import MAX_TENANTS_REPORTED, RouterMessage
+from serve_app.core.shared_queue.messages import MAX_TENANTS_REPORTED, RouterMessage
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World
 

@@ -8,10 +8,8 @@ from unittest import mock
 import pytest
 
 from serve_app.core.memory import FENCE_S
-from serve_app.core.shared_queue.actor_sessions import UNRESPONSIVE_S
-from serve_app.core.shared_queue.delivery import ActorReply
-from serve_app.core.shared_queue.messages import CreditChange, CreditGrant, CreditRequest, CreditUsage, Done
-from serve_app.core.shared_queue.router_session import ARRIVAL_WINDOW
+from serve_app.core.shared_queue.delivery import ARRIVAL_WINDOW, UNRESPONSIVE_S
+from serve_app.core.shared_queue.messages import ActorReply, CreditChange, CreditGrant, CreditRequest, CreditUsage, Done
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
 
@@ -270,7 +268,7 @@ def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_s
     running = full(world)
     line = world.routers["r0"].line
     for request_id in running:  # one of credit, one of the line
-        line.grow(request_id, 500)
+        line.in_flight.grow(request_id, 500)
         told = line.next_message(world.now)
         if told is not None:
             late = world.deliver(Message("r0", world.now, told))
@@ -287,19 +285,19 @@ def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None
     (first,) = full(world)
     waits = world.arrive("r0", LOW)
     world.settle(2)
-    line.on_progress(first, 3)
+    line.in_flight.progress(first, 3)
     world.cancel("r0", first)
-    line.on_progress(first, 1)  # too late
+    line.in_flight.progress(first, 1)  # too late
     told = line.next_message(world.now, beat=True)
     assert told is not None
     used = [one for one in told.events if isinstance(one, CreditUsage)]
-    assert [(one.requests, one.output_tokens) for one in used] == [(1, 3)]
+    assert [one.output_tokens for one in used] == [3]
     world.deliver(answer(world, "r0"))
     line.on_lost(world.now)
     world.settle(2)
     assert waits.state == "runs"
     last = f"q{waits.number}"
-    line.on_progress(last, 2)
+    line.in_flight.progress(last, 2)
     world.cancel("r0", last)
     told = line.next_message(world.now)
     assert told is not None

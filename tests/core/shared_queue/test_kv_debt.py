@@ -42,7 +42,7 @@ def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(
     line = world.routers["r0"].line
     for _ in range(12):  # 15,360 tokens beyond their 4,000
         for request_id in ids:
-            line.grow(request_id, 64)
+            line.in_flight.grow(request_id, 64)
         world.settle(1)
     assert sum(owed(world, one) for one in ids) > 1000
     same = world.arrive("r1", LOW, tokens=200)
@@ -63,7 +63,7 @@ def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(
 
 def test_nobody_of_its_class_begins_while_one_that_runs_is_owed_tokens_and_what_comes_free_is_its() -> None:
     world, (first, second, third) = running()
-    world.routers["r0"].line.grow(first, 250)
+    world.routers["r0"].line.in_flight.grow(first, 250)
     world.settle(4)
     assert owed(world, first) == 250
     small = world.arrive("r1", HIGH, tokens=10)
@@ -82,7 +82,7 @@ def test_nobody_of_its_class_begins_while_one_that_runs_is_owed_tokens_and_what_
 @pytest.mark.parametrize("end", ["done", "cancelled"])
 def test_the_end_of_a_request_that_is_owed_tokens_lets_others_begin(end: str) -> None:
     world, (first, *others) = running()
-    world.routers["r0"].line.grow(first, 500)
+    world.routers["r0"].line.in_flight.grow(first, 500)
     waits = world.arrive("r1", HIGH, tokens=100)
     world.settle(4)
     assert waits.state == "waits"
@@ -98,7 +98,7 @@ def test_the_end_of_a_request_that_is_owed_tokens_lets_others_begin(end: str) ->
 
 def test_what_is_owed_is_said_again_to_the_next_actor() -> None:
     world, (first, second, third) = running()
-    world.routers["r0"].line.grow(first, 350)
+    world.routers["r0"].line.in_flight.grow(first, 350)
     world.settle(4)
     world.crash()
     world.settle(8)
@@ -114,7 +114,7 @@ def test_what_is_owed_is_said_again_to_the_next_actor() -> None:
 
 def test_a_router_that_is_gone_is_owed_nothing() -> None:
     world, (first, *_) = running()
-    world.routers["r0"].line.grow(first, 350)
+    world.routers["r0"].line.in_flight.grow(first, 350)
     waits = world.arrive("r1", HIGH, tokens=10)
     world.settle(4)
     assert waits.state == "waits"
@@ -125,7 +125,7 @@ def test_a_router_that_is_gone_is_owed_nothing() -> None:
 
 
 def test_the_first_is_given_first_and_a_later_smaller_one_does_not_pass_it() -> None:
-    growth, given = KvDebt(), []
+    growth = KvDebt()
     first, later, other = (
         OwedRequest("r", "a", "t1", LOW),
         OwedRequest("r", "b", "", LOW),
@@ -135,17 +135,11 @@ def test_the_first_is_given_first_and_a_later_smaller_one_does_not_pass_it() -> 
     growth.add("e", later, 1)
     growth.add("e", first, 5)
     growth.add("f", other, 1)
-    growth.pay("e", lambda who, tokens: False, LOW)
+    assert not growth.due("e", HIGH), "a higher class waits"
+    assert growth.due("e", LOW) == [(first, 15), (later, 1)]
     assert growth.debts.keys() == {"e", "f"}
-
-    def give(who: OwedRequest, tokens: int) -> bool:
-        given.append((who, tokens))
-        return True
-
-    growth.pay("e", give, HIGH)
-    assert not given, "a higher class waits"
-    growth.pay("e", give, LOW)
-    assert given == [(first, 15), (later, 1)]
+    for who, _ in growth.due("e", LOW):
+        growth.end("e", who)
     assert growth.debts.keys() == {"f"}
     assert growth.forget_routers(["s"]) == ["f"]
     assert not growth.debts

@@ -12,15 +12,13 @@ from serve_app.core.queue import Admission
 from serve_app.core.shared_queue import (
     actor_credit,
     actor_queue,
-    actor_sessions,
+    delivery,
     granting,
-    in_flight,
     kv_debt,
-    pending,
     requests,
     router_credit,
     router_queue,
-    router_session,
+    router_requests,
 )
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_faults import connected
@@ -30,17 +28,17 @@ ROUTER_STEPS: list[tuple[type, str]] = [
     (router_credit.RouterCredit, "grant"),
     (router_credit.RouterCredit, "change"),
     (router_credit.RouterCredit, "balance"),
-    (in_flight.InFlight, "begin_on_credit"),
-    (in_flight.InFlight, "begin_granted"),
-    (in_flight.InFlight, "end"),
-    (in_flight.InFlight, "_on_kv_token_grant"),
-    (router_session.RouterSession, "put"),
-    (router_session.RouterSession, "end_request"),
-    (router_session.RouterSession, "add_usage"),
-    (router_session.RouterSession, "on_reply"),
-    (pending.PendingRequests, "add"),
-    (pending.PendingRequests, "hand_in"),
-    (pending.PendingRequests, "take_ticket"),
+    (router_requests.InFlight, "begin_on_credit"),
+    (router_requests.InFlight, "begin_granted"),
+    (router_requests.InFlight, "end"),
+    (router_requests.InFlight, "_on_kv_token_grant"),
+    (delivery.RouterSession, "put"),
+    (delivery.RouterSession, "end_request"),
+    (delivery.RouterSession, "add_usage"),
+    (delivery.RouterSession, "on_reply"),
+    (router_requests.PendingRequests, "add"),
+    (router_requests.PendingRequests, "hand_in"),
+    (router_requests.PendingRequests, "take_ticket"),
     (router_queue.RouterQueue, "_balance_credit"),
     (router_queue.RouterQueue, "_serve_alone"),
 ]
@@ -53,7 +51,7 @@ ACTOR_STEPS: list[tuple[type, str]] = [
     (actor_credit.ActorCredit, "_set_account"),
     (kv_debt.KvDebt, "end"),
     (kv_debt.KvDebt, "add"),
-    (actor_sessions.ActorSessions, "reply"),
+    (delivery.ActorSessions, "reply"),
     (requests.ActorRequests, "arrive"),
     (requests.ActorRequests, "done"),
     (requests.ActorRequests, "cancel"),
@@ -116,8 +114,8 @@ class Faults:
                 router = world.routers[name]
                 self.tried(world.arrive, name, draw.choice(list(RequestClass)), 1, draw.randint(1, 400))
                 if router.running and draw.random() < 0.5:
-                    self.tried(router.line.on_progress, draw.choice(list(router.running)), 3)
-                    self.tried(router.line.grow, draw.choice(list(router.running)), 40)
+                    self.tried(router.line.in_flight.progress, draw.choice(list(router.running)), 3)
+                    self.tried(router.line.in_flight.grow, draw.choice(list(router.running)), 40)
                 if router.running and draw.random() < 0.6:
                     self.tried(world.finish, name, draw.choice(list(router.running)))
                 waiting = [one for one, req in router.requests.items() if req.state == "waits"]
@@ -157,7 +155,7 @@ def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str],
         end_all(world)
         assert world.quota.queue.granting.requests.by_ticket == {}
         for name, router in world.routers.items():
-            assert len(router.line.in_flight.running) == router.line.waiting("m") == 0
+            assert len(router.line.in_flight.running) == router.line.pending.counts["m"] == 0
             assert router.line.accounts.held("e") == (0, 0)
             assert router.line.accounts.credit("e") == world.quota.queue.accounts.account(name, "e")
         free = world.quota.queue.accounts.free("e")

@@ -25,8 +25,7 @@ from serve_app.core.memory import (
 )
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import RECOVERING, Quota
-from serve_app.core.shared_queue.delivery import RouterMessage
-from serve_app.core.shared_queue.messages import EngineReachability, GiveBack, Hello, ModelPolicy
+from serve_app.core.shared_queue.messages import EngineReachability, GiveBack, Hello, ModelPolicy, RouterMessage
 from serve_app.core.shared_queue.session_admission import RECALL_S
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, LeaseNotFound, Overloaded, Unavailable
 from serve_app.types import RequestClass
@@ -67,7 +66,7 @@ def lease(there: World, name: str) -> str:
 def test_a_session_has_its_tokens_and_they_are_nobody_elses() -> None:
     there = world()
     session = opened(there, "s", 600)
-    assert (session.engine, session.tokens, session.session_id) == ("e0", 600, "t0 s")
+    assert (session.engine, session.request.tokens, session.request.session_id) == ("e0", 600, "t0 s")
     with pytest.raises(InsufficientMemory, match="400 KV tokens asked"):
         there.quota.on_open_session(ask("t", 400), there.now)
     assert there.quota.queue.session_admission.waiting() == []
@@ -93,7 +92,7 @@ def test_credit_that_routers_keep_comes_back_for_a_session_that_would_not_wait()
     assert there.quota.ledger.free("e0") < LIMIT, "routers have credit"
     assert there.quota.on_open_session(ask("s", LIMIT), there.now) is None
     there.settle(4)
-    assert there.quota.sessions.get("t0 s") is not None
+    assert there.quota.sessions.by_session_id.get("t0 s") is not None
 
 
 def test_one_that_would_not_wait_is_refused_after_the_recall_where_the_tokens_are_in_use() -> None:
@@ -123,7 +122,7 @@ def test_one_that_only_a_sessions_end_can_serve_waits_and_costs_nobody_anything(
     assert there.arrive("r0", LOW).here
     there.quota.queue.close_session("t0 s", there.now)
     there.settle(4)
-    assert there.quota.sessions.get("t0 large") is not None
+    assert there.quota.sessions.by_session_id.get("t0 large") is not None
 
 
 def test_an_opening_waits_as_its_class_and_its_tenant() -> None:
@@ -136,10 +135,10 @@ def test_an_opening_waits_as_its_class_and_its_tenant() -> None:
     there.finish("r0", f"q{running.number}")
     there.settle(4)
     assert higher.state == "runs"
-    assert there.quota.sessions.get("t0 s") is None
+    assert there.quota.sessions.by_session_id.get("t0 s") is None
     there.finish("r0", f"q{higher.number}")
     there.settle(4)
-    assert there.quota.sessions.get("t0 s") is not None
+    assert there.quota.sessions.by_session_id.get("t0 s") is not None
     there.quota.queue.close_session("t0 s", there.now)
     there.bring_to_rest()
 
@@ -154,7 +153,7 @@ def test_two_that_are_granted_in_the_same_moment_both_have_their_tokens() -> Non
     there.settle(2)
     there.finish("r0", f"q{running.number}")
     there.settle(2)
-    assert [there.quota.sessions.get(f"t0 {name}") is not None for name in ("a", "b")] == [True, True]
+    assert [there.quota.sessions.by_session_id.get(f"t0 {name}") is not None for name in ("a", "b")] == [True, True]
     assert behind.state == "waits"
     for name in ("a", "b"):
         there.quota.queue.close_session(f"t0 {name}", there.now)
@@ -169,7 +168,7 @@ def test_an_engine_takes_no_more_sessions_than_it_has_places_beside_its_line() -
         there.quota.on_open_session(ask("s2", 10, per_engine=2), there.now)
     assert there.quota.on_open_session(ask("s2", 10, per_engine=2, wait_until=there.now + 10.0), there.now) is None
     there.quota.queue.close_session("t0 s0", there.now)
-    assert there.quota.sessions.get("t0 s2") is not None
+    assert there.quota.sessions.by_session_id.get("t0 s2") is not None
 
 
 def test_a_tenant_has_no_more_sessions_than_it_may_and_keeps_nobody_else_from_his() -> None:
@@ -181,14 +180,14 @@ def test_a_tenant_has_no_more_sessions_than_it_may_and_keeps_nobody_else_from_hi
     assert refused.value.code == "too_many_sessions"
     other = replace(ask("s2", 10, per_tenant=2), session_id=session_name("another t0", "s2"))
     assert there.quota.on_open_session(other, there.now) is not None
-    assert opened(there, "s1", 10, per_tenant=2).tokens == 10  # the same again
+    assert opened(there, "s1", 10, per_tenant=2).request.tokens == 10  # the same again
 
 
 def test_the_same_ask_again_is_the_same_session_and_another_is_a_conflict() -> None:
     there = world()
     first = opened(there, "s", 100)
     assert opened(there, "s", 100).expires_at > first.expires_at
-    assert len(there.quota.sessions.open_sessions()) == 1
+    assert len(there.quota.sessions.by_session_id.values()) == 1
     with pytest.raises(LeaseConflict, match="open with 100 KV tokens"):
         there.quota.on_open_session(ask("s", 200), there.now)
 
@@ -281,7 +280,7 @@ def test_a_running_request_that_outgrows_its_estimate_takes_from_its_session_fir
     opened(there, "s", 100)
     step = there.arrive("r0", NORMAL, tokens=60, session=lease(there, "s"))
     there.settle(1)
-    there.routers["r0"].line.grow(f"q{step.number}", 70)
+    there.routers["r0"].line.in_flight.grow(f"q{step.number}", 70)
     there.settle(2)
     run = there.routers["r0"].line.in_flight.running[f"q{step.number}"]
     assert run.drawn is not None
@@ -299,7 +298,7 @@ def test_the_use_of_a_session_is_charged_to_its_tenant() -> None:
     before = there.arrive("r0", NORMAL, tokens=10, tenant="t1")
     step = there.arrive("r0", NORMAL, tokens=300, session=lease(there, "s"), tenant="t0")
     there.settle(1)
-    there.routers["r0"].line.on_progress(f"q{step.number}", 250)
+    there.routers["r0"].line.in_flight.progress(f"q{step.number}", 250)
     there.settle(1)
     first = there.arrive("r0", NORMAL, tokens=10, tenant="t0")
     second = there.arrive("r0", NORMAL, tokens=10, tenant="t1")
@@ -380,10 +379,10 @@ def test_use_renews_a_session_and_silence_ends_it() -> None:
         step = there.arrive("r0", NORMAL, tokens=10, session=lease(there, "s"))
         there.settle(8)
         there.finish("r0", f"q{step.number}")
-    assert there.quota.sessions.get("t0 s") is not None
+    assert there.quota.sessions.by_session_id.get("t0 s") is not None
     long = there.arrive("r0", NORMAL, tokens=10, session=lease(there, "s"))
     there.settle(40)
-    assert there.quota.sessions.get("t0 s") is not None, "a request of it runs"
+    assert there.quota.sessions.by_session_id.get("t0 s") is not None, "a request of it runs"
     there.finish("r0", f"q{long.number}")
     there.settle(40)
     with pytest.raises(LeaseNotFound) as gone:
@@ -401,7 +400,7 @@ def test_a_closed_session_keeps_what_its_requests_hold_until_they_end() -> None:
     with pytest.raises(LeaseNotFound):
         there.quota.sessions.view("t0 s")
     assert there.quota.ledger.lease(before).amount == 200
-    assert opened(there, "s", 300).tokens == 300
+    assert opened(there, "s", 300).request.tokens == 300
     there.finish("r0", f"q{step.number}")
     there.settle(2)
     assert before not in there.quota.ledger

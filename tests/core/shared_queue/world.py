@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from serve_app.core.memory import (
     FENCE_S,
     CheckpointKey,
-    CheckpointValue,
     Device,
     EngineReport,
     LeaseKind,
@@ -19,7 +18,7 @@ from serve_app.core.memory import (
 from serve_app.core.queue import Action, Arrival, Grant
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue.delivery import ActorReply, RouterMessage
+from serve_app.core.shared_queue.messages import ActorReply, RouterMessage
 from serve_app.core.shared_queue.router_queue import RouterQueue
 from serve_app.errors import ServeAppError
 from serve_app.types import RequestClass
@@ -79,7 +78,7 @@ class World(WorldChecks):
         self.policy = policy or QueuePolicy(max_queued=1000, max_wait_s=60.0)
         self.ids = itertools.count(1)
         self.stamps = itertools.count(1)
-        self.stored: dict[CheckpointKey, CheckpointValue] = {}
+        self.stored: dict[CheckpointKey, object] = {}
         self.size: dict[str, tuple[int, int]] = {}
         self.reports: dict[str, EngineReport] = {}
         self.wire: list[Message] = []
@@ -125,7 +124,7 @@ class World(WorldChecks):
         router = self.routers[name]
         for engine in [one for one in router.line.accounts.by_engine if one not in self.reports]:
             self.perform(router, router.line.set_reachability(MODEL, engine, False, self.now))
-            router.line.drop_engine(engine)
+            router.line.in_flight.drop_engine(engine)
             for request_id in [one for one, req in router.running.items() if req.engine in ("", engine)]:
                 if request_id not in router.line.in_flight.running:
                     router.running.pop(request_id).state = "done"
@@ -234,11 +233,11 @@ class World(WorldChecks):
             return
         slots, tokens = self.size[engine]
         sessions = [one for one in self.quota.sessions.all() if one.engine == engine]
-        leases = {one.session_id: self.quota.sessions.get(one.session_id) for one in sessions}
+        leases = {(name := one.request.session_id): self.quota.sessions.by_session_id.get(name) for one in sessions}
         there = {one.lease for one in leases.values() if one is not None}
         used = sum(req.tokens - (req.drawn[1] if req.lease in there else 0) for req in runs)
         assert sum(req.slots for req in runs if not req.drawn[0]) <= slots, f"more sequences on {engine} than it has"
-        assert used + sum(one.tokens for one in sessions) <= tokens, f"more tokens on {engine} than it has"
+        assert used + sum(one.request.tokens for one in sessions) <= tokens, f"more tokens on {engine} than it has"
         for one in leases.values():
             drawn = [req.drawn for req in runs if one is not None and req.lease == one.lease]
             assert sum(slots for slots, _ in drawn) <= 1, "two requests have the one slot of a session"
@@ -304,9 +303,9 @@ class World(WorldChecks):
         router = self.routers[message.router]
         assert message.reply is not None
         line = router.line
-        current = not line.router_session.is_outdated(message.reply) and not line.router_session.needs_new_incarnation(
-            message.reply
-        )
+        reply, session = message.reply, line.router_session
+        same = (reply.epoch, reply.incarnation) == (session.epoch, session.incarnation)
+        current = same and not reply.is_stale
         self.perform(router, line.on_reply(message.reply, message.sent_at, self.now))
         if current and self.now < message.sent_at + FENCE_S:
             router.heard = max(router.heard, message.stamp)
@@ -371,14 +370,14 @@ class World(WorldChecks):
         self.quota.queue.session_admission.take_outcomes()
         self.settle(4)
         for session in self.quota.sessions.all():
-            self.quota.sessions.renew(session.session_id, self.now)
+            self.quota.sessions.renew(session.request.session_id, self.now)
         self.settle(2)
-        opened = {one.lease for one in self.quota.sessions.open_sessions()}
+        opened = {one.lease for one in self.quota.sessions.by_session_id.values()}
         for router in self.routers.values():
             assert {one.lease for one in router.line.sessions.values()} == opened, "a router knows other sessions"
         for one in [
             *self.quota.queue.session_admission.waiting(),
-            *(one.request for one in self.quota.sessions.open_sessions()),
+            *(one.request for one in self.quota.sessions.by_session_id.values()),
         ]:
             self.quota.queue.close_session(one.session_id, self.now)
         for _ in range(200):

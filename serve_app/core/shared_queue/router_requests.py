@@ -1,29 +1,156 @@
-"""A router's running requests, and the amounts that each holds of the router's accounts and of its session.
+"""A router's requests: those that wait, submitted to the quota actor or not yet, and those that run.
 
-A request granted on credit has no ticket: what it held becomes credit when it ends, and its use is reported in sums. A
-request granted by the actor has a ticket: what it held is returned to the actor at its end. A request that outlives the
-actor, or the incarnation in which it was granted, loses its ticket; its draw on a session is then returned separately.
+Rules
+- Order while the actor is away: higher classes first, then by original arrival time. A request that was in the actor's
+  queue is marked accepted: it keeps its age in another queue, or in the next actor's.
+- A request granted on credit has no ticket: what it held becomes credit when it ends, and its use is reported in sums.
+  A request granted by the actor has a ticket: what it held is returned to the actor at its end. A request that outlives
+  the actor, or the incarnation in which it was granted, loses its ticket; its draw on a session is then returned
+  separately.
 
+Invariant: a waiting request is in every index or in none.
 Invariant: the amount held of an engine, or of a session, is the sum over its requests.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from serve_app.core.queue import Arrival
+from serve_app.core.keyed_heap import KeyedHeap
+from serve_app.core.memory import SessionEntry
+from serve_app.core.queue import Arrival, ClassBound, QueuePolicy, QueueStatus
 from serve_app.core.shared_queue import messages
-from serve_app.core.shared_queue.messages import (
-    ActorAction,
-    KvTokenGrant,
-    KvTokenRequest,
-    SessionDraw,
-)
-from serve_app.core.shared_queue.pending import PendingRequest
+from serve_app.core.shared_queue.delivery import RouterSession
+from serve_app.core.shared_queue.messages import ActorAction, KvTokenGrant, KvTokenRequest, SessionDraw
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S, RouterCredit
-from serve_app.core.shared_queue.router_session import RouterSession
 from serve_app.types import RequestClass
+
+
+@dataclass(slots=True)
+class PendingRequest:
+    """A waiting request. `ticket`: its id at the actor; empty: not submitted. `status`: its queue position in the
+    actor's last answer; None: no answer. `status_requested`: a request for it is open. `drawn`: what it holds of its
+    session at the actor."""
+
+    model: str
+    arrival: Arrival
+    arrived_s: float
+    ticket: str = ""
+    status: QueueStatus | None = None
+    drawn: SessionDraw | None = None
+    status_requested: bool = False
+
+    @property
+    def request_id(self) -> str:
+        return self.arrival.request_id
+
+
+class PendingRequests:
+    """Waiting requests by id, model, ticket and end of their wait. O(log n) per method, unless stated."""
+
+    def __init__(self) -> None:
+        self.by_request_id: dict[str, PendingRequest] = {}
+        self.queues: dict[str, dict[RequestClass, KeyedHeap]] = {}  # ids by arrival, of models with waiting requests
+        self.counts: Counter[str] = Counter()  # by model, of these
+        self._tokens: Counter[tuple[str, RequestClass]] = Counter()  # estimated
+        self.unsent: dict[str, PendingRequest] = {}  # in order of arrival
+        self.tickets: dict[str, PendingRequest] = {}
+        self._deadlines = KeyedHeap()
+        self._numbers = itertools.count()
+
+    def count_by_class(self, model: str) -> dict[RequestClass, int]:
+        """The number of waiting requests of a model, by requested class."""
+        queues = self.queues.get(model, {})
+        return {level: len(queues.get(level, ())) for level in RequestClass}
+
+    def add(self, waiting: PendingRequest, due: float) -> None:
+        """Add a request that waits until `due` at most."""
+        request_id, model, level = waiting.request_id, waiting.model, waiting.arrival.request_class
+        number = next(self._numbers)
+        self.by_request_id[request_id] = self.unsent[request_id] = waiting
+        self.counts[model] += 1
+        self._tokens[model, level] += waiting.arrival.cost
+        queues = self.queues.setdefault(model, {})
+        queues.setdefault(level, KeyedHeap()).set(request_id, (waiting.arrived_s, number))
+        self._deadlines.set(request_id, (due, number))
+
+    def remove(self, request_id: str) -> PendingRequest | None:
+        """Remove and return a waiting request; None: unknown id."""
+        waiting = self.by_request_id.pop(request_id, None)
+        if waiting is None:
+            return None
+        model, level = waiting.model, waiting.arrival.request_class
+        self.unsent.pop(request_id, None)
+        self.tickets.pop(waiting.ticket, None)
+        self.queues[model][level].discard(request_id)
+        self._deadlines.discard(request_id)
+        self.counts[model] -= 1
+        self._tokens[model, level] -= waiting.arrival.cost
+        if not self.counts[model]:
+            del self.counts[model], self.queues[model]
+            for level in RequestClass:
+                self._tokens.pop((model, level), None)
+        return waiting
+
+    def first(self, model: str) -> PendingRequest | None:
+        """The next request to grant; None: none waits."""
+        queues = self.queues.get(model, {})
+        tops = (queues[level].peek() for level in sorted(queues, reverse=True))
+        return next((self.by_request_id[top[1]] for top in tops if top is not None), None)
+
+    def hand_in(self, waiting: PendingRequest, ticket: str) -> None:
+        """A request was submitted to the actor's queue under this ticket."""
+        waiting.ticket = ticket
+        self.tickets[ticket] = waiting
+        self.unsent.pop(waiting.request_id, None)
+
+    def not_handed_in(self, limit: int, is_excluded: Callable[[str], bool]) -> list[PendingRequest]:
+        """At most `limit` requests not yet submitted, without excluded models: higher classes first, then the oldest.
+        O(n)."""
+        if not limit or not self.unsent:
+            return []
+        found = (one for one in self.unsent.values() if not is_excluded(one.model))
+        return heapq.nsmallest(limit, found, lambda one: (-one.arrival.request_class, one.arrived_s))
+
+    def is_full(self, model: str, policy: QueuePolicy, level: RequestClass) -> bool:
+        """Whether a class, or all classes together, have reached the bounds of the policy."""
+        counts, tokens = self.count_by_class(model), {one: self._tokens[model, one] for one in RequestClass}
+        bound = policy.classes.get(level, ClassBound())
+        limits = (
+            (counts[level], bound.max_queued),
+            (tokens[level], bound.max_queued_tokens),
+            (self.counts[model], policy.max_queued),
+            (sum(tokens.values()), policy.max_queued_tokens),
+        )
+        return any(most is not None and waiting >= most for waiting, most in limits)
+
+    def take_ticket(self, ticket: str) -> PendingRequest | None:
+        """The actor has decided on a ticket: remove and return its request; None: unknown ticket."""
+        waiting = self.tickets.get(ticket)
+        return None if waiting is None else self.remove(waiting.request_id)
+
+    def forget_tickets(self) -> None:
+        """The actor's queue is lost or a new one: no request counts as submitted."""
+        self.tickets.clear()
+        for request_id, waiting in self.by_request_id.items():
+            if waiting.ticket:
+                waiting.arrival = replace(waiting.arrival, accepted=True)
+            waiting.ticket, waiting.status, waiting.status_requested, waiting.drawn = "", None, False, None
+            self.unsent[request_id] = waiting
+
+    def first_overdue(self, now: float) -> PendingRequest | None:
+        """A request whose wait is over; None: there is none."""
+        top = self._deadlines.peek()
+        return None if top is None or now < top[0][0] else self.by_request_id[top[1]]
+
+    def next_due(self) -> float | None:
+        """The time at which the next wait is over; None: none waits."""
+        top = self._deadlines.peek()
+        return None if top is None else top[0][0]
 
 
 @dataclass(slots=True)
@@ -54,7 +181,7 @@ class InFlight:
         self.touched_engines: set[str] = set()  # engines whose credit has changed
         # not acknowledged yet by the actor, with their reachability since
         self.dropped_engines: dict[str, tuple[str, bool, bool] | None] = {}
-        self.sessions: dict[str, messages.SessionOpened] = {}  # open sessions, by name
+        self.sessions: dict[str, SessionEntry] = {}  # open sessions, by name
 
     def set_reachability(self, model: str, engine: str, usable: bool, single_request: bool) -> None:
         """See `RouterQueue.set_reachability`."""
@@ -65,7 +192,7 @@ class InFlight:
             self.touched_engines.add(engine)
 
     def drop_engine(self, engine: str) -> None:
-        """An engine is gone: forget its requests. O(requests)."""
+        """An engine is gone: forget its requests; one may arrive again under the same id. O(requests)."""
         if engine in self.dropped_engines:
             self.dropped_engines[engine] = None
         if engine not in self._accounts.by_engine:
@@ -93,13 +220,13 @@ class InFlight:
                 self._reclaim(engine, request_class)
             case KvTokenGrant():
                 self._on_kv_token_grant(action)
-            case messages.SessionOpened(name):
-                self.sessions[name] = action
+            case SessionEntry():
+                self.sessions[action.request.session_id] = action
             case messages.SessionEnded(name, lease) if name in self.sessions and self.sessions[name].lease == lease:
                 del self.sessions[name]
             case messages.Booked(short, sessions):
                 self.sessions.clear()
-                self.sessions.update((one.name, one) for one in sessions)
+                self.sessions.update((one.request.session_id, one) for one in sessions)
                 for pool, slots, tokens in short:
                     if pool in self._accounts.by_engine:
                         self._accounts.change(pool, credit=(-slots, -tokens))
@@ -145,7 +272,7 @@ class InFlight:
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
             self.touched_engines.add(run.engine)
             unreported = max(0, output_tokens - run.reported_tokens)
-            self._router_session.add_usage(run.model, run.arrival, 1, prompt_tokens, unreported)
+            self._router_session.add_usage(run.model, run.arrival, prompt_tokens, unreported)
             if run.owed_tokens:
                 self._router_session.put(messages.CancelKvTokenRequest(request_id, run.engine))
         return run
@@ -160,7 +287,7 @@ class InFlight:
             self._router_session.progress[run.ticket] += output_tokens
         else:
             run.reported_tokens += output_tokens
-            self._router_session.add_usage(run.model, run.arrival, 0, 0, output_tokens)
+            self._router_session.add_usage(run.model, run.arrival, 0, output_tokens)
 
     def grow(self, request_id: str, tokens: int) -> bool:
         """A request needs more KV tokens; False: they are requested from the actor, not granted yet."""
