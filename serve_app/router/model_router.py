@@ -268,6 +268,9 @@ class ModelRouter:
         result = ResultReporter(self.replica_set, replica_id, handed_in)
 
         def ended() -> None:
+            if stream is not None and isinstance(stream.error, ServeAppError):
+                result.on_error(stream.error, connection_lost=stream.connection_lost)
+                result.report()  # first: the slots of a replica that is ejected now are not granted again
             if grant is None:
                 self.replica_set.drop_gone()
             else:

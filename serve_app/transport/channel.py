@@ -124,8 +124,10 @@ class Channel:
         async def open_connection(connection: ReplicaConnection) -> None:
             try:
                 await connection.open()
-            except CHANNEL_ERRORS as error:
-                on_end(brief(error))
+            except BaseException as error:
+                on_end(brief(error))  # no effect if it was closed here meanwhile
+                if not isinstance(error, CHANNEL_ERRORS):
+                    raise
 
         self.connection = ReplicaConnection(self.handle, self.router_id, self.replica_id, on_message, on_end)
         self._opening = in_fresh_context(open_connection(self.connection), f"channel-{self.replica_id}")

@@ -56,7 +56,7 @@ class ResponseStream:
     connection_lost: bool = False  # whether it failed because the connection to the replica broke
     buffered: int = 0  # bytes of `_frames`
     _frames: list[Frame] = field(default_factory=list)
-    _error: BaseException | None = None
+    error: BaseException | None = None  # why it failed
     _waiter: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
@@ -65,14 +65,14 @@ class ResponseStream:
     @property
     def is_finished(self) -> bool:
         """Whether nothing more comes: the last frame has arrived, or it has failed."""
-        return self.usage is not None or self._error is not None
+        return self.usage is not None or self.error is not None
 
     def push(self, frame: Frame) -> bool:
         """Add a frame; returns False if the client is too far behind to go on. A frame after `fail` is dropped, since
         frames before it may be missing."""
-        if self._error is not None:
+        if self.error is not None:
             return True
-        if frame.body or frame.usage is not None:
+        if frame.body or frame.status or frame.usage is not None:
             self.usage = frame.usage
             self._frames.append(frame)
             self.buffered += len(frame.body)
@@ -84,8 +84,8 @@ class ResponseStream:
 
     def fail(self, error: BaseException, *, connection_lost: bool = False) -> None:
         """End the stream with an error; frames that have arrived are delivered first."""
-        if self._error is None:
-            self._error = error
+        if self.error is None:
+            self.error = error
             self.connection_lost = connection_lost
             self._wake()
 
@@ -112,15 +112,15 @@ class ResponseStream:
             ServeAppError: the request cannot go on.
         """
         if not self._frames:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-            if not self._frames and self._error is not None:
-                raise self._error
+            if not self._frames and self.error is not None:
+                raise self.error
         frames = self._frames
         self.clear()
         return frames

@@ -13,7 +13,8 @@ from serve_app.core.routing import TargetReason as Placed
 from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
 from serve_app.router.replicas import ResultReporter
-from serve_app.transport import Frame
+from serve_app.router.request_grant import RequestGrant
+from serve_app.transport import Frame, TokenUsage
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import Client, ask
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -170,6 +171,34 @@ def test_a_replica_that_breaks_every_answer_in_the_middle_is_ejected() -> None:
             except EngineFailed:
                 failed += 1
         assert (failed, router.model.replica_set.ejections[FailureKind.CONSECUTIVE]) == (MAX_CONSECUTIVE_FAILURES, 1)
+        await router.settled()
+
+    run(scenario, waits=NEVER)
+
+
+def test_a_failure_is_counted_before_the_slot_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the slots of a replica that is ejected by it would be granted once more."""
+    order: list[str] = []
+    report, release = ResultReporter.report, RequestGrant.release
+
+    def reporting(self: ResultReporter) -> None:
+        order.append("counted")
+        report(self)
+
+    def releasing(self: RequestGrant, usage: TokenUsage | None = None) -> None:
+        order.append("released")
+        release(self, usage)
+
+    monkeypatch.setattr(ResultReporter, "report", reporting)
+    monkeypatch.setattr(RequestGrant, "release", releasing)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster, max_wait_s=0.05).start()
+        Broken(cluster, "r1")
+        with pytest.raises(EngineFailed):
+            await router.ask()
+        assert order[:2] == ["counted", "released"]
         await router.settled()
 
     run(scenario, waits=NEVER)

@@ -107,6 +107,24 @@ def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channe
     run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.02})
 
 
+@pytest.mark.parametrize("error", [TimeoutError(), RuntimeError("a bug"), asyncio.CancelledError()], ids=repr)
+def test_an_attach_that_fails_in_an_unexpected_way_fails_its_requests_at_once(error: BaseException) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, handle = opened(cluster)
+
+        async def fails(*_: Any, **__: Any) -> None:
+            raise error
+
+        handle.call = fails  # type: ignore[assignment]
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: None)  # the bug is logged by the loop
+        told = await asyncio.wait_for(asyncio.gather(answer(link, "a", 3), return_exceptions=True), SOON_S)
+        assert [type(one) for one in told] == [EngineUnreachable]
+        assert link.connection is None
+
+    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
+
+
 def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)

@@ -166,7 +166,8 @@ class EngineGrants:
         return [
             OveruseAlarm(owner, engine.report.model, hold.on, hold.amount, measured)
             for owner, engine in self._engines.items()
-            if owner in self._ledger
+            # not by the last report, if that was refused: another device was granted since
+            if owner in self._ledger and self._ledger.lease(owner).holds == tuple(engine.report.holds)
             for hold, measured in zip(self._ledger.lease(owner).holds, engine.report.measured_bytes, strict=False)
             if measured is not None and measured > hold.amount
         ]

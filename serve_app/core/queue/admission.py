@@ -76,7 +76,8 @@ class Admission:
             if self._no_slots_since is not None:
                 waiting.waits_for = WaitReason.NO_REPLICA
             elif waiting.waits_for is None:
-                waiting.waits_for = WaitReason.SLOTS if self._is_first(waiting) else WaitReason.TURN
+                is_first, shortage = self._is_first(waiting), self.capacity.shortage
+                waiting.waits_for = shortage(*waiting.need) if is_first else WaitReason.TURN
             actions += self._enforce_bounds(waiting)
         return actions
 
@@ -286,16 +287,22 @@ class Admission:
         return sum(one.size for one in self.queue.class_queues[arrived.arrival.request_class :]) == 1
 
     def _after_replica_change(self, is_new: bool) -> list[Action]:
+        had_slots = self._no_slots_since is None
         if self.capacity.slots:
-            if self._no_slots_since is not None:
+            if not had_slots:
                 self._replica_start.replica_ready(self._now, is_new)
             self._no_slots_since = None
         else:
-            if self._no_slots_since is None:
+            if had_slots:
                 self._no_slots_since = self._now
             if self.queue.by_id:
                 self._replica_start.begin(self._now)
-        return self._grant_all()
+        actions = self._grant_all()
+        if self.capacity.slots and not had_slots:  # from now on the others wait for something else
+            for waiting in self.queue.by_id.values():
+                if waiting.waits_for is WaitReason.NO_REPLICA:
+                    waiting.waits_for = WaitReason.TURN
+        return actions
 
     def _wait_ends(self, waiting: QueuedRequest) -> float:
         end = waiting.arrived_s + self.scheduler.policy.max_wait_s

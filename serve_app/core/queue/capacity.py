@@ -17,6 +17,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 from serve_app.core.queue.tenant_queue import QueuedRequest
@@ -128,16 +129,16 @@ class Capacity:
         return (slots == 1 and where is None) or self._find(slots, tokens, where) is not None
 
     def shortage(self, slots: int, tokens: int, where: PlacementConstraint | None) -> WaitReason:
-        """Why `fits` is False. O(replicas)."""
+        """Why `fits` is False. O(replicas that are closed or excluded) for one slot, else O(replicas)."""
         only, avoid = where or ANYWHERE
-        enough_slots = {name: replica for name, replica in self.replicas.items() if replica.free >= slots}
-        with_room = {name for name, replica in enough_slots.items() if replica.kv_free >= tokens}
-        allowed = {name for name in with_room if only in (None, name) and name not in avoid}
+        with_tokens = takewhile(lambda entry: -entry[0] >= tokens, self._by_tokens)
+        room = {entry[-1] for entry in with_tokens if -entry[1] >= slots}
+        allowed = {replica_id for replica_id in room if only in (None, replica_id) and replica_id not in avoid}
         if allowed:
             return WaitReason.HELD_BACK if allowed & self._held_back else WaitReason.KV_DEBT
-        if with_room:
+        if room:
             return WaitReason.PLACEMENT
-        return WaitReason.KV_TOKENS if enough_slots else WaitReason.SLOTS
+        return WaitReason.KV_TOKENS if self.free >= slots else WaitReason.SLOTS
 
     def set_replica(
         self, replica_id: str, slots: int, kv_tokens: int | None, used_elsewhere: tuple[int, int], session_kv: int

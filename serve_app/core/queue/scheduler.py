@@ -158,8 +158,7 @@ class Scheduler:
             capacity.set_asking_class(level)
             if capacity.fits(*head.need):
                 return head, False
-            if head.waits_for in (None, WaitReason.TURN):
-                head.waits_for = capacity.shortage(*head.need)
+            head.waits_for = capacity.shortage(*head.need)
             if level not in keeping:
                 capacity.hold_back(*head.need)
             most_free = capacity.most_free_slots

@@ -258,6 +258,9 @@ class ActorRequests:
         request = self._take_from_queue(ticket, now)
         request.arrival = replace(request.arrival, accepted=True, avoid_replicas=self._engines_to_avoid(request))
         actions = request.queue.admission.on_arrive(request.arrival, now, now - request.arrived_s)
+        for at, action in enumerate(actions):
+            if isinstance(action, Grant) and action.request_id == ticket:  # for the queue it has just arrived
+                actions[at] = replace(action, waited_for=action.waited_for or WaitReason.PLACEMENT)
         self.apply_actions(request.queue, actions)
 
     def _take_from_queue(self, ticket: str, now: float) -> ActorRequest:
@@ -304,7 +307,8 @@ class ActorRequests:
         self._sync(one.engine, now)
         admission = request.queue.admission
         admission.on_uncounted_usage(arrival.request_class, arrival.tenant, arrival.prompt_tokens, 0)
-        self._send(router, Grant(arrival.request_id, one.engine, now - request.arrived_s, WaitReason.SESSION))
+        waited_s = now - request.arrived_s
+        self._send(router, Grant(arrival.request_id, one.engine, waited_s, WaitReason.SESSION if waited_s else None))
 
     def _end_session_wait(self, request: ActorRequest) -> None:
         """A request runs or has ended: it no longer waits for a session's slot."""

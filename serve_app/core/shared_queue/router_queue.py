@@ -200,9 +200,8 @@ class RouterQueue:
         actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
         wrong = self.in_flight.recount()
         drawn = self._session_draws()
-        self.router_session.report_accounts(
-            self.accounts.held_amounts() + drawn, self.accounts.account_amounts() + drawn
-        )
+        accounts = tuple(one for one in self.accounts.account_amounts() if one.slots or one.tokens)
+        self.router_session.report_accounts(self.accounts.held_amounts() + drawn, accounts + drawn)
         return actions, lost, wrong
 
     def account(self, engine: str) -> tuple[int, Amount]:
@@ -316,7 +315,8 @@ class RouterQueue:
             return []
         self.in_flight.begin_granted(waiting, engine)
         self.granted_by_actor += 1
-        return [Grant(arrival.request_id, engine, now - waiting.arrived_s, granted.waited_for)]
+        waited_for = granted.waited_for or (WaitReason.QUOTA_ACTOR if granted.waited_s else None)  # before its hand-in
+        return [Grant(arrival.request_id, engine, now - waiting.arrived_s, waited_for)]
 
     def _grant_on_credit(self, waiting: PendingRequest, now: float) -> Grant | None:
         """Grant on credit; None: there is not enough, or it may belong to another router by now."""

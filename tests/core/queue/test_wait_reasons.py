@@ -54,6 +54,22 @@ def test_free_slots_without_enough_kv_tokens_are_a_wait_for_tokens() -> None:
     assert reasons(queue.on_done("running", 1.0)) == {"p": WaitReason.KV_TOKENS}
 
 
+def test_without_any_free_token_the_tokens_are_the_reason_and_not_the_slots() -> None:
+    queue = with_tokens(a=(4, 100))
+    queue.on_arrive(arrival("running", cost_tokens=100), 0.0)
+    queue.on_arrive(arrival("p", cost_tokens=50), 0.0)
+    assert reasons(queue.on_done("running", 30.0)) == {"p": WaitReason.KV_TOKENS}
+
+
+def test_the_last_cause_counts() -> None:
+    queue = with_tokens(a=(2, 100))
+    queue.on_arrive(arrival("r1", cost_tokens=60), 0.0)
+    queue.on_arrive(arrival("r2", cost_tokens=10), 0.0)
+    queue.on_arrive(arrival("p", cost_tokens=80), 0.0)  # for a slot
+    queue.on_done("r2", 1.0)  # now a slot is free, and 40 tokens are not enough
+    assert reasons(queue.on_done("r1", 50.0)) == {"p": WaitReason.KV_TOKENS}
+
+
 def test_a_request_bound_to_a_busy_replica_waits_for_its_placement() -> None:
     queue = with_tokens(a=(1, 100), b=(1, 100))
     queue.on_arrive(arrival("running", only_replica="a"), 0.0)
@@ -73,8 +89,7 @@ def test_a_replica_held_back_for_a_larger_request_is_the_reason() -> None:
     queue.on_arrive(arrival("running", cost_tokens=20), 0.0)
     queue.on_arrive(arrival("wide", HIGH, slots=2, cost_tokens=60), 0.0)
     queue.on_arrive(arrival("p", cost_tokens=50), 0.0)  # there is room for it on `a`, which is held back for `wide`
-    queue.on_done("running", 1.0)
-    assert reasons(queue.on_done("wide", 2.0)) == {"p": WaitReason.HELD_BACK}
+    assert reasons(queue.on_cancel("wide", 1.0)) == {"p": WaitReason.HELD_BACK}
 
 
 def test_guard_slots_are_the_reason_of_the_classes_that_may_not_take_them() -> None:
@@ -96,3 +111,10 @@ def test_before_the_first_replica_it_is_the_reason() -> None:
     queue = Admission(QueuePolicy(100, 60.0))
     arrive(queue, "p", "q")
     assert reasons(queue.on_replica("a", 2, 5.0)) == {"p": WaitReason.NO_REPLICA, "q": WaitReason.NO_REPLICA}
+
+
+def test_what_waits_on_after_the_first_replica_waits_for_something_else() -> None:
+    queue = Admission(QueuePolicy(100, 600.0))
+    arrive(queue, "p", "q")
+    queue.on_replica("a", 1, 5.0)
+    assert reasons(queue.on_done("p", 200.0)) == {"q": WaitReason.TURN}
