@@ -42,7 +42,13 @@ from serve_app.client.options import (
 )
 from serve_app.client.streams import Stream, Synchronous, blocking, blocking_stream
 from serve_app.errors import BadRequest, NotFound, ServeAppError
-from serve_app.http import CallKind, HttpRequest, make_request, make_route_request, read_events
+from serve_app.http import (
+    CallKind,
+    HttpRequest,
+    make_request,
+    make_route_request,
+    read_events,
+)
 from serve_app.ray_adapter import ACCEPT_S, IngressHandle
 
 CLOSE_S = 5.0  # to end running calls; it takes milliseconds

@@ -177,8 +177,7 @@ class Place:
         self.cluster = cluster
         self.endpoint = Endpoint(cluster.url)
         self.options = {
-            "host": cluster.instance.host,
-            "port": cluster.instance.http_port,
+            "http_options": {"host": cluster.instance.host, "port": cluster.instance.http_port},
             "proxy_location": "HeadOnly",
         }
         self._pool = pool  # one process, the driver: pytest's own stays free of Ray

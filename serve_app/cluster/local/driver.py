@@ -30,7 +30,7 @@ from serve_app.errors import Unavailable
 from serve_app.names import MARK
 from serve_app.quota import client as quota_actor
 from serve_app.ray_adapter import quiet_router_thread
-from serve_app.settings import deployment_config, with_other_applications
+from serve_app.settings import with_other_applications
 
 ANSWER_S = 5.0  # the controller answers within milliseconds; without its numbers the state is still reported
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
@@ -115,16 +115,16 @@ def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | 
 
     Args:
         entry: as `serve_app.settings.serve_config.application` makes it.
-        serve_options: of `serve_app.settings.serve_config.deployment_config`.
+        serve_options: `http_options` and `proxy_location`, as in Serve's configuration; the running Serve keeps its
+            own without them.
 
     Raises:
         RuntimeError: Serve refuses it; nothing has changed then.
     """
-    config = deployment_config([], **serve_options)
-    serve.start(http_options=config.get("http_options"), proxy_location=config.get("proxy_location"))
+    serve.start(**serve_options)
     client = _client()
     details = client.get_serve_details()
-    config["applications"] = with_other_applications(entry, details)
+    config = {"applications": with_other_applications(entry, details), **serve_options}
     client.deploy_apps(ServeDeploySchema.model_validate(config))
     return status.declared(details, entry["name"])
 
