@@ -193,7 +193,7 @@ class Place:
 
     def status(self) -> dict[str, Any]:
         """As `serve-app status --json` has it."""
-        return self._pool.submit(driver.application_status, [], APPLICATION).result()
+        return self._pool.submit(driver.application_status, []).result()
 
     def quota(self) -> dict[str, Any] | None:
         """As `serve-app quota --json` has it; None while the quota actor is away."""
