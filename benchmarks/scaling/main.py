@@ -32,7 +32,6 @@ from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.output import write_json
 from benchmarks.common.scaling_stack import MODEL, WORK_POLL_S, Clients, Stage, stack
 from benchmarks.scaling.watch import PERIOD_S, Look, Watch
-from serve_app.names import APPLICATION
 
 ROUTERS, REPLICAS = 3, 3
 TARGET = 8  # requests a replica: as many as an engine runs at once here, so that what is beyond them waits
@@ -258,7 +257,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with (
             stack(configuration(chosen.engine)) as stage,
-            Watch(stage.cluster.environment(), [MODEL], APPLICATION) as watch,
+            Watch(stage.cluster.environment(), [MODEL]) as watch,
         ):
             measurement = Measurement(stage, watch, chosen.tokens, COUNTED_TOKENS[chosen.engine], console)
             measurement.warm()

@@ -1,7 +1,7 @@
-"""What Serve's controller says of an application, ten times a second, and what happened when: a child process does the
+"""What Serve's controller says of the application, ten times a second, and what happened when: a child process does the
 looking (`python -m benchmarks.scaling.watch`), so that its owner stays free of Ray.
 
-The child reads one JSON object (environment, models, application) and prints one a look, until its input ends. A look's
+The child reads one JSON object (environment, models) and prints one a look, until its input ends. A look's
 moment is that of the answer, in seconds of this machine's monotonic clock, which is the same in every process.
 
 Invariant: a moment found here is late by no more than a look's period and duration, never early.
@@ -65,10 +65,10 @@ def first(looks: Sequence[Look], since: float, condition: Callable[[Look], bool]
 
 
 class Watch:
-    """The looks at an application since the start. Use as a context manager."""
+    """The looks at the application since the start. Use as a context manager."""
 
-    def __init__(self, environment: Mapping[str, str], models: Sequence[str], application: str) -> None:
-        order = {"environment": dict(environment), "models": list(models), "application": application}
+    def __init__(self, environment: Mapping[str, str], models: Sequence[str]) -> None:
+        order = {"environment": dict(environment), "models": list(models)}
         self._looks: dict[str, list[Look]] = {model: [] for model in models}
         self._over = False
         self._child = RemoteDriver(order, module="benchmarks.scaling.watch")
@@ -133,7 +133,7 @@ def main() -> int:
 
     threading.Thread(target=until_input_ends, daemon=True, name="input").start()
     while not ended.wait(PERIOD_S):
-        seen = driver.application_status(order["models"], order["application"])
+        seen = driver.application_status(order["models"])
         print(json.dumps({"at": time.monotonic(), "models": seen["models"]}), file=out, flush=True)
     driver.disconnect()
     return 0

@@ -24,13 +24,13 @@ from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK
-from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application, deployment_config
+from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application
 from serve_app.system import marked
 
 TICK_S = 0.25
 FINAL_STATES = ("running", "failed")  # states after which the driver reports nothing more
 # At Serve's default, 127.0.0.1, HAProxy reaches no router on another machine, and clients reach no router at all.
-ON_A_CLUSTER = {"host": "0.0.0.0", "proxy_location": "EveryNode"}
+ON_A_CLUSTER: dict[str, Any] = {"http_options": {"host": "0.0.0.0"}, "proxy_location": "EveryNode"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _follow(
             raise Unavailable(f"it {left} after {timeout_s:.0f} s; `serve-app status` says more", code="deploy_failed")
 
 
-def export(settings: Settings, *, host: str | None, port: int | None, proxy_location: ProxyLocation | None) -> str:
+def export(settings: Settings, *, host: str | None, port: int | None, proxy_location: ProxyLocation) -> str:
     """Serve's form of the configuration as YAML, for `serve deploy` and Serve's REST interface.
 
     Raises:
@@ -140,5 +140,8 @@ def export(settings: Settings, *, host: str | None, port: int | None, proxy_loca
             "auth.keys: give at least one key (or its digest): an exported configuration makes none", param="auth.keys"
         )
     entry = application(settings.without_secrets())
-    config = deployment_config([entry], host=host, port=port, proxy_location=proxy_location)
+    config: dict[str, Any] = {"applications": [entry], "proxy_location": proxy_location}
+    http = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    if http:  # what is not given is left as the running Serve has it, or to Serve's defaults
+        config["http_options"] = http
     return yaml.safe_dump(config, sort_keys=False)

@@ -55,10 +55,15 @@ class HttpExchange:
         return (self.status, self._headers) if 200 <= self.status < 500 and self.status != 429 else None
 
     async def send_answer(self, status: int, headers: Headers, body: bytes, *, is_head: bool = False) -> None:
-        """Send a complete answer; `is_head`: without the body."""
+        """Send a complete answer; `is_head`: without the body. In a stream that comments have begun, it is an engine's
+        refusal and sent as an event; a repeat gets the refusal itself."""
         self.status, self._headers = status, headers
         if self.on_sent is not None:
             self.on_sent(body)
+        if self._has_begun_stream:
+            event = sse_error(json.loads(body), self.operation)
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+            return
         headers = [*headers, (b"content-length", b"%d" % len(body))]
         if self.request_id:
             headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
@@ -82,7 +87,7 @@ class HttpExchange:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
             stream.client_has_seen = True
-            await (self._send_refusal_event if self._has_begun_stream else self.send_answer)(first.status, JSON, body)
+            await self.send_answer(first.status, JSON, body)
             return frames[-1]
         self.status, self._headers, stream.client_has_seen = first.status, _SSE_HEADERS, True
         await self._start_stream(first.status)
@@ -113,11 +118,3 @@ class HttpExchange:
         self._has_begun_stream = True
         headers = [*_SSE_HEADERS, (REQUEST_ID_HEADER, self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def _send_refusal_event(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send an engine's refusal as an event of a stream begun by comments. A repeat gets the refusal itself."""
-        self.status, self._headers = status, headers
-        if self.on_sent is not None:
-            self.on_sent(body)
-        event = sse_error(json.loads(body), self.operation)
-        await self._send({"type": "http.response.body", "body": event, "more_body": False})

@@ -8,12 +8,7 @@ Never: starts anything, or imports Ray.
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key
 from serve_app.settings.model import DEFAULT_KV_CACHE_GB, AutoscaleSettings, ModelSettings, SimulatedSettings
 from serve_app.settings.presets import PRESETS
-from serve_app.settings.serve_config import (
-    ProxyLocation,
-    application,
-    deployment_config,
-    with_other_applications,
-)
+from serve_app.settings.serve_config import ProxyLocation, application, with_other_applications
 from serve_app.settings.settings import (
     AdmissionSettings,
     AuthSettings,
@@ -41,7 +36,6 @@ __all__ = [
     "Settings",
     "SimulatedSettings",
     "application",
-    "deployment_config",
     "engine_version",
     "load",
     "load_or_create_key",

@@ -56,19 +56,6 @@ def _requested_bytes(model: ModelSettings) -> int | None:
     return None if model.memory_gb is None else int(model.memory_gb * GIB) * model.ranks
 
 
-def deployment_config(
-    applications: list[dict[str, Any]],
-    *,
-    host: str | None = None,
-    port: int | None = None,
-    proxy_location: ProxyLocation | None = None,
-) -> dict[str, Any]:
-    """The whole of Serve's configuration. What is None is left as the running Serve has it, or to Serve's defaults."""
-    http = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    given = {"proxy_location": proxy_location, "http_options": http}
-    return {"applications": applications} | {name: value for name, value in given.items() if value}
-
-
 def with_other_applications(application_entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:
     """This application and the others that were declared to the running Serve, which would otherwise be deleted.
 

@@ -191,7 +191,8 @@ def test_what_is_declared_and_runs_is_recorded_with_its_key(
     (order,) = driver.orders
     assert (order["do"], order["wait"], order["models"]) == ("declare", True, ["a", "b"])
     assert order["environment"]["RAY_AUTH_TOKEN"] == TOKEN
-    assert order["serve"] == {"host": "127.0.0.1", "port": 8123, "proxy_location": "HeadOnly"}
+    where = {"http_options": {"host": "127.0.0.1", "port": 8123}, "proxy_location": "HeadOnly"}
+    assert order["serve"] == where
     assert KEY not in json.dumps(order)
     recorded = state.read()
     assert recorded is not None

@@ -69,7 +69,7 @@ class FakeDriver:
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing into the test's output."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", order["serve"]["port"]), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", order["serve"]["http_options"]["port"]), Handler)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         self.made.append(self)
 
@@ -164,11 +164,9 @@ def test_it_starts_announces_and_ends_on_ctrl_c(terminal: Terminal, driver: type
     order = driver.made[0].order
     key = terminal.state.generated_key_file.read_text().strip()
     assert f"API key   {key}" in terminal.text
-    assert f"Serving tiny at http://127.0.0.1:{order['serve']['port']}" in terminal.text
-    assert (
-        f"curl http://127.0.0.1:{order['serve']['port']}/v1/chat/completions -H 'Authorization: Bearer {key}'"
-        in terminal.text
-    )
+    url = f"http://127.0.0.1:{order['serve']['http_options']['port']}"
+    assert f"Serving tiny at {url}" in terminal.text
+    assert f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}'" in terminal.text
     phases = [
         "Starting a Ray of its own",
         "Deploying",

@@ -18,7 +18,6 @@ import ray
 from ray.util import placement_group_table
 
 from serve_app.cluster.local import driver
-from serve_app.names import APPLICATION
 
 LOOK_S = 0.5  # a look costs the controller some milliseconds
 
@@ -26,7 +25,7 @@ LOOK_S = 0.5  # a look costs the controller some milliseconds
 def look() -> dict[str, Any]:
     known = ray.nodes()  # type: ignore[no-untyped-call]
     address = {node["NodeID"]: node["NodeManagerAddress"] for node in known}
-    status = driver.application_status([], APPLICATION)
+    status = driver.application_status([])
     groups_of_replicas = {found["deployment"]: found["replicas"] for found in status["models"]}
     replicas = {
         name: sorted([one["id"], one["state"], address.get(one["node"], "")] for one in group)

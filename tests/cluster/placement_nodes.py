@@ -105,7 +105,7 @@ class Nodes:
 
     def status(self, models: list[str]) -> dict[str, Any]:
         """What `serve-app status` shows, with our names for the nodes."""
-        found = driver.application_status(models, APPLICATION)
+        found = driver.application_status(models)
         for replica in [*found["routers"], *(one for model in found["models"] for one in model["replicas"])]:
             replica["node"] = self._names.get(replica["node"], GONE) if replica["node"] else NO_PLACE
         return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from serve_app import connect
 from serve_app.agents import AgentScheduler, AgentState
-from serve_app.client.session import AgentSession
+from serve_app.client import AgentSession
 
 ASKED = [{"role": "user", "content": "Hello!"}]
 

@@ -177,8 +177,7 @@ class Place:
         self.cluster = cluster
         self.endpoint = Endpoint(cluster.url)
         self.options = {
-            "host": cluster.instance.host,
-            "port": cluster.instance.http_port,
+            "http_options": {"host": cluster.instance.host, "port": cluster.instance.http_port},
             "proxy_location": "HeadOnly",
         }
         self._pool = pool  # one process, the driver: pytest's own stays free of Ray
@@ -194,7 +193,7 @@ class Place:
 
     def status(self) -> dict[str, Any]:
         """As `serve-app status --json` has it."""
-        return self._pool.submit(driver.application_status, [], APPLICATION).result()
+        return self._pool.submit(driver.application_status, []).result()
 
     def quota(self) -> dict[str, Any] | None:
         """As `serve-app quota --json` has it; None while the quota actor is away."""

@@ -148,7 +148,10 @@ def _deploy(cluster: LocalCluster, config: Mapping[str, Any], names: list[str], 
         "do": "serve",
         "environment": cluster.environment(),
         "application": application(parse(config).without_secrets()),
-        "serve": {"host": cluster.instance.host, "port": cluster.instance.http_port, "proxy_location": "HeadOnly"},
+        "serve": {
+            "http_options": {"host": cluster.instance.host, "port": cluster.instance.http_port},
+            "proxy_location": "HeadOnly",
+        },
         "name": "serve_app",
         "models": names,
     }

@@ -66,7 +66,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def watch(scaled: Stack) -> Iterator[Watch]:
     assert scaled.cluster is not None
-    with Watch(scaled.cluster.environment(), [QUICK, SLOW], "serve_app") as opened:
+    with Watch(scaled.cluster.environment(), [QUICK, SLOW]) as opened:
         opened.until(QUICK, lambda look: True, SETTLE_S)
         yield opened
 

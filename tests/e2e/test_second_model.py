@@ -102,7 +102,10 @@ def become(stack: Stack, models: list[dict[str, Any]]) -> dict[str, list[str]]:
             "do": "declare",
             "environment": stack.cluster.environment(),
             "application": application(parse({**CONFIG, "models": models}).without_secrets()),
-            "serve": {"host": instance.host, "port": instance.http_port, "proxy_location": "HeadOnly"},
+            "serve": {
+                "http_options": {"host": instance.host, "port": instance.http_port},
+                "proxy_location": "HeadOnly",
+            },
             "wait": True,
             "models": [],
         }

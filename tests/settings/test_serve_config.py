@@ -13,7 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.cli.deploy import ON_A_CLUSTER, export
 from serve_app.cluster.local.status import declared, declared_models, describe, is_built
 from serve_app.names import APPLICATION
-from serve_app.settings.serve_config import POLICY, application, deployment_config, with_other_applications
+from serve_app.settings.serve_config import POLICY, application, with_other_applications
 from serve_app.settings.settings import QuotaSettings, Settings, parse
 
 KEY = "sk-0123456789abcdef"
@@ -55,10 +55,14 @@ def test_what_the_controller_has_to_know_of_models_that_the_ledger_places_goes_w
 
 
 def test_what_is_not_said_is_left_to_the_running_serve() -> None:
-    assert deployment_config([]) == {"applications": []}
-    assert deployment_config([], port=8001) == {"applications": [], "http_options": {"port": 8001}}
-    whole = deployment_config([], host="::", port=1, proxy_location="HeadOnly")
-    assert whole == {"applications": [], "proxy_location": "HeadOnly", "http_options": {"host": "::", "port": 1}}
+    def exported(host: str | None, port: int | None) -> dict[str, Any]:
+        found = yaml.safe_load(export(settings(), host=host, port=port, proxy_location="HeadOnly"))
+        del found["applications"]
+        return found  # type: ignore[no-any-return]
+
+    assert exported(None, None) == {"proxy_location": "HeadOnly"}
+    assert exported(None, 8001) == {"proxy_location": "HeadOnly", "http_options": {"port": 8001}}
+    assert exported("::", 1) == {"proxy_location": "HeadOnly", "http_options": {"host": "::", "port": 1}}
 
 
 def test_other_declared_applications_stay_and_those_run_by_hand_are_none_of_it() -> None:
@@ -78,7 +82,7 @@ def test_other_declared_applications_stay_and_those_run_by_hand_are_none_of_it()
 
 def test_serve_s_own_schema_takes_what_is_exported() -> None:
     """And what it would fill in by itself does not change who may reach it."""
-    where: Any = {**ON_A_CLUSTER, "port": 8000}
+    where: Any = {"proxy_location": ON_A_CLUSTER["proxy_location"], "port": 8000} | ON_A_CLUSTER["http_options"]
     text = export(settings(models=[{"name": "a", "replicas": {"max_replicas": 2}}]), **where)
     assert KEY not in text
     schema = ServeDeploySchema.model_validate(yaml.safe_load(text))

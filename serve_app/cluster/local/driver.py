@@ -27,10 +27,10 @@ from serve_app.cluster.local import status
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
 from serve_app.errors import Unavailable
-from serve_app.names import MARK
+from serve_app.names import APPLICATION, MARK
 from serve_app.quota import client as quota_actor
 from serve_app.ray_adapter import quiet_router_thread
-from serve_app.settings import deployment_config, with_other_applications
+from serve_app.settings import with_other_applications
 
 ANSWER_S = 5.0  # the controller answers within milliseconds; without its numbers the state is still reported
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
@@ -115,18 +115,18 @@ def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | 
 
     Args:
         entry: as `serve_app.settings.serve_config.application` makes it.
-        serve_options: of `serve_app.settings.serve_config.deployment_config`.
+        serve_options: `http_options` and `proxy_location`, as in Serve's configuration; the running Serve keeps its
+            own without them.
 
     Raises:
         RuntimeError: Serve refuses it; nothing has changed then.
     """
-    config = deployment_config([], **serve_options)
-    serve.start(http_options=config.get("http_options"), proxy_location=config.get("proxy_location"))
+    serve.start(**serve_options)
     client = _client()
     details = client.get_serve_details()
-    config["applications"] = with_other_applications(entry, details)
+    config = {"applications": with_other_applications(entry, details), **serve_options}
     client.deploy_apps(ServeDeploySchema.model_validate(config))
-    return status.declared(details, entry["name"])
+    return status.declared(details)
 
 
 def details() -> dict[str, Any]:
@@ -140,38 +140,38 @@ def _client() -> Any:
     return _get_global_client()
 
 
-def application_status(models: Sequence[str], name: str) -> dict[str, Any]:
+def application_status(models: Sequence[str]) -> dict[str, Any]:
     """The application's state, as of `serve_app.cluster.local.status.describe`."""
     try:
         client = _client()
     except RayServeException:
-        return status.describe(NO_DETAILS, models, name)  # Serve was never started
+        return status.describe(NO_DETAILS, models)  # Serve was never started
     details = client.get_serve_details()
-    _explain(details, name)
-    models = status.declared_models(details, name) or models
-    state = status.describe(details, models, name, _reported_series(client, details, name))
+    _explain(details)
+    models = status.declared_models(details) or models
+    state = status.describe(details, models, _reported_series(client, details))
     try:
         return status.with_memory_waits(state, ask_quota("figures"))
     except Unavailable:  # without the actor, memory waits are unknown
         return state
 
 
-def _explain(details: Mapping[str, Any], name: str) -> None:
+def _explain(details: Mapping[str, Any]) -> None:
     """Set the message of each deployment with unplaced replicas to the reason of their wait."""
-    unplaced = status.unplaced(details, name)
+    unplaced = status.unplaced(details)
     if unplaced:
         found = status.placement_waits(unplaced, placement_group_table().values(), ray.nodes())
         for deployment, message in found.items():
-            details["applications"][name]["deployments"][deployment]["message"] = message
+            details["applications"][APPLICATION]["deployments"][deployment]["message"] = message
 
 
-def _reported_series(client: Any, details: Mapping[str, Any], name: str) -> status.ReportedSeries:
+def _reported_series(client: Any, details: Mapping[str, Any]) -> status.ReportedSeries:
     """The latest metrics of autoscaled deployments' replicas that the controller has; empty while they change."""
-    deployments = (details["applications"].get(name) or {}).get("deployments", {})
+    deployments = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
     scaled = [one for one, detail in deployments.items() if detail["deployment_config"].get("autoscaling_config")]
     ask = client._controller._get_metrics_for_deployment_for_testing.remote  # the only access to them
     try:
-        answers = ray.get([ask(DeploymentID(name=one, app_name=name)) for one in scaled], timeout=ANSWER_S)
+        answers = ray.get([ask(DeploymentID(name=one, app_name=APPLICATION)) for one in scaled], timeout=ANSWER_S)
     except RayError:
         return {}
     return dict(zip(scaled, answers, strict=True))

@@ -19,7 +19,6 @@ from typing import Any
 from serve_app.cluster.local import driver
 from serve_app.cluster.local.status import describe, is_built
 from serve_app.errors import ServeAppError, Unavailable
-from serve_app.names import APPLICATION
 
 STARTING_PERIOD_S = 0.5  # the polling period of the state while the application starts
 RUNNING_PERIOD_S = 5.0  # and after that: a poll costs the controller some milliseconds of CPU
@@ -42,7 +41,7 @@ def _serve(order: Mapping[str, Any]) -> None:
     _send("phase", phase="application")
     driver.declare(order["application"], **order["serve"])
     while True:
-        status = driver.application_status(order["models"], order["application"]["name"])
+        status = driver.application_status(order["models"])
         _send("status", **status)
         command = _next_command(RUNNING_PERIOD_S if status["state"] == "running" else STARTING_PERIOD_S)
         if command is not None:
@@ -58,21 +57,19 @@ def _declare(order: Mapping[str, Any]) -> None:
         Unavailable: Serve cannot build deployments from it. Running deployments go on, but Serve would neither show nor
             scale them from then on, so the previous declaration is declared again.
     """
-    entry = order["application"]
-    name = entry["name"]
-    before = driver.declare(entry, **order["serve"])
-    while (made := is_built(driver.details(), name)) is None:
+    before = driver.declare(order["application"], **order["serve"])
+    while (made := is_built(driver.details())) is None:
         if _next_command(STARTING_PERIOD_S) is not None:
             return
     if not made:
-        why = describe(driver.details(), order["models"], name)["message"]
+        why = describe(driver.details(), order["models"])["message"]
         if before is not None:
             driver.declare(before, **order["serve"])
             why += "; the previous declaration is declared again"
         raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
     _send("phase", phase="declared")
     while order["wait"]:
-        status = driver.application_status(order["models"], name)
+        status = driver.application_status(order["models"])
         _send("status", **status)
         if status["state"] in ("running", "failed") or _next_command(STARTING_PERIOD_S) is not None:
             return
@@ -81,7 +78,7 @@ def _declare(order: Mapping[str, Any]) -> None:
 ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "serve": _serve,
     "declare": _declare,
-    "status": lambda order: _send("status", **driver.application_status(order["models"], APPLICATION)),
+    "status": lambda order: _send("status", **driver.application_status(order["models"])),
     "quota": lambda order: _send("quota", **driver.ask_quota("figures")),
     "defrag": lambda order: _send("defrag", plan=driver.ask_quota("defrag", order["begin"])),
     "shutdown": lambda order: driver.shut_down(),

@@ -61,7 +61,7 @@ class Instance:
 
     def serve_options(self) -> dict[str, Any]:
         """Serve's own options: routers bind loopback, only HAProxy binds the host of the endpoint."""
-        return {"host": LOOPBACK, "port": self.http_port, "proxy_location": "HeadOnly"}
+        return {"http_options": {"host": LOOPBACK, "port": self.http_port}, "proxy_location": "HeadOnly"}
 
 
 INSTANCE, STATUS = TypeAdapter(Instance), TypeAdapter(dict[str, Any])

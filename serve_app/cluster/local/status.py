@@ -68,23 +68,23 @@ def reason(message: str) -> str:
     return errors[-1] if errors and len(lines) > 1 else " ".join(lines)
 
 
-def declared(details: Mapping[str, Any], name: str = APPLICATION) -> dict[str, Any] | None:
+def declared(details: Mapping[str, Any]) -> dict[str, Any] | None:
     """The last declaration of the application to Serve; None if it was run without one, or is unknown."""
-    return (details["applications"].get(name) or {}).get("deployed_app_config") or None
+    return (details["applications"].get(APPLICATION) or {}).get("deployed_app_config") or None
 
 
-def declared_models(details: Mapping[str, Any], name: str = APPLICATION) -> list[str]:
+def declared_models(details: Mapping[str, Any]) -> list[str]:
     """The model names of the application's declaration, as far as they can be read: a declaration by other tools may
     have any form."""
-    arguments = (declared(details, name) or {}).get("args")
+    arguments = (declared(details) or {}).get("args")
     models = arguments.get("models") if isinstance(arguments, Mapping) else None
     named = [model.get("name") for model in models or () if isinstance(model, Mapping)]
     return [name for name in named if isinstance(name, str)]
 
 
-def is_built(details: Mapping[str, Any], name: str = APPLICATION) -> bool | None:
+def is_built(details: Mapping[str, Any]) -> bool | None:
     """Whether Serve has built deployments from the last declaration; None while it builds them."""
-    application = details["applications"].get(name)
+    application = details["applications"].get(APPLICATION)
     if application is None:
         return None
     if application["deployments"]:
@@ -93,10 +93,7 @@ def is_built(details: Mapping[str, Any], name: str = APPLICATION) -> bool | None
 
 
 def describe(
-    details: Mapping[str, Any],
-    models: Sequence[str],
-    name: str = APPLICATION,
-    reported: ReportedSeries = MappingProxyType({}),
+    details: Mapping[str, Any], models: Sequence[str], reported: ReportedSeries = MappingProxyType({})
 ) -> dict[str, Any]:
     """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`.
 
@@ -105,7 +102,7 @@ def describe(
         models: the configured names; for another deployment the model's name is taken from the deployment's.
         reported: the metrics that replicas reported to the controller.
     """
-    application = details["applications"].get(name)
+    application = details["applications"].get(APPLICATION)
     if application is None:
         return {"state": "absent", "message": "", "models": [], "routers": []}
     by_deployment = {deployment_of(model): model for model in models}
@@ -181,9 +178,9 @@ def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: Route
     return wanted.reason
 
 
-def unplaced(details: Mapping[str, Any], application: str) -> dict[str, list[str]]:
+def unplaced(details: Mapping[str, Any]) -> dict[str, list[str]]:
     """Deployment -> the actor names of its replicas that have no node; `details`: Serve's details as a dictionary."""
-    found = (details["applications"].get(application) or {}).get("deployments", {})
+    found = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
     actors = {
         name: [replica["actor_name"] for replica in deployment["replicas"] if replica.get("node_id") is None]
         for name, deployment in found.items()

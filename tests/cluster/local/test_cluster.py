@@ -218,7 +218,10 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
             "do": "serve",
             "environment": cluster.environment(),
             "application": application(parse(arguments), import_path="tests.fakes.application:build"),
-            "serve": {"host": cluster.instance.host, "port": cluster.instance.http_port, "proxy_location": "HeadOnly"},
+            "serve": {
+                "http_options": {"host": cluster.instance.host, "port": cluster.instance.http_port},
+                "proxy_location": "HeadOnly",
+            },
         }
         driver = RemoteDriver({**order, "models": ["tiny"]})
         wait_running(driver)

@@ -31,7 +31,7 @@ def details(replicas: Sequence[tuple[str, str | None]], status: str = "UPDATING"
 
 
 def told(seen: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, str]:
-    return status.placement_waits(status.unplaced(seen, APPLICATION), groups, [node(1)])
+    return status.placement_waits(status.unplaced(seen), groups, [node(1)])
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_is_needed_is_told_with_what_there_is(
 
 def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
     one = details([("r1", None), ("r2", "node")])
-    assert status.unplaced(one, APPLICATION) == {"engine-m": ["r1"]}
+    assert status.unplaced(one) == {"engine-m": ["r1"]}
     found = told(one, [group("r1"), group("r2"), group("other")])
     assert found == {"engine-m": "1 replica waits for 1 GPU and 1 CPU on one node, which are not free"}
     two = details([("r1", None), ("r2", None)])
@@ -82,9 +82,10 @@ def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
 
 
 def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
-    assert status.unplaced(details([("r1", "node")]), APPLICATION) == {}
-    assert status.unplaced(details([("r1", None)], status="DEPLOY_FAILED"), APPLICATION) == {}
-    assert status.unplaced(details([]), "another application") == {}
+    assert status.unplaced(details([("r1", "node")])) == {}
+    assert status.unplaced(details([("r1", None)], status="DEPLOY_FAILED")) == {}
+    other = {"another application": details([("r1", None)])["applications"][APPLICATION]}
+    assert status.unplaced({"applications": other}) == {}
 
 
 def test_a_replica_without_bundles_leaves_serves_own_message() -> None:
