@@ -29,6 +29,12 @@ GPU_LOCK = lock.read_lock(ROOT / "requirements" / "gpu.txt")
 LOCKS = {"cpu": CPU_LOCK, "gpu": GPU_LOCK}
 
 
+def test_every_file_of_the_package_is_installed_with_it() -> None:
+    package, listed = ROOT / "serve_app", PYPROJECT["tool"]["setuptools"]["package-data"]["serve_app"]
+    files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert files == {path for pattern in listed for path in package.glob(pattern)}
+
+
 # --- the lock files
 
 

@@ -140,9 +140,8 @@ class EngineReplica:
     def _on_grant_lost(self, why: str) -> None:
         """Called from the grant's thread: the memory grant is lost, or loading has stalled."""
         logger.error("this replica ends: %s", why)
-        backend = getattr(self, "backend", None)
-        if backend is not None:
-            backend.kill()
+        if hasattr(self, "backend"):
+            self.backend.kill()
         end_process(EXIT_ENGINE_DEAD)
 
     async def info(self, replica_id: str) -> EngineInfo:
@@ -207,15 +206,12 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         self._ending = True
-        watching = getattr(self, "watching", None)
-        if watching is not None:
-            watching.cancel()
-        wire = getattr(self, "wire", None)
-        if wire is not None:
-            await wire.close()
-        backend = getattr(self, "backend", None)
-        if backend is not None:
-            await backend.shutdown()
-        grant = getattr(self, "_grant", None)
-        if grant is not None:
+        # `__init__` may have failed anywhere
+        if hasattr(self, "watching"):
+            self.watching.cancel()
+        if hasattr(self, "wire"):
+            await self.wire.close()
+        if hasattr(self, "backend"):
+            await self.backend.shutdown()
+        if grant := getattr(self, "_grant", None):
             await asyncio.to_thread(grant.end)

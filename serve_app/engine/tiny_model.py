@@ -3,9 +3,9 @@
 Its text is noise; everything else about it is an ordinary model folder (safetensors, byte-level BPE tokenizer, chat
 template with tools), so the whole stack runs on it the way it runs on a real one.
 
-Invariant: the folder is a pure function of the seed and of the recipe (this file and the chat template), byte for byte,
-on every machine; and the path `ensure_tiny_model` returns holds all of it, whoever else builds, crashes or damages
-files meanwhile.
+Invariant: the folder is a pure function of the seed and of the recipe (this file, its words and the chat template),
+byte for byte, on every machine; and the path `ensure_tiny_model` returns holds all of it, whoever else builds, crashes
+or damages files meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ CONTROL_TOKENS = PAD, TURN, END = "<|pad|>", "<|turn|>", "<|end|>"
 TOOL_CALL_TAGS = ("<tool_call>", "</tool_call>")  # vLLM's `hermes` tool parser looks for them in the text
 MANIFEST = "manifest.json"
 # The roles are the OpenAI ones; a tool's JSON goes into the system turn, one line each.
-CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+CHAT_TEMPLATE = resources.files("serve_app.engine") / "chat_template.jinja"
 
 # By name in the model ("{}": the layer): rows, columns and the scale of its numbers, as the exponent of a power of two.
 # An odd byte-sized integer times a power of two: exact in float32, float16 and bfloat16 alike, so that changing `dtype`
@@ -92,25 +93,8 @@ TOKENIZER_CONFIG: dict[str, Any] = {
 }
 
 # Common words; the tokenizer is trained on lines made of them.
-_WORD_LIST = """
-the of and to in that was for with as his on be at by had not are but from have they which one you were all her she
-there would their we him been has when who will no more if out so up said what its about than into them can only other
-time new some could these two may first then do any like my now over such our man me even most made after also did
-many off before must well back through years much where your way down should because long each just state people those
-too little world good very make still see men work life become here old both between being under three day same
-another know while last might great year come since against go came right used take himself few house use during
-without place around however home small found thought went say part once general high upon school every does got
-united left number course war until always away something fact water less public put think almost hand enough far took
-head yet government system better set told nothing night end why called find going look asked later next point knew
-city group give days young let room side social present order often national within mind second family face best done
-several children rather power need important light door open large model token request answer question engine router
-replica memory cache queue budget tenant priority batch stream server client network message function value string
-object array result error index table column query weather name date temperature location country email address price
-total count list item user key type null true false describe explain write summarize translate compare poem story
-letter report paper machine learning language river mountain ocean forest winter summer autumn spring morning evening
-bridge garden window music colour green blue yellow red
-"""
-WORDS = tuple(_WORD_LIST.split())
+WORD_LIST = resources.files("serve_app.engine") / "tiny_words.txt"
+WORDS = tuple(WORD_LIST.read_text().split())
 
 
 def default_root() -> Path:
@@ -134,8 +118,8 @@ def ensure_tiny_model(root: Path | None = None, *, seed: int = 0) -> Path:
         RuntimeError: what was written does not read back as it was (a failing disk).
     """
     root = default_root() if root is None else root
-    # any change to this file or the template makes a new folder: no number to forget
-    recipe = Path(__file__).read_bytes() + CHAT_TEMPLATE.read_bytes()
+    # any change to this file, the words or the template makes a new folder: no number to forget
+    recipe = b"".join(part.read_bytes() for part in (Path(__file__), WORD_LIST, CHAT_TEMPLATE))
     target = root / f"tiny-{hashlib.sha256(b'%d ' % seed + recipe).hexdigest()[:12]}"
     if _is_intact(target):
         return target
@@ -180,7 +164,7 @@ def _write(folder: Path, seed: int) -> None:
     _write_json(folder / "config.json", CONFIG | ids)
     _write_json(folder / "generation_config.json", ids | {"do_sample": True, "temperature": 1.0})
     _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
-    shutil.copyfile(CHAT_TEMPLATE, folder / CHAT_TEMPLATE.name)
+    (folder / CHAT_TEMPLATE.name).write_bytes(CHAT_TEMPLATE.read_bytes())
     save_file(_weights(seed, tokenizer), folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / MANIFEST, _manifest(folder, [path.name for path in folder.iterdir()]))
     for path in folder.iterdir():

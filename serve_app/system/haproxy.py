@@ -20,11 +20,13 @@ import ipaddress
 import json
 import os
 import shlex
+import string
 import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from importlib import resources
 from pathlib import Path
 
 import psutil
@@ -50,54 +52,11 @@ LAST, FRONT = "last.cfg", "front.pid"
 # Serve replaces a dead HAProxy after 27 to 34 s (measured); without a new one by then, Serve was shut down.
 FALLBACK_S = 120.0
 
-WRAPPER = """#!/bin/sh
-# Serve starts this as HAProxy for each configuration. It corrects the configuration, as serve_app/system/haproxy.py
-# describes, and becomes HAProxy in a session of its own: Ray ends the process group of a manager that died.
-set -e
-if [ "$1" = stand-in ]; then exec {haproxy} -db -f {folder}/{last}; fi
-config=
-previous=
-for argument in "$@"; do
-    if [ "$previous" = -f ]; then config=$argument; fi
-    previous=$argument
-    shift
-    [ "$argument" = -dR ] || set -- "$@" "$argument" # without it, a port is handed over while both listen
-done
-front=$(cat {folder}/{front} 2>/dev/null) || front=
-grep -q {folder} "/proc/$front/cmdline" 2>/dev/null || front=
-unmatched=404
-grep -q '^ *use_backend ' "$config" || unmatched=503
-bind={bind}
-stands=yes
-if [ -n "$front" ]; then
-    case " $* " in *" $front "*) ;; *)
-        # A new manager has no routers at first: the HAProxy with the endpoint's port keeps it until then.
-        if grep '^ *server ' "$config" | grep -q -v ' backup$'; then set -- "$@" -sf "$front"
-        else stands= bind='s#bind .*#bind unix@{folder}/p.sock mode 600#'; fi
-    esac
-fi
-sed -i -e 's#^\\( *bind \\).*:{stats}$#\\1unix@{folder}/s.sock mode 600#' \\
-    -e 's#^\\( *bind \\).*:{metrics}$#\\1unix@{folder}/m.sock mode 600#' \\
-    -e '/^ *option splice-request *$/d' -e '/^ *errorfile /d' \\
-    -e "s#return status 404 content-type text/plain .*Ping .*#return status $unmatched default-errorfiles#" \\
-    -e "/^frontend http_frontend\\$/,/^ *bind /$bind" \\
-    -e '/^defaults$/r {folder}/defaults.cfg' -e '/^frontend http_frontend$/r {folder}/frontend.cfg' "$config"
-changed() {{
-    echo "$1: the template of Ray Serve has changed" >&2
-    exit 1
-}}
-if grep -q -E '^ *bind .*:({stats}|{metrics})( |$)' "$config"; then changed "the statistics would be open to all"; fi
-if grep -q 'option splice-request' "$config"; then changed "disconnects would go unnoticed"; fi
-if grep -q 'return status 404 content-type' "$config"; then changed "what is not known would be answered in text"; fi
-[ "$(grep -c '# of serve_app' "$config")" = 2 ] || changed "clients would not be bounded"
-if [ -n "$stands" ]; then
-    echo $$ >{folder}/{front}.new && mv -f {folder}/{front}.new {folder}/{front} # atomic, for concurrent readers
-    # A HAProxy that makes load balancers go elsewhere gets no fallback.
-    if grep -q 'force health checks to fail' "$config"; then rm -f {folder}/{last}
-    else sed -e '/^ *stats socket /d' -e '/server-state/d' "$config" >{folder}/{last}; fi
-fi
-exec setsid {haproxy} "$@"
-"""
+
+class Wrapper(string.Template):
+    """The shell program that Serve runs as HAProxy, with places `%{name}`: `$` is the shell's."""
+
+    delimiter = "%"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +228,7 @@ def write_wrapper(
     address = "*" if host in ("0.0.0.0", "::") else host
     path = run_dir / "haproxy"
     path.write_text(
-        WRAPPER.format(
+        Wrapper(resources.files("serve_app.system").joinpath("haproxy_wrapper.sh").read_text()).substitute(
             stats=stats_port,
             metrics=metrics_port,
             folder=run_dir,

@@ -54,7 +54,7 @@ def test_while_nobody_waits_a_request_is_granted_in_the_call_and_nobody_is_asked
                 place.send(None)
             assert (ended.value.value.replica_id, ended.value.value.waited_s) == ("r1", 0.0)
             assert actor.calls["exchange"] == asked
-            assert (callers[0].shared.core.granted_on_credit, callers[0].shared.core.granted_by_actor) == (1, 0)
+            assert [run.ticket for run in callers[0].shared.core.in_flight.running.values()] == [""], "on credit"
             callers[0].done("a")
             await at_rest(actor, *callers)
 
@@ -229,8 +229,8 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 await waits(first, actor, "runs")
                 second.done("holder 0")
             await asyncio.wait_for(runs, SOON_S)
-            counts = first.shared.core.granted_on_credit, first.shared.core.granted_by_actor
-            assert counts == ((1, 0) if how == "credit" else (0, 1))
+            [run] = first.shared.core.in_flight.running.values()
+            assert bool(run.ticket) == (how == "line")
             if how == "credit":
                 await asyncio.wait_for(second.granted("holder 1"), SOON_S)
             order.clear()

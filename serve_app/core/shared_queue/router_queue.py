@@ -61,8 +61,6 @@ class RouterQueue:
         self.early_refusal = EarlyRefusal(self.router_session, self._policies)
         self.credit_valid_until = -math.inf
         self.alone = True  # the actor does not answer, or has not booked this router's accounts
-        self.granted_on_credit = 0  # counters
-        self.granted_by_actor = 0
         self._unmatched: dict[str, object] = {}  # requests that differed between both sides at the last check
         self.sessions = self.in_flight.sessions  # open sessions, by name
         self.begin_incarnation(0, 0.0)
@@ -314,7 +312,6 @@ class RouterQueue:
             self._add_pending(PendingRequest(waiting.model, again, waiting.arrived_s), now)
             return []
         self.in_flight.begin_granted(waiting, engine)
-        self.granted_by_actor += 1
         waited_for = granted.waited_for or (WaitReason.QUOTA_ACTOR if granted.waited_s else None)  # before its hand-in
         return [Grant(arrival.request_id, engine, now - waiting.arrived_s, waited_for)]
 
@@ -323,7 +320,6 @@ class RouterQueue:
         engine = None if now >= self.credit_valid_until else self.in_flight.begin_on_credit(waiting)
         if engine is None:
             return None
-        self.granted_on_credit += 1
         waited_s = now - waiting.arrived_s
         return Grant(waiting.request_id, engine, waited_s, WaitReason.QUOTA_ACTOR if waited_s else None)
 

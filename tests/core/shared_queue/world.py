@@ -178,9 +178,7 @@ class World(WorldChecks):
         arrival = Arrival(
             request_id, request_class, tenant or f"t{number % 3}", slots, tokens, deadline, session=session
         )
-        here = router.line.granted_on_credit
         self.perform(router, router.line.on_arrive(MODEL, arrival, self.now))
-        req.here = router.line.granted_on_credit > here
         return req
 
     def arrive_in_order(self, name: str, level: RequestClass, slots: int, tokens: int, left_s: float | None) -> None:
@@ -220,6 +218,7 @@ class World(WorldChecks):
             req.state, req.engine, req.granted_s = "runs", action.replica_id, self.now
             router.running[action.request_id] = req
             run = router.line.in_flight.running.get(action.request_id)
+            req.here = run is not None and not run.ticket
             if run is not None and run.drawn is not None:
                 req.lease, req.drawn = run.drawn.lease, run.drawn[2:]
             if router.name not in self.excused:
