@@ -57,8 +57,11 @@ def test_roles_come_from_command_lines_and_titles(title: str, role: str) -> None
     ],
 )
 def test_an_instance_is_known_by_its_name_with_or_without_a_token(environment: dict[str, str], marked: bool) -> None:
-    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={"PATH": os.environ["PATH"], **environment})
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    child = subprocess.Popen(["cat"], **pipes, env={"PATH": os.environ["PATH"], **environment})  # type: ignore[call-overload]
     try:
+        os.write(child.stdin.fileno(), b".")
+        assert os.read(child.stdout.fileno(), 1) == b"."  # it runs: before that its environment may read as empty
         assert is_marked(psutil.Process(child.pid), "bench-7") is marked
     finally:
         child.communicate(timeout=CHILD_TIMEOUT_S)

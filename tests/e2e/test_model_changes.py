@@ -224,7 +224,7 @@ def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(there: Pl
     changed = configured(model(OTHER, generation=7), model("added"), admission={"max_queued": 5})
     there.become(changed)
     before = there.replicas()
-    (process,) = [pid for pid in there.cluster.pids() if title(pid) == "ray::ServeController"]
+    (process,) = [pid for pid in there.cluster.pids() if title(pid).startswith("ray::ServeController")]
     os.kill(process, signal.SIGKILL)
     there.wait_running(changed)
     assert there.replicas() == before
