@@ -129,7 +129,10 @@ class Capacity:
         return (slots == 1 and where is None) or self._find(slots, tokens, where) is not None
 
     def shortage(self, slots: int, tokens: int, where: PlacementConstraint | None) -> WaitReason:
-        """Why `fits` is False. O(replicas that are closed or excluded) for one slot, else O(replicas)."""
+        """Why `fits` is False. O(1) while no replica is closed and none is excluded, else O(replicas)."""
+        most = self.most_free_slots  # 0: nowhere are both free slots and free KV tokens
+        if where is None and not self._closed:
+            return WaitReason.KV_TOKENS if self.free >= slots and (not most or most >= slots) else WaitReason.SLOTS
         only, avoid = where or ANYWHERE
         with_tokens = takewhile(lambda entry: -entry[0] >= tokens, self._by_tokens)
         room = {entry[-1] for entry in with_tokens if -entry[1] >= slots}
