@@ -17,7 +17,6 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 from serve_app.core.queue.tenant_queue import QueuedRequest
@@ -50,6 +49,9 @@ class _ReplicaCapacity:
     @property
     def kv_free(self) -> float:
         return max(0.0, self.kv_tokens - self.kv_used - self.kv_used_elsewhere)
+
+    def has_free(self, slots: int, tokens: int) -> bool:
+        return self.free >= slots and self.kv_free >= tokens
 
     @property
     def size(self) -> _Size:
@@ -129,19 +131,21 @@ class Capacity:
         return (slots == 1 and where is None) or self._find(slots, tokens, where) is not None
 
     def shortage(self, slots: int, tokens: int, where: PlacementConstraint | None) -> WaitReason:
-        """Why `fits` is False. O(1) while no replica is closed and none is excluded, else O(replicas)."""
-        most = self.most_free_slots  # 0: nowhere are both free slots and free KV tokens
-        if where is None and not self._closed:
-            return WaitReason.KV_TOKENS if self.free >= slots and (not most or most >= slots) else WaitReason.SLOTS
+        """Why `fits` is False. O(closed replicas); O(replicas) for a request with a placement constraint."""
         only, avoid = where or ANYWHERE
-        with_tokens = takewhile(lambda entry: -entry[0] >= tokens, self._by_tokens)
-        room = {entry[-1] for entry in with_tokens if -entry[1] >= slots}
-        allowed = {replica_id for replica_id in room if only in (None, replica_id) and replica_id not in avoid}
-        if allowed:
-            return WaitReason.HELD_BACK if allowed & self._held_back else WaitReason.KV_DEBT
-        if room:
+        closed = [
+            replica_id
+            for replica_id in self._closed
+            if self.replicas[replica_id].has_free(slots, tokens)
+            and only in (None, replica_id)
+            and replica_id not in avoid
+        ]
+        if closed:
+            return WaitReason.KV_DEBT if self._held_back.isdisjoint(closed) else WaitReason.HELD_BACK
+        if where is not None and any(replica.has_free(slots, tokens) for replica in self.replicas.values()):
             return WaitReason.PLACEMENT
-        return WaitReason.KV_TOKENS if self.free >= slots else WaitReason.SLOTS
+        most = self._free_counts[-1] if self._free_counts else 0  # 0: nowhere are both free slots and free KV tokens
+        return WaitReason.KV_TOKENS if self.free >= slots and (not most or most >= slots) else WaitReason.SLOTS
 
     def set_replica(
         self, replica_id: str, slots: int, kv_tokens: int | None, used_elsewhere: tuple[int, int], session_kv: int
