@@ -1,4 +1,5 @@
-"""Starting replicas for which Ray has found no place, read in Serve's controller (private; read in Ray 2.60.0).
+"""Starting replicas for which Ray has found no place, read in Serve's controller (private; read in Ray 2.60.0). For the
+second or two that the process of a placed one needs, it counts as well: Serve does not know its node before.
 
 Serve stops a replica by a call of its actor, and gives the actor `drain_s` to answer. An actor without a place never
 answers: until then its bundles take the next free place, and Serve rolls out nothing of its deployment. A replica that

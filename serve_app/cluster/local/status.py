@@ -235,9 +235,9 @@ def _unplaced(deployment: Mapping[str, Any]) -> list[Replica]:
 def placement_waits(
     waiting: Mapping[str, Sequence[Replica]], groups: Iterable[Group], nodes: Sequence[Node], now: float
 ) -> dict[str, str]:
-    """Deployment -> the resources that its `unplaced` replicas wait for, and how long. Replicas without bundles are
-    left out. `now`: seconds since the epoch."""
-    by_name = {group["name"]: group for group in groups}
+    """Deployment -> the resources that its `unplaced` replicas wait for, and how long. Replicas without bundles,
+    and those whose process is about to start, are left out. `now`: seconds since the epoch."""
+    by_name = {group["name"]: group for group in groups if group["state"] != "CREATED"}
     reasons = {}
     for deployment, replicas in waiting.items():
         found = [one for one in replicas if one["actor_name"] in by_name]

@@ -19,7 +19,7 @@ def group(name: str = "r1", **model: Any) -> dict[str, Any]:
     """Ray's entry of the placement group of a replica of this model."""
     options = placement(ModelSettings.model_validate({"name": "m"} | model), "gpu")
     bundles = dict(enumerate(options["placement_group_bundles"]))
-    return {"name": name, "bundles": bundles, "strategy": options["placement_group_strategy"]}
+    return {"name": name, "bundles": bundles, "strategy": options["placement_group_strategy"], "state": "PENDING"}
 
 
 def node(gpus: int, cpus: int = 8, alive: bool = True, free_cpus: float = 0.0) -> dict[str, Any]:
@@ -108,3 +108,7 @@ def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
 
 def test_a_replica_without_bundles_leaves_serves_own_message() -> None:
     assert told(details([("r1", None)]), []) == {}
+
+
+def test_a_replica_that_has_its_place_and_no_process_yet_does_not_wait_for_one() -> None:
+    assert told(details([("r1", None)]), [group("r1") | {"state": "CREATED"}]) == {}
