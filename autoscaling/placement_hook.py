@@ -20,12 +20,11 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-import ray
-from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.util import placement_group_table
 
 from autoscaling.policies import ScaleUpLimit
 from autoscaling.start_book import ANYWHERE, StartBook
+from autoscaling.unplaced import controllers_deployments, end_replica
 from serve_app.core.memory import StartsReply, StartsRequest
 from serve_app.quota import QuotaActor
 from serve_app.settings import QuotaSettings
@@ -57,9 +56,7 @@ def placer_of_this_process(application: str, models: Mapping[str, Any], quota: M
 
 def controllers_scheduler() -> Any:
     """Serve's scheduler if this process is the controller; None: it is not, or not ready."""
-    worker = ray._private.worker.global_worker
-    controller = worker.actors.get(worker.actor_id)
-    return getattr(getattr(controller, "deployment_state_manager", None), "_deployment_scheduler", None)
+    return getattr(controllers_deployments(), "_deployment_scheduler", None)
 
 
 def give_up_bundles(replica: str) -> None:
@@ -68,7 +65,7 @@ def give_up_bundles(replica: str) -> None:
     for entry in placement_group_table().values():
         if entry["name"].endswith(f"#{replica}") and entry["state"] in NOT_PLACED:
             logger.warning("%s: its node has no free capacity for it, or is gone; another replica is started", replica)
-            ray.kill(ray.get_actor(entry["name"], namespace=SERVE_NAMESPACE))
+            end_replica(entry["name"])
 
 
 class StartPlacer:

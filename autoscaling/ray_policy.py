@@ -22,6 +22,7 @@ from autoscaling import readings
 from autoscaling.placement_hook import StartPlacer, placer_of_this_process
 from autoscaling.policies import Decision, OngoingRequestsPolicy, Signals, within_scale_up_limit
 from autoscaling.readings import RouterCounts
+from autoscaling.unplaced import UnplacedReplicas
 from serve_app.names import ROUTER
 
 logger = logging.getLogger("ray.serve")
@@ -64,6 +65,7 @@ class ScalingPolicy:
         clock: seconds, monotonic.
         starts: arguments of `placer_of_this_process`; None: Ray alone decides where engines start.
         placing: a start placer instead of it, for tests.
+        unplaced: for tests.
     """
 
     def __init__(
@@ -71,9 +73,11 @@ class ScalingPolicy:
         clock: Callable[[], float] = time.monotonic,
         starts: Mapping[str, Any] | None = None,
         placing: StartPlacer | None = None,
+        unplaced: UnplacedReplicas | None = None,
     ) -> None:
         self._clock = clock
         self._placing = placing
+        self._unplaced = unplaced or UnplacedReplicas()
         if starts is not None:
             try:
                 self._placing = placer_of_this_process(**starts)
@@ -101,6 +105,7 @@ class ScalingPolicy:
         if self._placing is not None:
             self._placing.tick()
         named = {context.deployment_name: (deployment, context) for deployment, context in contexts.items()}
+        unplaced = self._unplaced.tick({context.app_name for context in contexts.values()})
         self.deployments = {name: self.deployments.get(name) or _Deployment() for name in named}
         counts, routers = self._routers(named, now)
         decisions: dict[Any, int] = {}
@@ -110,7 +115,8 @@ class ScalingPolicy:
                 continue
             target = context.target_num_replicas
             try:
-                decision = self._decide(name, context, counts.get(name, RouterCounts()), routers, now)
+                known = counts.get(name, RouterCounts())
+                decision = self._decide(name, context, known, routers, unplaced.get(name, 0), now)
                 # Instead of Serve's count, which includes each channel, call of `info` and cold start call. Serve reads
                 # it later: for its log and gauge, and, if no replica runs, to start one replica without a policy. In
                 # that case it gets zero, since the policy may want several replicas at once.
@@ -136,7 +142,13 @@ class ScalingPolicy:
             return {}, running
 
     def _decide(
-        self, name: str, context: AutoscalingContext, counts: RouterCounts, routers: frozenset[Hashable], now: float
+        self,
+        name: str,
+        context: AutoscalingContext,
+        counts: RouterCounts,
+        routers: frozenset[Hashable],
+        unplaced: int,
+        now: float,
     ) -> Decision:
         config: Any = context.config
         raw = context.raw_metrics or {}
@@ -155,6 +167,7 @@ class ScalingPolicy:
             look_back_s=config.look_back_period_s,
             now=now,
             blocked=counts.blocked,
+            unplaced=unplaced,
         )
         memory = self.deployments[name]
         decision = memory.policy.decide(signals)

@@ -47,7 +47,12 @@ IMPURE_CALLS = frozenset({"open", "input", "print", "__import__", "exec", "eval"
 
 VLLM_PACKAGE = "serve_app/engine/vllm_adapter/"
 PRIVATE_RAY_FILES = frozenset(
-    {"serve_app/ray_adapter.py", "serve_app/cluster/local/driver.py", "autoscaling/placement_hook.py"}
+    {
+        "serve_app/ray_adapter.py",
+        "serve_app/cluster/local/driver.py",
+        "autoscaling/placement_hook.py",
+        "autoscaling/unplaced.py",
+    }
 )
 
 # Spelled in parts, or this file would name what no file may.

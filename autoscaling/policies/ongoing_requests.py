@@ -10,6 +10,8 @@ Rules
   for a second, while all replicas run.
 - A further starting replica is not cancelled before the load has been too low for it for `FURTHER_HOLD_S`: a start
   takes longer than a lull, and cancelling it in every lull would repeat the start for ever.
+- A replica that has no place in Ray, or waits for memory, loses nothing when it is cancelled: the first one is held for
+  `FURTHER_HOLD_S`, a further one not at all.
 - Beyond the first, a replica that shares a device is added only if memory is reserved for it
   (`within_scale_up_limit`).
 - No replica is added while one waits for memory: it would wait behind that one.
@@ -90,8 +92,10 @@ class OngoingRequestsPolicy:
         if signals.running < signals.target:
             if replicas >= signals.target or self._wanted_at is None:
                 self._wanted_at = signals.now
-            if replicas < signals.target and signals.now - self._wanted_at <= FURTHER_HOLD_S:
-                replicas, reason = signals.target, f"{reason}; kept, for a part of it still starts"
+            held = signals.at_work and signals.now - self._wanted_at <= FURTHER_HOLD_S
+            if replicas < signals.target and held:
+                replicas = signals.target
+                reason = f"{reason}; kept, for {FURTHER_HOLD_S:.0f} s at most, while a part of it starts"
         return bounded(signals, replicas, reason, mean)
 
     def _from_none(self, signals: Signals) -> tuple[int, str]:
@@ -104,9 +108,10 @@ class OngoingRequestsPolicy:
             return 0, "nothing waits"
         if self._demanded_at is None:
             self._demanded_at = signals.now
-        if signals.now - self._demanded_at <= START_HOLD_S:
+        hold_s = START_HOLD_S if signals.at_work else FURTHER_HOLD_S
+        if signals.now - self._demanded_at <= hold_s:
             return signals.target, "the first replica starts; clients that waited for it may retry"
-        return 0, f"nothing has waited for {START_HOLD_S:.0f} s, and no replica has started"
+        return 0, f"nothing has waited for {hold_s:.0f} s, and no replica has started"
 
 
 def load_reason(signals: Signals, load: float, wanted: int) -> str:

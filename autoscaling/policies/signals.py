@@ -26,6 +26,7 @@ class Signals:
         target_ongoing: the target number of requests per replica, waiting ones included.
         look_back_s: the span to average over, in seconds.
         blocked: replicas that wait for memory; further replicas would wait behind them.
+        unplaced: starting replicas for which Ray has found no place.
         now: seconds of one monotonic clock.
 
     Raises:
@@ -45,11 +46,15 @@ class Signals:
     look_back_s: float
     now: float
     blocked: float = 0.0
+    unplaced: int = 0
 
     def __post_init__(self) -> None:
         if not all(0 <= count < float("inf") for count in (self.waiting, self.granted, self.executing, self.blocked)):
             raise ValueError(f"counts must be finite and not negative: {self}")
-        if min(self.running, self.target, self.min_replicas) < 0 or self.max_replicas < self.min_replicas:
+        if (
+            min(self.running, self.target, self.min_replicas, self.unplaced) < 0
+            or self.max_replicas < self.min_replicas
+        ):
             raise ValueError(f"replica counts out of range: {self}")
         if not (self.target_ongoing > 0 and self.look_back_s >= 0 and self.now == self.now):
             raise ValueError(f"target_ongoing, look_back_s or now out of range: {self}")
@@ -63,6 +68,11 @@ class Signals:
         else. The load is the larger of the two numbers; their sum would count most requests twice.
         """
         return max(self.waiting + self.granted, self.executing)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a replica starts that has a place and memory."""
+        return self.running + self.unplaced + self.blocked < self.target
 
 
 @dataclass(frozen=True, slots=True)

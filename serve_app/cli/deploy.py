@@ -11,7 +11,7 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ from rich.console import Console
 
 from serve_app.cli import keys
 from serve_app.cli.progress import Progress, replica_states
-from serve_app.cluster.local import InstanceState, RemoteDriver
+from serve_app.cluster.local import FAILED, InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK
 from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application
 from serve_app.system import marked
 
 TICK_S = 0.25
-FINAL_STATES = ("running", "failed")  # states after which the driver reports nothing more
 # At Serve's default, 127.0.0.1, HAProxy reaches no router on another machine, and clients reach no router at all.
 ON_A_CLUSTER: dict[str, Any] = {"http_options": {"host": "0.0.0.0"}, "proxy_location": "EveryNode"}
 
@@ -94,7 +93,10 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
         console.print(f"API key in {resolved.file}", markup=False, highlight=False, soft_wrap=True)
     if status is not None:
         console.print(f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip(), markup=False)
-    return 0 if not wait or (status is not None and status["state"] == "running") else 1
+        others = [f"{name} ({state})" for name, state in status["unready"].items() if name not in status["waits"]]
+        if others:
+            console.print(f"not ready before, not changed and not waited for: {', '.join(others)}", markup=False)
+    return 0 if not wait or (status is not None and not status["waits"]) else 1
 
 
 def _follow(
@@ -114,7 +116,7 @@ def _follow(
                 if event["event"] == "error":
                     raise Unavailable(event["message"], code="deploy_failed")
                 if event["event"] == "end":
-                    if is_declared and (not order["wait"] or (status is not None and status["state"] in FINAL_STATES)):
+                    if is_declared and (not order["wait"] or (status is not None and _is_final(status))):
                         return status
                     said = log.read_text(errors="replace").strip().splitlines() or ["without a word"]
                     raise Unavailable(f"the process that deploys it has ended: {said[-1]}", code="deploy_failed")
@@ -127,6 +129,11 @@ def _follow(
                     progress.detail(replica_states(status))
             left = "does not run" if is_declared else "is not declared"
             raise Unavailable(f"it {left} after {timeout_s:.0f} s; `serve-app status` says more", code="deploy_failed")
+
+
+def _is_final(status: Mapping[str, Any]) -> bool:
+    """Whether the driver reports nothing more."""
+    return not status["waits"] or FAILED in status["waits"].values()
 
 
 def export(settings: Settings, *, host: str | None, port: int | None, proxy_location: ProxyLocation) -> str:

@@ -30,7 +30,8 @@ def status(state: InstanceState) -> dict[str, Any] | None:
     """The instance as `status --json` prints it; None when nothing runs.
 
     Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node}], models [{name,
-    deployment, state, message, replicas [{id, state, node}], target, ongoing, waiting, why}].
+    deployment, state, message, replicas [{id, state, node}], target, ongoing, waiting, why}], unready {deployment:
+    state}.
     """
     instance = state.read()
     if instance is None or not marked(instance.mark):
@@ -45,7 +46,7 @@ def status(state: InstanceState) -> dict[str, Any] | None:
 
 
 def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"state": "starting", "message": "", "models": [], "routers": []}
+    nothing: dict[str, Any] = {"state": "starting", "message": "", "models": [], "routers": [], "unready": {}}
     order = _order("status", state, instance)
     if order is None or (_supervised(instance) and state.read_status() is None):
         return nothing

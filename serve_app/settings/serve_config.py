@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from serve_app.names import APPLICATION, deployment_of
+from serve_app.errors import ConfigError
+from serve_app.names import APPLICATION, ROUTER, deployment_of
 from serve_app.settings.model import ModelSettings
-from serve_app.settings.settings import Settings
+from serve_app.settings.settings import Settings, parse
 
 BUILD = "serve_app.app:build"
 POLICY = "autoscaling.ray_policy:ScalingPolicy"
@@ -37,10 +38,10 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
         "import_path": import_path,
         "args": settings.model_dump(mode="json"),
     }
+    # also where nothing scales: it ends replicas without a place (autoscaling/unplaced.py)
+    entry["autoscaling_policy"] = {"policy_function": POLICY}
     # The ledger may choose the node of an engine that shares a device, or says what memory it needs.
     placed = [one for one in settings.models if one.memory_gb is not None or 0 < (one.gpus_per_rank or 0) < 1]
-    if placed or any(model.replicas.autoscaled for model in settings.models):
-        entry["autoscaling_policy"] = {"policy_function": POLICY}
     if placed:
         starts = {
             "application": APPLICATION,
@@ -54,6 +55,21 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
 def _requested_bytes(model: ModelSettings) -> int | None:
     """Of the one device an engine is on; None: its replicas will say."""
     return None if model.memory_gb is None else int(model.memory_gb * GIB) * model.ranks
+
+
+def changed_deployments(entry: Mapping[str, Any], previous: Mapping[str, Any] | None) -> set[str]:
+    """The deployments whose settings differ between an application's entries; all of `entry` if `previous` is none of
+    ours."""
+    now = _by_deployment(Settings.model_validate(entry["args"]))
+    try:
+        before = _by_deployment(parse((previous or {})["args"]))
+    except (KeyError, TypeError, ValueError, ConfigError):
+        before = {}
+    return {name for name, settings in now.items() if settings != before.get(name)}
+
+
+def _by_deployment(settings: Settings) -> dict[str, Any]:
+    return {ROUTER: settings, **{deployment_of(model.name): model for model in settings.models}}
 
 
 def with_other_applications(application_entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -250,10 +250,29 @@ def test_a_lull_calls_off_no_replica_that_starts() -> None:
     starting = signals(target=3, look_back_s=0.0)
     assert policy.decide(replace(starting, granted=30.0, now=10.0)).replicas == 3
     lull = policy.decide(replace(starting, now=10.0 + FURTHER_HOLD_S))
-    assert (lull.replicas, "still starts" in lull.reason) == (3, True)
+    assert (lull.replicas, "while a part of it starts" in lull.reason) == (3, True)
     assert policy.decide(replace(starting, granted=25.0, now=11.0 + FURTHER_HOLD_S)).replicas == 3
     assert policy.decide(replace(starting, now=11.0 + 2 * FURTHER_HOLD_S)).replicas == 3
     assert policy.decide(replace(starting, now=11.1 + 2 * FURTHER_HOLD_S)).replicas == 0
+
+
+@pytest.mark.parametrize("without_room", [{"unplaced": 2}, {"blocked": 2.0}, {"unplaced": 1, "blocked": 1.0}])
+def test_a_lull_calls_off_further_replicas_without_room_and_the_last_one_later(without_room: dict[str, Any]) -> None:
+    policy = OngoingRequestsPolicy()
+    pinned = signals(target=3, look_back_s=0.0, **without_room)
+    assert policy.decide(replace(pinned, granted=30.0)).replicas == 3
+    assert policy.decide(replace(pinned, now=1.0)).replicas == 0
+    assert policy.decide(replace(pinned, now=1.0, complete=False)).replicas == 3
+    assert policy.decide(replace(pinned, now=2.0, target=4)).replicas == 4  # the fourth starts, in a place
+
+
+def test_a_first_replica_without_room_is_called_off_sooner_than_one_that_starts() -> None:
+    for unplaced, hold_s in ((1, FURTHER_HOLD_S), (0, START_HOLD_S)):
+        policy = OngoingRequestsPolicy()
+        first = signals(running=0, target=1, unplaced=unplaced)
+        assert policy.decide(replace(first, waiting=1.0)).replicas == 1
+        assert policy.decide(replace(first, now=hold_s)).replicas == 1
+        assert policy.decide(replace(first, now=hold_s + 1)).replicas == 0
 
 
 def test_what_runs_is_given_up_as_soon_as_it_is_not_wanted() -> None:

@@ -24,9 +24,9 @@ GARBAGE = [None, "many", float("nan"), float("inf"), -1, True, [], {}]
 class Controller:
     """Ticks a policy as Serve does, through Serve's own wrapper, and applies what comes out."""
 
-    def __init__(self, serve: FakeServe) -> None:
+    def __init__(self, serve: FakeServe, **parts: Any) -> None:
         self.serve = serve
-        self.policy = ScalingPolicy(clock=serve.clock)
+        self.policy = ScalingPolicy(clock=serve.clock, **parts)
         self._wrapped = autoscaling_policy._apply_app_level_autoscaling_config(self.policy)
         self._states: Any = {}
         self.reasons: list[str] = []
@@ -71,6 +71,14 @@ def test_what_leaving_routers_still_run_is_counted_by_the_engines() -> None:
     serve.router_tells("r1", waiting=0, granted=2)
     serve.engine_tells("e1", ongoing=35)
     assert Controller(serve).tick() == 4
+
+
+def test_a_start_without_a_place_ends_with_its_load_and_another_does_not() -> None:
+    for unplaced, replicas in ((1, 1), (0, 2)):
+        serve = quick(target=2)
+        serve.router_tells("r1", waiting=0, granted=2)
+        found = SimpleNamespace(tick=lambda applications, count=unplaced: {ENGINE: count, "another model": 9})
+        assert Controller(serve, unplaced=found).tick() == replicas
 
 
 def test_another_models_requests_are_not_ours() -> None:

@@ -131,10 +131,12 @@ def test_ray_s_own_variables_choose_the_cluster_and_its_token(tmp_path: Path, mo
     assert module.find("other:1", state).environment == wanted | {"RAY_ADDRESS": "other:1"}
 
 
-def status(state: str, message: str = "") -> dict[str, Any]:
+def status(state: str, message: str = "", others: dict[str, str] | None = None) -> dict[str, Any]:
     told = {"id": "r", "state": "RUNNING", "node": "n"}
     one = {"name": "a", "deployment": "engine-a", "state": "healthy", "message": "", "replicas": [told], "target": 1}
-    return {"event": "status", "state": state, "message": message, "models": [one], "routers": [told]}
+    waits = {"starting": {"engine-a": "updating"}, "failed": {"engine-a": "deploy_failed"}, "running": {}}[state]
+    names = {"waits": waits, "unready": waits | (others or {})}
+    return {"event": "status", "state": state, "message": message, "models": [one], "routers": [told], **names}
 
 
 DECLARED = {"event": "phase", "phase": "declared"}
@@ -200,6 +202,16 @@ def test_what_is_declared_and_runs_is_recorded_with_its_key(
     assert recorded.api_key_file == str(state.configured_key_file)  # what `chat` and `status` go by
     assert state.configured_key_file.read_text().strip() == KEY
     assert driver.closed == 1
+
+
+def test_what_is_not_waited_for_is_told(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
+) -> None:
+    others = {"engine-b": "updating"}
+    driver.events = [DECLARED, status("starting", others=others), status("running", others=others)]
+    done = run("deploy", "--config", str(file))
+    assert done.exit_code == 0
+    assert done.stdout.endswith("not ready before, not changed and not waited for: engine-b (updating)\n")
 
 
 def test_with_a_generated_key_its_file_is_told(

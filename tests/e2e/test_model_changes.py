@@ -21,6 +21,7 @@ from serve_app.settings import application, parse
 from tests.e2e.changing import (
     CHANGED_S,
     KEY,
+    LOGICAL_CPUS,
     OTHER,
     POLL_S,
     SLOTS,
@@ -40,6 +41,8 @@ BROKEN = model("broken", max_model_len=8192, simulated={"kv_cache_tokens": 4096}
 LONG = 200  # tokens, two seconds: longer than a change takes to reach the router, shorter than patience
 NEW_KEY = "sk-changes-another-key"
 COMMAND_S = 120.0  # of one command: Python, Ray and the change, five seconds on an idle machine
+# one replica a request, and no delays
+QUICK = {"max_replicas": 2, "target_ongoing_requests": 1, "upscale_delay_s": 0, "downscale_delay_s": 0}
 ENDLESS = 8000  # tokens: longer than any test
 NEVER = 10_000.0  # seconds, likewise
 
@@ -293,6 +296,34 @@ def test_serve_app_deploy_changes_the_running_instance(there: Place, tmp_path: P
     file.write_text(yaml.safe_dump({**configured(), "modles": []}))
     wrong = command(there, "deploy", "--config", str(file))
     assert (wrong.returncode, wrong.stderr) == (2, f"error: {file}: modles: unknown key\n")
+
+
+def test_what_has_no_place_holds_up_no_deploy_and_goes_with_its_load(there: Place, tmp_path: Path) -> None:
+    wide = model("wide", cpus_per_rank=4, replicas=QUICK)  # there is a place for one
+    huge = model("huge", cpus_per_rank=LOGICAL_CPUS + 1)  # and none
+    there.become(configured(model(OTHER), wide))
+    before = there.replicas()
+    file = tmp_path / "my.yaml"
+    with there.endpoint.streaming("wide", ENDLESS), there.endpoint.streaming("wide", ENDLESS):
+        there.declare(configured(model(OTHER), wide, huge))
+        message = there.wait(lambda state: state["message"].count("1 replica waits") == 2, "both wait")["message"]
+        assert "s for 4 CPUs on one node, which are not free: 3 of 8 CPUs on 127.0.0.1" in message
+        assert "s for 9 CPUs on one node, and no node has that; the largest has 8 CPUs" in message
+        file.write_text(yaml.safe_dump(configured(model(OTHER, generation=1), wide, huge)))
+        done = command(there, "deploy", "--config", str(file))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "not waited for: engine-huge (updating)" in done.stdout
+        after = there.replicas()
+        assert after.pop(OTHER) != before.pop(OTHER)
+        assert {**after, "huge": []} == {**before, "huge": []}
+    there.wait(lambda state: sizes(state)["wide"] == (1, 1), "the second replica is called off, and gone")
+    there.declare(configured(model(OTHER, generation=1), wide))
+    there.wait(lambda state: "huge" not in sizes(state), "the one that never had a place is gone")
+
+
+def sizes(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Replicas wanted, and replicas there are in any state, by model."""
+    return {one["name"]: (one["target"], len(one["replicas"])) for one in state["models"]}
 
 
 def test_a_router_that_starts_later_has_the_present_configuration(started: Place, load: Load) -> None:

@@ -12,8 +12,8 @@ from ray.serve.schema import ServeDeploySchema
 
 from serve_app.cli.deploy import ON_A_CLUSTER, export
 from serve_app.cluster.local.status import declared, declared_models, describe, is_built
-from serve_app.names import APPLICATION
-from serve_app.settings.serve_config import POLICY, application, with_other_applications
+from serve_app.names import APPLICATION, ROUTER
+from serve_app.settings.serve_config import POLICY, application, changed_deployments, with_other_applications
 from serve_app.settings.settings import QuotaSettings, Settings, parse
 
 KEY = "sk-0123456789abcdef"
@@ -32,11 +32,29 @@ def test_a_key_in_clear_never_gets_into_it() -> None:
     assert parse(entry["args"]) == settings().without_secrets()  # and nothing else is lost on the way
 
 
-def test_the_scaling_policy_is_there_only_when_something_scales() -> None:
-    fixed = settings(models=[{"name": "a", "replicas": {"min_replicas": 2, "max_replicas": 2}}])
-    scaled = settings(models=[{"name": "a"}, {"name": "b", "replicas": {"max_replicas": 2}}])
-    assert "autoscaling_policy" not in application(fixed.without_secrets())
-    assert application(scaled.without_secrets())["autoscaling_policy"] == {"policy_function": POLICY}
+def test_the_scaling_policy_is_there_also_where_nothing_scales() -> None:
+    assert application(settings().without_secrets())["autoscaling_policy"] == {"policy_function": POLICY}
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return application(settings(models=[{"name": "a"}, {"name": "b"} | changes]).without_secrets())
+
+
+@pytest.mark.parametrize(
+    ("previous", "changed"),
+    [
+        (entry(), set()),
+        (entry(drain_s=5), {ROUTER, "engine-b"}),
+        (entry(name="c"), {ROUTER, "engine-b"}),
+        (entry() | {"args": {"models": [{"name": "a"}, {"name": "b"}]}}, {ROUTER}),  # another's: without keys
+        (None, {ROUTER, "engine-a", "engine-b"}),
+        ({"name": "another tool's"}, {ROUTER, "engine-a", "engine-b"}),
+        ({"args": {"config": "file.yaml"}}, {ROUTER, "engine-a", "engine-b"}),
+        ({"args": None}, {ROUTER, "engine-a", "engine-b"}),
+    ],
+)
+def test_what_a_deploy_changes_is_found_by_the_settings(previous: dict[str, Any] | None, changed: set[str]) -> None:
+    assert changed_deployments(entry(), previous) == changed
 
 
 def test_what_the_controller_has_to_know_of_models_that_the_ledger_places_goes_with_the_policy() -> None:

@@ -19,10 +19,11 @@ from serve_app.cluster.local.state import (
     state_root,
     write_private,
 )
-from serve_app.cluster.local.status import FIXED
+from serve_app.cluster.local.status import FAILED, FIXED
 
 __all__ = [
     "DEFAULT_INSTANCE",
+    "FAILED",
     "FIXED",
     "LOOPBACK",
     "LOOPBACK_ENVIRONMENT",

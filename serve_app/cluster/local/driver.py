@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray import serve
 from ray._private import ray_constants, services
+from ray._private.state import available_resources_per_node
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID
@@ -107,11 +109,11 @@ def _read_environment_again() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | None:
+def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any]:
     """Declare one application to Serve's controller, as `serve deploy` does, in addition to those declared before;
     returns once the controller has it. A running application of the same name is changed.
 
-    Returns the previous declaration under this name.
+    Returns the details from before.
 
     Args:
         entry: as `serve_app.settings.serve_config.application` makes it.
@@ -126,7 +128,7 @@ def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any] | 
     details = client.get_serve_details()
     config = {"applications": with_other_applications(entry, details), **serve_options}
     client.deploy_apps(ServeDeploySchema.model_validate(config))
-    return status.declared(details)
+    return details  # type: ignore[no-any-return]
 
 
 def details() -> dict[str, Any]:
@@ -160,7 +162,9 @@ def _explain(details: Mapping[str, Any]) -> None:
     """Set the message of each deployment with unplaced replicas to the reason of their wait."""
     unplaced = status.unplaced(details)
     if unplaced:
-        found = status.placement_waits(unplaced, placement_group_table().values(), ray.nodes())
+        free = available_resources_per_node()
+        nodes = [{**node, "Free": free.get(node["NodeID"], {})} for node in ray.nodes()]
+        found = status.placement_waits(unplaced, placement_group_table().values(), nodes, time.time())
         for deployment, message in found.items():
             details["applications"][APPLICATION]["deployments"][deployment]["message"] = message
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from serve_app.cluster.local import driver
-from serve_app.cluster.local.status import describe, is_built
+from serve_app.cluster.local.status import FAILED, declared, describe, is_built, not_waited_for
 from serve_app.errors import ServeAppError, Unavailable
 
 STARTING_PERIOD_S = 0.5  # the polling period of the state while the application starts
@@ -51,7 +51,10 @@ def _serve(order: Mapping[str, Any]) -> None:
 
 
 def _declare(order: Mapping[str, Any]) -> None:
-    """Change a running application; report its state until it runs or has failed, or until a command arrives.
+    """Change a running application; report its state, and the deployments in it that are waited for, until each of
+    these is ready or one has failed, or until a command arrives.
+
+    Deployments that were not ready before, and that do not change, are not waited for.
 
     Raises:
         Unavailable: Serve cannot build deployments from it. Running deployments go on, but Serve would neither show nor
@@ -63,15 +66,18 @@ def _declare(order: Mapping[str, Any]) -> None:
             return
     if not made:
         why = describe(driver.details(), order["models"])["message"]
-        if before is not None:
-            driver.declare(before, **order["serve"])
+        previous = declared(before)
+        if previous is not None:
+            driver.declare(previous, **order["serve"])
             why += "; the previous declaration is declared again"
         raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
     _send("phase", phase="declared")
+    others = not_waited_for(order["application"], before)
     while order["wait"]:
         status = driver.application_status(order["models"])
-        _send("status", **status)
-        if status["state"] in ("running", "failed") or _next_command(STARTING_PERIOD_S) is not None:
+        waits = {name: state for name, state in status["unready"].items() if name not in others}
+        _send("status", **status, waits=waits)
+        if not waits or FAILED in waits.values() or _next_command(STARTING_PERIOD_S) is not None:
             return
 
 

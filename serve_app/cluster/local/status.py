@@ -5,9 +5,9 @@ Load: the policy's averages and delays are inside the controller and not fetched
 and the reason of a target that is about to change names the delay.
 
 Waits: Serve reports after half a minute that a replica takes long to be scheduled, without the reason. The replica's
-placement group and the sizes of the nodes give the reason at once. A replica that waits for memory is `STARTING` for
-Serve; the quota actor's figures name it, the models that cannot scale up for lack of memory, and the replicas that use
-more than they were granted.
+placement group, the sizes of the nodes and what is free on them give the reason at once. A replica that waits for
+memory is `STARTING` for Serve; the quota actor's figures name it, the models that cannot scale up for lack of memory,
+and the replicas that use more than they were granted.
 
 Invariant: `state` is "running" only if every deployment and the endpoint's proxy are healthy.
 """
@@ -21,6 +21,7 @@ from typing import Any
 from autoscaling import RouterCounts, readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
+from serve_app.settings import changed_deployments
 
 STATES = {
     "RUNNING": "running",
@@ -30,15 +31,19 @@ STATES = {
 }  # of Serve's application states; all others count as starting
 # In these states of a deployment Serve's own message has more detail than ours.
 IN_TROUBLE = ("UNHEALTHY", "DEPLOY_FAILED")
+ENDPOINT = "endpoint"
+FAILED = "deploy_failed"  # of the states in `unready`
 FIXED = "a fixed number"
 BLOCKED = "blocked: memory"
 COUNTED = ("GPU", "CPU")
 KIND = "accelerator_type:"
+NODES_SHOWN = 3  # of the nodes that are large enough for a replica: those with the most free
 GB = 1e9
 
 ReportedSeries = Mapping[str, Mapping[str, Sequence[Any]]]  # deployment -> metric -> a series of each running replica
+Replica = Mapping[str, Any]  # of Serve's details
 Group = Mapping[str, Any]  # an entry of Ray's placement group table
-Node = Mapping[str, Any]  # an entry of `ray.nodes()`
+Node = Mapping[str, Any]  # an entry of `ray.nodes()`, with its free resources as `Free`
 
 
 def _enum_value(value: Any) -> str:
@@ -50,7 +55,7 @@ def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict
     return {
         "deployment": deployment["name"],
         "state": _enum_value(deployment["status"]).lower(),
-        "message": reason(deployment["message"]),
+        "message": "; ".join(filter(None, [reason(deployment["message"]), _stops(deployment)])),
         "replicas": [
             # an unplaced replica has no node yet
             {"id": replica["replica_id"], "state": _enum_value(replica["state"]), "node": replica.get("node_id") or ""}
@@ -59,6 +64,40 @@ def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict
         "target": deployment["target_num_replicas"],
         **describe_load(deployment, reported),
     }
+
+
+def _stops(deployment: Mapping[str, Any]) -> str:
+    """The reason why replicas are still stopping."""
+    stopping = [one.get("node_id") for one in deployment["replicas"] if _enum_value(one["state"]) == "STOPPING"]
+    if not stopping:
+        return ""
+    limit_s = deployment["deployment_config"]["graceful_shutdown_timeout_s"]
+    subject = "1 replica stops, and" if len(stopping) == 1 else f"{len(stopping)} replicas stop, and each"
+    what = "never had a place, so does not answer" if None in stopping else "finishes its requests"
+    return f"{subject} {what}, for {limit_s:g} s at most"
+
+
+def unready(details: Mapping[str, Any]) -> dict[str, str]:
+    """The application's deployments, and the endpoint, that are not ready, with Serve's state of each. A deployment
+    whose number of replicas follows the load is ready."""
+    application = details["applications"].get(APPLICATION) or {"deployments": {}}
+    found = {name: _enum_value(one["status"]).lower() for name, one in application["deployments"].items()}
+    scaling = {
+        name
+        for name, one in application["deployments"].items()
+        if found[name] in ("upscaling", "downscaling") and _enum_value(one["status_trigger"]) == "AUTOSCALING"
+    }
+    waits = {name: state for name, state in found.items() if state != "healthy" and name not in scaling}
+    if {_enum_value(proxy["status"]) for proxy in details["proxies"].values()} != {"HEALTHY"}:
+        waits[ENDPOINT] = "starting"
+    return waits
+
+
+def not_waited_for(entry: Mapping[str, Any], before: Mapping[str, Any]) -> set[str]:
+    """The deployments for which a deploy of `entry` does not wait: they were not ready `before`, and their settings do
+    not change. A deploy that changes nothing waits for all."""
+    changed = changed_deployments(entry, declared(before))
+    return set(unready(before)) - changed - {ENDPOINT} if changed else set()
 
 
 def reason(message: str) -> str:
@@ -95,7 +134,7 @@ def is_built(details: Mapping[str, Any]) -> bool | None:
 def describe(
     details: Mapping[str, Any], models: Sequence[str], reported: ReportedSeries = MappingProxyType({})
 ) -> dict[str, Any]:
-    """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`.
+    """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`, `unready`.
 
     Args:
         details: `ServeInstanceDetails` as a dictionary.
@@ -104,7 +143,7 @@ def describe(
     """
     application = details["applications"].get(APPLICATION)
     if application is None:
-        return {"state": "absent", "message": "", "models": [], "routers": []}
+        return {"state": "absent", "message": "", "models": [], "routers": [], "unready": {}}
     by_deployment = {deployment_of(model): model for model in models}
     deployments = {one["name"]: _deployment(one, reported) for one in application["deployments"].values()}
     engines = [
@@ -123,6 +162,7 @@ def describe(
         "message": "; ".join(message for message in messages if message),
         "models": engines,
         "routers": deployments[ROUTER]["replicas"] if ROUTER in deployments else [],
+        "unready": unready(details),
     }
 
 
@@ -162,6 +202,7 @@ def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: Route
         complete=True,
         cold_start_requested=False,
         blocked=counts.blocked,
+        unplaced=len(_unplaced(deployment)),
         min_replicas=config["min_replicas"],
         max_replicas=config["max_replicas"],
         target_ongoing=config["target_ongoing_requests"],
@@ -178,28 +219,33 @@ def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: Route
     return wanted.reason
 
 
-def unplaced(details: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Deployment -> the actor names of its replicas that have no node; `details`: Serve's details as a dictionary."""
-    found = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
-    actors = {
-        name: [replica["actor_name"] for replica in deployment["replicas"] if replica.get("node_id") is None]
-        for name, deployment in found.items()
-        if _enum_value(deployment["status"]) not in IN_TROUBLE
-    }
-    return {name: names for name, names in actors.items() if names}
+def unplaced(details: Mapping[str, Any]) -> dict[str, list[Replica]]:
+    """Deployment -> its starting replicas that have no node; `details`: Serve's details as a dictionary."""
+    deployments = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
+    found = {name: _unplaced(one) for name, one in deployments.items() if _enum_value(one["status"]) not in IN_TROUBLE}
+    return {name: replicas for name, replicas in found.items() if replicas}
+
+
+def _unplaced(deployment: Mapping[str, Any]) -> list[Replica]:
+    return [
+        one for one in deployment["replicas"] if _enum_value(one["state"]) == "STARTING" and one.get("node_id") is None
+    ]
 
 
 def placement_waits(
-    actors: Mapping[str, Sequence[str]], groups: Iterable[Group], nodes: Sequence[Node]
+    waiting: Mapping[str, Sequence[Replica]], groups: Iterable[Group], nodes: Sequence[Node], now: float
 ) -> dict[str, str]:
-    """Deployment -> the resources that its `unplaced` replicas wait for. Replicas without bundles are left out."""
-    by_name = {group["name"]: group for group in groups}
-    waiting = {deployment: [by_name[one] for one in names if one in by_name] for deployment, names in actors.items()}
-    return {
-        deployment: f"{replicas_wait(len(found))} for {wait_reason(found[0], nodes)}"
-        for deployment, found in waiting.items()
-        if found
-    }
+    """Deployment -> the resources that its `unplaced` replicas wait for, and how long. Replicas without bundles,
+    and those whose process is about to start, are left out. `now`: seconds since the epoch."""
+    by_name = {group["name"]: group for group in groups if group["state"] != "CREATED"}
+    reasons = {}
+    for deployment, replicas in waiting.items():
+        found = [one for one in replicas if one["actor_name"] in by_name]
+        if found:
+            since_s = now - min(one["start_time_s"] for one in found)
+            why = wait_reason(by_name[found[0]["actor_name"]], nodes)
+            reasons[deployment] = f"{replicas_wait(len(found))} since {since_s:.0f} s for {why}"
+    return reasons
 
 
 def replicas_wait(count: int) -> str:
@@ -213,13 +259,29 @@ def wait_reason(group: Group, nodes: Sequence[Node]) -> str:
         bundles = [{name: sum(bundle[name] for bundle in bundles) for name in bundles[0]}]
     times = f"{len(bundles)} times " if len(bundles) > 1 else ""
     each = bundles[0]  # all of them are alike
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    if any(all(node.get(name, 0) >= amount for name, amount in each.items()) for node in alive):
-        return f"{times}{_amounts(each)} on one node, which are not free"
     scarce = "GPU" if each.get("GPU") else "CPU"
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    large = [
+        node
+        for node in nodes
+        if node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in each.items())
+    ]
+    if large:
+        large.sort(key=lambda node: (node["Free"].get(scarce, 0), node["Free"].get("CPU", 0)), reverse=True)
+        free = ", ".join(_free(node, each) for node in large[:NODES_SHOWN])
+        rest = f" and no more on {len(large) - NODES_SHOWN} others" if len(large) > NODES_SHOWN else ""
+        return f"{times}{_amounts(each)} on one node, which are not free: {free}{rest}"
     largest: Mapping[str, float] = max(alive, key=lambda node: (node.get(scarce, 0), node.get("CPU", 0)), default={})
     has = _amounts({name: largest.get(name, 0) for name in COUNTED if name == scarce or name in largest})
     return f"{times}{_amounts(each)} on one node, and no node has that; the largest has {has}"
+
+
+def _free(node: Node, each: Mapping[str, float]) -> str:
+    """The free part of what a replica needs, of one node."""
+    counts = [
+        f"{node['Free'].get(name, 0):g} of {node['Resources'][name]:g} {name}s" for name in COUNTED if each.get(name)
+    ]
+    return f"{' and '.join(counts)} on {node['NodeManagerAddress']}"
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

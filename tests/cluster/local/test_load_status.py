@@ -34,7 +34,7 @@ def engine(running: int, target: int, scale: dict[str, Any] | None = SCALE) -> d
     return {
         "name": "engine-org--m",
         "target_num_replicas": target,
-        "replicas": [{"state": "RUNNING"}] * running + [{"state": "STARTING"}] * (target - running),
+        "replicas": [{"state": "RUNNING"}] * running + [{"state": "STARTING", "node_id": "n"}] * (target - running),
         "deployment_config": {"autoscaling_config": scale},
     }
 
@@ -80,6 +80,14 @@ def test_a_request_that_has_just_been_granted_is_counted_once() -> None:
 )
 def test_why_names_the_load_and_the_delay(running: int, target: int, load: int, words: str) -> None:
     assert words in describe_load(engine(running, target), told((0, load)))["why"]
+
+
+def test_a_start_without_a_place_is_not_said_to_be_kept() -> None:
+    placed = engine(1, 2)
+    assert describe_load(placed, told((0, 0)))["why"].endswith("kept, for 120 s at most, while a part of it starts")
+    placed["replicas"][1]["node_id"] = None
+    assert describe_load(placed, told((0, 0)))["why"].endswith("0 wanted; down after 120 s of that")
+    assert describe_load(placed, told((0, 25)))["why"].endswith("2 wanted")
 
 
 def test_a_fixed_number_is_said_to_be_fixed_and_still_counted() -> None:

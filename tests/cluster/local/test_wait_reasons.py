@@ -12,26 +12,33 @@ from serve_app.engine.engine_args import placement
 from serve_app.names import APPLICATION
 from serve_app.settings.settings import ModelSettings
 
+NOW = 1_700_000_000.0
+
 
 def group(name: str = "r1", **model: Any) -> dict[str, Any]:
     """Ray's entry of the placement group of a replica of this model."""
     options = placement(ModelSettings.model_validate({"name": "m"} | model), "gpu")
     bundles = dict(enumerate(options["placement_group_bundles"]))
-    return {"name": name, "bundles": bundles, "strategy": options["placement_group_strategy"]}
+    return {"name": name, "bundles": bundles, "strategy": options["placement_group_strategy"], "state": "PENDING"}
 
 
-def node(gpus: int, cpus: int = 8, alive: bool = True) -> dict[str, Any]:
+def node(gpus: int, cpus: int = 8, alive: bool = True, free_cpus: float = 0.0) -> dict[str, Any]:
     resources = {"CPU": float(cpus), "memory": 1e9} | ({"GPU": float(gpus)} if gpus else {})
-    return {"Alive": alive, "Resources": resources}
+    return {"Alive": alive, "Resources": resources, "Free": {"CPU": free_cpus}, "NodeManagerAddress": f"10.0.0.{cpus}"}
 
 
-def details(replicas: Sequence[tuple[str, str | None]], status: str = "UPDATING") -> dict[str, Any]:
-    made = [{"actor_name": name, "node_id": node_id} for name, node_id in replicas]
+def details(
+    replicas: Sequence[tuple[str, str | None]], status: str = "UPDATING", state: str = "STARTING"
+) -> dict[str, Any]:
+    made = [
+        {"actor_name": name, "node_id": node_id, "state": state, "start_time_s": NOW - 10 * number}
+        for number, (name, node_id) in enumerate(replicas, 1)
+    ]
     return {"applications": {APPLICATION: {"deployments": {"engine-m": {"status": status, "replicas": made}}}}}
 
 
 def told(seen: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, str]:
-    return status.placement_waits(status.unplaced(seen), groups, [node(1)])
+    return status.placement_waits(status.unplaced(seen), groups, [node(1)], NOW)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +52,7 @@ def told(seen: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, str]:
         (
             {"tensor_parallel_size": 4},
             [node(4), node(8, alive=False)],
-            "4 GPUs and 4 CPUs on one node, which are not free",
+            "4 GPUs and 4 CPUs on one node, which are not free: 0 of 4 GPUs and 0 of 8 CPUs on 10.0.0.8",
         ),
         (
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
@@ -73,16 +80,27 @@ def test_what_is_needed_is_told_with_what_there_is(
 
 def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
     one = details([("r1", None), ("r2", "node")])
-    assert status.unplaced(one) == {"engine-m": ["r1"]}
+    assert [replica["actor_name"] for replica in status.unplaced(one)["engine-m"]] == ["r1"]
     found = told(one, [group("r1"), group("r2"), group("other")])
-    assert found == {"engine-m": "1 replica waits for 1 GPU and 1 CPU on one node, which are not free"}
+    free = "0 of 1 GPUs and 0 of 8 CPUs on 10.0.0.8"
+    assert found == {
+        "engine-m": f"1 replica waits since 10 s for 1 GPU and 1 CPU on one node, which are not free: {free}"
+    }
     two = details([("r1", None), ("r2", None)])
     found = told(two, [group("r1"), group("r2")])
-    assert found["engine-m"].startswith("2 replicas wait for 1 GPU")
+    assert found["engine-m"].startswith("2 replicas wait since 20 s for 1 GPU")
+
+
+def test_what_is_free_is_told_of_the_nodes_that_have_the_most() -> None:
+    nodes = [node(0, cpus=number, free_cpus=float(number % 5)) for number in (8, 10, 12, 13, 14, 4)]
+    told_of = status.wait_reason(group(engine="simulated", cpus_per_rank=5), nodes)
+    best = "4 of 14 CPUs on 10.0.0.14, 3 of 8 CPUs on 10.0.0.8, 3 of 13 CPUs on 10.0.0.13"
+    assert told_of == f"5 CPUs on one node, which are not free: {best} and no more on 2 others"
 
 
 def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
     assert status.unplaced(details([("r1", "node")])) == {}
+    assert status.unplaced(details([("r1", None)], state="STOPPING")) == {}
     assert status.unplaced(details([("r1", None)], status="DEPLOY_FAILED")) == {}
     other = {"another application": details([("r1", None)])["applications"][APPLICATION]}
     assert status.unplaced({"applications": other}) == {}
@@ -90,3 +108,7 @@ def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
 
 def test_a_replica_without_bundles_leaves_serves_own_message() -> None:
     assert told(details([("r1", None)]), []) == {}
+
+
+def test_a_replica_that_has_its_place_and_no_process_yet_does_not_wait_for_one() -> None:
+    assert told(details([("r1", None)]), [group("r1") | {"state": "CREATED"}]) == {}

@@ -1,0 +1,85 @@
+"""Starting replicas for which Ray has found no place, read in Serve's controller (private; read in Ray 2.60.0). For the
+second or two that the process of a placed one needs, it counts as well: Serve does not know its node before.
+
+Serve stops a replica by a call of its actor, and gives the actor `drain_s` to answer. An actor without a place never
+answers: until then its bundles take the next free place, and Serve rolls out nothing of its deployment. A replica that
+never had a place has no requests, so it is ended at once.
+
+Invariant: only replicas that were seen starting without a place, and none since, are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import ray
+from ray.serve._private.common import ReplicaState
+from ray.serve._private.constants import SERVE_NAMESPACE
+
+logger = logging.getLogger("ray.serve")
+
+
+def controllers_deployments() -> Any:
+    """Serve's state of all deployments if this process is the controller; None: it is not, or not ready."""
+    worker = ray._private.worker.global_worker
+    controller = worker.actors.get(worker.actor_id)
+    return getattr(controller, "deployment_state_manager", None)
+
+
+def end_replica(actor: str) -> None:
+    """End a replica's actor; no effect if it has ended. Serve then frees its bundles."""
+    with contextlib.suppress(ValueError):
+        ray.kill(ray.get_actor(actor, namespace=SERVE_NAMESPACE))
+
+
+class UnplacedReplicas:
+    """The unplaced replicas of an application.
+
+    Args:
+        deployments: gives Serve's state of all deployments, see `controllers_deployments`.
+        end: ends the actor of this name.
+    """
+
+    def __init__(
+        self, deployments: Callable[[], Any] = controllers_deployments, end: Callable[[str], None] = end_replica
+    ) -> None:
+        self._deployments, self._end = deployments, end
+        self._seen: frozenset[str] = frozenset()  # actors that start, or are stopped, and never had a place
+        self._failed = False
+
+    def tick(self, applications: Collection[str | None]) -> Counter[str]:
+        """Called once in every tick of the controller's loop: ends the replicas that Serve stops; returns the number of
+        those that start, by deployment."""
+        if self._failed:
+            return Counter()
+        try:
+            return self._count(_without_node(self._deployments(), applications))
+        except Exception:
+            self._failed = True
+            logger.exception("Serve's replicas are not as expected: a start without a place counts as any other")
+            return Counter()
+
+    def _count(self, found: Iterable[tuple[str, Any]]) -> Counter[str]:
+        seen, count = set(), Counter[str]()
+        for deployment, replica in found:
+            if replica.state == ReplicaState.STARTING:
+                count[deployment] += 1
+            elif replica.state == ReplicaState.STOPPING and replica.actor_name in self._seen:
+                self._end(replica.actor_name)
+            else:
+                continue
+            seen.add(replica.actor_name)
+        self._seen = frozenset(seen)
+        return count
+
+
+def _without_node(manager: Any, applications: Collection[str | None]) -> Iterable[tuple[str, Any]]:
+    """The deployment and details of each replica of these applications whose node Serve does not know."""
+    states = {} if manager is None else manager._deployment_states
+    for deployment, state in states.items():
+        if deployment.app_name in applications:
+            yield from ((deployment.name, one) for one in state.list_replica_details() if one.node_id is None)
