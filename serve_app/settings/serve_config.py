@@ -8,7 +8,7 @@ Invariant: no API key is in it, only digests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from serve_app.names import APPLICATION, deployment_of
@@ -54,6 +54,17 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
 def _requested_bytes(model: ModelSettings) -> int | None:
     """Of the one device an engine is on; None: its replicas will say."""
     return None if model.memory_gb is None else int(model.memory_gb * GIB) * model.ranks
+
+
+def as_change(application_entry: Mapping[str, Any], declared_models: Collection[str]) -> dict[str, Any]:
+    """The entry for a Serve that has some of its models: these keep their number of replicas. Serve would put a model
+    whose settings change back to its `initial_replicas`, under load."""
+    arguments = application_entry["args"]
+    models = [
+        one | {"replicas": one["replicas"] | {"initial_replicas": None}} if one["name"] in declared_models else one
+        for one in arguments["models"]
+    ]
+    return {**application_entry, "args": arguments | {"models": models}}
 
 
 def with_other_applications(application_entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:

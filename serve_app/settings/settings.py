@@ -21,6 +21,7 @@ from serve_app.core.queue import DEFAULT_MIN_SHARE, DEFAULT_NO_REPLICA_WAIT_S, M
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
+from serve_app.settings.field_words import unknown_key
 from serve_app.settings.model import BUILT_IN_MODEL, FrozenSettings, ModelSettings
 from serve_app.types import RequestClass
 
@@ -228,8 +229,8 @@ class Settings(FrozenSettings):
         return self.model_copy(update={"auth": self.auth.model_copy(update={"keys": keys})})
 
     def with_key(self, key: str) -> Settings:
-        """The same with this one key, made here: its owner is who runs all of it."""
-        owner = KeySettings(key=key, admin=True)
+        """The same with this one key, made here: its owner is who runs all of it, and may claim every class."""
+        owner = KeySettings(key=key, admin=True, max_class="critical")
         return self.model_copy(update={"auth": self.auth.model_copy(update={"keys": (owner,)})})
 
 
@@ -244,7 +245,7 @@ def parse(data: Mapping[str, Any]) -> Settings:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "configuration"
-        message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        message = unknown_key(str(first["loc"][-1])) if first["type"] == "extra_forbidden" else first["msg"]
         raise ConfigError(f"{key}: {message}", param=key) from None
 
 

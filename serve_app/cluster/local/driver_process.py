@@ -64,7 +64,7 @@ def _declare(order: Mapping[str, Any]) -> None:
     if not made:
         why = describe(driver.details(), order["models"])["message"]
         if before is not None:
-            driver.declare(before, **order["serve"])
+            driver.declare(before, is_repeat=True, **order["serve"])
             why += "; the previous declaration is declared again"
         raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
     _send("phase", phase="declared")
