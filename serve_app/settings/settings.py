@@ -157,6 +157,13 @@ class AdmissionSettings(FrozenSettings):
         }
 
 
+class TlsSettings(FrozenSettings):
+    """PEM files of the endpoint: the certificate with its chain, its key without a password."""
+
+    certificate: str = Field(min_length=1)
+    key: str = Field(min_length=1)
+
+
 class HttpSettings(FrozenSettings):
     """Bounds of the public endpoint."""
 
@@ -166,6 +173,7 @@ class HttpSettings(FrozenSettings):
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1)
     max_embedding_inputs: int = Field(DEFAULT_MAX_EMBEDDING_INPUTS, ge=1)
     max_output_tokens: int | None = Field(None, ge=1)  # caps what a request may ask for; None: the model's length
+    tls: TlsSettings | None = None  # read by `serve-app up`; on a cluster the environment of each machine says it
 
 
 class QuotaSettings(FrozenSettings):
