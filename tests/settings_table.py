@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -28,7 +29,7 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     """The section that an annotation is of; None: a value."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if get_origin(annotation) in (tuple, dict, Union):
+    if get_origin(annotation) in (tuple, dict, Union, UnionType):
         return next((found for one in get_args(annotation) if (found := _inner(one)) is not None), None)
     return None
 

@@ -5,13 +5,17 @@ Invariant: the output is the text that the server streamed, in order; an error e
 
 from __future__ import annotations
 
+import hashlib
 import json
+import ssl
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
+from requests.adapters import HTTPAdapter
 from rich.console import Console
 
 from serve_app.errors import BadRequest, ServeAppError, Unauthorized, Unavailable
@@ -24,10 +28,25 @@ LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The URL of an endpoint and the key for it."""
+    """The URL of an endpoint and the key for it. `certificate`: the file of the one that an instance on this machine
+    must show, whatever its name and whoever signed it; None: a trusted one of the URL's host."""
 
     url: str
     key: str | None
+    certificate: str | None = None
+
+
+class _PinnedAdapter(HTTPAdapter):
+    """Connects only to a server with this certificate, whatever its name and whoever signed it."""
+
+    def __init__(self, certificate: Path) -> None:
+        first, end, _ = certificate.read_text().partition(ssl.PEM_FOOTER)  # the rest is its chain
+        der = ssl.PEM_cert_to_DER_cert(first[first.index(ssl.PEM_HEADER) :] + end)
+        self._fingerprint = hashlib.sha256(der).hexdigest()
+        super().__init__()
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, assert_fingerprint=self._fingerprint, **options)
 
 
 def session(endpoint: Endpoint) -> requests.Session:
@@ -35,6 +54,9 @@ def session(endpoint: Endpoint) -> requests.Session:
     this loopback, and .netrc would replace the key."""
     made = requests.Session()
     made.trust_env = urlsplit(endpoint.url).hostname not in LOCAL_NAMES
+    if endpoint.certificate:
+        made.mount("https://", _PinnedAdapter(Path(endpoint.certificate)))
+        made.verify = False  # by its fingerprint instead
     if endpoint.key:
         made.headers["Authorization"] = f"Bearer {endpoint.key}"
     return made

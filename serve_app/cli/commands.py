@@ -279,7 +279,7 @@ def _endpoint(url: str | None, key: str | None, instance: str, state_dir: str | 
         raise typer.Exit(EXIT_NOTHING_RUNS)
     path = found.api_key_file
     try:
-        return talk.Endpoint(found.url, key or (Path(path).read_text().strip() if path else None))
+        return talk.Endpoint(found.url, key or (Path(path).read_text().strip() if path else None), found.certificate)
     except OSError as error:
         raise ConfigError(f"{path}: the API key cannot be read: {error.strerror}; give one with --key") from None
 

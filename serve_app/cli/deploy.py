@@ -25,7 +25,7 @@ from serve_app.cluster.local import FAILED, InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK
 from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application
-from serve_app.system import marked
+from serve_app.system import TLS_VARIABLES, Tls, marked
 
 TICK_S = 0.25
 # At Serve's default, 127.0.0.1, HAProxy reaches no router on another machine, and clients reach no router at all.
@@ -65,11 +65,13 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
     """Declare the application there. Returns the exit status: 1 when it did not come up, with the reason shown.
 
     Raises:
+        ConfigError: `http.tls` is not what runs there.
         Unavailable: the cluster cannot be reached, or Serve cannot build the application (then nothing has changed);
             or the application does not run in time.
     """
-    resolved = keys.resolve(settings, target.state or DEFAULT_KEY_FILE)
     instance = target.state.read() if target.state is not None else None
+    require_same_tls(settings, None if instance is None else instance.certificate)
+    resolved = keys.resolve(settings, target.state or DEFAULT_KEY_FILE)
     order: dict[str, Any] = {
         "do": "declare",
         "environment": target.environment,
@@ -97,6 +99,24 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
         if others:
             console.print(f"not ready before, not changed and not waited for: {', '.join(others)}", markup=False)
     return 0 if not wait or (status is not None and not status["waits"]) else 1
+
+
+def require_same_tls(settings: Settings, certificate: str | None) -> None:
+    """The endpoint's port cannot change between HTTP and TLS, and nobody may believe that it did.
+
+    Args:
+        certificate: of the endpoint that runs; None: it has none, or is a cluster's.
+
+    Raises:
+        ConfigError: `http.tls` names another certificate.
+    """
+    tls = settings.http.tls
+    if tls is not None and str(Tls.at(tls.certificate, tls.key).certificate) != certificate:
+        raise ConfigError(
+            "http.tls: is read when an instance starts (serve-app up), and a new certificate goes into the same files; "
+            f"on a cluster {' and '.join(TLS_VARIABLES)} name the files of each machine",
+            param="http.tls",
+        )
 
 
 def _follow(
@@ -140,12 +160,13 @@ def export(settings: Settings, *, host: str | None, port: int | None, proxy_loca
     """Serve's form of the configuration as YAML, for `serve deploy` and Serve's REST interface.
 
     Raises:
-        ConfigError: no key is configured; clients of the cluster would not know a key generated here.
+        ConfigError: no key is configured; clients of the cluster would not know a key generated here. Or `http.tls` is.
     """
     if not settings.auth.keys:
         raise ConfigError(
             "auth.keys: give at least one key (or its digest): an exported configuration makes none", param="auth.keys"
         )
+    require_same_tls(settings, None)
     entry = application(settings.without_secrets())
     config: dict[str, Any] = {"applications": [entry], "proxy_location": proxy_location}
     http = {name: value for name, value in (("host", host), ("port", port)) if value is not None}

@@ -19,7 +19,7 @@ def receipt(endpoint: Endpoint, request_id: str) -> dict[str, Any]:
     """The receipt of a request, as GET /admin/requests/{id} gives it.
 
     Raises:
-        BadRequest: no router has the receipt, or the key is not an operator's. Unavailable: no answer.
+        BadRequest: no router has the receipt, or it is not for this key. Unavailable: no answer.
     """
     with session(endpoint) as http:
         path = f"/admin/requests/{quote(request_id, safe='')}"

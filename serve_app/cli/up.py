@@ -27,6 +27,7 @@ from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import LOOPBACK, InstanceState, LocalCluster, RemoteDriver, clean_up, require_free
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.settings import Settings, application
+from serve_app.system import Tls
 
 DEFAULT_PORT = 8000
 TICK_S = 0.25  # the period of checks of the progress and of the driver
@@ -143,7 +144,7 @@ class _Session:
         clean_up(self._state, grace_s=0.0)
 
     def _start_cluster(self) -> LocalCluster:
-        options = self._options
+        options, tls = self._options, self._options.settings.http.tls
         self._progress.begin("Starting a Ray of its own")
         self._cluster = LocalCluster.start(
             options.instance,
@@ -155,6 +156,7 @@ class _Session:
             models=[model.name for model in options.settings.models],
             supervised=True,
             api_key_file=str(self._keys.file) if self._keys.file else None,
+            tls=None if tls is None else Tls.at(tls.certificate, tls.key),
         )
         keys.keep(self._keys)
         return self._cluster
@@ -183,7 +185,7 @@ class _Session:
 
     def _wait_ready(self, cluster: LocalCluster) -> None:
         """Wait until the endpoint answers through HAProxy."""
-        endpoint = Endpoint(cluster.url, self._keys.key)
+        endpoint = Endpoint(cluster.url, self._keys.key, cluster.instance.certificate)
         # without a key, a 401 is enough: only a running router asks for a key
         wanted = {"200"} if self._keys.key else {"200", "401"}
         deadline = time.monotonic() + READY_S

@@ -278,7 +278,7 @@ class RouterApp:
             first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started
             if first:  # a repeat after a lost replica has had its first token already
                 self._metrics.observe_first_token(record.model, record.request_class, record.first_token_s)
-        record.usage = used = (await call.exchange.relay(stream, frames)).usage
+        record.usage = used = (await call.exchange.relay(stream, frames, record.time_headers)).usage
         if used is not None:
             self._metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
 

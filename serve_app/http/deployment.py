@@ -87,9 +87,9 @@ class RouterReplica:
         blocked = {f"{BLOCKED_PREFIX}{name}": model.queue.blocked for name, model in models.items()}
         return waiting | blocked | {f"{GRANTED_PREFIX}{name}": model.queue.granted for name, model in models.items()}
 
-    async def receipt(self, request_id: str) -> dict[str, Any] | None:
+    async def receipt(self, request_id: str, tenant: str | None = None) -> dict[str, Any] | None:
         """The receipt of a request that this replica received; the other router replicas call this."""
-        return self._receipt_search.find_here(request_id)
+        return self._receipt_search.find_here(request_id, tenant)
 
     def __serve_build_asgi_app__(self) -> RouterApp:
         """Serve asks for the ASGI application once the constructor has run."""

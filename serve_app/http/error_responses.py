@@ -16,7 +16,8 @@ from typing import Any
 from serve_app.errors import MethodNotAllowed, ServeAppError
 from serve_app.types import Operation
 
-Headers = list[tuple[bytes, bytes]]
+Header = tuple[bytes, bytes]
+Headers = list[Header]
 Answer = tuple[int, Headers, bytes]  # status, headers and body, or the first bytes of it
 
 JSON: Headers = [(b"content-type", b"application/json")]

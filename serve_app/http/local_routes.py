@@ -3,7 +3,8 @@
     GET /admin/quota            the ledger of GPU memory
     GET /admin/requests/{id}    the receipt of a request, from whichever router received it
 
-Invariant: only a key with `auth.keys[].admin` gets an answer from the routes under `/admin`, whatever its class.
+Invariant: a key without `auth.keys[].admin` learns nothing of other tenants here, whatever its class: of receipts it
+finds its own tenant's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ANSWER_TIMEOUT_S = 2.0  # the quota actor answers in milliseconds, and within se
 SHOWN_ID_CHARS = 64  # of an unknown request id, in the error
 
 GetFigures = Callable[[], Awaitable[dict[str, Any]]]
-FindReceipt = Callable[[str], Awaitable[dict[str, Any] | None]]
+FindReceipt = Callable[[str, str | None], Awaitable[dict[str, Any] | None]]
 
 _TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 
@@ -39,7 +40,8 @@ class LocalRoutes:
     Args:
         models: by name.
         get_figures: asks the quota actor for its figures; raises `AWAY` while the actor is unreachable.
-        find_receipt: a receipt by any id of its request, as plain data; None: no router has it. Bounded in time.
+        find_receipt: a receipt by any id of its request and its tenant (None: any), as plain data; None: no router has
+            it. Bounded in time.
     """
 
     models: Mapping[str, ModelRouter]
@@ -71,16 +73,16 @@ class LocalRoutes:
                         "this key may not read the metrics: set metrics or admin on it (auth.keys)", code="not_admin"
                     )
                 return 200, _TEXT, await self._metrics_text()
-            case _ if not identity.admin:
-                raise Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
             case LocalCall.QUOTA:
+                if not identity.admin:
+                    raise Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
                 found = await self._quota()
             case _:
-                found = await self.find_receipt(route.argument)
+                found = await self.find_receipt(route.argument, None if identity.admin else identity.tenant)
                 if found is None:
                     shown = route.argument[:SHOWN_ID_CHARS]
                     raise NotFound(
-                        f"no receipt of {shown!r}: it has not ended yet, or ended too long ago",
+                        f"no receipt of {shown!r} for this key: it has not ended yet, or ended too long ago",
                         code="request_not_found",
                     )
         return 200, JSON, msgspec.json.encode(found)

@@ -11,6 +11,7 @@ from serve_app.core.estimate import ObservedUse
 from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import Receipt, ServedRequest, ServiceLevel, judge
 from serve_app.errors import EngineFailed, Overloaded, ServeAppError
+from serve_app.http.error_responses import Headers
 from serve_app.http.request_size import NO_COST, RequestCost
 from serve_app.router import RequestTrace
 from serve_app.transport import FINISH_STOP, ResponseStream, TokenUsage
@@ -69,6 +70,12 @@ class RequestRecord:
             self.cost.answers,
             is_cut_off=usage.finish_reason != FINISH_STOP,
         )
+
+    def time_headers(self) -> Headers:
+        """Milliseconds from its arrival until it was handed to a replica, and until its first token there."""
+        first = None if self.stream is None else self.stream.pace.first_at
+        times = (b"x-serve-app-wait-ms", self.granted_at), (b"x-serve-app-first-token-ms", first)
+        return [(name, b"%d" % round(1000 * (at - self.started))) for name, at in times if at is not None]
 
     def receipt(self, now: float) -> Receipt:
         """The receipt of the ended request."""

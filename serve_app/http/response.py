@@ -10,13 +10,14 @@ error's body. `status` is still the answer's own, for instance the engine's 400.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from serve_app.errors import ServeAppError
 from serve_app.http.error_responses import (
     JSON,
     REQUEST_ID_HEADER,
+    Header,
     Headers,
     error_response,
     sse_comment,
@@ -54,9 +55,11 @@ class HttpExchange:
         """Status and headers of the answer; None if a repeat must run again."""
         return (self.status, self._headers) if 200 <= self.status < 500 and self.status != 429 else None
 
-    async def send_answer(self, status: int, headers: Headers, body: bytes, *, is_head: bool = False) -> None:
-        """Send a complete answer; `is_head`: without the body. In a stream that comments have begun, it is an engine's
-        refusal and sent as an event; a repeat gets the refusal itself."""
+    async def send_answer(
+        self, status: int, headers: Headers, body: bytes, *, is_head: bool = False, times: Iterable[Header] = ()
+    ) -> None:
+        """Send a complete answer; `is_head`: without the body; `times`: headers that a repeat does not get. In a stream
+        that comments have begun, it is an engine's refusal and sent as an event; a repeat gets the refusal itself."""
         self.status, self._headers = status, headers
         if self.on_sent is not None:
             self.on_sent(body)
@@ -64,7 +67,7 @@ class HttpExchange:
             event = sse_error(json.loads(body), self.operation)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
             return
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        headers = [*headers, *times, (b"content-length", b"%d" % len(body))]
         if self.request_id:
             headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -75,8 +78,9 @@ class HttpExchange:
         await self._start_stream()
         await self._send({"type": "http.response.body", "body": sse_comment(text), "more_body": True})
 
-    async def relay(self, stream: ResponseStream, frames: list[Frame]) -> Frame:
-        """Send frames as they arrive, up to the last, which is returned.
+    async def relay(self, stream: ResponseStream, frames: list[Frame], times: Callable[[], Headers]) -> Frame:
+        """Send frames as they arrive, up to the last, which is returned. An answer that is not streamed carries the
+        headers `times`, asked for once it is complete.
 
         Raises:
             EngineFailed: the engine failed; bytes sent stay sent. Until `stream.client_has_seen`, none are.
@@ -87,7 +91,7 @@ class HttpExchange:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
             stream.client_has_seen = True
-            await self.send_answer(first.status, JSON, body)
+            await self.send_answer(first.status, JSON, body, times=times())
             return frames[-1]
         self.status, self._headers, stream.client_has_seen = first.status, _SSE_HEADERS, True
         await self._start_stream(first.status)

@@ -21,7 +21,7 @@ SHOWN_PATH_CHARS = 200  # of an unknown path in the error: enough to see the mis
 
 
 class LocalCall(enum.StrEnum):
-    """Routes that the router answers without an engine; the last two are for operators."""
+    """Routes that the router answers without an engine."""
 
     MODELS = "models"
     MODEL = "model"

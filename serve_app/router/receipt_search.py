@@ -19,7 +19,7 @@ ANSWER_TIMEOUT_S = 2.0  # a router answers within milliseconds; one that is shut
 
 Plain = dict[str, Any]
 Answers = Iterable[Awaitable[Plain | None]]
-AskAll = Callable[[str], Awaitable[Answers]]
+AskAll = Callable[[str, str | None], Awaitable[Answers]]  # as `ReceiptSearch.find_here`
 
 
 class ReceiptSearch:
@@ -33,18 +33,19 @@ class ReceiptSearch:
     def __init__(self, receipts: Receipts, ask_all: AskAll) -> None:
         self._receipts, self._ask_all = receipts, ask_all
 
-    def find_here(self, request_id: str) -> Plain | None:
-        """The receipt as plain data with its `story` in sentences, if this router has it."""
-        receipt = self._receipts.find(request_id)
+    def find_here(self, request_id: str, tenant: str | None) -> Plain | None:
+        """The receipt as plain data with its `story` in sentences, if this router has it and it is of `tenant` (None:
+        all tenants')."""
+        receipt = self._receipts.find(request_id, tenant)
         return None if receipt is None else receipt.to_json_fields() | {"story": explain(receipt)}
 
-    async def find_anywhere(self, request_id: str) -> Plain | None:
+    async def find_anywhere(self, request_id: str, tenant: str | None) -> Plain | None:
         """As `find_here`, from any router; None: no router that answers in time has it."""
-        found = self.find_here(request_id)
+        found = self.find_here(request_id, tenant)
         if found is not None:
             return found
         # in a context of its own: the calling HTTP request must not decide how replies are read
-        asking = in_fresh_context(self._first_found(request_id), "receipt")
+        asking = in_fresh_context(self._first_found(request_id, tenant), "receipt")
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await asking  # cancelled with this call, together with the calls it has begun
@@ -52,9 +53,9 @@ class ReceiptSearch:
             logger.warning("the receipt search did not reach every router: %s", error)
             return None
 
-    async def _first_found(self, request_id: str) -> Plain | None:
+    async def _first_found(self, request_id: str, tenant: str | None) -> Plain | None:
         """The answer of the first router that has the receipt."""
-        asked = [asyncio.ensure_future(_answer_or_none(answer)) for answer in await self._ask_all(request_id)]
+        asked = [asyncio.ensure_future(_answer_or_none(answer)) for answer in await self._ask_all(request_id, tenant)]
         try:
             for answer in asyncio.as_completed(asked):
                 found = await answer

@@ -8,7 +8,13 @@ Never: starts anything, or imports Ray.
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key
 from serve_app.settings.model import DEFAULT_KV_CACHE_GB, AutoscaleSettings, ModelSettings, SimulatedSettings
 from serve_app.settings.presets import PRESETS
-from serve_app.settings.serve_config import ProxyLocation, application, changed_deployments, with_other_applications
+from serve_app.settings.serve_config import (
+    ProxyLocation,
+    application,
+    as_change,
+    changed_deployments,
+    with_other_applications,
+)
 from serve_app.settings.settings import (
     AdmissionSettings,
     AuthSettings,
@@ -36,6 +42,7 @@ __all__ = [
     "Settings",
     "SimulatedSettings",
     "application",
+    "as_change",
     "changed_deployments",
     "engine_version",
     "load",

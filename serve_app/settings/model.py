@@ -53,6 +53,7 @@ class AutoscaleSettings(FrozenSettings):
 
     min_replicas: int = Field(1, ge=0)
     max_replicas: int = Field(1, ge=1)
+    initial_replicas: int | None = Field(None, ge=0)  # of a model that is new; None: min_replicas
     target_ongoing_requests: float = Field(DEFAULT_TARGET_ONGOING, gt=0)
     upscale_delay_s: float = Field(DEFAULT_UPSCALE_DELAY_S, ge=0)
     downscale_delay_s: float = Field(DEFAULT_DOWNSCALE_DELAY_S, ge=0)
@@ -66,6 +67,11 @@ class AutoscaleSettings(FrozenSettings):
     def _ordered(self) -> AutoscaleSettings:
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})")
+        if self.initial_replicas is not None and not self.min_replicas <= self.initial_replicas <= self.max_replicas:
+            raise ValueError(
+                f"initial_replicas ({self.initial_replicas}) is not between min_replicas ({self.min_replicas}) and "
+                f"max_replicas ({self.max_replicas})"
+            )
         if self.look_back_s <= self.metrics_interval_s:
             raise ValueError(
                 f"look_back_s ({self.look_back_s:g}) must be above metrics_interval_s ({self.metrics_interval_s:g})"

@@ -8,7 +8,7 @@ Invariant: no API key is in it, only digests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from serve_app.errors import ConfigError
@@ -70,6 +70,17 @@ def changed_deployments(entry: Mapping[str, Any], previous: Mapping[str, Any] | 
 
 def _by_deployment(settings: Settings) -> dict[str, Any]:
     return {ROUTER: settings, **{deployment_of(model.name): model for model in settings.models}}
+
+
+def as_change(application_entry: Mapping[str, Any], declared_models: Collection[str]) -> dict[str, Any]:
+    """The entry for a Serve that has some of its models: these keep their number of replicas. Serve would put a model
+    whose settings change back to its `initial_replicas`, under load."""
+    arguments = application_entry["args"]
+    models = [
+        one | {"replicas": one["replicas"] | {"initial_replicas": None}} if one["name"] in declared_models else one
+        for one in arguments["models"]
+    ]
+    return {**application_entry, "args": arguments | {"models": models}}
 
 
 def with_other_applications(application_entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from serve_app.core.queue import DEFAULT_MIN_SHARE, DEFAULT_NO_REPLICA_WAIT_S, M
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
+from serve_app.settings.field_words import unknown_key
 from serve_app.settings.model import BUILT_IN_MODEL, FrozenSettings, ModelSettings
 from serve_app.types import RequestClass
 
@@ -156,6 +157,13 @@ class AdmissionSettings(FrozenSettings):
         }
 
 
+class TlsSettings(FrozenSettings):
+    """PEM files of the endpoint: the certificate with its chain, its key without a password."""
+
+    certificate: str = Field(min_length=1)
+    key: str = Field(min_length=1)
+
+
 class HttpSettings(FrozenSettings):
     """Bounds of the public endpoint."""
 
@@ -165,6 +173,7 @@ class HttpSettings(FrozenSettings):
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1)
     max_embedding_inputs: int = Field(DEFAULT_MAX_EMBEDDING_INPUTS, ge=1)
     max_output_tokens: int | None = Field(None, ge=1)  # caps what a request may ask for; None: the model's length
+    tls: TlsSettings | None = None  # read by `serve-app up`; on a cluster the environment of each machine says it
 
 
 class QuotaSettings(FrozenSettings):
@@ -228,8 +237,8 @@ class Settings(FrozenSettings):
         return self.model_copy(update={"auth": self.auth.model_copy(update={"keys": keys})})
 
     def with_key(self, key: str) -> Settings:
-        """The same with this one key, made here: its owner is who runs all of it."""
-        owner = KeySettings(key=key, admin=True)
+        """The same with this one key, made here: its owner is who runs all of it, and may claim every class."""
+        owner = KeySettings(key=key, admin=True, max_class="critical")
         return self.model_copy(update={"auth": self.auth.model_copy(update={"keys": (owner,)})})
 
 
@@ -244,7 +253,7 @@ def parse(data: Mapping[str, Any]) -> Settings:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "configuration"
-        message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        message = unknown_key(str(first["loc"][-1])) if first["type"] == "extra_forbidden" else first["msg"]
         raise ConfigError(f"{key}: {message}", param=key) from None
 
 

@@ -18,10 +18,14 @@ from serve_app.system.processes import (
     spawn,
     start_ticks,
 )
+from serve_app.system.tls import TLS_VARIABLES, Certificate, Tls
 
 __all__ = [
+    "TLS_VARIABLES",
+    "Certificate",
     "FallbackHaproxy",
     "Listener",
+    "Tls",
     "ask_to_end",
     "await_start",
     "end_marked",

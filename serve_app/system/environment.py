@@ -20,6 +20,7 @@ import psutil
 from serve_app.errors import ConfigError
 from serve_app.names import MARK
 from serve_app.system.haproxy import BUFFER_BYTES, CLIENT_S, MAX_CONNECTIONS, RETRY, Sources, write_wrapper
+from serve_app.system.tls import ADMIN_SOCKET, Tls
 
 MAX_CALL_BYTES = 64 * 2**20  # between router and engine; a request may exceed gRPC's 4 MiB
 OBJECT_STORE_BYTES = 200 * 10**6  # requests use gRPC; Ray needs at least 75 MB and takes 30% of memory by default
@@ -44,7 +45,13 @@ LAUNCHERS_OWN = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "RAY_USAGE_
 
 
 def common_environment(
-    mark: str, run_dir: Path, *, stats_port: int, metrics_port: int, host: str | None = None
+    mark: str,
+    run_dir: Path,
+    *,
+    stats_port: int,
+    metrics_port: int,
+    host: str | None = None,
+    tls: Tls | None = None,
 ) -> dict[str, str]:
     """The variables of any node: token authentication, Serve's fast path, HAProxy without open statistics.
 
@@ -53,12 +60,13 @@ def common_environment(
         run_dir: private, with a path short enough for unix sockets; the HAProxy wrapper is written there.
         stats_port, metrics_port: of HAProxy; never opened.
         host: the endpoint's address, if not the host given to Serve.
+        tls: of the endpoint; None: what this process's environment says.
     """
-    folder = run_dir / "h"
+    folder, tls = run_dir / "h", tls or Tls.of(os.environ)
     ports = {"stats_port": stats_port, "metrics_port": metrics_port}
-    wrapper = write_wrapper(run_dir, **ports, host=host, sources=Sources.of(os.environ))
+    wrapper = write_wrapper(run_dir, **ports, host=host, sources=Sources.of(os.environ), tls=tls)
     threads = 1 if len(os.sched_getaffinity(0)) <= HAPROXY_THREADS_PER_CORES else 2
-    return {
+    return ({} if tls is None else tls.environment()) | {
         MARK: mark,
         "SPT_NOENV": "1",  # setproctitle would overwrite the environment in /proc, with the mark
         "RAY_AUTH_MODE": "token",
@@ -73,7 +81,7 @@ def common_environment(
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_dir / ADMIN_SOCKET),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),

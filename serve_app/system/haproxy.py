@@ -3,15 +3,16 @@
 Serve's template has no settings for these changes, so Serve runs a wrapper as its HAProxy, which edits each newly
 written configuration. Statistics and metrics, which listen on all interfaces without a key, are moved to unix sockets
 in a private folder. With `option splice-request` a client's disconnect is not noticed if its body came in a later
-segment than its headers, as every SDK sends it (seen with HAProxy 2.8.25): the option is removed. HAProxy's own errors
-are answered in OpenAI's format. Connections to routers are probed: a router on an unresponsive machine would otherwise
-hold its clients as long as the machine is away. Clients are bounded in time and in connections of one source.
+segment than its headers, as every SDK sends it (seen with HAProxy 2.8.25): the option is removed. With TLS the
+endpoint's port speaks nothing else (`serve_app.system.tls`). HAProxy's own errors are answered in OpenAI's format.
+Connections to routers are probed: a router on an unresponsive machine would otherwise hold its clients as long as the
+machine is away. Clients are bounded in time and in connections of one source.
 
 HAProxy outlives its manager, and a `FallbackHaproxy` of the node's supervisor replaces a HAProxy that died, so the
 endpoint stays open until Serve runs its own again.
 
-Invariant: HAProxy does not start with public statistics, with an option that hides disconnects, or without bounds on
-its clients: the wrapper refuses a template that it cannot correct.
+Invariant: HAProxy does not start with public statistics, with an option that hides disconnects, without bounds on its
+clients, or in the clear where TLS is asked for: the wrapper refuses a template that it cannot correct.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pathlib import Path
 import psutil
 
 from serve_app.errors import ConfigError, Unavailable
+from serve_app.system.tls import PEM, Tls, write_pem
 
 # A router connection idle for 10 s is probed; it is closed after 25 s, shortly before its machine is counted as lost.
 PROBE_IDLE_S, PROBE_INTERVAL_S, PROBES = 10, 5, 3
@@ -208,7 +210,13 @@ def haproxy_binary() -> Path:
 
 
 def write_wrapper(
-    run_dir: Path, *, stats_port: int, metrics_port: int, host: str | None = None, sources: Sources | None = None
+    run_dir: Path,
+    *,
+    stats_port: int,
+    metrics_port: int,
+    host: str | None = None,
+    sources: Sources | None = None,
+    tls: Tls | None = None,
 ) -> Path:
     """Write the program that Serve runs as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH); returns its path.
 
@@ -217,15 +225,19 @@ def write_wrapper(
         stats_port, metrics_port: those in Serve's configuration; they are never opened.
         host: the endpoint's address, instead of the host given to Serve, which the routers' own ports use, too.
         sources: bounds of one client; None: the defaults.
+        tls: None: HTTP in the clear.
 
     Raises:
-        Unavailable: there is no HAProxy. ConfigError: `run_dir` does not allow execution.
+        Unavailable: there is no HAProxy. ConfigError: `run_dir` does not allow execution, or the
+            certificate is wrong.
     """
     for status in ERRORS:
         (run_dir / f"error{status}.http").write_bytes(error_file(status))
     for name, lines in (("defaults", defaults_lines(run_dir)), ("frontend", frontend_lines(sources or Sources()))):
         (run_dir / f"{name}.cfg").write_text("".join(f"    {line}\n" for line in lines))
     address = "*" if host in ("0.0.0.0", "::") else host
+    if tls is not None:
+        write_pem(run_dir, tls.read())
     path = run_dir / "haproxy"
     path.write_text(
         Wrapper(resources.files("serve_app.system").joinpath("haproxy_wrapper.sh").read_text()).substitute(
@@ -234,6 +246,7 @@ def write_wrapper(
             folder=run_dir,
             haproxy=shlex.quote(str(haproxy_binary())),
             bind="'s#^##'" if host is None else shlex.quote(rf"s#bind .*:\([0-9]*\)$#bind {address}:\1#"),
+            tls="" if tls is None else f" ssl crt {run_dir / PEM} alpn http/1.1",
             last=LAST,
             front=FRONT,
         )

@@ -16,6 +16,7 @@ grep -q %{folder} "/proc/$front/cmdline" 2>/dev/null || front=
 unmatched=404
 grep -q '^ *use_backend ' "$config" || unmatched=503
 bind=%{bind}
+tls='%{tls}'
 stands=yes
 if [ -n "$front" ]; then
     case " $* " in *" $front "*) ;; *)
@@ -29,6 +30,7 @@ sed -i -e 's#^\( *bind \).*:%{stats}$#\1unix@%{folder}/s.sock mode 600#' \
     -e '/^ *option splice-request *$/d' -e '/^ *errorfile /d' \
     -e "s#return status 404 content-type text/plain .*Ping .*#return status $unmatched default-errorfiles#" \
     -e "/^frontend http_frontend\$/,/^ *bind /$bind" \
+    -e "/^frontend http_frontend\$/,/^ *bind /s#^\( *bind .*:[0-9]*\)\$#\1$tls#" \
     -e '/^defaults$/r %{folder}/defaults.cfg' -e '/^frontend http_frontend$/r %{folder}/frontend.cfg' "$config"
 changed() {
     echo "$1: the template of Ray Serve has changed" >&2
@@ -38,6 +40,7 @@ if grep -q -E '^ *bind .*:(%{stats}|%{metrics})( |$)' "$config"; then changed "t
 if grep -q 'option splice-request' "$config"; then changed "disconnects would go unnoticed"; fi
 if grep -q 'return status 404 content-type' "$config"; then changed "what is not known would be answered in text"; fi
 [ "$(grep -c '# of serve_app' "$config")" = 2 ] || changed "clients would not be bounded"
+[ -z "$stands" ] || [ -z "$tls" ] || grep -q "$tls\$" "$config" || changed "the endpoint would not be encrypted"
 if [ -n "$stands" ]; then
     echo $$ >%{folder}/%{front}.new && mv -f %{folder}/%{front}.new %{folder}/%{front} # atomic, for concurrent readers
     # A HAProxy that makes load balancers go elsewhere gets no fallback.

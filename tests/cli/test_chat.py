@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +21,7 @@ from serve_app.cli.commands import app
 from serve_app.cluster.local import Instance, InstanceState
 from serve_app.errors import Unavailable
 from tests.requires import requires
+from tests.system.certificates import self_signed
 
 requires("linux")
 
@@ -217,3 +220,37 @@ def test_events_join_lines_and_skip_comments() -> None:
 def test_a_users_proxy_and_netrc_are_left_aside_on_this_machine_only() -> None:
     assert not chat.session(chat.Endpoint("http://127.0.0.1:8000", KEY)).trust_env
     assert chat.session(chat.Endpoint("https://models.example", KEY)).trust_env
+
+
+def test_an_instance_with_tls_is_known_by_its_certificate_file_alone(tmp_path: Path) -> None:
+    """Its name is another, nobody has signed it, and the key is sent to no other server."""
+    ours, other = self_signed(tmp_path / "ours"), self_signed(tmp_path / "other")
+    asked: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing into the test's output."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(ours.certificate, ours.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    url = f"https://127.0.0.1:{server.server_port}"
+    try:
+        for certificate, answers in ((ours.certificate, True), (other.certificate, False), (None, False)):
+            endpoint = chat.Endpoint(url, KEY, None if certificate is None else str(certificate))
+            with chat.session(endpoint) as http, contextlib.ExitStack() as expected:
+                if not answers:
+                    expected.enter_context(pytest.raises(Unavailable))
+                assert chat.request(http, endpoint, "GET", "/ready").status_code == 200
+        assert asked == [f"Bearer {KEY}"]
+    finally:
+        server.shutdown()
+        server.server_close()

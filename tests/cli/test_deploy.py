@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
@@ -283,3 +284,18 @@ def test_the_wait_is_bounded(
     assert result.exit_code == 1
     assert "it does not run after 20 s" in result.stderr
     assert driver.closed == 1
+
+
+def test_a_certificate_that_is_not_what_runs_is_refused_and_nothing_is_declared(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
+) -> None:
+    file.write_text(yaml.safe_dump(CONFIG | {"http": {"tls": {"certificate": "/c.pem", "key": "/k.pem"}}}))
+    one_line(run("deploy", "--config", str(file)), 2, "http.tls", "serve-app up")
+    one_line(run("deploy", "--config", str(file), "--address", "127.0.0.1:1"), 2, "SERVE_APP_TLS_CERTIFICATE")
+    one_line(run("export", "--config", str(file)), 2, "SERVE_APP_TLS_CERTIFICATE")
+    assert driver.orders == []
+    running = state.read()
+    assert running is not None
+    state.write(dataclasses.replace(running, certificate="/c.pem"))
+    driver.events = [DECLARED, status("running")]
+    assert run("deploy", "--config", str(file)).exit_code == 0

@@ -51,7 +51,7 @@ CONFIG: dict[str, Any] = {
     ],
     "auth": {
         "keys": [
-            {"key": PEOPLE_KEY, "tenant": "people", "max_class": "high", "admin": True},  # as `make serve` makes it
+            {"key": PEOPLE_KEY, "tenant": "people", "max_class": "high", "admin": True},
             {"key": BATCH_KEY, "tenant": "batch", "max_class": "low", "default_class": "low"},
         ]
     },

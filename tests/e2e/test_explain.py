@@ -110,11 +110,18 @@ def test_every_router_tells_of_a_client_that_left(there: Stack) -> None:
         assert 0 < found["output_tokens"] < LONG_TOKENS
 
 
-def test_only_an_operator_is_told_and_an_unknown_name_is_said_to_be_one(there: Stack) -> None:
+def test_a_key_finds_its_own_tenant_s_on_any_router_and_an_unknown_name_is_said_to_be_one(there: Stack) -> None:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+    name = there.post("/v1/completions", body, headers=there.headers(BATCH_KEY)).json()["id"]
+    for router in routers(there):
+        own = router.get(f"/admin/requests/{name}", headers=there.headers(BATCH_KEY))
+        assert own.json()["tenant"] == "batch"
+        assert router.get(f"/admin/requests/{name}").status_code == 200  # an operator
+    others = there.post("/v1/completions", body).json()["id"]
+    refused = there.get(f"/admin/requests/{others}", headers=there.headers(BATCH_KEY))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "request_not_found")
     unknown = there.get("/admin/requests/chatcmpl-0")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_not_found")
-    other = there.get("/admin/requests/chatcmpl-0", headers=there.headers(BATCH_KEY))
-    assert (other.status_code, other.json()["error"]["code"]) == (403, "not_admin")
 
 
 def test_the_command_tells_the_story(there: Stack) -> None:

@@ -181,3 +181,10 @@ def test_the_cluster_configuration_scales_as_the_owner_asked() -> None:
     replicas = configuration.load(CONFIGS / "many-nodes.yaml").models[0].replicas
     assert (replicas.min_replicas, replicas.max_replicas, replicas.target_ongoing_requests) == (2, 8, 20)
     assert (replicas.upscale_delay_s, replicas.downscale_delay_s) == (30, 120)
+
+
+def test_the_70b_configuration_starts_with_four_replicas_of_four_gpus_and_sixteen_cpus() -> None:
+    (entry,) = configuration.load(CONFIGS / "70b-many-nodes.yaml").models
+    bundles, replicas = placement(entry, "gpu")["placement_group_bundles"], entry.replicas
+    assert (sum(one["GPU"] for one in bundles), sum(one["CPU"] for one in bundles)) == (4, 16)
+    assert (replicas.min_replicas, replicas.initial_replicas, replicas.max_replicas) == (2, 4, 8)

@@ -17,7 +17,7 @@ from serve_app.core.routing import Route
 from serve_app.http import python_calls
 from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome, RequestClass
-from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask, running, started
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, KEY, Client, Reply, ask, running, started
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S
 
@@ -154,6 +154,41 @@ def test_a_wrong_request_has_a_receipt_under_the_id_it_was_answered_with(
         (found,) = receipts(client)
         assert found.request_id == reply.headers["x-serve-app-request-id"]
         assert (found.outcome, found.refused, found.tenant) == (outcome, reason, "people")
+
+    check(scenario)
+
+
+def test_a_key_reads_the_receipts_of_its_own_tenant_and_no_other_s() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        for key in (KEY, BATCH_KEY):
+            reply = await client.post(ask("p"), key=key, headers={"X-Request-Id": "same"})
+            for name in (reply.headers["x-serve-app-request-id"], "same"):
+                found = json.loads((await client.get(f"/admin/requests/{name}", key=key)).body)
+                assert found["request_id"] == reply.headers["x-serve-app-request-id"]
+            other = BATCH_KEY if key == KEY else KEY
+            refused = await client.get(f"/admin/requests/{reply.headers['x-serve-app-request-id']}", key=other)
+            assert (refused.status, refused.error["code"]) == (404, "request_not_found")
+
+    check(scenario)
+
+
+def test_an_answer_that_is_not_streamed_tells_its_wait_and_its_first_token_and_a_repeat_of_it_does_not() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        task, _ = await running(client, n=4)
+        waits = client.posting(ask("p", 7, stream=False), headers={"Idempotency-Key": "k"})
+        await asyncio.sleep(0.05)  # its wait, to be told
+        await leave(task)
+        told = (await waits).headers
+        wait_ms, first_ms = (int(told[f"x-serve-app-{name}-ms"]) for name in ("wait", "first-token"))
+        assert 40 <= wait_ms <= first_ms
+        found = receipts(client)[-1]
+        assert found.first_token_s is not None
+        assert [wait_ms, first_ms] == [round(1000 * found.wait_s), round(1000 * found.first_token_s)]
+        again = await client.post(ask("p", 7, stream=False), headers={"Idempotency-Key": "k"})
+        assert again.headers["x-idempotent-replay"] == "true"
+        assert not [name for name in again.headers if name.endswith("-ms")]
+        streamed = await client.post(ask("p"))
+        assert not [name for name in streamed.headers if name.endswith("-ms")]
 
     check(scenario)
 

@@ -113,7 +113,8 @@ def test_no_key_at_all_is_no_way_to_start() -> None:
 def test_a_generated_key_serves_alone(tmp_path: Path) -> None:
     key = load_or_create_key(tmp_path / "key")
     ring = KeyRing(Settings(auth=AuthSettings(keys=(KeySettings(key=ALICE),))).with_key(key).auth)
-    assert ring.identify(bearer(key)).tenant == "default"
+    owner = ring.identify(bearer(key))
+    assert (owner.tenant, owner.admin, owner.max_class) == ("default", True, RequestClass.CRITICAL)
     with pytest.raises(Unauthorized):
         ring.identify(bearer(ALICE))
 

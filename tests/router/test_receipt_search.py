@@ -41,16 +41,16 @@ class Routers:
 
     def __init__(self, *answers: Awaitable[Plain | None]) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.asked: list[tuple[str, str | None]] = []
 
-    async def __call__(self, request_id: str) -> Iterable[Awaitable[Plain | None]]:
-        self.asked.append(request_id)
+    async def __call__(self, request_id: str, tenant: str | None) -> Iterable[Awaitable[Plain | None]]:
+        self.asked.append((request_id, tenant))
         return self.answers
 
 
 def find(name: str, routers: Routers, here: Receipts | None = None) -> Plain | None:
     async def search() -> Plain | None:
-        return await ReceiptSearch(here or kept(), routers).find_anywhere(name)
+        return await ReceiptSearch(here or kept(), routers).find_anywhere(name, "t")
 
     return asyncio.run(search())
 
@@ -64,7 +64,9 @@ def test_one_that_is_here_is_told_with_its_story_and_nobody_is_asked() -> None:
 
 
 def test_another_router_s_is_told_at_once_though_others_fail_or_say_nothing() -> None:
-    assert find("a2", Routers(told(None), silent(), broken(), told({"request_id": "a2"}))) == {"request_id": "a2"}
+    routers = Routers(told(None), silent(), broken(), told({"request_id": "a2"}))
+    assert find("a2", routers) == {"request_id": "a2"}
+    assert routers.asked == [("a2", "t")]
 
 
 def test_one_that_nobody_has_is_none() -> None:
@@ -79,7 +81,7 @@ def test_silence_is_waited_for_no_longer_than_is_said(monkeypatch: pytest.Monkey
 
 def test_without_any_router_to_ask_there_is_none() -> None:
     class Gone(Routers):
-        async def __call__(self, request_id: str) -> Iterable[Awaitable[Plain | None]]:
+        async def __call__(self, request_id: str, tenant: str | None) -> Iterable[Awaitable[Plain | None]]:
             raise ConnectionError("no deployment")
 
     assert find("a5", Gone()) is None

@@ -12,8 +12,15 @@ from ray.serve.schema import ServeDeploySchema
 
 from serve_app.cli.deploy import ON_A_CLUSTER, export
 from serve_app.cluster.local.status import declared, declared_models, describe, is_built
+from serve_app.errors import ConfigError
 from serve_app.names import APPLICATION, ROUTER
-from serve_app.settings.serve_config import POLICY, application, changed_deployments, with_other_applications
+from serve_app.settings.serve_config import (
+    POLICY,
+    application,
+    as_change,
+    changed_deployments,
+    with_other_applications,
+)
 from serve_app.settings.settings import QuotaSettings, Settings, parse
 
 KEY = "sk-0123456789abcdef"
@@ -96,6 +103,23 @@ def test_other_declared_applications_stay_and_those_run_by_hand_are_none_of_it()
     before = copy.deepcopy(details)
     assert with_other_applications(entry, details) == [other, entry]
     assert details == before
+
+
+def test_a_model_that_serve_has_keeps_its_number_of_replicas_and_a_new_one_starts_with_its_own() -> None:
+    replicas = {"min_replicas": 2, "initial_replicas": 4, "max_replicas": 8}
+    models = [{"name": "old", "replicas": replicas}, {"name": "new", "replicas": replicas}]
+    entry = application(settings(models=models).without_secrets())
+    before = copy.deepcopy(entry)
+    assert as_change(entry, ()) == entry
+    old, new = as_change(entry, ["old", "gone"])["args"]["models"]
+    assert (old["replicas"]["initial_replicas"], new["replicas"]["initial_replicas"]) == (None, 4)
+    assert entry == before
+
+
+@pytest.mark.parametrize("wrong", [1, 9])
+def test_the_number_to_start_with_is_within_the_bounds(wrong: int) -> None:
+    with pytest.raises(ConfigError, match="initial_replicas"):
+        settings(models=[{"name": "m", "replicas": {"min_replicas": 2, "initial_replicas": wrong, "max_replicas": 8}}])
 
 
 def test_serve_s_own_schema_takes_what_is_exported() -> None:

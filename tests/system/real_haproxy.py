@@ -21,7 +21,8 @@ from typing import Any
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions
 
-from serve_app.system import haproxy
+from serve_app.system import Tls, haproxy
+from serve_app.system.tls import ADMIN_SOCKET
 
 WITHIN_S = 20.0  # a HAProxy is up in a tenth of a second; the machine may be busy
 
@@ -98,13 +99,14 @@ class _Handler(BaseHTTPRequestHandler):
 class Edge:
     """What a manager of Serve's does on a node, and a client."""
 
-    def __init__(self, folder: Path, sources: haproxy.Sources | None) -> None:
+    def __init__(self, folder: Path, sources: haproxy.Sources | None, tls: Tls | None) -> None:
         self.folder, self.port = folder, free_port()
         self.stand_in = haproxy.FallbackHaproxy(folder)
         ports = {"stats_port": free_port(), "metrics_port": free_port()}
-        self._wrapper = haproxy.write_wrapper(folder, **ports, sources=sources)
+        self._wrapper = haproxy.write_wrapper(folder, **ports, sources=sources, tls=tls)
+        (folder / ADMIN_SOCKET).parent.mkdir()
         self.config = HAProxyConfig(
-            socket_path=str(folder / "admin.sock"),
+            socket_path=str(folder / ADMIN_SOCKET),
             server_state_base=str(folder),
             server_state_file=str(folder / "state"),
             metrics_socket_path=str(folder / "metrics.sock"),
@@ -193,8 +195,8 @@ class Edge:
 
 
 @contextlib.contextmanager
-def edge(folder: Path, sources: haproxy.Sources | None = None) -> Iterator[Edge]:
-    there = Edge(folder, sources)
+def edge(folder: Path, sources: haproxy.Sources | None = None, tls: Tls | None = None) -> Iterator[Edge]:
+    there = Edge(folder, sources, tls)
     try:
         yield there
     finally:

@@ -24,7 +24,7 @@ from serve_app.cluster.local import node
 from serve_app.cluster.local.ports import require_free, reserved_block
 from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState, read_text
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.system import Listener, await_start, end_marked, listening_ports, marked, spawn, start_ticks
+from serve_app.system import Listener, Tls, await_start, end_marked, listening_ports, marked, spawn, start_ticks
 
 SUPERVISOR = "serve_app.cluster.local.supervisor"
 NODE_START_S = 90.0  # 5 s on an idle machine with two cores; ten times that when it is loaded
@@ -60,22 +60,22 @@ class LocalCluster:
         extra_environment: Mapping[str, str] | None = None,
         supervised: bool = False,
         api_key_file: str | None = None,
+        tls: Tls | None = None,
     ) -> LocalCluster:
         """Start Ray; Serve follows with the first application.
 
         Args:
             instance: its name; a stale instance of this name, whose owner has died, is stopped first.
             http_port: of the endpoint; None takes a free one.
-            host: the endpoint's; 127.0.0.1, or 0.0.0.0 to be reached from outside.
+            host, tls: the endpoint's; 0.0.0.0 to be reached from outside; None: TLS as the environment says.
             num_cpus: logical, for Ray's placement; None lets Ray count.
             dashboard: Ray's dashboard on loopback, which Serve's REST interface (`serve deploy`, `serve status`) needs.
-            models: the configured model names, for `status`.
             extra_environment: for the node and everything on it, over ours.
             supervised: this process stops the cluster on SIGTERM, which `down` then sends.
-            api_key_file: the key for clients on this machine, for `status` and `chat`.
+            models, api_key_file: the configured names, and the key of clients on this machine: for `status` and `chat`.
 
         Raises:
-            ConfigError: the state folder cannot be written, or the port is taken.
+            ConfigError: the state folder cannot be written, the port is taken, or the certificate is wrong.
             Unavailable: the instance is owned by a living process, or Ray did not start (with the end of its log).
         """
         state = InstanceState(instance, state_dir)
@@ -102,7 +102,7 @@ class LocalCluster:
         )
         cluster = cls(state, record, state.new_token())
         try:
-            cluster._start(extra_environment or {}, num_cpus, dashboard)
+            cluster._start(extra_environment or {}, num_cpus, dashboard, tls)
         except BaseException:
             cluster.stop()
             raise
@@ -175,9 +175,11 @@ class LocalCluster:
         assert supervisor.stdin is not None
         supervisor.stdin.close()
 
-    def _start(self, extra_environment: Mapping[str, str], num_cpus: int | None, dashboard: bool) -> None:
+    def _start(
+        self, extra_environment: Mapping[str, str], num_cpus: int | None, dashboard: bool, tls: Tls | None
+    ) -> None:
         """Start Ray under its supervisor, again after a transient error."""
-        host = self.instance.host
+        host, tls = self.instance.host, tls or Tls.of(os.environ)
         reachable = node.LOOPBACK if host in ("0.0.0.0", "::") else host  # from this machine
         for attempt in range(START_ATTEMPTS):
             block = self._resources.enter_context(reserved_block(host))
@@ -188,13 +190,16 @@ class LocalCluster:
                 self.instance,
                 run_dir=str(run_dir),
                 http_port=port,
-                url=f"http://{reachable}:{port}",
+                url=f"{'http' if tls is None else 'https'}://{reachable}:{port}",
+                certificate=None if tls is None else str(tls.certificate),
                 dashboard_url=f"http://{node.LOOPBACK}:{block.dashboard}" if dashboard else None,
             )
             self.state.write(self.instance)
             command = node.ray_command(run_dir, block, num_cpus=num_cpus, dashboard=dashboard)
             environment = node.usable_environment(os.environ)
-            environment |= node.node_environment(self.mark, self._token, run_dir, block, host) | dict(extra_environment)
+            environment |= node.node_environment(self.mark, self._token, run_dir, block, host, tls) | dict(
+                extra_environment
+            )
             supervisor = spawn(SUPERVISOR, *command, log=log, stdin=subprocess.PIPE, env=environment)
             self._supervisor = supervisor
             try:

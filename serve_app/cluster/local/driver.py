@@ -32,7 +32,7 @@ from serve_app.errors import Unavailable
 from serve_app.names import APPLICATION, MARK
 from serve_app.quota import client as quota_actor
 from serve_app.ray_adapter import quiet_router_thread
-from serve_app.settings import with_other_applications
+from serve_app.settings import as_change, with_other_applications
 
 ANSWER_S = 5.0  # the controller answers within milliseconds; without its numbers the state is still reported
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
@@ -109,7 +109,7 @@ def _read_environment_again() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any]:
+def declare(entry: Mapping[str, Any], *, is_repeat: bool = False, **serve_options: Any) -> dict[str, Any]:
     """Declare one application to Serve's controller, as `serve deploy` does, in addition to those declared before;
     returns once the controller has it. A running application of the same name is changed.
 
@@ -117,6 +117,7 @@ def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any]:
 
     Args:
         entry: as `serve_app.settings.serve_config.application` makes it.
+        is_repeat: it was declared before, and is declared again as it was.
         serve_options: `http_options` and `proxy_location`, as in Serve's configuration; the running Serve keeps its
             own without them.
 
@@ -126,6 +127,8 @@ def declare(entry: Mapping[str, Any], **serve_options: Any) -> dict[str, Any]:
     serve.start(**serve_options)
     client = _client()
     details = client.get_serve_details()
+    if not is_repeat:
+        entry = as_change(entry, status.declared_models(details))
     config = {"applications": with_other_applications(entry, details), **serve_options}
     client.deploy_apps(ServeDeploySchema.model_validate(config))
     return details  # type: ignore[no-any-return]

@@ -68,7 +68,7 @@ def _declare(order: Mapping[str, Any]) -> None:
         why = describe(driver.details(), order["models"])["message"]
         previous = declared(before)
         if previous is not None:
-            driver.declare(previous, **order["serve"])
+            driver.declare(previous, is_repeat=True, **order["serve"])
             why += "; the previous declaration is declared again"
         raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
     _send("phase", phase="declared")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from serve_app.cluster.local.ports import PortBlock
 from serve_app.names import MARK
-from serve_app.system import environment
+from serve_app.system import Tls, environment
 
 LOOPBACK = "127.0.0.1"
 RUN_DIR_LENGTH = 28  # a unix socket's path has 107 bytes at most; Ray and HAProxy add up to 77 to the folder's
@@ -50,14 +50,16 @@ def driver_environment(address: str, token: str, mark: str) -> dict[str, str]:
     }
 
 
-def node_environment(mark: str, token: str, run_dir: Path, block: PortBlock, host: str = LOOPBACK) -> dict[str, str]:
+def node_environment(
+    mark: str, token: str, run_dir: Path, block: PortBlock, host: str = LOOPBACK, tls: Tls | None = None
+) -> dict[str, str]:
     """Variables of `ray start`, and so of every Serve process and engine, in addition to the caller's own.
 
     Args:
-        host: the endpoint's. Serve itself, the router replicas and the fallback proxy use loopback.
+        host, tls: the endpoint's. Serve itself, the router replicas and the fallback proxy use loopback.
     """
     ports = {"stats_port": block.haproxy_stats, "metrics_port": block.haproxy_metrics}
-    return environment.common_environment(mark, run_dir, **ports, host=host) | {
+    return environment.common_environment(mark, run_dir, **ports, host=host, tls=tls) | {
         "RAY_AUTH_TOKEN": token,
         **LOOPBACK_ENVIRONMENT,
         "DASHBOARD_METRIC_PORT": str(block.head_metrics),

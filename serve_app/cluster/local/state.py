@@ -57,6 +57,7 @@ class Instance:
     supervisor_pid: int | None = None  # the `up` command, which stops the instance on SIGTERM; None: owned by a program
     supervisor_ticks: int | None = None
     api_key_file: str | None = None
+    certificate: str | None = None  # of the endpoint, if it has TLS
     models: tuple[str, ...] = ()
 
     def serve_options(self) -> dict[str, Any]:

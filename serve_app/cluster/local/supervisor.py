@@ -17,20 +17,22 @@ import threading
 from pathlib import Path
 
 from serve_app.names import MARK
-from serve_app.system import FallbackHaproxy, end_marked
+from serve_app.system import Certificate, FallbackHaproxy, Tls, end_marked
 
 NODE_STOP_S = 10.0  # `ray start` ends its processes within 3 s of SIGTERM; engines free their memory meanwhile
 LEFTOVER_GRACE_S = 2.0  # for processes unknown to Ray, such as HAProxy, to end by themselves
-WATCH_PERIOD_MS = 500  # how soon the end of the node, or of HAProxy, is noticed
+WATCH_PERIOD_MS = 500  # how soon the end of the node or of HAProxy, or a new certificate, is noticed
 
 
 def _wait_for_end(node: subprocess.Popen[bytes], stop_requested: threading.Event) -> None:
     """Returns when the owner is gone (its pipe is closed), a stop is requested, or the node has ended."""
-    stand_in = FallbackHaproxy(Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent)
+    folder = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
+    stand_in, certificate = FallbackHaproxy(folder), Certificate(folder, Tls.of(os.environ))
     pipe = select.poll()
     pipe.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
     while not stop_requested.is_set() and node.poll() is None:
         stand_in.check()
+        certificate.check()
         if pipe.poll(WATCH_PERIOD_MS) and not os.read(sys.stdin.fileno(), 1024):
             return
 

@@ -34,7 +34,7 @@ import psutil
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.errors import ServeAppError
 from serve_app.names import MARK
-from serve_app.system import FallbackHaproxy, end_marked, environment, start_ticks
+from serve_app.system import Certificate, FallbackHaproxy, Tls, end_marked, environment, start_ticks
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LOOK_S = 0.5  # the polling period for ended processes
@@ -116,9 +116,11 @@ class NodeSupervisor:
         log_line(f"up, with {', '.join(sorted(vital.values()))}")
         if self.node.restarts > 0:
             self._redeploy()
-        stand_in = FallbackHaproxy(Path(self.node.run_dir))
+        folder = Path(self.node.run_dir)
+        stand_in, certificate = FallbackHaproxy(folder), Certificate(folder, Tls.of(os.environ))
         while not self.stop_requested.wait(LOOK_S):
             stand_in.check()
+            certificate.check()
             for pid, status in reap().items():
                 if pid in vital:
                     log_line(f"{vital[pid]} (process {pid}) ended with status {status}")

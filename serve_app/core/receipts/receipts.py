@@ -99,7 +99,8 @@ class Receipts:
     def __init__(self, limit: int = MAX_RECEIPTS) -> None:
         self._limit = limit
         self.kept: OrderedDict[str, Receipt] = OrderedDict()
-        self.by_client: dict[str, Receipt] = {}  # the latest receipt by client id
+        # The latest receipt by client id, of each tenant and (None) of all: clients choose equal ids.
+        self.by_client: dict[tuple[str | None, str], Receipt] = {}
 
     def add(self, receipt: Receipt) -> None:
         """Keep a receipt; it replaces one with the same id."""
@@ -107,16 +108,23 @@ class Receipts:
             self._forget(self.kept.pop(receipt.request_id))
         self.kept[receipt.request_id] = receipt
         if receipt.client_id:
-            self.by_client[receipt.client_id] = receipt
+            for tenant in (None, receipt.tenant):
+                self.by_client[tenant, receipt.client_id] = receipt
         if len(self.kept) > self._limit:
             self._forget(self.kept.popitem(last=False)[1])
 
-    def find(self, request_id: str) -> Receipt | None:
-        """Find by our id, the OpenAI object's id, or the client's. None: there was none, or it is no longer kept."""
+    def find(self, request_id: str, tenant: str | None) -> Receipt | None:
+        """Find by our id, the OpenAI object's id, or the client's. None: there was none, it is no longer kept, or it is
+        not of `tenant` (None: all tenants')."""
         wanted = request_id[:MAX_TEXT_CHARS]
         bare = next((wanted.removeprefix(one) for one in OBJECT_PREFIXES if wanted.startswith(one)), wanted)
-        return self.kept.get(wanted) or self.kept.get(bare) or self.by_client.get(wanted)
+        found = self.kept.get(wanted) or self.kept.get(bare)
+        if found is not None and tenant in (None, found.tenant):
+            return found
+        return self.by_client.get((tenant, wanted))
 
     def _forget(self, receipt: Receipt) -> None:
-        if receipt.client_id and self.by_client.get(receipt.client_id) is receipt:
-            del self.by_client[receipt.client_id]
+        for tenant in (None, receipt.tenant):
+            key = (tenant, receipt.client_id or "")
+            if self.by_client.get(key) is receipt:
+                del self.by_client[key]

@@ -184,18 +184,18 @@ def test_the_latest_are_kept_and_found(ids: list[str], most: int) -> None:
         kept.add(replace(WAITED, request_id=request_id, arrived=float(number)))
         order = [*(one for one in order if one != request_id), request_id][-most:]
         assert len(kept.kept) == len(order)
-        found = kept.find(request_id)
+        found = kept.find(request_id, None)
         assert found is not None
         assert found.arrived == number
     assert list(kept.kept) == order
-    assert all((kept.find(name) is None) == (name not in order) for name in "abcdefgh")
+    assert all((kept.find(name, None) is None) == (name not in order) for name in "abcdefgh")
 
 
 @pytest.mark.parametrize("name", ["a1", "chatcmpl-a1", "cmpl-a1", "resp_a1", "trace-17"])
 def test_a_receipt_is_found_by_every_name_its_request_has(name: str) -> None:
     kept = Receipts()
     kept.add(replace(WAITED, request_id="a1", client_id="trace-17"))
-    found = kept.find(name)
+    found = kept.find(name, None)
     assert found is not None
     assert found.request_id == "a1"
 
@@ -205,7 +205,20 @@ def test_of_two_requests_a_client_calls_alike_the_later_is_found_and_our_own_ids
     kept.add(replace(WAITED, request_id="a1", client_id="same"))
     kept.add(replace(WAITED, request_id="a2", client_id="same"))
     kept.add(replace(WAITED, request_id="a3", client_id="a1"))
-    assert [getattr(kept.find(name), "request_id", None) for name in ("same", "a1")] == ["a2", "a1"]
+    assert [getattr(kept.find(name, None), "request_id", None) for name in ("same", "a1")] == ["a2", "a1"]
+
+
+@pytest.mark.parametrize("name", ["a1", "chatcmpl-a1", "same"])
+def test_a_tenant_finds_its_own_only_whatever_others_call_theirs(name: str) -> None:
+    kept = Receipts()
+    kept.add(replace(WAITED, request_id="a1", client_id="same", tenant="acme"))
+    kept.add(replace(WAITED, request_id="b1", client_id="same", tenant="other"))
+    kept.add(replace(WAITED, request_id="b2", client_id="a1", tenant="other"))
+    found = kept.find(name, "acme")
+    assert found is not None
+    assert found.request_id == "a1"
+    assert kept.find("b1", "acme") is None
+    assert kept.find(name, "third") is None
 
 
 @settings(deadline=None)
@@ -216,9 +229,9 @@ def test_a_client_s_name_for_a_request_is_forgotten_with_it(added: list[tuple[st
         kept.add(replace(WAITED, request_id=request_id, client_id=client_id))
         there = {one.client_id: one.request_id for one in kept.kept.values()}
         for name in "uvw":
-            found = kept.find(name)
+            found = kept.find(name, None)
             assert (None if found is None else found.request_id) in (there.get(name), None)
-        assert len(kept.by_client) <= len(kept.kept)
+        assert len(kept.by_client) <= 2 * len(kept.kept)  # of its tenant, and of all
 
 
 def test_a_repeat_of_a_kept_answer_is_said_to_have_run_nowhere() -> None:
@@ -235,7 +248,7 @@ def test_no_more_than_asked_for_are_listed() -> None:
 def test_long_texts_are_cut_and_still_found() -> None:
     kept, name = Receipts(), "x" * 10_000
     kept.add(replace(WAITED, request_id=name, tenant=name, model=name, replica_id=name, ahead=WAITED.ahead * 100))
-    found = kept.find(name)
+    found = kept.find(name, None)
     assert found is not None
     assert {len(text or "") for text in (found.request_id, found.tenant, found.model, found.replica_id)} == {
         MAX_TEXT_CHARS

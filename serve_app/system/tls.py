@@ -1,0 +1,142 @@
+"""TLS of the endpoint: HAProxy ends it, with a certificate that changes while connections go on.
+
+HAProxy reads certificate, chain and key from one file, `tls.pem` in the wrapper's folder. A node's supervisor looks at
+the files that it was made of. When they have changed it is made anew, for every HAProxy that starts later, and the
+HAProxy that runs gets it over its admin socket, without a reload.
+
+Invariant: `tls.pem` is whole, for its owner alone, and its key belongs to its certificate; files that do not fit
+together are logged and change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve_app.errors import ConfigError
+
+logger = logging.getLogger("serve_app")
+
+TLS_VARIABLES = ("SERVE_APP_TLS_CERTIFICATE", "SERVE_APP_TLS_KEY")
+PEM = "tls.pem"
+ADMIN_SOCKET = "h/admin.sock"  # of HAProxy, in the wrapper's folder
+ANSWER_S = 2.0  # HAProxy answers within a millisecond; else it is asked again at the next look
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files: the certificate with its chain, and its key without a password."""
+
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Tls | None:
+        """From SERVE_APP_TLS_CERTIFICATE and SERVE_APP_TLS_KEY; None: neither is set.
+
+        Raises:
+            ConfigError: one is set without the other.
+        """
+        files = [environ.get(name, "") for name in TLS_VARIABLES]
+        if not any(files):
+            return None
+        for name, file in zip(TLS_VARIABLES, files, strict=True):
+            if not file:
+                raise ConfigError(f"{name} is not set, and TLS needs certificate and key", param=name)
+        return cls.at(*files)
+
+    @classmethod
+    def at(cls, certificate: str, key: str) -> Tls:
+        """These files, from the current folder on or the user's own (`~`)."""
+        return cls(Path(certificate).expanduser().absolute(), Path(key).expanduser().absolute())
+
+    def environment(self) -> dict[str, str]:
+        """What `of` reads."""
+        return dict(zip(TLS_VARIABLES, (str(self.certificate), str(self.key)), strict=True))
+
+    def read(self) -> bytes:
+        """Both in one, as HAProxy reads them.
+
+        Raises:
+            ConfigError: a file cannot be read, is not PEM, or the key is another's or has a password.
+        """
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
+            parts = [file.read_bytes() for file in (self.certificate, self.key)]
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise ConfigError(f"http.tls: {self.certificate} and {self.key}: {error}", param="http.tls") from None
+        lines = [line for part in parts for line in part.splitlines() if line.strip()]  # an empty one ends a command
+        return b"\n".join(lines) + b"\n"
+
+    def stamp(self) -> list[tuple[int, int, int] | None]:
+        """Differs once a file has changed; None: it cannot be seen."""
+        return [_stamp(self.certificate), _stamp(self.key)]
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def write_pem(folder: Path, pem: bytes) -> None:
+    """Put `tls.pem` into the folder, atomically."""
+    draft = folder / f"{PEM}.new"
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(pem)
+    draft.replace(folder / PEM)
+
+
+class Certificate:
+    """Keeps the certificate of a node's HAProxy up to date. `tls` None: there is none.
+
+    Args:
+        folder: the wrapper's.
+    """
+
+    def __init__(self, folder: Path, tls: Tls | None) -> None:
+        self._folder, self._tls = folder, tls
+        self._seen: list[tuple[int, int, int] | None] | None = None
+        self._pending: bytes | None = None  # what the HAProxy that runs has not taken yet
+
+    def check(self) -> None:
+        """Look at the files. Call it often."""
+        if self._tls is None:
+            return
+        seen = self._tls.stamp()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                pem = self._tls.read()
+            except ConfigError as error:
+                logger.warning("the certificate stays as it was: %s", error.message)
+                return
+            if pem != (self._folder / PEM).read_bytes():
+                write_pem(self._folder, pem)
+                self._pending = pem
+        if self._pending is not None and self._hand_over(self._pending):
+            logger.warning("the endpoint has a new certificate, of %s", self._tls.certificate)
+            self._pending = None
+
+    def _hand_over(self, pem: bytes) -> bool:
+        """Give it to HAProxy; False: HAProxy did not take it."""
+        name = str(self._folder / PEM).encode()
+        try:
+            self._ask(b"set ssl cert %s <<\n%s\n" % (name, pem))
+            return b"Success" in self._ask(b"commit ssl cert %s\n" % name)
+        except OSError:  # it starts, or ends
+            return False
+
+    def _ask(self, command: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX) as admin:
+            admin.settimeout(ANSWER_S)
+            admin.connect(str(self._folder / ADMIN_SOCKET))
+            admin.sendall(command)
+            return b"".join(iter(lambda: admin.recv(65_536), b""))

@@ -1,0 +1,55 @@
+"""An unknown key that is another stack's word: the error names its counterpart, which exists."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+
+from serve_app.errors import ConfigError
+from serve_app.settings import parse
+from serve_app.settings.field_words import FIELD_WORDS
+from tests import settings_table
+
+DEFAULTS = settings_table.defaults()
+PLACES: tuple[dict[str, Any], ...] = (
+    {},
+    {"models": [{"name": "m"}]},
+    {"models": [{"name": "m", "replicas": {}}]},
+    {"auth": {"keys": [{"key": "sk-0123456789abcdef"}]}},
+    {"admission": {"tenants": {"acme": {}}}},
+)
+
+
+def innermost(place: Any) -> dict[str, Any]:
+    """The last mapping in it."""
+    inside = [one for one in place.values() if isinstance(one, dict | list)]
+    if not inside:
+        return place  # type: ignore[no-any-return]
+    return innermost(inside[-1][0] if isinstance(inside[-1], list) else inside[-1])
+
+
+@pytest.mark.parametrize("word", sorted(FIELD_WORDS))
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_the_error_names_the_key_and_its_counterpart_wherever_it_stands(place: dict[str, Any], word: str) -> None:
+    given = copy.deepcopy(place)
+    innermost(given)[word] = 7
+    with pytest.raises(ConfigError, match=rf"{word}: unknown key; .{{20}}") as refused:
+        parse(given)
+    assert FIELD_WORDS[word] in str(refused.value)
+
+
+@pytest.mark.parametrize("word", sorted(FIELD_WORDS))
+def test_it_is_no_setting_and_what_it_names_is_one(word: str) -> None:
+    assert not [path for path in DEFAULTS if path.rpartition(".")[2] == word]
+    named = re.findall(r"\b(?:models\[\]|admission|quota)\.[\w.<>\[\]]*\w", FIELD_WORDS[word])
+    assert named
+    for path in named:
+        assert [one for one in DEFAULTS if one == path or one.startswith(f"{path}.")], path
+
+
+def test_any_other_unknown_key_is_just_that() -> None:
+    with pytest.raises(ConfigError, match=r"^quota\.nothing: unknown key$"):
+        parse({"quota": {"nothing": 1}})
