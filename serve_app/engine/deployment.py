@@ -160,9 +160,9 @@ class EngineReplica:
         """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its requests."""
         return await self.wire.issue_ticket(router_id)
 
-    async def hold(self, router_id: str, replica_id: str) -> None:
-        """Wait for the end of a router's connection, so that Serve waits for it; cancelling this ends it."""
-        await self.wire.hold(router_id)
+    async def hold(self, ticket: bytes, replica_id: str) -> None:
+        """Wait for the end of the connection of this ticket, so that Serve waits for it; cancelling this ends it."""
+        await self.wire.hold(ticket)
 
     async def run(self, submit: Submit, put: Callable[[Frame], None]) -> None:
         """Run one request to its end, and put its frames, the last one with its usage.
