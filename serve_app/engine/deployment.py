@@ -72,6 +72,8 @@ class EngineReplica:
     """
 
     async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
+        # Serve awaits it. On the class, the garbage collector would call it, too, and await nothing.
+        self.__del__ = self.shutdown
         self._settings = ModelSettings.model_validate(settings)
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
@@ -134,7 +136,7 @@ class EngineReplica:
                 break
             await asyncio.wait(requests, timeout=left_s)
         await asyncio.sleep(LAST_FRAMES_S)  # for the last frames to leave
-        await self.__del__()
+        await self.shutdown()
         end_process(EXIT_DRAINED)
 
     def _on_grant_lost(self, why: str) -> None:
@@ -204,7 +206,8 @@ class EngineReplica:
         self.backend.kill()
         end_process(EXIT_ENGINE_DEAD)
 
-    async def __del__(self) -> None:
+    async def shutdown(self) -> None:
+        """End the engine and its connections, and report that its memory is free."""
         self._ending = True
         # `__init__` may have failed anywhere
         if hasattr(self, "watching"):
