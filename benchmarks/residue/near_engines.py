@@ -21,29 +21,19 @@ LOOPBACK = "127.0.0.1"
 NO_ACTOR = bytes(16)  # the actor id in Ray's errors
 
 
-class _Engine(deployment.EngineReplica):
-    """One that the garbage collector leaves alone: Serve awaits its `__del__`, so do we."""
-
-    def __del__(self) -> None:  # type: ignore[override]
-        pass
-
-    async def end(self) -> None:
-        await deployment.EngineReplica.__del__(self)
-
-
 class NearEngines(Handle):
     """The replicas of one model, and the handle of the one router that uses them."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings
-        self._replicas: dict[str, _Engine] = {}
+        self._replicas: dict[str, deployment.EngineReplica] = {}
         self._names = itertools.count(1)
         self._listener: Callable[[frozenset[str]], None] | None = None
 
     async def add(self) -> str:
         """Start a replica, of a name that none had before."""
-        engine = _Engine.__new__(_Engine)
-        await _Engine.__init__(engine, self._settings.model_dump(mode="json"))
+        engine = deployment.EngineReplica.__new__(deployment.EngineReplica)
+        await deployment.EngineReplica.__init__(engine, self._settings.model_dump(mode="json"))
         engine.wire = TcpServer(engine.run, LOOPBACK)
         engine.wire.set_slots(engine.engine_info.slots)
         name = f"engine-{next(self._names)}"
@@ -55,7 +45,7 @@ class NearEngines(Handle):
         """It dies with all that it runs."""
         engine = self._replicas.pop(name)
         self._tell()
-        await engine.end()
+        await engine.shutdown()
 
     async def end(self) -> None:
         """All of them, once nobody uses them."""

@@ -48,7 +48,7 @@ from serve_app.core.memory import (
     StartsRequest,
 )
 from serve_app.core.shared_queue import ActorQueue, ActorReply, RouterMessage
-from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, Unavailable
+from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, ServeAppError, Unavailable
 
 RECOVERING = "quota_recovering"  # error code of requests refused until then
 RECOVERY_S = LOADING_TTL_S  # a party without a report by then is gone
@@ -113,7 +113,12 @@ class Quota:
             return EngineReply(why="ended")
         if report.failed:
             self.starts.record_failure(report.model, report.failed, now)
-        reply = self.grants.report(report, now, frozen=bool(self._unreadable()), unreported=self._unreported)
+        try:
+            reply = self.grants.report(report, now, frozen=bool(self._unreadable()), unreported=self._unreported)
+        except ServeAppError:
+            if report.owner not in self.ledger:
+                self.checkpoint.forget((EntryKind.ENGINE, report.owner))  # an unreadable entry
+            raise
         if report.owner in self.ledger:  # stored without what changes every second
             holds = self.ledger.lease(report.owner).holds
             lasting = replace(report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="")

@@ -72,6 +72,8 @@ class EngineReplica:
     """
 
     async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
+        # Serve awaits it. On the class, the garbage collector would call it, too, and await nothing.
+        self.__del__ = self.shutdown
         self._settings = ModelSettings.model_validate(settings)
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
@@ -134,7 +136,7 @@ class EngineReplica:
                 break
             await asyncio.wait(requests, timeout=left_s)
         await asyncio.sleep(LAST_FRAMES_S)  # for the last frames to leave
-        await self.__del__()
+        await self.shutdown()
         end_process(EXIT_DRAINED)
 
     def _on_grant_lost(self, why: str) -> None:
@@ -160,9 +162,9 @@ class EngineReplica:
         """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its requests."""
         return await self.wire.issue_ticket(router_id)
 
-    async def hold(self, router_id: str, replica_id: str) -> None:
-        """Wait for the end of a router's connection, so that Serve waits for it; cancelling this ends it."""
-        await self.wire.hold(router_id)
+    async def hold(self, ticket: bytes, replica_id: str) -> None:
+        """Wait for the end of the connection of this ticket, so that Serve waits for it; cancelling this ends it."""
+        await self.wire.hold(ticket)
 
     async def run(self, submit: Submit, put: Callable[[Frame], None]) -> None:
         """Run one request to its end, and put its frames, the last one with its usage.
@@ -204,7 +206,8 @@ class EngineReplica:
         self.backend.kill()
         end_process(EXIT_ENGINE_DEAD)
 
-    async def __del__(self) -> None:
+    async def shutdown(self) -> None:
+        """End the engine and its connections, and report that its memory is free."""
         self._ending = True
         # `__init__` may have failed anywhere
         if hasattr(self, "watching"):

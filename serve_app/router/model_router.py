@@ -268,13 +268,15 @@ class ModelRouter:
         result = ResultReporter(self.replica_set, replica_id, handed_in)
 
         def ended() -> None:
-            if stream is not None and isinstance(stream.error, ServeAppError):
+            if stream is None:
+                return  # the connection broke before the request was submitted
+            if stream.error is not None:
                 result.on_error(stream.error, connection_lost=stream.connection_lost)
                 result.report()  # first: the slots of a replica that is ejected now are not granted again
             if grant is None:
                 self.replica_set.drop_gone()
             else:
-                grant.release(None if stream is None else stream.usage)
+                grant.release(stream.usage)
 
         on_tokens = None if grant is None else grant.on_output
         try:
@@ -284,7 +286,8 @@ class ModelRouter:
                 await relay(stream, frames)
             return None
         except ServeAppError as error:
-            result.on_error(error, connection_lost=stream is not None and stream.connection_lost)
+            if stream is None:
+                result.on_error(error)
             seen = stream is not None and stream.client_has_seen
             now = time.monotonic()
             if seen or not isinstance(error, EngineFailed) or losses.count_loss(error, now, now - handed_in):

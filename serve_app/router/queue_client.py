@@ -60,7 +60,7 @@ class QueueClient:
         self.core = RouterQueue(router_id)
         self.engines: dict[str, set[str]] = {}  # by model: those that its present queue has not dropped
         self.requests: dict[str, PendingGrant] = {}
-        self.calls: set[asyncio.Task[None]] = set()
+        self.calls: set[asyncio.Task[bool]] = set()
         self.tasks: list[asyncio.Task[None]] = []
         self._flush_scheduled = self._stopped = False
         self._retry_at = 0.0  # no message is sent before: the actor is unavailable
@@ -121,15 +121,13 @@ class QueueClient:
             if message is None:
                 return
             heartbeat, self._sent_at = False, now
-            call = asyncio.create_task(self._call(message), name="queue-message")
+            call = asyncio.create_task(self._exchange_once(self.exchange, message), name="queue-message")
             self.calls.add(call)
-            call.add_done_callback(self.calls.discard)
+            call.add_done_callback(self._on_call_ended)
 
-    async def _call(self, message: RouterMessage) -> None:
-        try:
-            await self._exchange_once(self.exchange, message)
-        finally:
-            asyncio.get_running_loop().call_soon(self._flush)  # messages that waited for a free call
+    def _on_call_ended(self, call: asyncio.Task[bool]) -> None:
+        self.calls.discard(call)
+        self.apply_actions([])  # send what waited for a free call
 
     async def _exchange_once(self, send: SendExchange, message: RouterMessage) -> bool:
         """Send one message and apply its reply; False: no valid reply came."""

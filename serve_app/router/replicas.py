@@ -305,7 +305,7 @@ class ResultReporter:
         if self.replicas.is_on_probation(self.replica_id):
             self.report()
 
-    def on_error(self, error: ServeAppError, *, connection_lost: bool) -> None:
+    def on_error(self, error: ServeAppError, *, connection_lost: bool = False) -> None:
         """The request failed; `connection_lost`: its connection to the replica broke."""
         if connection_lost or isinstance(error, EngineUnreachable):
             self.verdict = OutlierVerdict.LOST

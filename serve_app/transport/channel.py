@@ -66,7 +66,7 @@ class Channel:
         Args:
             make: makes the request from its number.
             on_end: called at most once, if the replica is done with the request before the block ends: the last frame
-                has arrived, or the client is too far behind and the request was aborted.
+                has arrived, the connection broke, or the client is too far behind and the request was aborted.
             on_tokens: called with the number of tokens that the engine has produced since the last call.
 
         Raises:
@@ -140,6 +140,7 @@ class Channel:
         self._drop(reason)
         for stream in requests.values():
             stream.fail(EngineFailed(reason), connection_lost=True)
+            stream.on_end()
 
     def _dispatch(self, message: bytes) -> None:
         batch = batch_decoder.decode(message)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serve_app.core.receipts import TokenPace
-from serve_app.errors import EngineFailed
+from serve_app.errors import EngineFailed, ServeAppError
 from serve_app.transport.messages import Frame, TokenUsage
 
 MAX_BUFFERED_BYTES = 16 * 2**20  # per request, for a client that does not read; about 60,000 chat chunks
@@ -56,7 +56,7 @@ class ResponseStream:
     connection_lost: bool = False  # whether it failed because the connection to the replica broke
     buffered: int = 0  # bytes of `_frames`
     _frames: list[Frame] = field(default_factory=list)
-    error: BaseException | None = None  # why it failed
+    error: ServeAppError | None = None  # why it failed
     _waiter: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class ResponseStream:
         self.unread.add(len(frame.body))
         return self.buffered <= MAX_BUFFERED_BYTES
 
-    def fail(self, error: BaseException, *, connection_lost: bool = False) -> None:
+    def fail(self, error: ServeAppError, *, connection_lost: bool = False) -> None:
         """End the stream with an error; frames that have arrived are delivered first."""
         if self.error is None:
             self.error = error

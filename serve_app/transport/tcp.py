@@ -146,6 +146,7 @@ class ReplicaConnection:
         self._handle, self._router_id, self._replica_id = handle, router_id, replica_id
         self._on_message, self._on_end = on_message, on_end
         self._framing = Framing(self._on_first_message, lambda: self._end("the connection ended"))
+        self._ticket = b""
         self._hold: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -162,7 +163,8 @@ class ReplicaConnection:
                 await loop.create_connection(lambda: self._framing, address.host, address.port)
         except (OSError, TimeoutError) as error:
             raise ConnectionError(f"no connection to {address.host}:{address.port}: {error}") from None
-        self._framing.send(address.ticket)
+        self._ticket = address.ticket
+        self._framing.send(self._ticket)
 
     def submit(self, submit: Submit) -> None:
         """Submit a request. Raises BodyTooLarge if the replica would reject its message as too long."""
@@ -191,7 +193,7 @@ class ReplicaConnection:
     async def _run_hold(self) -> None:
         reason = "it was closed there"
         try:
-            await self._handle.call("hold", self._router_id, replica_id=self._replica_id)
+            await self._handle.call("hold", self._ticket, replica_id=self._replica_id)
         except CHANNEL_ERRORS as error:
             reason = brief(error)
         finally:

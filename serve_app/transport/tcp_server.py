@@ -70,15 +70,16 @@ class TcpServer:
         asyncio.get_running_loop().call_later(TICKET_LIFE_S, self.tickets.pop, ticket, None)
         return TcpAddress(self._host, port, ticket)
 
-    async def hold(self, router_id: str) -> None:
-        """Wait until the connection of a router has ended; cancelling this ends it.
+    async def hold(self, ticket: bytes) -> None:
+        """Wait until the connection that this ticket has opened ends; cancelling this ends it, and no later one of its
+        router.
 
         Raises:
-            EngineUnreachable: the router has no connection.
+            EngineUnreachable: there is no such connection.
         """
-        connection = self.by_router.get(router_id)
+        connection = next((one for one in self.connections if one.ticket == ticket), None)
         if connection is None:
-            raise EngineUnreachable(f"router {router_id} has no connection to this replica")
+            raise EngineUnreachable("this replica has no connection of that ticket")
         try:
             await asyncio.shield(connection.ended)
         finally:
@@ -112,6 +113,7 @@ class _RouterConnection:
         loop = asyncio.get_running_loop()
         self._server = server
         self._router_id: str | None = None
+        self.ticket: bytes | None = None  # the one that has opened it
         self.requests: dict[int, asyncio.Task[None]] = {}  # by number, those that run
         self.ended: asyncio.Future[None] = loop.create_future()
         self.framing = Framing(self._on_message, self._on_lost, TICKET_BYTES, lambda paused: self.batcher.pause(paused))
@@ -146,7 +148,7 @@ class _RouterConnection:
             self.framing.abort()
             return
         self._ticket_timer.cancel()
-        self._router_id, self.framing.limit = router_id, MAX_MESSAGE_BYTES
+        self._router_id, self.ticket, self.framing.limit = router_id, ticket, MAX_MESSAGE_BYTES
         former = self._server.by_router.get(router_id)
         self._server.by_router[router_id] = self
         if former is not None:  # its router has lost it

@@ -24,6 +24,7 @@ from serve_app.core.quota import RECOVERY_S, SILENT_S, Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
 from serve_app.core.shared_queue.messages import Hello
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S
+from serve_app.errors import InsufficientMemory
 
 TICK_S = 0.5
 TOKENS = 1600
@@ -245,6 +246,19 @@ def test_an_engine_whose_device_left_with_the_actor_is_not_waited_for() -> None:
     shell.crash(devices_known=False)
     shell.quota.on_devices(DEVICES[1:], shell.now)
     assert not shell.quota.recovering
+
+
+def test_an_engine_that_is_refused_after_a_crash_is_on_no_checkpoint() -> None:
+    shell = Shell()
+    told = shell.runs("e", 80)
+    shell.stored[EntryKind.ENGINE, "e"] = None  # unreadable, so another engine got its memory
+    shell.crash()
+    shell.wait(RECOVERY_S / 2)
+    shell.engine(replace(told, owner="f"))
+    with pytest.raises(InsufficientMemory):
+        shell.engine(told)
+    shell.wait(TICK_S)
+    assert [name for kind, name in shell.stored if kind is EntryKind.ENGINE] == ["f"]
 
 
 def test_two_engines_do_not_load_together_because_the_actor_died_between_them() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -125,6 +127,23 @@ def test_any_caller_learns_what_the_engine_can_do_and_how_busy_it_is() -> None:
         peer.leave()
 
     run(scenario)
+
+
+def test_serve_ends_a_replica_by_del_and_the_garbage_collector_does_not_call_it_again() -> None:
+    async def scenario() -> None:
+        replica: Any = object.__new__(deployment.EngineReplica)
+        await replica.__init__({"name": "m", "engine": "simulated"})
+        backend = replica.backend
+        await replica.__del__()
+        with pytest.raises(EngineFailed):
+            await backend.check_health()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            del replica
+            gc.collect()
+        assert not [one for one in told if "never awaited" in str(one.message)]
+
+    asyncio.run(scenario())
 
 
 def test_a_replica_that_has_to_drain_while_its_engine_starts_takes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,13 +53,6 @@ def model(slots: int = 4, step_s: float = 0.001, **changes: Any) -> ModelSetting
     return ModelSettings(name=MODEL, engine="simulated", max_num_seqs=slots, simulated=simulated, **changes)
 
 
-class _Engine(EngineReplica):
-    """An engine replica that the garbage collector leaves alone: Serve awaits its `__del__`, so do we."""
-
-    def __del__(self) -> None:  # type: ignore[override]
-        pass
-
-
 class FakeReplica:
     """One engine replica and the calls open on it."""
 
@@ -148,8 +141,8 @@ class FakeCluster:
         """Start replicas and count them as running."""
         for name in names:
             if name not in self.replicas:
-                engine = _Engine.__new__(_Engine)
-                await _Engine.__init__(engine, self.settings.model_dump(mode="json"))
+                engine = EngineReplica.__new__(EngineReplica)
+                await EngineReplica.__init__(engine, self.settings.model_dump(mode="json"))
                 self.replicas[name] = FakeReplica(name, engine)
                 engine.wire.run = self._recorded(name, engine.run)
                 self.quota.engine_comes(name, self.settings.max_num_seqs, self.settings.name)
@@ -217,7 +210,7 @@ class FakeCluster:
     async def stop_engines(self) -> None:
         """The engines end, and their replicas go on."""
         for replica in self.replicas.values():
-            await EngineReplica.__del__(replica.engine)
+            await replica.engine.shutdown()
 
     async def close(self) -> None:
         for cluster in (self, *self._beside.values()):

@@ -138,6 +138,7 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self.batches: list[Batch] = []
+        self.ticket = b""
 
     @classmethod
     async def connect(cls, address: TcpAddress, limit: int = 2**16) -> Peer:
@@ -148,7 +149,8 @@ class Peer:
         """With a ticket of its own; returns once it is let in."""
         address = await replica.engine.open_wire(router, replica.name)
         peer = await cls.connect(address, limit)
-        peer.send(address.ticket)
+        peer.ticket = address.ticket
+        peer.send(peer.ticket)
         await peer.read()
         return peer
 
@@ -196,8 +198,8 @@ async def started(cluster: FakeCluster) -> FakeReplica:
     return cluster[REPLICA]
 
 
-def holding(replica: FakeReplica, router: str = "peer") -> asyncio.Task[None]:
-    return asyncio.create_task(replica.engine.hold(router, REPLICA))
+def holding(replica: FakeReplica, peer: Peer) -> asyncio.Task[None]:
+    return asyncio.create_task(replica.engine.hold(peer.ticket, REPLICA))
 
 
 def encoded(number: int, **body: Any) -> bytes:

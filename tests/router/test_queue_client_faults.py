@@ -15,9 +15,9 @@ import pytest
 
 from serve_app.core import quota
 from serve_app.core.memory import FENCE_S, OWNER_TTL_S
-from serve_app.core.shared_queue import router_queue
+from serve_app.core.shared_queue import ActorReply, RouterMessage, router_queue
 from serve_app.router import queue_client
-from serve_app.router.queue_client import HEARTBEAT_S
+from serve_app.router.queue_client import HEARTBEAT_S, MAX_CALLS
 from serve_app.types import RequestClass
 from tests.fakes.engines import turns, until
 from tests.fakes.quota import SOON_S, Away, Caller, FakeQuota, at_rest, fleet, refused, run, spoken
@@ -26,6 +26,8 @@ SLOTS = 4
 CLIENTS, TURNS = 24, 8
 LEVELS = list(RequestClass)
 HOLD_S = 0.004
+# No forecast refuses: while messages get lost, slots look busy for long, and the drain rate is that of a few releases
+NO_FORECAST: dict[str, object] = {"max_wait_s": 1e6}
 PRODUCTION = {  # silences as they are
     (quota, "OWNER_TTL_S"): OWNER_TTL_S,
     (router_queue, "FENCE_S"): FENCE_S,
@@ -85,7 +87,7 @@ def bad_network(actor: FakeQuota, kind: str, seed: int) -> None:
 def test_a_bad_network_costs_time_and_nothing_else(kind: str) -> None:
     async def scenario() -> None:
         actor, room = FakeQuota({"r1": SLOTS}), Room()
-        async with fleet(actor, 3) as callers:
+        async with fleet(actor, 3, **NO_FORECAST) as callers:
             bad_network(actor, kind, seed=7)
             await asyncio.wait_for(room.clients(callers, seed=7), 40.0)
             actor.network.lost = actor.network.repeated = 0.0
@@ -139,11 +141,40 @@ def test_answers_that_come_in_the_opposite_order_are_taken_in_their_own() -> Non
     run(scenario)
 
 
+def test_with_as_many_calls_as_may_be_what_waits_is_sent_when_one_ends() -> None:
+    async def scenario() -> None:
+        actor = FakeQuota({"r1": SLOTS})
+        async with fleet(actor, 1) as (caller,):
+            for task in caller.shared.tasks:
+                task.cancel()  # neither a heartbeat nor an answer to the long poll sends it instead
+            sent: list[asyncio.Future[None]] = []
+            exchange = caller.shared.exchange
+
+            async def kept_back(told: RouterMessage) -> ActorReply:
+                sent.append(asyncio.get_running_loop().create_future())
+                await sent[-1]
+                return await exchange(told)
+
+            caller.shared.exchange = kept_back
+            for _ in range(MAX_CALLS + 1):
+                caller.end.configure(caller.policy)
+                await turns()  # each in a message of its own
+            assert len(sent) == MAX_CALLS
+            sent[0].set_result(None)
+            await until(lambda: len(sent) > MAX_CALLS, 1.0, "the next message")
+            caller.shared.exchange = exchange
+            for one in sent[1:]:
+                one.set_result(None)
+            await at_rest(actor, caller)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("how", ["stands still", "dies"])
 def test_an_actor_that_comes_and_goes_under_load_loses_and_doubles_nobody(how: str) -> None:
     async def scenario() -> None:
         actor, room = FakeQuota({"r1": SLOTS}), Room()
-        async with fleet(actor, 3) as callers:
+        async with fleet(actor, 3, **NO_FORECAST) as callers:
             load = asyncio.create_task(room.clients(callers, seed=11))
             for pause_s in (0.1, 1.4) if how == "stands still" else (0.0, 0.2):
                 await asyncio.sleep(0.05)  # the load runs
@@ -169,7 +200,7 @@ def test_an_actor_that_stands_still_for_three_seconds_costs_three_seconds() -> N
 
     async def scenario() -> None:
         actor, room = FakeQuota({"r1": SLOTS}), Room()
-        async with fleet(actor, 3) as callers:
+        async with fleet(actor, 3, **NO_FORECAST) as callers:
             load = asyncio.create_task(room.clients(callers, seed=13))
             await asyncio.sleep(0.05)  # the load runs
             with actor.standing_still():

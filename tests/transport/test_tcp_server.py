@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.errors import EngineUnreachable
 from serve_app.transport.tcp import CANCEL
-from tests.fakes.engines import FakeCluster, model, run, until
+from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, REPLICA, SOON_S, said, text
 from tests.fakes.tcp import Loop, Peer, encoded, holding, known, loops, started
 
@@ -19,9 +19,9 @@ def test_a_call_holds_the_connection_of_its_router_until_either_ends(loop: Loop)
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         with pytest.raises(EngineUnreachable, match="no connection"):
-            await replica.engine.hold("peer", REPLICA)  # nobody was ever there
+            await replica.engine.hold(b"", REPLICA)  # nobody was ever there
         peer, other = await Peer.enter(replica), await Peer.enter(replica, "other")
-        call, cancelled = holding(replica), holding(replica, "other")
+        call, cancelled = holding(replica, peer), holding(replica, other)
         for one in (peer, other):
             one.hand_in(1, LONG)
         await until(lambda: replica.work == 2, SOON_S, "both run")
@@ -31,6 +31,25 @@ def test_a_call_holds_the_connection_of_its_router_until_either_ends(loop: Loop)
         await other.cut()
         assert await until(lambda: not replica.work, SOON_S, "aborted") < 1.0
         assert known(replica) == {}
+
+    run(scenario, loop=loop)
+
+
+@loops
+def test_a_late_end_of_the_call_for_a_lost_connection_does_not_end_its_routers_next_one(loop: Loop) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        replica = await started(cluster)
+        lost = await Peer.enter(replica)
+        peer = await Peer.enter(replica)
+        call = holding(replica, lost)  # it arrives late
+        await turns()
+        call.cancel()
+        with pytest.raises(EngineUnreachable, match="no connection"):
+            await call
+        peer.hand_in(1, 20)
+        await peer.read_until(1)
+        assert text(peer.frames(1)) == said("prompt 1", 20)
+        peer.leave()
 
     run(scenario, loop=loop)
 

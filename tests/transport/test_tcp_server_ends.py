@@ -28,7 +28,7 @@ def test_the_end_of_a_connection_aborts_its_requests_within_a_second_and_no_othe
         other.hand_in(1, 300)
         for number in range(1, 4):
             peer.hand_in(number, LONG)
-        call = holding(replica)
+        call = holding(replica, peer)
         await until(lambda: replica.work == 4, SOON_S, "all run")
         if how == "resets":
             peer.leave()
@@ -153,7 +153,7 @@ def test_closing_ends_every_connection_and_request_and_lets_nobody_in(loop: Loop
         stranger = await Peer.connect(address)
         peer.hand_in(1, LONG)
         await until(lambda: replica.work == 1, SOON_S, "it runs")
-        call = holding(replica)
+        call = holding(replica, peer)
         await asyncio.sleep(0)
         wire = replica.engine.wire
         await wire.close()

@@ -34,7 +34,7 @@ from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.reports import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport
 from serve_app.core.memory.reservations import Reservations
 from serve_app.core.placement import Demand, PlacementPolicy
-from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, ServeAppError
 
 OVERUSE_SHARE = 0.05  # above the grant: pages shared by an engine's processes are counted in each
 OVERUSE_S = 30.0  # a large prefill or a compilation returns its memory within seconds
@@ -99,10 +99,17 @@ class EngineGrants:
             unreported: engines that may be loading: they have not reported to this actor.
 
         Raises:
-            LeaseConflict, InsufficientMemory: its reported holds belong to another engine by now.
+            LeaseConflict, InsufficientMemory: its reported holds belong to another engine by now, and it must end.
+            LeaseNotFound: they are on an unknown device.
+            In each case nothing is known of it afterwards.
         """
         owner = report.owner
         self._ledger.join(owner, OWNER_TTL_S if report.kv_tokens or not report.holds else LOADING_TTL_S, now)
+        try:
+            self._lease_reported_holds(report)
+        except ServeAppError:
+            self.forget(owner, memory_gone=False)
+            raise
         engine = self._engines.get(owner)
         if engine is None:
             engine = self._engines[owner] = _Engine(report, now, now)
@@ -112,18 +119,11 @@ class EngineGrants:
         engine.is_loading = engine.is_loading or (report.loading and not report.kv_tokens)
         if unplaced_demands(report) and len(report.ranks) == 1:
             self.last_requests[report.model] = (report.wanted_bytes, report.least_bytes)
-        if owner not in self._ledger:
-            if report.holds:
-                self._ledger.reserve(owner, LeaseKind.ENGINE, owner, report.holds)  # held by an engine unknown here
-            elif not frozen:
-                self._grant_waiting()
+        if owner not in self._ledger and not frozen:
+            self._grant_waiting()
         if owner not in self._ledger:
             return EngineReply(why=engine.why or "the ledger is being rebuilt")
         lease = self._ledger.lease(owner)
-        if lease.phase is Phase.ENDING:
-            if tuple(report.holds) != lease.holds:
-                raise LeaseConflict(f"a part of the memory of {owner} is gone with its node")
-            lease = self._ledger.revive(owner)  # declared gone while it stood still; its memory is not leased again
         if report.kv_tokens and lease.phase is Phase.RESERVED:
             lease = self._ledger.commit(owner, report.kv_tokens)
             engine.is_loading = False
@@ -166,8 +166,7 @@ class EngineGrants:
         return [
             OveruseAlarm(owner, engine.report.model, hold.on, hold.amount, measured)
             for owner, engine in self._engines.items()
-            # not by the last report, if that was refused: another device was granted since
-            if owner in self._ledger and self._ledger.lease(owner).holds == tuple(engine.report.holds)
+            if owner in self._ledger
             for hold, measured in zip(self._ledger.lease(owner).holds, engine.report.measured_bytes, strict=False)
             if measured is not None and measured > hold.amount
         ]
@@ -209,6 +208,17 @@ class EngineGrants:
         for engine in self._waiting():
             free |= dict.fromkeys(usable_devices(engine.report, free), 0)
         return free
+
+    def _lease_reported_holds(self, report: EngineReport) -> None:
+        """Lease what an engine holds that is unknown here, or was declared gone while it stood still."""
+        owner = report.owner
+        if owner not in self._ledger:
+            if report.holds:
+                self._ledger.reserve(owner, LeaseKind.ENGINE, owner, report.holds)
+        elif (lease := self._ledger.lease(owner)).phase is Phase.ENDING:
+            if tuple(report.holds) != lease.holds:
+                raise LeaseConflict(f"a part of the memory of {owner} is gone with its node")
+            self._ledger.revive(owner)
 
     def _waiting(self) -> list[_Engine]:
         return [engine for owner, engine in self._engines.items() if owner not in self._ledger]

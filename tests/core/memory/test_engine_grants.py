@@ -158,6 +158,17 @@ def test_memory_that_is_anothers_by_now_is_refused_with_an_error() -> None:
         host.say(replace(engine("b", 80), holds=(Hold("n/0", 80),)))
 
 
+def test_an_engine_whose_report_was_refused_waits_for_no_memory_and_keeps_none_from_others() -> None:
+    host = Host()
+    a = host.runs(engine("a", 80))
+    with pytest.raises(InsufficientMemory):
+        host.say(replace(engine("b", 80), holds=(Hold("n/0", 80),)))
+    assert host.grants.blocked(0.0) == []
+    assert not host.ledger.knows("b")
+    host.say(replace(a, gone=True))
+    assert host.say(engine("c", 80)).holds == (Hold("n/0", 80),), "the device is not given to one that ends"
+
+
 def test_an_engine_that_falls_silent_keeps_its_memory_until_that_is_seen_free() -> None:
     host = Host()
     told = host.runs(engine("a", 80))
@@ -176,6 +187,8 @@ def test_an_engine_that_lost_a_device_meanwhile_is_told_to_end() -> None:
     host.ledger.remove_device("n/1")
     with pytest.raises(LeaseConflict):
         host.say(replace(engine("tp", 50, device=None, ranks=2), holds=told.holds))
+    assert host.grants.owners() == []
+    assert host.ledger.lease("tp").phase is Phase.ENDING, "until its processes are gone"
 
 
 @pytest.mark.parametrize("waits", [True, False])
