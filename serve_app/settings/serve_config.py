@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from serve_app.names import APPLICATION, deployment_of
+from serve_app.names import APPLICATION, RELEASE, deployment_of
 from serve_app.settings.model import ModelSettings
 from serve_app.settings.settings import Settings
 
@@ -35,7 +35,8 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
         "name": APPLICATION,
         "route_prefix": "/",
         "import_path": import_path,
-        "args": settings.model_dump(mode="json"),
+        # Serve builds an application anew only if its arguments change: after an upgrade the release does.
+        "args": {"release": RELEASE, **settings.model_dump(mode="json")},
     }
     # The ledger may choose the node of an engine that shares a device, or says what memory it needs.
     placed = [one for one in settings.models if one.memory_gb is not None or 0 < (one.gpus_per_rank or 0) < 1]

@@ -10,9 +10,11 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from serve_app.app import build
 from serve_app.cli.deploy import ON_A_CLUSTER, export
 from serve_app.cluster.local.status import declared, declared_models, describe, is_built
-from serve_app.names import APPLICATION
+from serve_app.errors import ConfigError
+from serve_app.names import APPLICATION, RELEASE
 from serve_app.settings.serve_config import POLICY, application, with_other_applications
 from serve_app.settings.settings import QuotaSettings, Settings, parse
 
@@ -29,7 +31,14 @@ def test_a_key_in_clear_never_gets_into_it() -> None:
     entry = application(settings().without_secrets())
     assert KEY not in json.dumps(entry)
     assert entry["args"]["auth"]["keys"][0]["key_sha256"]
+    assert entry["args"].pop("release") == RELEASE
     assert parse(entry["args"]) == settings().without_secrets()  # and nothing else is lost on the way
+
+
+def test_another_release_than_the_installed_one_is_refused_by_name() -> None:
+    entry = application(settings().without_secrets())
+    with pytest.raises(ConfigError, match=r"^release: serve-app 0\.1\.0 declares it, and .* is installed"):
+        build({**entry["args"], "release": "0.1.0"})
 
 
 def test_the_scaling_policy_is_there_only_when_something_scales() -> None:

@@ -51,7 +51,8 @@ def _serve(order: Mapping[str, Any]) -> None:
 
 
 def _declare(order: Mapping[str, Any]) -> None:
-    """Change a running application; report its state until it runs or has failed, or until a command arrives.
+    """Change a running application; report its state until it runs or has failed, or until a command arrives. If it
+    fails where it is waited for, the previous declaration is declared again: a change works as a whole or is undone.
 
     Raises:
         Unavailable: Serve cannot build deployments from it. Running deployments go on, but Serve would neither show nor
@@ -70,6 +71,9 @@ def _declare(order: Mapping[str, Any]) -> None:
     _send("phase", phase="declared")
     while order["wait"]:
         status = driver.application_status(order["models"])
+        if status["state"] == "failed" and before is not None and order["roll_back"]:
+            driver.declare(before, **order["serve"])
+            status["rolled_back"] = True
         _send("status", **status)
         if status["state"] in ("running", "failed") or _next_command(STARTING_PERIOD_S) is not None:
             return
