@@ -206,7 +206,7 @@ def configuration(engine: str, weights: str) -> dict[str, Any]:
 def changes_of(engine: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What makes it another model, and what makes it one that cannot start."""
     if engine == "simulated":
-        return {"generation": 1}, {"simulated": {"kv_cache_tokens": 1}}
+        return {"generation": 1}, {"max_model_len": 8192, "simulated": {"kv_cache_tokens": 4096}}
     return {"path": str(ensure_tiny_model(folder / "other", seed=1))}, {"path": str(folder / "absent")}
 
 
