@@ -16,7 +16,7 @@ from serve_app import settings as configuration
 from serve_app.engine import deployment, engine_args, environment
 from serve_app.errors import ConfigError
 from serve_app.http import deployment as router_deployment
-from serve_app.names import ROUTER, deployment_of
+from serve_app.names import RELEASE, ROUTER, deployment_of
 from serve_app.ray_adapter import DirectedRequestRouter, pin_version
 from serve_app.settings import (
     DEFAULT_KEY_FILE,
@@ -47,12 +47,19 @@ def build(args: Mapping[str, Any]) -> Application:
     """The application, for `serve run serve_app.app:build` and for `serve_app.cli`.
 
     Args:
-        args: the configuration (see `serve_app.settings`), or `{"config": "file.yaml"}`.
+        args: the configuration (see `serve_app.settings`), or `{"config": "file.yaml"}`; `release`: of the `serve-app`
+            that declares it.
 
     Raises:
         ConfigError: names the key at fault; nothing is started.
     """
     given = dict(args)
+    release = given.pop("release", RELEASE)
+    if release != RELEASE:
+        raise ConfigError(
+            f"release: serve-app {release} declares it, and {RELEASE} is installed on the cluster: install the same",
+            param="release",
+        )
     file = given.pop("config", None)
     if file is not None and given:
         raise ConfigError(f"config: give a file or keys, not both (also found {', '.join(given)})", param="config")

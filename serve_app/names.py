@@ -1,7 +1,11 @@
-"""Names of the application, its deployments and its metrics in Serve."""
+"""Names of the application, its release, its deployments and its metrics in Serve."""
 
 from __future__ import annotations
 
+import importlib.metadata
+
+DISTRIBUTION = "serve-app"
+RELEASE = importlib.metadata.version(DISTRIBUTION)  # that this process runs; another one may be installed since
 APPLICATION = "serve_app"
 ROUTER = "Router"
 ENGINE_PREFIX = "engine-"

@@ -132,6 +132,12 @@ def deploy(
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it runs.")] = True,
+    roll_back: Annotated[
+        bool,
+        typer.Option(
+            "--roll-back/--no-roll-back", help="Back to the previous configuration if a model does not start."
+        ),
+    ] = True,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, help="The longest wait, in seconds.")
     ] = DEPLOY_TIMEOUT_S,
@@ -141,7 +147,7 @@ def deploy(
     """Send the configuration to a running instance or cluster. Unchanged models continue undisturbed."""
     chosen = configured(config, None)
     target = deploying.find(address, InstanceState(instance, state_dir))
-    return deploying.deploy(chosen, target, wait=wait, timeout_s=timeout_s, console=Console())
+    return deploying.deploy(chosen, target, wait=wait, roll_back=roll_back, timeout_s=timeout_s, console=Console())
 
 
 @_command

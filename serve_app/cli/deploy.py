@@ -21,7 +21,7 @@ from rich.console import Console
 
 from serve_app.cli import keys
 from serve_app.cli.progress import Progress, replica_states
-from serve_app.cluster.local import FAILED, InstanceState, RemoteDriver
+from serve_app.cluster.local import FAILED, InstanceState, RemoteDriver, write_private
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK
 from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application
@@ -61,8 +61,13 @@ def find(address: str | None, state: InstanceState) -> Target:
     return Target({"RAY_ADDRESS": address, **passed_on}, None)
 
 
-def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, console: Console) -> int:
+def deploy(
+    settings: Settings, target: Target, *, wait: bool, roll_back: bool, timeout_s: float, console: Console
+) -> int:
     """Declare the application there. Returns the exit status: 1 when it did not come up, with the reason shown.
+
+    Args:
+        roll_back: declare the previous configuration again if a deployment of this one fails while it is waited for.
 
     Raises:
         ConfigError: `http.tls` is not what runs there.
@@ -78,6 +83,7 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
         "application": application(resolved.settings),
         "serve": ON_A_CLUSTER if instance is None else instance.serve_options(),
         "wait": wait,
+        "roll_back": roll_back,
         "models": [model.name for model in settings.models],
     }
 
@@ -88,11 +94,19 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
             target.state.write(dataclasses.replace(instance, models=tuple(order["models"]), api_key_file=file))
             keys.keep(resolved)
 
+    key_file = None if target.state is None else target.state.configured_key_file
+    key_before = key_file.read_text() if key_file is not None and key_file.exists() else None
     with Progress(console) as progress:
         progress.begin("Declaring the application")
         status = _follow(order, timeout_s, progress, declared)
     if resolved.generated:
         console.print(f"API key in {resolved.file}", markup=False, highlight=False, soft_wrap=True)
+    if status is not None and status.get("rolled_back"):
+        status["message"] += "; the previous declaration is declared again"
+        if instance is not None and target.state is not None:
+            target.state.write(instance)
+            if key_before is not None:
+                write_private(target.state.configured_key_file, key_before)
     if status is not None:
         console.print(f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip(), markup=False)
         others = [f"{name} ({state})" for name, state in status["unready"].items() if name not in status["waits"]]

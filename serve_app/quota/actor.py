@@ -12,7 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib.metadata
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,8 +35,9 @@ from serve_app.core.memory import (
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import UNRESPONSIVE_S, ActorReply, RouterMessage
 from serve_app.errors import ServeAppError, Unavailable
+from serve_app.names import DISTRIBUTION, RELEASE
 from serve_app.quota.inventory import Inventory
-from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries, is_readable
+from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
 from serve_app.quota.report import figures
 from serve_app.settings import QuotaSettings
 
@@ -57,7 +61,8 @@ class GpuMemoryQuota:
         self._shelf = GcsStore()
         stored = await _retry_until_done(self._shelf.load_all)
         # an actor that fails on an entry would fail on every restart
-        for name in [name for name, value in stored.items() if not is_readable(name, value)]:
+        unreadable = [name for name, value in stored.items() if isinstance(value, Unreadable)]
+        for name in unreadable:
             logger.error("stored entry %r cannot be read and is put aside: %r", name, stored[name])
             await _retry_until_done(partial(self._shelf.quarantine, name))
         # an unreadable epoch was below the seconds since 1970
@@ -66,9 +71,7 @@ class GpuMemoryQuota:
         roster = dict(checkpoint_entries(stored))
         self.core = Quota(epoch, roster, time.monotonic())
         # devices, as stored
-        self._nodes = {
-            name: value for name, value in stored.items() if name.startswith(NODE) and is_readable(name, value)
-        }
+        self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(settings, before)
         self._defrag_above = settings.defrag_above
@@ -89,6 +92,13 @@ class GpuMemoryQuota:
             asyncio.create_task(self._follow_devices()),
         ]
         logger.info("the quota actor is up: epoch %d, %d checkpoint entries", epoch, len(roster))
+
+    async def upgrade(self, release: str) -> None:
+        """Run the release of a replica that starts, if it is what is installed here: this process ends, Ray starts it
+        again with the code on the disk, and the ledger is read as after a death."""
+        if RELEASE != release == importlib.metadata.version(DISTRIBUTION):
+            logger.warning("the quota actor of release %s restarts as %s", RELEASE, release)
+            os.kill(os.getpid(), signal.SIGKILL)  # Ray restarts no actor that exits by itself
 
     async def engine(self, report: EngineReport) -> EngineReply:
         """Process an engine's report; see `core.memory.engine_grants`. Raises LeaseConflict: the engine must end."""

@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError
 
 from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
 from serve_app.core.shared_queue import ActorReply, RouterMessage
+from serve_app.names import RELEASE
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.settings import QuotaSettings
 
@@ -27,6 +28,7 @@ class QuotaActor:
     def __init__(self, settings: QuotaSettings) -> None:
         self._settings = settings
         self.handle = quota_actor(settings)
+        self.handle.upgrade.remote(RELEASE)  # not waited for: an actor that restarts is found again, as after a death
 
     async def exchange(self, message: RouterMessage) -> ActorReply:
         """See `GpuMemoryQuota.exchange`."""

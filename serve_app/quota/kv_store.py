@@ -1,18 +1,20 @@
 """Values that all processes of a Ray cluster share and that outlive each process: in the GCS's key-value store.
 
-The quota actor's values have names; `is_readable` says whether this version can read one.
+The quota actor's values have names and are JSON by their types: a field that another release has added or dropped is
+ignored or has its default, so the ledger survives an upgrade in place, and the way back. A value that still cannot be
+read is put aside.
 
 The GCS requires Ray's token. With Redis behind the GCS, the values survive the loss of the head node.
 """
 
 from __future__ import annotations
 
-import pickle
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
 from ray.experimental import internal_kv
 
 from serve_app.core.memory import CheckpointKey, Device, EngineReport, EntryKind, Reservation, SessionEntry
@@ -28,13 +30,15 @@ EPOCH = "epoch"
 INVENTORY = "inventory"  # the settings when the devices were stored
 NODE = "node:"  # prefix of a node's id: its devices, in case the node does not answer later
 
-VALUE_TYPES: dict[str, Any] = {  # type of the value, by the first part of its name
-    EPOCH: int,
-    INVENTORY: QuotaSettings,
-    EntryKind.ENGINE: EngineReport,
-    EntryKind.ROUTER: frozenset | None,
-    EntryKind.SESSION: SessionEntry,
-    EntryKind.RESERVATION: Reservation,
+# Type of the value, by the first part of its name.
+VALUE_TYPES: dict[str, TypeAdapter[Any]] = {
+    EPOCH: TypeAdapter(int),
+    INVENTORY: TypeAdapter(QuotaSettings),
+    NODE.rstrip(":"): TypeAdapter(list[Device]),
+    EntryKind.ENGINE: TypeAdapter(EngineReport),
+    EntryKind.ROUTER: TypeAdapter(frozenset[str]),
+    EntryKind.SESSION: TypeAdapter(SessionEntry),
+    EntryKind.RESERVATION: TypeAdapter(Reservation),
 }
 
 
@@ -54,14 +58,11 @@ class Unreadable:
 
 
 class GcsStore:
-    """The actor's values by name. Each call is a round trip to the GCS and raises Ray's errors if the GCS is down.
-
-    Values are pickled: only this application writes here, and the token that protects them also permits running code.
-    """
+    """The actor's values by name. Each call is a round trip to the GCS and raises Ray's errors if the GCS is down."""
 
     def put(self, name: str, value: Any) -> None:
         """Store a value; replaces an earlier one of this name."""
-        internal_kv._internal_kv_put(PREFIX + name.encode(), pickle.dumps(value), overwrite=True, namespace=NAMESPACE)
+        internal_kv._internal_kv_put(PREFIX + name.encode(), encode(name, value), overwrite=True, namespace=NAMESPACE)
 
     def delete(self, name: str) -> None:
         """Delete a value; an unknown name changes nothing."""
@@ -77,31 +78,36 @@ class GcsStore:
 
     def load_all(self) -> dict[str, Any]:
         """All stored values; `Unreadable` for each one that this version of the application cannot read."""
-        names = internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)
-        found = {bytes(name): internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names}
-        return {name.removeprefix(PREFIX).decode(): _read(value) for name, value in found.items() if value is not None}
+        keys = internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)
+        found = {bytes(key): internal_kv._internal_kv_get(key, namespace=NAMESPACE) for key in keys}
+        names = {key: key.removeprefix(PREFIX).decode() for key in found}
+        return {names[key]: decode(names[key], value) for key, value in found.items() if value is not None}
 
 
-def _read(value: bytes) -> Any:
+def encode(name: str, value: Any) -> bytes:
+    """A value as it is stored under this name."""
+    return VALUE_TYPES[_kind(name)].dump_json(value)
+
+
+def decode(name: str, stored: bytes) -> Any:
+    """The value stored under this name; `Unreadable` if it is none of this version's."""
+    kind = VALUE_TYPES.get(_kind(name))
+    if kind is None:
+        return Unreadable(f"unknown name {name!r}")
     try:
-        found = pickle.loads(value)
-        repr(found)  # an object of an earlier version, which lacks a field, fails here
-    except Exception as error:  # noqa: BLE001 - pickle raises any error of its classes
-        return Unreadable(repr(error))
-    return found
+        return kind.validate_json(stored)
+    except ValueError as error:
+        return Unreadable(str(error))
 
 
-def is_readable(name: str, value: Any) -> bool:
-    """Whether this version stores such a value under this name."""
-    kind = name.partition(":")[0]
-    if kind + ":" == NODE:
-        return isinstance(value, list) and all(isinstance(device, Device) for device in value)
-    return kind in VALUE_TYPES and isinstance(value, VALUE_TYPES[kind])
+def _kind(name: str) -> str:
+    return name.partition(":")[0]
 
 
 def checkpoint_entries(stored: dict[str, Any]) -> Iterator[tuple[CheckpointKey, object]]:
     """The checkpoint's entries. An unreadable entry of an engine or router is None: only its existence is known."""
     for name, value in stored.items():
         kind, _, rest = name.partition(":")
-        if kind in tuple(EntryKind) and (is_readable(name, value) or kind in (EntryKind.ENGINE, EntryKind.ROUTER)):
-            yield (EntryKind(kind), rest), value if is_readable(name, value) else None
+        readable = not isinstance(value, Unreadable)
+        if kind in tuple(EntryKind) and (readable or kind in (EntryKind.ENGINE, EntryKind.ROUTER)):
+            yield (EntryKind(kind), rest), value if readable else None

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from serve_app.errors import ConfigError
-from serve_app.names import APPLICATION, ROUTER, deployment_of
+from serve_app.names import APPLICATION, RELEASE, ROUTER, deployment_of
 from serve_app.settings.model import ModelSettings
 from serve_app.settings.settings import Settings, parse
 
@@ -36,7 +36,8 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
         "name": APPLICATION,
         "route_prefix": "/",
         "import_path": import_path,
-        "args": settings.model_dump(mode="json"),
+        # Serve builds an application anew only if its arguments change: after an upgrade the release does.
+        "args": {"release": RELEASE, **settings.model_dump(mode="json")},
     }
     # also where nothing scales: it ends replicas without a place (autoscaling/unplaced.py)
     entry["autoscaling_policy"] = {"policy_function": POLICY}
@@ -59,13 +60,19 @@ def _requested_bytes(model: ModelSettings) -> int | None:
 
 def changed_deployments(entry: Mapping[str, Any], previous: Mapping[str, Any] | None) -> set[str]:
     """The deployments whose settings differ between an application's entries; all of `entry` if `previous` is none of
-    ours."""
-    now = _by_deployment(Settings.model_validate(entry["args"]))
+    ours, or of another release."""
+    now = _by_deployment(Settings.model_validate(_configuration(entry["args"])))
     try:
-        before = _by_deployment(parse((previous or {})["args"]))
+        arguments = dict((previous or {})["args"])
+        same = arguments.get("release") == entry["args"]["release"]
+        before = _by_deployment(parse(_configuration(arguments))) if same else {}
     except (KeyError, TypeError, ValueError, ConfigError):
         before = {}
     return {name for name, settings in now.items() if settings != before.get(name)}
+
+
+def _configuration(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "release"}
 
 
 def _by_deployment(settings: Settings) -> dict[str, Any]:

@@ -9,16 +9,15 @@ Invariant: two configurations that differ in one model only give every other dep
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from typing import Any
 
+from serve_app.names import RELEASE
 from serve_app.settings.model import ModelSettings
 
 # Serve applies these to running replicas: bounds of scaling, and how long one may drain. The others are the routers'
 # own: sizes of sessions, and what a request weighs. A preset is in the settings that it gave their defaults.
 LIVE_FIELDS = {"replicas", "drain_s", "buckets_gb", "max_long_seqs", "long_from_tokens", "preset"}
-DISTRIBUTION = "serve-app"
 VERSION_CHARS = 16  # of a SHA-256, 64 bits: no two configurations of one deployment ever meet
 
 
@@ -33,5 +32,5 @@ def router_version() -> str:
 
 
 def _digest(parts: dict[str, Any]) -> str:
-    text = json.dumps({"release": importlib.metadata.version(DISTRIBUTION), **parts}, sort_keys=True)
+    text = json.dumps({"release": RELEASE, **parts}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:VERSION_CHARS]

@@ -238,6 +238,24 @@ def test_a_model_that_does_not_come_up_is_an_exit_status_and_its_reason(
     assert state.read().models == ("a", "b")  # type: ignore[union-attr] # it is declared, though
 
 
+def test_a_change_that_was_rolled_back_says_so_and_leaves_the_records_as_they_were(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
+) -> None:
+    driver.events = [DECLARED, status("running")]
+    assert run("deploy", "--config", str(file)).exit_code == 0
+    before = state.read()
+    file.write_text(yaml.safe_dump({"models": [{"name": "c"}], "auth": {"keys": [{"key": "sk-another-0123456789"}]}}))
+    driver.events = [DECLARED, {**status("failed", "engine-c: ValueError: no such folder"), "rolled_back": True}]
+    done = run("deploy", "--config", str(file))
+    assert done.exit_code == 1
+    assert "engine-c: ValueError: no such folder; the previous declaration is declared again" in done.stdout
+    assert driver.orders[-1]["roll_back"]
+    assert state.read() == before
+    assert state.configured_key_file.read_text().strip() == KEY
+    run("deploy", "--config", str(file), "--no-roll-back")
+    assert not driver.orders[-1]["roll_back"]
+
+
 @pytest.mark.parametrize(
     ("events", "said"),
     [

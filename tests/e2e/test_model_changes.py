@@ -269,6 +269,7 @@ def test_a_configuration_that_serve_cannot_build_is_taken_back(there: Place) -> 
             "application": entry,
             "serve": there.options,
             "wait": True,
+            "roll_back": True,
             "models": [],
         }
     )

@@ -100,6 +100,7 @@ def become(stack: Stack, models: list[dict[str, Any]]) -> dict[str, list[str]]:
     remote = RemoteDriver(
         {
             "do": "declare",
+            "roll_back": False,
             "environment": stack.cluster.environment(),
             "application": application(parse({**CONFIG, "models": models}).without_secrets()),
             "serve": {

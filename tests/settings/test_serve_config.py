@@ -10,10 +10,11 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from serve_app.app import build
 from serve_app.cli.deploy import ON_A_CLUSTER, export
 from serve_app.cluster.local.status import declared, declared_models, describe, is_built
 from serve_app.errors import ConfigError
-from serve_app.names import APPLICATION, ROUTER
+from serve_app.names import APPLICATION, RELEASE, ROUTER
 from serve_app.settings.serve_config import (
     POLICY,
     application,
@@ -36,6 +37,7 @@ def test_a_key_in_clear_never_gets_into_it() -> None:
     entry = application(settings().without_secrets())
     assert KEY not in json.dumps(entry)
     assert entry["args"]["auth"]["keys"][0]["key_sha256"]
+    assert entry["args"].pop("release") == RELEASE
     assert parse(entry["args"]) == settings().without_secrets()  # and nothing else is lost on the way
 
 
@@ -53,7 +55,11 @@ def entry(**changes: Any) -> dict[str, Any]:
         (entry(), set()),
         (entry(drain_s=5), {ROUTER, "engine-b"}),
         (entry(name="c"), {ROUTER, "engine-b"}),
-        (entry() | {"args": {"models": [{"name": "a"}, {"name": "b"}]}}, {ROUTER}),  # another's: without keys
+        (
+            entry() | {"args": {"release": RELEASE, "models": [{"name": "a"}, {"name": "b"}]}},
+            {ROUTER},
+        ),  # another's: without keys
+        ({"args": entry()["args"] | {"release": "0.1.0"}}, {ROUTER, "engine-a", "engine-b"}),
         (None, {ROUTER, "engine-a", "engine-b"}),
         ({"name": "another tool's"}, {ROUTER, "engine-a", "engine-b"}),
         ({"args": {"config": "file.yaml"}}, {ROUTER, "engine-a", "engine-b"}),
@@ -62,6 +68,12 @@ def entry(**changes: Any) -> dict[str, Any]:
 )
 def test_what_a_deploy_changes_is_found_by_the_settings(previous: dict[str, Any] | None, changed: set[str]) -> None:
     assert changed_deployments(entry(), previous) == changed
+
+
+def test_another_release_than_the_installed_one_is_refused_by_name() -> None:
+    entry = application(settings().without_secrets())
+    with pytest.raises(ConfigError, match=r"^release: serve-app 0\.1\.0 declares it, and .* is installed"):
+        build({**entry["args"], "release": "0.1.0"})
 
 
 def test_what_the_controller_has_to_know_of_models_that_the_ledger_places_goes_with_the_policy() -> None:

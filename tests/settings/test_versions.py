@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import pytest
@@ -95,7 +94,7 @@ def test_a_version_is_the_same_for_equal_settings_and_another_for_another_releas
 ) -> None:
     before = engine_version(MODEL), router_version()
     assert (engine_version(ModelSettings(name="a")), router_version()) == before
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99.0")
+    monkeypatch.setattr("serve_app.settings.versions.RELEASE", "99.0")
     assert engine_version(MODEL) != before[0]
     assert router_version() != before[1]
 

@@ -52,7 +52,8 @@ def _serve(order: Mapping[str, Any]) -> None:
 
 def _declare(order: Mapping[str, Any]) -> None:
     """Change a running application; report its state, and the deployments in it that are waited for, until each of
-    these is ready or one has failed, or until a command arrives.
+    these is ready or one has failed, or until a command arrives. If one fails, the previous declaration is declared
+    again: a change works as a whole or is undone.
 
     Deployments that were not ready before, and that do not change, are not waited for.
 
@@ -61,12 +62,12 @@ def _declare(order: Mapping[str, Any]) -> None:
             scale them from then on, so the previous declaration is declared again.
     """
     before = driver.declare(order["application"], **order["serve"])
+    previous = declared(before)
     while (made := is_built(driver.details())) is None:
         if _next_command(STARTING_PERIOD_S) is not None:
             return
     if not made:
         why = describe(driver.details(), order["models"])["message"]
-        previous = declared(before)
         if previous is not None:
             driver.declare(previous, is_repeat=True, **order["serve"])
             why += "; the previous declaration is declared again"
@@ -76,8 +77,12 @@ def _declare(order: Mapping[str, Any]) -> None:
     while order["wait"]:
         status = driver.application_status(order["models"])
         waits = {name: state for name, state in status["unready"].items() if name not in others}
+        failed = FAILED in waits.values()
+        if failed and previous is not None and order["roll_back"]:
+            driver.declare(previous, is_repeat=True, **order["serve"])
+            status["rolled_back"] = True
         _send("status", **status, waits=waits)
-        if not waits or FAILED in waits.values() or _next_command(STARTING_PERIOD_S) is not None:
+        if not waits or failed or _next_command(STARTING_PERIOD_S) is not None:
             return
 
 

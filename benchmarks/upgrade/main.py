@@ -1,0 +1,292 @@
+"""A rolling upgrade under load: `python -m benchmarks.upgrade [--quick] [--engine vllm|simulated] [--clients N]`.
+
+The stack runs from a copy of the code in a folder of its own, as an installation on a node would. Clients ask without
+pause, every second one for a stream, over a connection per request. Meanwhile, one after the other, each waited for:
+
+- model: other weights (a folder of its own) under the same name;
+- settings: a setting that an engine is started with;
+- code: the copy becomes the next release and is deployed with the same configuration, so routers, engines and the quota
+  actor are replaced;
+- a bad model: weights that are not there; the deployment fails and is rolled back by itself.
+
+Prints conditions, a table, and as its last line one JSON object. `longest_gap_s`: the longest time in which no client
+got a token or an answer. Exit code 1 if a request failed, or if what was to be replaced was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+from rich.console import Console
+from rich.table import Table
+
+import serve_app
+from benchmarks.common import conditions
+from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.output import write_json
+from benchmarks.common.scaling_stack import MODEL, REQUEST_TIMEOUT_S, Stage, stack
+from serve_app.cluster.local import RemoteDriver
+from serve_app.engine import ensure_tiny_model
+from serve_app.names import DISTRIBUTION, RELEASE
+from serve_app.settings import application, parse
+
+CLIENTS, QUICK_CLIENTS = 16, 4
+TOKENS = 32
+BEFORE_S, QUICK_BEFORE_S = 10.0, 2.0  # of load before, between and after the changes
+DEPLOY_S = 240.0  # an engine starts beside a busy one on the same cores
+NEXT_RELEASE = f"{RELEASE}.post1"
+REPLICAS = {"max_surge_percent": 100}
+
+
+class Clients:
+    """Clients without pause; `answered` and `failures` count requests, `at` holds the moments at which tokens came."""
+
+    def __init__(self, stage: Stage, count: int) -> None:
+        self._stage = stage
+        self._over = threading.Event()
+        self.answered, self.failures = 0, list[str]()
+        self.at: list[float] = [time.monotonic()]
+        self._threads = [threading.Thread(target=self._run, args=(bool(n % 2),), daemon=True) for n in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def longest_gap_s(self, since: float, until: float) -> float:
+        """The longest time without a token in this span."""
+        moments = [since, *(at for at in sorted(self.at) if since < at < until), until]
+        return max(later - earlier for earlier, later in itertools.pairwise(moments))
+
+    def _run(self, stream: bool) -> None:
+        while not self._over.is_set():
+            try:
+                failure = self._ask(stream)
+            except requests.RequestException as error:
+                failure = f"{type(error).__name__}: {error}"
+            if failure is None:
+                self.answered += 1
+            else:
+                self.failures.append(failure)
+
+    def _ask(self, stream: bool) -> str | None:
+        """One request; how it failed."""
+        body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True}
+        with requests.post(
+            f"{self._stage.cluster.url}/v1/completions",
+            json=body | {"stream": stream},
+            headers={"Authorization": f"Bearer {self._stage.key}", "Connection": "close"},
+            stream=True,
+            timeout=REQUEST_TIMEOUT_S,
+        ) as answer:
+            lines = []
+            for line in answer.iter_lines():
+                if line and answer.status_code == 200 and not line.startswith(b":"):
+                    self.at.append(time.monotonic())
+                lines.append(line)
+        text = b"\n".join(lines).decode(errors="replace").strip()
+        whole = answer.status_code == 200 and (not stream or text.endswith("data: [DONE]"))
+        return None if whole else f"{answer.status_code} {text[-300:]}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """A change: its name, the time it took, the longest gap from its begin to the next one's, and how it ended."""
+
+    name: str
+    took_s: float
+    gap_s: float
+    requests: int
+    failed: int
+    replaced: tuple[str, ...]
+    state: str
+
+
+class Upgrade:
+    """The running stack, its copy of the code, and the changes."""
+
+    def __init__(self, stage: Stage, site: Path, config: dict[str, Any], clients: Clients) -> None:
+        self._stage, self._site, self._config, self.clients = stage, site, config, clients
+        self._keys = {"auth": {"keys": [{"key": stage.key, "admin": True}]}}
+
+    def deploy(self, **changes: Any) -> dict[str, Any]:
+        """The configuration with these changes of its model, as `serve-app deploy` of the site's release does it; the
+        last state. A change that runs is the configuration from then on."""
+        model = self._config["models"][0] | changes
+        entry = application(parse(self._config | {"models": [model]} | self._keys).without_secrets())
+        entry["args"]["release"] = installed(self._site)
+        instance = self._stage.cluster.instance
+        order = {
+            "do": "declare",
+            "environment": self._stage.cluster.environment(),
+            "application": entry,
+            "serve": instance.serve_options(),
+            "wait": True,
+            "roll_back": True,
+            "models": [MODEL],
+        }
+        remote, last = RemoteDriver(order), dict[str, Any]()
+        deadline = time.monotonic() + DEPLOY_S
+        try:
+            while (event := remote.event(max(0.0, deadline - time.monotonic()))) is not None:
+                if event["event"] == "error":
+                    raise BenchmarkError(str(event["message"]))
+                if event["event"] == "end":
+                    break
+                last = event
+        finally:
+            remote.close()
+        if last.get("state") == "running":
+            self._config["models"][0] = model
+        return last
+
+    def next_release(self) -> None:
+        """Install the next release over the present one, as `pip install` does."""
+        (metadata,) = self._site.glob("*.dist-info")
+        text = (metadata / "METADATA").read_text()
+        (metadata / "METADATA").write_text(text.replace(f"\nVersion: {RELEASE}\n", f"\nVersion: {NEXT_RELEASE}\n"))
+        metadata.rename(metadata.with_name(f"{DISTRIBUTION.replace('-', '_')}-{NEXT_RELEASE}.dist-info"))
+
+    def processes(self) -> dict[str, int]:
+        """Of the routers, engines and the quota actor, by title."""
+        found: dict[str, int] = {}
+        for pid in self._stage.cluster.pids():
+            title = _title(pid)
+            if title.startswith(("ray::ServeReplica", "ray::GpuMemoryQuota")):
+                found[title.partition(".")[0]] = pid
+        return found
+
+
+def _title(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return command.partition(b"\0")[0].decode(errors="replace").strip()
+
+
+def make_site(folder: Path) -> Path:
+    """A copy of the installed application with its metadata, in a folder for PYTHONPATH."""
+    root, site = Path(serve_app.__file__).parents[1], folder / "site"
+    for package in ("serve_app", "autoscaling"):
+        shutil.copytree(root / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
+    metadata = next(path for entry in sys.path for path in Path(entry).glob(f"serve_app-{RELEASE}.dist-info"))
+    shutil.copytree(metadata, site / metadata.name)
+    return site
+
+
+def installed(site: Path) -> str:
+    """The release of a site."""
+    (metadata,) = site.glob("*.dist-info")
+    return metadata.name.removesuffix(".dist-info").rpartition("-")[2]
+
+
+def configuration(engine: str, weights: str) -> dict[str, Any]:
+    model: dict[str, Any] = {"name": MODEL, "engine": engine, "max_num_seqs": 8, "replicas": REPLICAS}
+    if engine == "vllm":
+        model |= {"path": weights, "dtype": "float32", "max_model_len": 2048, "kv_cache_gb": 0.25}
+    else:
+        model |= {"simulated": {"decode_step_s": 0.01, "start_s": 2.0}}
+    return {"models": [model], "admission": {"max_wait_s": DEPLOY_S, "no_replica_wait_s": DEPLOY_S}}
+
+
+def changes_of(engine: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What makes it another model, and what makes it one that cannot start."""
+    if engine == "simulated":
+        return {"generation": 1}, {"max_model_len": 8192, "simulated": {"kv_cache_tokens": 4096}}
+    return {"path": str(ensure_tiny_model(folder / "other", seed=1))}, {"path": str(folder / "absent")}
+
+
+def run(upgrade: Upgrade, steps: Sequence[tuple[str, Callable[[], dict[str, Any]]]], rest_s: float) -> list[Step]:
+    """Each change with load before and after it."""
+    done = []
+    for name, change in steps:
+        clients, before = upgrade.clients, upgrade.processes()
+        answered, failed, began = clients.answered, len(clients.failures), time.monotonic()
+        state = change()
+        took_s = time.monotonic() - began
+        time.sleep(rest_s)  # bound: rest_s; the load goes on
+        after = upgrade.processes()
+        replaced = tuple(sorted(title for title in before if after.get(title) != before[title]))
+        failures = len(clients.failures) - failed
+        gap_s = clients.longest_gap_s(began, time.monotonic())
+        count = clients.answered - answered + failures
+        done.append(Step(name, took_s, gap_s, count, failures, replaced, str(state.get("state"))))
+    return done
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs it; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.upgrade", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer clients, shorter spans between the changes")
+    parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
+    parser.add_argument("--clients", type=int, default=None)
+    options = parser.parse_args(arguments)
+    console = Console(stderr=False)
+    count = options.clients or (QUICK_CLIENTS if options.quick else CLIENTS)
+    rest_s = QUICK_BEFORE_S if options.quick else BEFORE_S
+    found = conditions.here(engine=options.engine, clients=count, tokens=TOKENS)
+    console.print(found)
+    with tempfile.TemporaryDirectory(prefix="upgrade-") as name:
+        folder = Path(name)
+        site = make_site(folder)
+        other, bad = changes_of(options.engine, folder)
+        config = configuration(options.engine, "tiny")
+        with stack(config, environment={"PYTHONPATH": str(site)}) as stage:
+            clients = Clients(stage, count)
+            upgrade = Upgrade(stage, site, config, clients)
+            time.sleep(rest_s)  # bound: rest_s; the load before the first change
+
+            def code() -> dict[str, Any]:
+                upgrade.next_release()
+                return upgrade.deploy()
+
+            steps = (
+                ("model", lambda: upgrade.deploy(**other)),
+                ("settings", lambda: upgrade.deploy(max_num_seqs=12)),
+                ("code", code),
+                ("bad model", lambda: upgrade.deploy(**bad)),
+            )
+            done = run(upgrade, steps, rest_s)
+            clients.stop()
+            left = upgrade.processes()
+    return _report(console, done, clients, left, found)
+
+
+def _report(
+    console: Console, done: Sequence[Step], clients: Clients, left: dict[str, int], found: dict[str, Any]
+) -> int:
+    table = Table("change", "took s", "longest gap s", "requests", "failed", "replaced", "ended", title="upgrade")
+    for step in done:
+        replaced = ", ".join(title.rpartition(":")[2] for title in step.replaced) or "nothing"
+        figures = f"{step.took_s:.1f}", f"{step.gap_s:.2f}", str(step.requests), str(step.failed)
+        table.add_row(step.name, *figures, replaced, step.state)
+    console.print(table)
+    for failure in clients.failures[:5]:
+        console.print("failed:", failure, markup=False)
+    wanted = {"model": 1, "settings": 1, "code": len(left), "bad model": 0}
+    whole = all(len(step.replaced) >= wanted[step.name] for step in done)
+    states = [step.state for step in done] == ["running", "running", "running", "failed"]
+    result = {
+        "requests": clients.answered + len(clients.failures),
+        "failed": len(clients.failures),
+        "longest_gap_s": round(max(step.gap_s for step in done), 2),
+        "changes": {step.name: dataclasses.asdict(step) for step in done},
+        "replaced_as_expected": whole and states,
+        "conditions": found,
+    }
+    write_json(result)
+    return 0 if not clients.failures and whole and states else 1
