@@ -73,7 +73,14 @@ class RouterMetrics:
 
     def _make_gauges(self) -> None:
         """The gauges, set to the present state at each scrape."""
-        gauge = functools.partial(Gauge, registry=self.registry)
+        self._of_models: list[Gauge] = []
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            made = Gauge(name, text, labels, registry=self.registry)
+            if labels:
+                self._of_models.append(made)
+            return made
+
         self._waiting = gauge("serve_app_waiting", "Requests waiting in the queue.", OF_CLASS)
         self._slots = gauge(
             "serve_app_slots",
@@ -97,15 +104,6 @@ class RouterMetrics:
         self._unread_ended = gauge("serve_app_unread_ended", "Requests ended because of too many unread bytes.")
         self._engine = gauge("serve_app_engine", "Live load of an engine.", ("model", "replica", "figure"))
         self._of_replicas = (self._slots, self._engine)
-        self._of_models = (
-            *self._of_replicas,
-            self._waiting,
-            self._refused,
-            self._blocked,
-            self._placed,
-            self._ejected,
-            self._ejections,
-        )
 
     def count_ended(self, model: str, tenant: str, request_class: RequestClass, outcome: Outcome) -> None:
         """Count a request's end."""

@@ -58,8 +58,7 @@ class SessionClient:
             left_s = max(0.0, began + wait_s - time.monotonic())
             asked = dataclasses.replace(ask, wait_until=left_s or None)
             try:
-                opened: Session = await self._call_actor(ANSWER_TIMEOUT_S + left_s, "open_session", asked)
-                return opened
+                return await self._call_actor(ANSWER_TIMEOUT_S + left_s, "open_session", asked)
             except Unavailable as error:
                 late = time.monotonic() >= began + max(wait_s, MIN_OPEN_WAIT_S)
                 if error.code not in (ACTOR_AWAY, RECOVERING) or late:
@@ -73,13 +72,11 @@ class SessionClient:
 
     async def renew(self, tenant: str, session_id: str) -> Session:
         """Extend the session's life. Raises NotFound, Unavailable; so do `get` and `close`."""
-        session: Session = await self._call_actor(ANSWER_TIMEOUT_S, "renew_session", session_name(tenant, session_id))
-        return session
+        return await self._call_actor(ANSWER_TIMEOUT_S, "renew_session", session_name(tenant, session_id))
 
     async def get(self, tenant: str, session_id: str) -> Session:
         """The session's present state; does not renew it."""
-        session: Session = await self._call_actor(ANSWER_TIMEOUT_S, "look_session", session_name(tenant, session_id))
-        return session
+        return await self._call_actor(ANSWER_TIMEOUT_S, "look_session", session_name(tenant, session_id))
 
     async def close(self, tenant: str, session_id: str) -> None:
         """Close the session and release its tokens; its running requests go on."""
@@ -89,11 +86,11 @@ class SessionClient:
         with contextlib.suppress(ServeAppError):  # it no longer waits, or the actor restarted and lost it
             await self._call_actor(ANSWER_TIMEOUT_S, "close_session", name)
 
-    async def _call_actor(self, timeout_s: float, method: str, *arguments: Any) -> Any:
+    async def _call_actor(self, timeout_s: float, method: str, argument: SessionRequest | str) -> Session:
         """Call the actor; errors of its method are raised as they were raised there."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._call(method, *arguments)
+                return await self._call(method, argument)  # type: ignore[no-any-return]
         except ServeAppError as error:
             raise getattr(error, "cause", error) from None  # Ray's own class around ours
         except AWAY as error:

@@ -97,13 +97,11 @@ def split(frame: Frame, size: int) -> tuple[Frame, Frame]:
 
 def merge(first: Frame, second: Frame) -> Frame:
     """Merge two consecutive frames of one request."""
-    return Frame(
-        number=first.number,
+    return msgspec.structs.replace(
+        second,
         body=first.body + second.body,
         status=first.status or second.status,
         media=first.media or second.media,
         groups=first.groups + second.groups,
         events=first.events + second.events,
-        usage=second.usage,
-        failure=second.failure,
     )

@@ -150,14 +150,6 @@ class QueueStatus:
     expected_start_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaUse:
-    """Slots of a replica and those in use; use exceeds the slots while the replica shrinks or drains."""
-
-    slots: int
-    used: int
-
-
 _MESSAGES = {
     RefusalReason.QUEUE_FULL: "The queue of this model is full.",
     RefusalReason.SHED: "The queue is full; the request was evicted for one of a higher class or a lighter tenant.",
