@@ -198,8 +198,8 @@ def defrag(
 ) -> None:
     """Free memory for a waiting engine: other engines drain and restart, one at a time; no request is lost."""
     target = deploying.find(address, InstanceState(instance, state_dir))
-    plan = ledger.ask_actor("defrag", target.environment, begin=not plan_only)["plan"]
-    _print({"plan": plan, "begun": plan is not None and not plan_only}, as_json, ledger.show_plan)
+    answer = ledger.ask_actor("defrag", target.environment, begin=not plan_only)
+    _print(answer | {"begun": answer["plan"] is not None and not plan_only}, as_json, ledger.show_plan)
 
 
 @_command

@@ -191,9 +191,12 @@ def test_a_line_shows_who_waits_who_has_what_and_who_hands_in(core: Quota) -> No
 
 
 def test_who_waits_for_a_place_is_in_the_tables_of_serve_app_quota(core: Quota) -> None:
-    quiet, busy = (Console(width=200, record=True, file=io.StringIO()) for _ in range(2))
-    show(figures(core, 2.0), quiet)
-    show(figures(with_line(core), 2.0), busy)
-    rows = [row.split() for row in busy.export_text().splitlines() if " 0.5 s " in row]
-    assert [(row[1], row[3], row[5]) for row in rows] == [("m", "high", "2"), ("m", "low", "1")]
-    assert "line of" not in quiet.export_text()
+    quiet, busy = io.StringIO(), io.StringIO()
+    show(figures(core, 2.0), Console(file=quiet))
+    show(figures(with_line(core), 2.0), Console(file=busy))
+    rows = [line.split("\t") for line in busy.getvalue().splitlines() if line.startswith("queue\t")]
+    assert [(row[1], row[2], row[3], row[7]) for row in rows] == [
+        ("m", "high", "2", "0.5 s"),
+        ("m", "low", "1", "0.5 s"),
+    ]
+    assert "queue\t" not in quiet.getvalue()

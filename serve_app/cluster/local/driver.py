@@ -15,7 +15,9 @@ from typing import Any
 import ray
 from ray import serve
 from ray._private import ray_constants, services
+from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID
 from ray.serve.context import _disconnect, _get_global_client
@@ -23,7 +25,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 from ray.util import placement_group_table
 
-from serve_app.cluster.local import status
+from serve_app.cluster.local import holders, status
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
 from serve_app.errors import Unavailable
@@ -150,10 +152,33 @@ def application_status(models: Sequence[str]) -> dict[str, Any]:
     _explain(details)
     models = status.declared_models(details) or models
     state = status.describe(details, models, _reported_series(client, details))
+    state |= {"other_applications": holders.other_applications(details), **_usage()}
     try:
         return status.with_memory_waits(state, ask_quota("figures"))
     except Unavailable:  # without the actor, memory waits are unknown
         return state
+
+
+def _usage() -> dict[str, Any]:
+    groups = placement_group_table().values()
+    return holders.usage(_actors(), groups, ray.cluster_resources(), ray.available_resources())
+
+
+def _actors() -> list[holders.ActorHold]:
+    """The living actors outside of placement groups. Private in Ray; its public list needs the dashboard."""
+    table = global_state._connect_and_get_accessor().get_actor_table(None, "ALIVE")
+    actors = [ActorTableData.FromString(entry) for entry in table]
+    return [
+        holders.ActorHold(
+            name=actor.name,
+            class_name=actor.class_name,
+            namespace=actor.ray_namespace,
+            job=actor.job_id.hex(),
+            resources=dict(actor.required_resources),
+        )
+        for actor in actors
+        if actor.required_resources and not actor.placement_group_id
+    ]
 
 
 def _explain(details: Mapping[str, Any]) -> None:
@@ -213,6 +238,11 @@ def disconnect() -> None:
     quiet_router_thread()
     _disconnect()
     ray.shutdown()
+
+
+def addresses() -> dict[str, str]:
+    """The address of each node that ever was, by id."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
 
 def ask_quota(method: str, *args: Any) -> Any:

@@ -79,8 +79,10 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "serve": _serve,
     "declare": _declare,
     "status": lambda order: _send("status", **driver.application_status(order["models"])),
-    "quota": lambda order: _send("quota", **driver.ask_quota("figures")),
-    "defrag": lambda order: _send("defrag", plan=driver.ask_quota("defrag", order["begin"])),
+    "quota": lambda order: _send("quota", **driver.ask_quota("figures"), addresses=driver.addresses()),
+    "defrag": lambda order: _send(
+        "defrag", plan=driver.ask_quota("defrag", order["begin"]), addresses=driver.addresses()
+    ),
     "shutdown": lambda order: driver.shut_down(),
     "release": lambda order: _send("released", nodes=driver.release_others()),
 }

@@ -53,7 +53,13 @@ def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict
         "message": reason(deployment["message"]),
         "replicas": [
             # an unplaced replica has no node yet
-            {"id": replica["replica_id"], "state": _enum_value(replica["state"]), "node": replica.get("node_id") or ""}
+            {
+                "id": replica["replica_id"],
+                "state": _enum_value(replica["state"]),
+                "node": replica.get("node_id") or "",
+                "address": replica.get("node_ip") or "",
+                "log": replica.get("log_file_path") or "",
+            }
             for replica in deployment["replicas"]
         ],
         "target": deployment["target_num_replicas"],
