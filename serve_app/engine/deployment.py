@@ -19,12 +19,13 @@ import msgspec
 import ray.util
 
 from serve_app.engine import environment, rank_layout
-from serve_app.engine.grant_request import GrantRequest
+from serve_app.engine.grant_request import GrantRequest, replica_name
 from serve_app.engine.memory_grant import MemoryGrant
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
 from serve_app.settings import ModelSettings, QuotaSettings
+from serve_app.system import mark_log
 from serve_app.transport import (
     NO_SLOTS,
     EngineBackend,
@@ -73,6 +74,7 @@ class EngineReplica:
 
     async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
         self._settings = ModelSettings.model_validate(settings)
+        mark_log(replica_name())
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
         self.wire = TcpServer(self.run, ray.util.get_node_ip_address())

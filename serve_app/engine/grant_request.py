@@ -62,7 +62,7 @@ class GrantRequest:
         wanted_bytes, least_bytes = memory_request(settings, self.platform, weights_bytes(settings), smallest_bytes)
         together = settings.ranks // len(ranks)
         report = EngineReport(
-            owner=_replica_name(),
+            owner=replica_name(),
             model=settings.name,
             ranks=ranks,
             wanted_bytes=wanted_bytes * together,
@@ -137,7 +137,7 @@ def weights_bytes(settings: ModelSettings) -> int:
     return sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
 
 
-def _replica_name() -> str:
+def replica_name() -> str:
     try:
         return serve.get_replica_context().replica_id.unique_id
     except serve.exceptions.RayServeException:
