@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from serve_app.cli.layout import Listing
+from serve_app.cli.progress import start_text
 from serve_app.cluster.local import (
     FIXED,
     SHUTDOWN_QUESTION_S,
@@ -98,8 +99,12 @@ def _show_model(listing: Listing, model: Mapping[str, Any]) -> None:
 def _show_replicas(
     listing: Listing, kind: str, replicas: Sequence[Mapping[str, Any]], under: Sequence[str] = ()
 ) -> None:
-    columns = ("replica", "state", "node")
-    rows = [(one["id"], one["state"], one.get("address") or one["node"]) for one in replicas]
+    columns = ("replica", "state", "node", "start")
+    starts = [one.get("start") for one in replicas]
+    rows = [
+        (one["id"], one["state"], one.get("address") or one["node"], "" if start is None else start_text(start))
+        for one, start in zip(replicas, starts, strict=True)
+    ]
     listing.table(kind, columns, rows, under=under, headed=False, indent=1)
 
 

@@ -69,6 +69,8 @@ class Listing:
             for row in cells:
                 self._out("\t".join([kind, *map(_cell, under), *row]))
             return
+        if not headed:  # then an empty value needs no sign
+            cells = [["" if cell == NOTHING else cell for cell in row] for row in cells]
         shown = [list(columns), *cells] if headed and cells else cells
         widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
         whole = len(INDENT) * indent + sum(widths) + len(GAP) * (len(widths) - 1)
@@ -82,8 +84,10 @@ class Listing:
         for number, row in enumerate(cells):
             parts = [row[0]]
             for name, cell in zip(columns[1:], row[1:], strict=True):
-                named = [f"{name} {cell}"] if headed else [cell]
-                parts += named if cell_len(named[0]) <= room else [name, cell][not headed :]
+                if headed and cell_len(f"{name} {cell}") <= room:
+                    parts.append(f"{name} {cell}")
+                else:
+                    parts += [name, cell] if headed else filter(None, [cell])
             for line in fill(parts, self._console.width, indent):
                 self._out(line, self._style(styles, number))
 

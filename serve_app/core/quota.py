@@ -116,7 +116,9 @@ class Quota:
         reply = self.grants.report(report, now, frozen=bool(self._unreadable()), unreported=self._unreported)
         if report.owner in self.ledger:  # stored without what changes every second
             holds = self.ledger.lease(report.owner).holds
-            lasting = replace(report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="")
+            lasting = replace(
+                report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="", start=None
+            )
             self.checkpoint.put((EntryKind.ENGINE, report.owner), lasting)
             self._open_slots(report, now)
         return reply

@@ -39,6 +39,11 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         "draining": core.grants.draining(),
         "devices": devices,
         "engines": [_engine(core, lease) for lease in core.ledger.leases(LeaseKind.ENGINE)],
+        "starting": [
+            {"replica": told.owner, "model": told.model, **asdict(told.start)}
+            for owner in core.grants.owners()
+            if (told := core.grants.last_report(owner)) is not None and told.start is not None
+        ],
         "waiting": [_waiting(one) for one in core.grants.blocked(now)],
         "kept": [
             {

@@ -34,7 +34,10 @@ def piped(show: Show, found: Mapping[str, Any]) -> list[list[str]]:
     return [line.split("\t") for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def replica(name: str, state: str = "RUNNING") -> dict[str, str]:
+START = {"phase": "loading", "elapsed_s": 12.3, "share": 0.43, "done_bytes": None, "last_s": 31.2}
+
+
+def replica(name: str, state: str = "RUNNING") -> dict[str, Any]:
     return {"id": name, "state": state, "node": "ab" * 28, "address": "192.168.100.101", "log": ""}
 
 
@@ -51,7 +54,7 @@ STATUS: dict[str, Any] = {
             "deployment": DEPLOYMENT,
             "state": "healthy",
             "message": "",
-            "replicas": [replica("x7k2m9qp"), replica("a1b2c3d4", "STARTING")],
+            "replicas": [replica("x7k2m9qp"), replica("a1b2c3d4", "STARTING") | {"start": START}],
             "target": 2,
             "ongoing": 3,
             "waiting": None,
@@ -141,7 +144,7 @@ def test_status_names_each_replica_in_a_line_of_its_model_and_who_else_is_there(
     assert lines[first : first + 2] == [MODEL, "  healthy 1/2  3 ongoing"]
     assert [line.split() for line in lines if "192.168" in line] == [
         ["x7k2m9qp", "RUNNING", "192.168.100.101"],
-        ["a1b2c3d4", "STARTING", "192.168.100.101"],
+        ["a1b2c3d4", "STARTING", "192.168.100.101", "loading", "43%,", "12", "s,", "last", "start", "31", "s"],
         ["r0000001", "RUNNING", "192.168.100.101"],
     ]
     assert "  their-app  running  /theirs" in lines
@@ -155,10 +158,10 @@ def test_piped_status_has_one_record_a_line_with_the_same_columns() -> None:
     assert lines[0] == ["instance", "default", "running", "http://127.0.0.1:8000", KEY_FILE]
     assert lines[1] == ["model", MODEL, DEPLOYMENT, "healthy", "1/2", "3", "-", STATUS["models"][0]["why"]]
     assert lines[2:4] == [
-        ["replica", MODEL, "x7k2m9qp", "RUNNING", "192.168.100.101"],
-        ["replica", MODEL, "a1b2c3d4", "STARTING", "192.168.100.101"],
+        ["replica", MODEL, "x7k2m9qp", "RUNNING", "192.168.100.101", "-"],
+        ["replica", MODEL, "a1b2c3d4", "STARTING", "192.168.100.101", "loading 43%, 12 s, last start 31 s"],
     ]
-    assert lines[4] == ["router", "r0000001", "RUNNING", "192.168.100.101"]
+    assert lines[4] == ["router", "r0000001", "RUNNING", "192.168.100.101", "-"]
     assert ["application", "their-app", "running", "/theirs"] in lines
     assert ["holder", "other application", "their-app, Worker", "1.5", "0"] in lines
     widths: dict[str, set[int]] = {}

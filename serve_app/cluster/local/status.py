@@ -236,12 +236,15 @@ def _amounts(resources: Mapping[str, float]) -> str:
 
 
 def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The state, with the memory waits of its models from the quota actor's figures: a waiting model has the state
+    """The state, with the starts and the memory waits of its models from the quota actor's figures: a starting replica
+    has `start` (`serve_app.core.memory.StartReport`), a waiting model has the state
     `blocked: memory`, and the state's message names the waits and the replicas that use more than granted."""
     short = {one["model"]: one["why"] for one in figures["short"]}
+    starts = {one["replica"]: one for one in figures["starting"]}
     models, waits, overuse = [], [], []
     for told in state["models"]:
         model = dict(told)
+        model["replicas"] = [one | {"start": starts.get(one["id"])} for one in told["replicas"]]
         replicas = {replica["id"] for replica in model["replicas"]}
         if model["name"] in short:
             model["why"] = f"{model['why']}; held back: {short[model['name']]}"
