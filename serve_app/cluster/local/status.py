@@ -70,8 +70,10 @@ def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict
 def reason(message: str) -> str:
     """A Serve message without its traceback: the last error in it, or the whole message if there is none."""
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
-    errors = [line for line in lines if line.split(":", 1)[0].isidentifier() or "Error:" in line.split(" ")[0]]
-    return errors[-1] if errors and len(lines) > 1 else " ".join(lines)
+    errors = [line for line in lines if line.split(":", 1)[0].replace(".", "").isidentifier()]
+    found = errors[-1] if errors and len(lines) > 1 else " ".join(lines)
+    name, _, text = found.partition(": ")
+    return text if name.startswith("serve_app.errors.") else found  # our own messages say all of it
 
 
 def declared(details: Mapping[str, Any]) -> dict[str, Any] | None:
