@@ -31,6 +31,7 @@ ENVIRONMENT, DOWNLOADING, LOADING, MEMORY, COMPILE, WARM_UP = (
     "compile",
     "warm-up",
 )
+LEAST_BYTES = 500_000_000  # smaller weights load at once, and other memory that is taken meanwhile hides them
 ALMOST = 0.99  # the share of weights in memory is an estimate, and a phase that goes on is not finished
 
 
@@ -79,7 +80,7 @@ class StartPhases:
             done, share = None, None
             if self._phase == DOWNLOADING:
                 done = downloaded_bytes(self.cache)
-            elif self._phase == LOADING and self.weights_bytes:
+            elif self._phase == LOADING and self.weights_bytes >= LEAST_BYTES:
                 share = min(ALMOST, max(0.0, (taken_bytes - self._before_bytes) / self.weights_bytes))
             return StartReport(self._phase, self.clock() - self._began, share, done, self.last_s)
 
