@@ -122,4 +122,4 @@ def test_the_hooks_are_on_vllms_methods_and_are_put_there_once(
     hooked: list[str] = []
     monkeypatch.setattr(phase_hooks, "hook", lambda owner, method, **_: hooked.append(getattr(owner, method).__name__))
     phase_hooks.install()
-    assert hooked == ["init_device", "determine_available_memory", "compile_or_warm_up_model", "__call__"]
+    assert hooked == ["init_device", "determine_available_memory", "compile_or_warm_up_model", "aot_compile"]

@@ -1,6 +1,6 @@
 """Tells the replica in which phase of its start vLLM is: the beginning of some of its methods, in any of its processes.
 
-Private in vLLM 0.32.0: `v1.worker.worker_base`, `v1.executor.abstract`, `compilation.backends`.
+Private in vLLM 0.32.0: `v1.worker.worker_base`, `v1.executor.abstract`, `compilation.wrapper`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ def install() -> None:
     """Hook this process, EngineCore or one of its workers, if its start is followed; once."""
     if PHASE_FILE not in os.environ:
         return
-    from vllm.compilation.backends import VllmBackend
+    from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     hook(WorkerWrapperBase, "init_device", after=LOADING)
     hook(Executor, "determine_available_memory", before=MEMORY)
     hook(Executor, "compile_or_warm_up_model", before=WARM_UP)
-    hook(VllmBackend, "__call__", before=COMPILE, after=WARM_UP)
+    hook(TorchCompileWithNoGuardsWrapper, "aot_compile", before=COMPILE, after=MEMORY)
 
 
 def hook(owner: Any, method: str, *, before: str = "", after: str = "") -> None:
