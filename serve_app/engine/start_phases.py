@@ -58,6 +58,7 @@ class StartPhases:
     _began: float = field(default=0.0, init=False)
     _changed: float = field(default=0.0, init=False)
     _phase: str = field(default="", init=False)
+    _read: int = field(default=0, init=False)  # lines of the file
     _before_bytes: int = field(default=0, init=False)  # memory taken before loading
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -88,7 +89,7 @@ class StartPhases:
         """The engine runs; stores the seconds of each phase. Returns those of the whole start."""
         with self._lock:
             self._follow(0)
-            self._enter("")
+            self._enter("", self.clock())
             if self._file is not None:
                 self._file.unlink(missing_ok=True)
             total_s = self.clock() - self._began
@@ -104,26 +105,31 @@ class StartPhases:
     def _follow(self, taken_bytes: int) -> None:
         """Take over what vLLM's processes have written."""
         try:
-            phase = self._file.read_text() if self._file is not None else ""
+            lines = self._file.read_text().splitlines() if self._file is not None else []
         except OSError:
             return
-        if phase == LOADING and _is_downloading(self.cache):
-            phase = DOWNLOADING
-        if phase and phase != self._phase:
-            self._before_bytes = taken_bytes
-            self._enter(phase)
+        for line in lines[self._read :]:
+            phase, _, at = line.partition(" ")
+            if phase != self._phase:  # each rank writes its own
+                self._before_bytes = taken_bytes
+                self._enter(phase, float(at))
+        self._read = len(lines)
+        if self._phase in (LOADING, DOWNLOADING):
+            phase = DOWNLOADING if _is_downloading(self.cache) else LOADING
+            if phase != self._phase:
+                self._enter(phase, self.clock())
 
-    def _enter(self, phase: str) -> None:
-        now = self.clock()
-        self.seconds[self._phase] = round(self.seconds.get(self._phase, 0.0) + now - self._changed, 2)
-        self._phase, self._changed = phase, now
+    def _enter(self, phase: str, at: float) -> None:
+        self.seconds[self._phase] = round(self.seconds.get(self._phase, 0.0) + at - self._changed, 2)
+        self._phase, self._changed = phase, at
 
 
-def write_phase(phase: str) -> None:
-    """Called in vLLM's processes: the phase that begins."""
+def write_phase(phase: str, now: float) -> None:
+    """Called in vLLM's processes: the phase that begins; `now`: monotonic seconds, which all processes share."""
     name = os.environ.get(PHASE_FILE)
     if name and os.path.exists(name):
-        Path(name).write_text(phase)
+        with open(name, "a") as file:
+            file.write(f"{phase} {now}\n")
 
 
 def last_start_s(history: Path, model: str) -> float | None:

@@ -44,20 +44,32 @@ def test_a_start_goes_through_the_phases_that_vllms_processes_write(
     phases.begin()
     clock.now += 4
     assert phases.now(2 * GB) == StartReport("environment", 4.0)
-    write_phase("loading")
+    write_phase("loading", clock.now)
     assert phases.now(3 * GB) == StartReport("loading", 4.0, 0.0), "what it had before is not counted"
     clock.now += 2
     assert phases.now(8 * GB) == StartReport("loading", 6.0, 0.5)
     assert phases.now(20 * GB) == StartReport("loading", 6.0, 0.99), "not finished before the next phase"
-    write_phase("warm-up")
+    write_phase("warm-up", clock.now)
     assert phases.now(20 * GB) == StartReport("warm-up", 6.0)
     clock.now += 3
     assert phases.finish() == 9.0
     assert phases.seconds == {"environment": 4.0, "loading": 2.0, "warm-up": 3.0}
     assert phases.now(0) is None
     assert [one.name for one in tmp_path.iterdir()] == ["starts"], "the file is gone"
-    write_phase("compile")  # of a later compilation: nobody follows
+    write_phase("compile", clock.now)  # of a later compilation: nobody follows
     assert [one.name for one in tmp_path.iterdir()] == ["starts"]
+
+
+def test_a_phase_that_nobody_saw_in_time_is_counted_all_the_same(
+    make: Callable[..., StartPhases], clock: Clock
+) -> None:
+    phases = make()
+    phases.begin()
+    for phase, at in (("loading", 101.0), ("memory", 103.0), ("compile", 103.5), ("memory", 104.0)):
+        write_phase(phase, at)
+    clock.now = 106.0
+    assert phases.finish() == 6.0
+    assert phases.seconds == {"environment": 1.0, "loading": 2.0, "memory": 2.5, "compile": 0.5}
 
 
 def test_the_next_start_is_told_how_long_the_last_one_took(
@@ -87,13 +99,13 @@ def test_a_broken_history_and_a_read_only_folder_cost_only_the_comparison(
 
 
 def test_unfinished_files_in_the_cache_are_a_download_with_its_bytes(
-    make: Callable[..., StartPhases], tmp_path: Path
+    make: Callable[..., StartPhases], clock: Clock, tmp_path: Path
 ) -> None:
     blobs = tmp_path / "models--org--a-model" / "blobs"
     blobs.mkdir(parents=True)
     phases = make(cache=blobs.parent)
     phases.begin()
-    write_phase("loading")
+    write_phase("loading", clock.now)
     (blobs / "one").write_bytes(b"1" * 30)
     (blobs / "two.incomplete").write_bytes(b"2" * 12)
     assert phases.now(0) == StartReport("downloading", 0.0, None, 42)
@@ -107,9 +119,12 @@ def test_the_hooks_are_on_vllms_methods_and_are_put_there_once(
     requires("vllm")
     from serve_app.engine.vllm_adapter import phase_hooks
 
+    def written() -> list[str]:
+        return [line.split()[0] for line in Path(os.environ[PHASE_FILE]).read_text().splitlines()]
+
     class Worker:
         def init_device(self, value: int) -> int:
-            assert Path(os.environ[PHASE_FILE]).read_text() == "memory"
+            assert written() == ["memory"]
             return value
 
     phases = make()
@@ -118,7 +133,7 @@ def test_the_hooks_are_on_vllms_methods_and_are_put_there_once(
         phase_hooks.hook(Worker, "init_device", before="memory", after="loading")
     worker: Any = Worker()
     assert worker.init_device(7) == 7
-    assert Path(os.environ[PHASE_FILE]).read_text() == "loading"
+    assert written() == ["memory", "loading"]
     hooked: list[str] = []
     monkeypatch.setattr(phase_hooks, "hook", lambda owner, method, **_: hooked.append(getattr(owner, method).__name__))
     phase_hooks.install()

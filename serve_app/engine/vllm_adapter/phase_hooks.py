@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from typing import Any
 
 from serve_app.engine.start_phases import COMPILE, LOADING, MEMORY, PHASE_FILE, WARM_UP, write_phase
@@ -35,10 +36,10 @@ def hook(owner: Any, method: str, *, before: str = "", after: str = "") -> None:
     @functools.wraps(original)
     def hooked(*arguments: Any, **named: Any) -> Any:
         if before:
-            write_phase(before)
+            write_phase(before, time.monotonic())
         answer = original(*arguments, **named)
         if after:
-            write_phase(after)
+            write_phase(after, time.monotonic())
         return answer
 
     hooked.tells_phase = True  # type: ignore[attr-defined]
