@@ -93,7 +93,8 @@ def deploy(settings: Settings, target: Target, *, wait: bool, timeout_s: float, 
     if resolved.generated:
         console.print(f"API key in {resolved.file}", markup=False, highlight=False, soft_wrap=True)
     if status is not None:
-        console.print(f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip(), markup=False)
+        line = f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip()
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0 if not wait or (status is not None and status["state"] == "running") else 1
 
 

@@ -32,7 +32,7 @@ STYLES = {"running": "green", "unhealthy": "red", "failed": "red", "unreachable"
 def status(state: InstanceState) -> dict[str, Any] | None:
     """The instance as `status --json` prints it; None when nothing runs.
 
-    Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node, address, log}], models
+    Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node, address}], models
     [{name, deployment, state, message, replicas (as routers), target, ongoing, waiting, why}], other_applications
     [{name, state, route}], resources and holders (`serve_app.cluster.local.holders.usage`).
     """

@@ -38,7 +38,7 @@ START = {"phase": "loading", "elapsed_s": 12.3, "share": 0.43, "done_bytes": Non
 
 
 def replica(name: str, state: str = "RUNNING") -> dict[str, Any]:
-    return {"id": name, "state": state, "node": "ab" * 28, "address": "192.168.100.101", "log": ""}
+    return {"id": name, "state": state, "node": "ab" * 28, "address": "192.168.100.101"}
 
 
 STATUS: dict[str, Any] = {

@@ -58,7 +58,6 @@ def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict
                 "state": _enum_value(replica["state"]),
                 "node": replica.get("node_id") or "",
                 "address": replica.get("node_ip") or "",
-                "log": replica.get("log_file_path") or "",
             }
             for replica in deployment["replicas"]
         ],
