@@ -33,8 +33,8 @@ def status(state: InstanceState) -> dict[str, Any] | None:
     """The instance as `status --json` prints it; None when nothing runs.
 
     Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node, address}], models
-    [{name, deployment, state, message, replicas (as routers), target, ongoing, waiting, why}], other_applications
-    [{name, state, route}], resources and holders (`serve_app.cluster.local.holders.usage`).
+    [{name, deployment, state, message, replicas (as routers, and start), target, ongoing, waiting, why}],
+    other_applications [{name, state, route}], resources and holders (`serve_app.cluster.local.holders.usage`).
     """
     instance = state.read()
     if instance is None or not marked(instance.mark):

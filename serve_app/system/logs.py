@@ -28,7 +28,8 @@ _SERVE_FILE = re.compile(rf"replica_{APPLICATION}_(?P<deployment>.+)_(?P<replica
 _OTHER_FILE = re.compile(r"(?P<source>controller|proxy)_.*\.log(\.\d+)?")
 _ACTOR = re.compile(rf"^:actor_name:(?:ServeReplica:{APPLICATION}:(?P<deployment>.+)|(?P<quota>GpuMemoryQuota))$", re.M)
 _MARKED = re.compile(rf"^{REPLICA_MARK}(?P<replica>\w+)$", re.M)
-_RECORD = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|:\w+:")  # the first line of one
+_MARK_LINE = re.compile(r":(job_id|actor_name|task_name|replica):")
+_RECORD = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")  # the first line of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class LogReader:
     def _parts(self) -> Iterator[LogPart]:
         for path, source, replica in self._files():
             text = self._read(path)
-            lines = text.splitlines()
+            lines = [line for line in text.splitlines() if not _MARK_LINE.match(line)]
             if self.wanted.request:
                 lines = list(_about(self.wanted.request, lines))
             yield LogPart(source, replica, str(path), tuple(lines))
