@@ -52,6 +52,7 @@ test-long: lint ## all tests, the long ones too
 	@exec $(BIN)/python -m pytest $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
 
 test-cluster: setup ## `ray up` onto test hosts in namespaces of this machine (root; under 15 minutes on 2 cores)
+	@$(BIN)/python -m tests.requires 'test hosts' vllm redis-server
 	@exec $(BIN)/python -m pytest tests/cluster/test_onprem.py -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
 
 lint: setup ## style and types

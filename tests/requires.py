@@ -2,6 +2,8 @@
 
     requires("gpu")          # in a test, a fixture, or at the top of a test module
 
+    python -m tests.requires "test hosts" vllm    # before a target that was asked for: names all that is missing
+
 Invariant: under `CI=true` nothing but a GPU is ever skipped, so that a green run means that everything ran.
 """
 
@@ -12,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -68,7 +70,7 @@ def _test_hosts() -> str | None:
     if not Path("/usr/sbin/sshd").exists():
         lacking.append("openssh-server")
     if lacking:
-        return f"not installed: {' '.join(lacking)} (Debian packages)"
+        return _not_installed(*lacking)
     allowed = subprocess.run(
         ["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False
     )
@@ -76,7 +78,12 @@ def _test_hosts() -> str | None:
 
 
 def _redis_server() -> str | None:
-    return None if shutil.which("redis-server") else "not installed: redis-server (a Debian package)"
+    return None if shutil.which("redis-server") else _not_installed("redis-server")
+
+
+def _not_installed(*packages: str) -> str:
+    names = " ".join(packages)
+    return f"not installed: {names} (apt-get update && apt-get install -y {names})"
 
 
 # Each says what is lacking, or None.
@@ -118,3 +125,19 @@ def requires(
     lacking = probes[name]()
     if lacking is not None:
         missing(f"requires {name}: {lacking}", fatal=name not in MAY_LACK_IN_CI, environ=environ)
+
+
+def main(names: Sequence[str], probes: Mapping[str, Callable[[], str | None]] = PROBES) -> int:
+    """Print what this machine lacks of `names`, each with its remedy. Returns the exit status: 1 if it lacks any.
+
+    Raises:
+        KeyError: there is no such probe.
+    """
+    lacking = {name: why for name in names if (why := probes[name]()) is not None}
+    for name, why in lacking.items():
+        print(f"requires {name}: {why}", file=sys.stderr)
+    return 1 if lacking else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 from scripts import install, lock
 from serve_app.system import preflight
 from tests.requires import PROBES, requires
+from tests.requires import main as lacks
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -241,6 +243,28 @@ def test_what_is_lacking_is_skipped_here_and_fails_in_ci() -> None:
 
 def test_what_is_there_is_not_skipped() -> None:
     requires("vllm", probes={"vllm": lambda: None}, environ={"CI": "true"})
+
+
+def test_a_target_that_was_asked_for_names_all_that_is_missing_and_fails(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lacking = {"here": lambda: None, "hosts": lambda: "no sshd: apt-get ...", "redis": lambda: "no redis"}
+    assert lacks(["here", "hosts", "redis"], lacking) == 1
+    assert capsys.readouterr().err.splitlines() == ["requires hosts: no sshd: apt-get ...", "requires redis: no redis"]
+    assert lacks(["here"], lacking) == 0
+
+
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    said = PROBES["redis-server"]()
+    assert said == "not installed: redis-server (apt-get update && apt-get install -y redis-server)"
+
+
+def test_make_test_cluster_asks_for_all_that_its_tests_would_be_skipped_without() -> None:
+    recipe = (ROOT / "Makefile").read_text().split("\ntest-cluster:")[1].split("\n\n")[0]
+    (asked,) = re.findall(r"-m tests\.requires (.*)", recipe)
+    wanted = re.findall(r'requires\("([^"]+)"\)', (ROOT / "tests/cluster/test_onprem.py").read_text())
+    assert set(shlex.split(asked)) == set(wanted)
 
 
 def test_every_probe_answers_on_this_machine() -> None:

@@ -1,4 +1,5 @@
-"""The command line: `serve-app up | deploy | export | status | quota | defrag | explain | chat | down`.
+"""The command line: `serve-app up | deploy | export | status | logs | doctor | quota | defrag | explain |
+chat | down`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -18,8 +20,10 @@ from rich.console import Console
 from serve_app import settings as configuration
 from serve_app.cli import chat as talk
 from serve_app.cli import deploy as deploying
+from serve_app.cli import doctor as examining
 from serve_app.cli import explain as explaining
 from serve_app.cli import instances
+from serve_app.cli import logs as reading
 from serve_app.cli import presets as telling
 from serve_app.cli import quota as ledger
 from serve_app.cli import up as running
@@ -28,6 +32,7 @@ from serve_app.errors import BadRequest, ConfigError, ServeAppError
 from serve_app.settings import ProxyLocation, Settings
 
 DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
+LINES, MAX_LINES = 100, 100_000
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_RUNS = 3
@@ -204,8 +209,8 @@ def defrag(
 ) -> None:
     """Free memory for a waiting engine: other engines drain and restart, one at a time; no request is lost."""
     target = deploying.find(address, InstanceState(instance, state_dir))
-    plan = ledger.ask_actor("defrag", target.environment, begin=not plan_only)["plan"]
-    _print({"plan": plan, "begun": plan is not None and not plan_only}, as_json, ledger.show_plan)
+    answer = ledger.ask_actor("defrag", target.environment, begin=not plan_only)
+    _print(answer | {"begun": answer["plan"] is not None and not plan_only}, as_json, ledger.show_plan)
 
 
 @_command
@@ -248,6 +253,21 @@ def presets(
 
 
 @_command
+def doctor(
+    as_json: JsonOption = False,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = running.DEFAULT_PORT,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = LOOPBACK,
+    address: AddressOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Check this machine, the endpoint's port, and the instance or cluster if one runs. Exit status 1 for a failure."""
+    found = examining.as_json(examining.checks(InstanceState(instance, state_dir), address, host, port))
+    _print(found, as_json, examining.show)
+    return EXIT_FAILED if found["state"] == "fail" else 0
+
+
+@_command
 def explain(
     request_id: Annotated[
         str, typer.Argument(help="Of the answer's headers (x-serve-app-request-id, x-request-id), or of its body.")
@@ -261,6 +281,33 @@ def explain(
     """Show how a request ended, and why: its wait, its replica, its tokens, its refusal."""
     endpoint = _endpoint(url, key, instance, state_dir)
     _print(explaining.receipt(endpoint, request_id), as_json, explaining.show)
+
+
+@_command
+def logs(
+    source: Annotated[
+        str, typer.Argument(help="A model, or router, controller, proxy, quota; by default all.", show_default=False)
+    ] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
+    replica: Annotated[str, typer.Option("--replica", help="Of this replica: the beginning of its id.")] = "",
+    request: Annotated[str, typer.Option("--request", help="Lines of routers and engines about this request.")] = "",
+    lines: Annotated[int, typer.Option("--lines", min=1, max=MAX_LINES, help="The last ones of each file.")] = LINES,
+    address: AddressOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Show log lines; of an instance also after its end."""
+    state = InstanceState(instance, state_dir)
+    wanted = reading.wanted_lines(source, replica, request)
+    if address is None and "RAY_ADDRESS" not in os.environ:
+        batches = reading.of_instance(state, wanted, lines, follow=follow)
+    else:
+        batches = reading.of_cluster(deploying.find(address, state), wanted, lines, follow=follow)
+    if reading.show(batches, Console()):
+        return 0
+    hint = f"; `serve-app explain {request}` shows its receipt" if request else ""
+    Console(stderr=True).print(f"there is no such line{hint}", markup=False, highlight=False, soft_wrap=True)
+    return EXIT_FAILED
 
 
 def _print(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any], Console], None]) -> None:

@@ -108,10 +108,12 @@ def deploy(
             if key_before is not None:
                 write_private(target.state.configured_key_file, key_before)
     if status is not None:
-        console.print(f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip(), markup=False)
+        line = f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip()
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
         others = [f"{name} ({state})" for name, state in status["unready"].items() if name not in status["waits"]]
         if others:
-            console.print(f"not ready before, not changed and not waited for: {', '.join(others)}", markup=False)
+            line = f"not ready before, not changed and not waited for: {', '.join(others)}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0 if not wait or (status is not None and not status["waits"]) else 1
 
 

@@ -7,10 +7,9 @@ from typing import Any
 from urllib.parse import quote
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
 
 from serve_app.cli.chat import Endpoint, request, session
+from serve_app.cli.layout import Listing
 
 STYLES = {"ok": "green", "cancelled_queued": "yellow", "cancelled_running": "yellow"}  # by outcome; others are red
 
@@ -28,7 +27,8 @@ def receipt(endpoint: Endpoint, request_id: str) -> dict[str, Any]:
 
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Print a receipt: the first line says how the request ended, the others why."""
+    listing = Listing(console)
     first, *others = found["story"]
-    console.print(Text(first, style=STYLES.get(found["outcome"], "red")))
+    listing.say(first, style=STYLES.get(found["outcome"], "red"))
     for line in others:
-        console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+        listing.say(line, indent=1)

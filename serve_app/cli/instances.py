@@ -5,11 +5,13 @@ Invariant: `down` leaves no process of the instance and may be repeated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from serve_app.cli.layout import Listing
+from serve_app.cli.progress import start_text
 from serve_app.cluster.local import (
     FIXED,
     SHUTDOWN_QUESTION_S,
@@ -24,14 +26,16 @@ from serve_app.system import ask_to_end, end_marked, marked, start_ticks
 
 STATUS_FRESH_S = 12.0  # `up` writes its state every 5 s; if it is older than this, Serve is asked
 SUPERVISOR_STOP_S = 75.0  # above all waits of `up` when it ends
+STYLES = {"running": "green", "unhealthy": "red", "failed": "red", "unreachable": "red"}  # by state
 
 
 def status(state: InstanceState) -> dict[str, Any] | None:
     """The instance as `status --json` prints it; None when nothing runs.
 
-    Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node}], models [{name,
-    deployment, state, message, replicas [{id, state, node}], target, ongoing, waiting, why}], unready {deployment:
-    state}.
+    Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node, address}], models
+    [{name, deployment, state, message, replicas (as routers, and start), target, ongoing, waiting, why}],
+    other_applications [{name, state, route}], resources and holders (`serve_app.cluster.local.holders.usage`),
+    unready {deployment: state}.
     """
     instance = state.read()
     if instance is None or not marked(instance.mark):
@@ -62,31 +66,62 @@ def _order(what: str, state: InstanceState, instance: Instance) -> dict[str, Any
     return None if environment is None else {"do": what, "environment": environment, "models": list(instance.models)}
 
 
-def show(found: dict[str, Any], console: Console) -> None:
-    """`status` as a table."""
-    console.print(f"{found['instance']}: {found['state']} at {found['url']}", markup=False, highlight=False)
+def show(found: Mapping[str, Any], console: Console) -> None:
+    """Print `status`: the instance, each model with its replicas, and who else uses the cluster."""
+    listing = Listing(console)
+    record = ("instance", found["instance"], found["state"], found["url"], found["api_key_file"] or "")
+    listing.say(
+        f"{found['instance']}: {found['state']} at {found['url']}", record, style=STYLES.get(found["state"], "")
+    )
     if found["message"]:
-        console.print(found["message"], markup=False, highlight=False, soft_wrap=True)
-    table = Table("model", "deployment", "state", "ongoing", "waiting", "replica", "", "node")
+        listing.say(found["message"], ("message", found["message"]), style="yellow")
     for model in found["models"]:
-        running = sum(replica["state"] == "RUNNING" for replica in model["replicas"])
-        state = f"{model['state']} {running}/{model['target']}"
-        counts = ("-" if model[what] is None else str(model[what]) for what in ("ongoing", "waiting"))
-        first = (model["name"], model["deployment"], state, *counts)
-        for index, replica in enumerate(model["replicas"] or [{"id": "-", "state": "-", "node": "-"}]):
-            table.add_row(
-                *(first if index == 0 else ("",) * len(first)), replica["id"], replica["state"], replica["node"][:12]
-            )
-    for replica in found["routers"]:
-        table.add_row("", "Router", "", "", "", replica["id"], replica["state"], replica["node"][:12])
-    if table.row_count:
-        console.print(table)
-    for model in found["models"]:
-        if model["why"] != FIXED:
-            why = f"{model['name']}: {model['target']} replicas: {model['why']}"
-            console.print(why, markup=False, highlight=False, soft_wrap=True)
+        _show_model(listing, model)
+    if found["routers"]:
+        listing.say("routers", ())
+        _show_replicas(listing, "router", found["routers"])
+    _show_others(listing, found)
     if found["api_key_file"]:
-        console.print(f"API key in {found['api_key_file']}", markup=False, highlight=False, soft_wrap=True)
+        listing.say(f"API key in {found['api_key_file']}", ())
+
+
+def _show_model(listing: Listing, model: Mapping[str, Any]) -> None:
+    running = f"{sum(replica['state'] == 'RUNNING' for replica in model['replicas'])}/{model['target']}"
+    load = ["" if model[what] is None else str(model[what]) for what in ("ongoing", "waiting")]
+    parts = [model["name"], f"{model['state']} {running}"]
+    parts += [f"{count} {what}" for count, what in zip(load, ("ongoing", "waiting"), strict=True) if count]
+    why = "" if model["why"] == FIXED else model["why"]
+    listing.flow(parts, ("model", model["name"], model["deployment"], model["state"], running, *load, why))
+    _show_replicas(listing, "replica", model["replicas"], (model["name"],))
+    if why:
+        listing.say(f"{model['target']} wanted: {why}", (), indent=1)
+
+
+def _show_replicas(
+    listing: Listing, kind: str, replicas: Sequence[Mapping[str, Any]], under: Sequence[str] = ()
+) -> None:
+    columns = ("replica", "state", "node", "start")
+    starts = [one.get("start") for one in replicas]
+    rows = [
+        (one["id"], one["state"], one.get("address") or one["node"], "" if start is None else start_text(start))
+        for one, start in zip(replicas, starts, strict=True)
+    ]
+    listing.table(kind, columns, rows, under=under, headed=False, indent=1)
+
+
+def _show_others(listing: Listing, found: Mapping[str, Any]) -> None:
+    """What the cluster holds beside the application, and who has its CPUs and GPUs."""
+    others = found.get("other_applications", ())
+    if others:
+        listing.say("other applications of Serve", ())
+        rows = [(one["name"], one["state"], one["route"]) for one in others]
+        listing.table("application", ("name", "state", "route"), rows, headed=False, indent=1)
+    for name, one in found.get("resources", {}).items():
+        if one["total"]:
+            used, total = f"{one['used']:g}", f"{one['total']:g}"
+            listing.say(f"{used} of {total} {name}s are held", ("resource", name, used, total))
+    held = [(one["kind"], one["owner"], f"{one['CPU']:g}", f"{one['GPU']:g}") for one in found.get("holders", ())]
+    listing.table("holder", ("held by", "owner", "CPUs", "GPUs"), held, indent=1)
 
 
 def down(state: InstanceState) -> bool:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+GB = 1e9
 HEARTBEAT_S = 15.0  # without a terminal: how often a long phase prints a line
 REFRESH_PER_SECOND = 8  # of the spinner; more costs CPU that the engine needs
 
@@ -95,9 +96,33 @@ def replica_states(status: Mapping[str, Any]) -> str:
     for model in status["models"]:
         states = [replica["state"] for replica in model["replicas"]]
         ready = states.count("RUNNING")
-        others = sorted({state.lower().replace("_", " ") for state in states if state != "RUNNING"})
+        others = sorted({_state(replica) for replica in model["replicas"] if replica["state"] != "RUNNING"})
         rest = f" ({', '.join(others)})" if others else ""
         parts.append(f"{model['name']} {ready}/{model['target']}{rest}")
     if status["routers"]:
         parts.append(f"router {sum(replica['state'] == 'RUNNING' for replica in status['routers'])}")
     return "  ".join(parts)
+
+
+def _state(replica: Mapping[str, Any]) -> str:
+    start = replica.get("start")
+    return replica["state"].lower().replace("_", " ") if start is None else start_text(start, steps=True)
+
+
+def start_text(start: Mapping[str, Any], *, steps: bool = False) -> str:
+    """A start's phase, how far it is, its seconds and the last start's: `loading 43%, 12 s, last start 31 s`.
+
+    Args:
+        steps: without its seconds, and the share in steps of ten, so that a log gets few lines.
+    """
+    parts = [start["phase"]]
+    if start["share"] is not None:
+        percent = int(100 * start["share"])
+        parts[0] += f" {percent // 10 * 10 if steps else percent}%"
+    if start["done_bytes"] is not None:
+        parts[0] += f" {start['done_bytes'] / GB:.{1 if steps else 2}f} GB"
+    if not steps:
+        parts.append(f"{start['elapsed_s']:.0f} s")
+    if start["last_s"] is not None:
+        parts.append(f"last start {start['last_s']:.0f} s")
+    return ", ".join(parts)

@@ -1,20 +1,20 @@
-"""`serve-app quota`: prints the ledger of GPU memory as tables or JSON."""
+"""`serve-app quota`: prints the ledger of GPU memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from serve_app.cli.layout import Listing
 from serve_app.cluster.local import ask
 from serve_app.errors import Unavailable
 
 GB = 1e9
 SIZES = ("total", "reserved", "granted", "free")
+ENGINE_COLUMNS = ("replica", "model", "state", "granted", "measured", "KV tokens", "routers", "sessions", "in use")
+QUEUE_COLUMNS = ("queue of", "class", "waiting", "tokens", "granted", "comes free", "longest wait", "most waiting")
 
 
 def ask_actor(what: str, environment: Mapping[str, str], **options: Any) -> dict[str, Any]:
@@ -35,67 +35,85 @@ def ask_actor(what: str, environment: Mapping[str, str], **options: Any) -> dict
 
 def show_plan(found: Mapping[str, Any], console: Console) -> None:
     """Print the `plan`, and whether it is `begun`."""
+    listing, device = Listing(console), _device_names(found.get("addresses", {}))
     plan = found["plan"]
     if plan is None:
-        console.print("Nothing to do: no engine waits for memory, or no restart would free enough.")
+        listing.say("Nothing to do: no engine waits for memory, or no restart would free enough.")
         return
     waits = plan["waits"]
     wanted = f"{waits['ranks']} x {_gb(waits['least_bytes'])}"
-    console.print(f"{waits['owner']} of {waits['model']} waits for {wanted}", markup=False, highlight=False)
-    table = Table("step", "replica", "model", "drains on", "expected on", "to load")
-    for number, step in enumerate(plan["steps"], start=1):
-        places = (", ".join(map(_short, step[name])) for name in ("source", "target"))
-        table.add_row(str(number), step["owner"], step["model"], *places, _gb(step["bytes_to_move"]))
-    console.print(table)
-    console.print("Begun: one replica at a time." if found["begun"] else "Only planned; `serve-app defrag` does it.")
+    record = ("waits", waits["owner"], waits["model"], str(waits["ranks"]), _gb(waits["least_bytes"]))
+    listing.say(f"{waits['owner']} of {waits['model']} waits for {wanted}", record)
+    rows = [
+        (
+            str(number),
+            step["owner"],
+            step["model"],
+            *(", ".join(map(device, step[name])) for name in ("source", "target")),
+            _gb(step["bytes_to_move"]),
+        )
+        for number, step in enumerate(plan["steps"], start=1)
+    ]
+    listing.table("step", ("step", "replica", "model", "drains on", "expected on", "to load"), rows)
+    listing.say("Begun: one replica at a time." if found["begun"] else "Only planned; `serve-app defrag` does it.", ())
 
 
 def show(found: Mapping[str, Any], console: Console) -> None:
-    """Print the figures as tables."""
-    say = partial(console.print, markup=False, highlight=False)
-    sizes = "  ".join(f"{name} {_gb(found[f'{name}_bytes'])}" for name in SIZES)
-    rebuilt = "  (the ledger is being rebuilt)" if found["recovering"] else ""
-    say(f"{sizes}  fragmentation {found['fragmentation']:.2f}{rebuilt}")
+    """Print the figures: devices, engines, queues, sessions, and a sentence for each wait, reservation and alarm."""
+    listing, device = Listing(console), _device_names(found.get("addresses", {}))
+    sizes = [_gb(found[f"{name}_bytes"]) for name in SIZES]
+    parts = [f"{name} {size}" for name, size in zip(SIZES, sizes, strict=True)]
+    parts.append(f"fragmentation {found['fragmentation']:.2f}")
+    if found["recovering"]:
+        parts.append("(the ledger is being rebuilt)")
+    listing.flow(parts, ("memory", *sizes, f"{found['fragmentation']:.2f}"))
     if found["fragmented"]:
         share = f"{found['fragmentation']:.0%} of what is free lies where the models here do not fit"
-        say(f"{share}; `serve-app defrag` frees memory for one that waits", style="yellow")
-    devices = Table("device", *SIZES, "%")
-    for one in found["devices"]:
-        amounts = (_gb(one[f"{name}_bytes"]) for name in SIZES)
-        devices.add_row(_short(one["device"]), *amounts, f"{one['percent']:.0f}")
-    console.print(devices)
-    engines = Table("replica", "model", "state", "granted", "measured", "KV tokens", "routers", "sessions", "in use")
-    for one in found["engines"]:
-        measured = "" if one["measured_bytes"] is None else _gb(one["measured_bytes"])
-        tokens = (str(one[name]) for name in ("kv_tokens", "kv_tokens_routers", "kv_tokens_sessions", "kv_tokens_used"))
-        engines.add_row(one["replica"], one["model"] or "", one["state"], _gb(one["granted_bytes"]), measured, *tokens)
-    console.print(engines)
-    queues = _queues_table(found["lines"])
-    if queues.row_count:
-        console.print(queues)
+        _note(listing, "fragmented", f"{share}; `serve-app defrag` frees memory for one that waits", "yellow")
+    devices = [
+        (device(one["device"]), *(_gb(one[f"{name}_bytes"]) for name in SIZES), f"{one['percent']:.0f}")
+        for one in found["devices"]
+    ]
+    listing.table("device", ("device", *SIZES, "%"), devices)
+    listing.table("engine", ENGINE_COLUMNS, map(_engine, found["engines"]))
+    listing.table("queue", QUEUE_COLUMNS, _queues(found["lines"]))
+    for kind, text, style in _notes(found, device):
+        _note(listing, kind, text, style)
+    sessions = [
+        (*(str(one[name]) for name in ("session", "model", "replica", "asked", "tokens")), f"{one['expires_in_s']} s")
+        for one in found["sessions"]
+    ]
+    listing.table("session", ("session", "model", "replica", "asked", "KV tokens", "ends in"), sessions)
+
+
+def _note(listing: Listing, kind: str, text: str, style: str) -> None:
+    listing.say(text, (kind, text), style=style)
+
+
+def _notes(found: Mapping[str, Any], device: Callable[[str], str]) -> Iterator[tuple[str, str, str]]:
+    """Kind, text and style of what is to be said of waits, reservations and alarms."""
     for one in found["waiting"]:
         why = f"blocked: memory, for {one['waits_s']:.0f} s: {one['why']}"
-        say(f"{one['replica']} of {one['model']}: {why}", style="yellow")
+        yield "waiting", f"{one['replica']} of {one['model']}: {why}", "yellow"
     for one in found["kept"]:
         whose = one["replica"] or (f"the restart of {one['after']}" if one["after"] else "its next start")
-        say(f"{one['model']}: {_gb(one['bytes'])} of {_short(one['device'])} are kept for {whose}")
+        yield "kept", f"{one['model']}: {_gb(one['bytes'])} of {device(one['device'])} are kept for {whose}", ""
     for one in found["short"]:
-        say(f"{one['model']}: no more replicas: {one['why']}", style="yellow")
+        yield "short", f"{one['model']}: no more replicas: {one['why']}", "yellow"
     for one in found["alarms"]:
-        memory = f"{_gb(one['measured_bytes'])} of {_gb(one['granted_bytes'])} granted on {_short(one['device'])}"
+        memory = f"{_gb(one['measured_bytes'])} of {_gb(one['granted_bytes'])} granted on {device(one['device'])}"
         drains = "; it drains" if one["replica"] in found["draining"] else ""
-        say(f"{one['replica']} of {one['model']} uses {memory}{drains}", style="red")
-    if found["sessions"]:
-        sessions = Table("session", "model", "replica", "asked", "KV tokens", "ends in")
-        for one in found["sessions"]:
-            texts = (str(one[name]) for name in ("session", "model", "replica", "asked", "tokens"))
-            sessions.add_row(*texts, f"{one['expires_in_s']} s")
-        console.print(sessions)
+        yield "alarm", f"{one['replica']} of {one['model']} uses {memory}{drains}", "red"
 
 
-def _queues_table(queues: Sequence[Mapping[str, Any]]) -> Table:
-    """The waiting requests by model and class, and the tenants with most of them."""
-    table = Table("queue of", "class", "waiting", "tokens", "granted", "comes free", "longest wait", "most waiting")
+def _engine(one: Mapping[str, Any]) -> tuple[str, ...]:
+    measured = "" if one["measured_bytes"] is None else _gb(one["measured_bytes"])
+    tokens = (str(one[name]) for name in ("kv_tokens", "kv_tokens_routers", "kv_tokens_sessions", "kv_tokens_used"))
+    return one["replica"], one["model"] or "", one["state"], _gb(one["granted_bytes"]), measured, *tokens
+
+
+def _queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The waiting requests by model and class, and the tenant with most of them."""
     for one in queues:
         most = max(one["tenants"], key=lambda name: one["tenants"][name]["waiting"], default="")
         for name, level in reversed(one["classes"].items()):
@@ -103,15 +121,19 @@ def _queues_table(queues: Sequence[Mapping[str, Any]]) -> Table:
                 rate = level["drain_slots_per_s"]
                 free = "" if rate is None else f"{rate:.1f}/s"
                 counts = (str(level[what]) for what in ("waiting", "waiting_tokens", "granted"))
-                table.add_row(one["model"], name, *counts, free, f"{one['oldest_wait_s']:.1f} s", escape(most))
-    return table
+                yield one["model"], name, *counts, free, f"{one['oldest_wait_s']:.1f} s", most
 
 
 def _gb(size: int) -> str:
     return f"{size / GB:.2f} GB"
 
 
-def _short(device: str) -> str:
-    """A device's key with the node's id shortened to a distinct prefix."""
-    node, _, index = device.rpartition("/")
-    return f"{node[:8]}/{index}"
+def _device_names(addresses: Mapping[str, str]) -> Callable[[str], str]:
+    """Names for devices' keys: the node's address instead of its id, where it tells the node."""
+
+    def name(device: str) -> str:
+        node, _, index = device.rpartition("/")
+        address = addresses.get(node, "")
+        return f"{address}/{index}" if list(addresses.values()).count(address) == 1 else device
+
+    return name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import signal
 import time
@@ -116,7 +117,8 @@ class _Session:
             self._announce(cluster)
             self._watch()
         except ServeAppError as error:
-            self._console.print(Text(f"error: {error.message}", "red"), soft_wrap=True)
+            message = with_kept_logs(error.message, self._state)
+            self._console.print(Text(f"error: {message}", "red"), soft_wrap=True)
         return 1
 
     def take_down(self) -> None:
@@ -255,6 +257,14 @@ class _Session:
                 elif line != shown:
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
                 shown = line
+
+
+def with_kept_logs(message: str, state: InstanceState) -> str:
+    """The message with the paths that log files will have once the instance has ended."""
+    instance = state.read()
+    if instance is None or not instance.run_dir:
+        return message
+    return re.sub(re.escape(instance.run_dir) + r"/ray/session_[^/]+/logs", str(state.logs / "ray"), message)
 
 
 def curl_line(url: str, key: str | None, settings: Settings) -> str:

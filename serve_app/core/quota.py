@@ -121,7 +121,9 @@ class Quota:
             raise
         if report.owner in self.ledger:  # stored without what changes every second
             holds = self.ledger.lease(report.owner).holds
-            lasting = replace(report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="")
+            lasting = replace(
+                report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="", start=None
+            )
             self.checkpoint.put((EntryKind.ENGINE, report.owner), lasting)
             self._open_slots(report, now)
         return reply

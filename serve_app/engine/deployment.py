@@ -19,12 +19,16 @@ import msgspec
 import ray.util
 
 from serve_app.engine import environment, rank_layout
-from serve_app.engine.grant_request import GrantRequest
+from serve_app.engine.grant_request import GrantRequest, cache_folder, replica_name, weights_bytes
 from serve_app.engine.memory_grant import MemoryGrant
+from serve_app.engine.start_failure import start_failure
+from serve_app.engine.start_phases import StartPhases
+from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
 from serve_app.settings import ModelSettings, QuotaSettings
+from serve_app.system import mark_log
 from serve_app.transport import (
     NO_SLOTS,
     EngineBackend,
@@ -75,29 +79,41 @@ class EngineReplica:
         # Serve awaits it. On the class, the garbage collector would call it, too, and await nothing.
         self.__del__ = self.shutdown
         self._settings = ModelSettings.model_validate(settings)
+        mark_log(replica_name())
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
         self.wire = TcpServer(self.run, ray.util.get_node_ip_address())
         sys.setswitchinterval(THREAD_SWITCH_S)
+        self._phases = self._start_phases()
         self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
         self._grant = None if quota is None else await self._obtain(QuotaSettings.model_validate(quota))
-        self.backend = make_backend(self._settings)
-        started = time.monotonic()
-        info = await self.backend.start()
+        self._phases.begin()
+        try:
+            self.backend = make_backend(self._settings)
+            info = await self.backend.start()
+        except Exception as error:
+            raise start_failure(self._settings.name, error) from error
+        start_s = self._phases.finish()
         if self._grant is not None:
             self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
-        self.engine_info = msgspec.structs.replace(info, start_s=time.monotonic() - started)
+        self.engine_info = msgspec.structs.replace(info, start_s=start_s)
         if self.draining is None:
             self.wire.set_slots(info.slots)
         self.watching = asyncio.create_task(self._watch())
         logger.info(
-            "engine %s ready after %.1f s: %d KV tokens, %d slots, max length %d",
+            "engine %s ready after %.1f s%s: %s; %d KV tokens, %d slots, max length %d",
             self.engine_info.model,
-            self.engine_info.start_s,
+            start_s,
+            "" if self._phases.last_s is None else f" (last start {self._phases.last_s:.1f} s)",
+            ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self._phases.seconds.items()),
             self.engine_info.kv_cache_tokens,
             self.engine_info.slots,
             self.engine_info.max_model_len,
         )
+
+    def _start_phases(self) -> StartPhases:
+        settings, history = self._settings, default_root().parent / "starts"
+        return StartPhases(settings.name, history, time.monotonic, weights_bytes(settings), cache_folder(settings))
 
     async def _watch(self) -> None:
         """Detect the death of an idle engine sooner than Serve's next health check."""
@@ -114,7 +130,7 @@ class EngineReplica:
         def drain() -> None:
             loop.call_soon_threadsafe(self.drain)
 
-        grant = request.grant(ranks, self._on_grant_lost, drain)
+        grant = request.grant(ranks, self._on_grant_lost, drain, self._phases.now)
         hold = (await grant.obtain(quota.wait_s))[0]
         request.restrict_to_device(hold)
         together = self._settings.ranks // len(ranks)

@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 from ray import serve
 
-from serve_app.core.memory import EngineReport, Hold, Rank
+from serve_app.core.memory import EngineReply, EngineReport, Hold, Rank, StartReport
 from serve_app.engine.engine_args import gpus_per_rank, model_path
 from serve_app.engine.environment import Platform
 from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
@@ -51,8 +51,14 @@ class GrantRequest:
             return tuple(Rank(node) for node in nodes for _ in range(self.settings.ranks // len(nodes)))
         return (Rank(here, int(ray.get_gpu_ids()[0]) if gpus == 1 else None),)
 
-    def grant(self, ranks: tuple[Rank, ...], lost: Callable[[str], None], drain: Callable[[], None]) -> MemoryGrant:
-        """A grant that is not requested yet, see `MemoryGrant.obtain`. `lost`, `drain`: see `MemoryGrant`.
+    def grant(
+        self,
+        ranks: tuple[Rank, ...],
+        lost: Callable[[str], None],
+        drain: Callable[[], None],
+        start: Callable[[int], StartReport | None],
+    ) -> MemoryGrant:
+        """A grant that is not requested yet, see `MemoryGrant.obtain`. `lost`, `drain`, `start`: see `MemoryGrant`.
 
         Raises:
             ConfigError: no setting determines how much memory the engine needs.
@@ -62,7 +68,7 @@ class GrantRequest:
         wanted_bytes, least_bytes = memory_request(settings, self.platform, weights_bytes(settings), smallest_bytes)
         together = settings.ranks // len(ranks)
         report = EngineReport(
-            owner=_replica_name(),
+            owner=replica_name(),
             model=settings.name,
             ranks=ranks,
             wanted_bytes=wanted_bytes * together,
@@ -72,7 +78,11 @@ class GrantRequest:
         here = ray.get_runtime_context().get_node_id()
         meter = MemoryMeter(here, gpus=bool(gpus_per_rank(settings, self.platform)))
         stall_s = LOAD_STALL_S + (settings.simulated.start_s if settings.engine == "simulated" else 0.0)
-        return MemoryGrant(report, lambda told: self.actor.engine(told, ANSWER_S), AWAY, lost, drain, meter, stall_s)
+
+        def send(told: EngineReport) -> EngineReply:
+            return self.actor.engine(told, ANSWER_S)
+
+        return MemoryGrant(report, send, AWAY, lost, drain, meter, stall_s, start=start)
 
     def restrict_to_device(self, hold: Hold) -> None:
         """Make only the device of its GPU share visible to this process and the engine it starts."""
@@ -137,7 +147,17 @@ def weights_bytes(settings: ModelSettings) -> int:
     return sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
 
 
-def _replica_name() -> str:
+def cache_folder(settings: ModelSettings) -> Path | None:
+    """The model's folder in Hugging Face's cache; None: it is a folder of its own, or simulated."""
+    if settings.engine == "simulated" or Path(model_path(settings)).is_dir():
+        return None
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=settings.path, repo_type="model")
+
+
+def replica_name() -> str:
     try:
         return serve.get_replica_context().replica_id.unique_id
     except serve.exceptions.RayServeException:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import psutil
 import pynvml
 
-from serve_app.core.memory import EngineReply, EngineReport, Hold, Process
+from serve_app.core.memory import EngineReply, EngineReport, Hold, Process, StartReport
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
 from serve_app.system import start_ticks
@@ -109,6 +109,7 @@ class MemoryGrant:
         meter: measures this process.
         stall_s: how long the engine may load without any progress; after that, `lost` is called.
         clock: monotonic seconds.
+        start: how far the engine's start is, for the bytes that it has taken.
     """
 
     report: EngineReport
@@ -119,6 +120,7 @@ class MemoryGrant:
     meter: MemoryMeter
     stall_s: float = LOAD_STALL_S
     clock: Callable[[], float] = time.monotonic
+    start: Callable[[int], StartReport | None] = lambda taken_bytes: None
 
     def __post_init__(self) -> None:
         self._progress = StallDetector(self.stall_s)
@@ -209,4 +211,5 @@ class MemoryGrant:
             failed="" if stalled_s is None else f"loading has made no progress for {stalled_s:.0f} s",
             processes=((self.meter.node, processes),),
             measured_bytes=measured,
+            start=self.start(sum(size or 0 for size in measured)) if loading else None,
         )

@@ -33,6 +33,7 @@ def install() -> None:
     if parent is None or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return
     threading.Thread(target=_watch, args=(parent.sentinel,), name=_THREAD_NAME, daemon=True).start()
-    from serve_app.engine.vllm_adapter import mask_budget  # our other patch of vLLM's processes
+    from serve_app.engine.vllm_adapter import mask_budget, phase_hooks  # our other patches of vLLM's processes
 
     mask_budget.install()
+    phase_hooks.install()

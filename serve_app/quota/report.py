@@ -39,6 +39,7 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         "draining": core.grants.draining(),
         "devices": devices,
         "engines": [_engine(core, lease) for lease in core.ledger.leases(LeaseKind.ENGINE)],
+        "starting": _starting(core),
         "waiting": [_waiting(one) for one in core.grants.blocked(now)],
         "kept": [
             {
@@ -70,6 +71,12 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         "lines": [_model_queue(core, model, now) for model in sorted(core.queue.granting.models)],
         "overdrawn_tokens": core.queue.accounts.overdrawn,
     }
+
+
+def _starting(core: Quota) -> list[dict[str, Any]]:
+    """How far the start of each engine that loads is."""
+    reports = filter(None, map(core.grants.last_report, core.grants.owners()))
+    return [{"replica": one.owner, "model": one.model, **asdict(one.start)} for one in reports if one.start is not None]
 
 
 def _waiting(one: BlockedEngine) -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""The machine: its packages, processes, the environment of Ray's processes, HAProxy.
+"""The machine: its packages, processes, log files, the environment of Ray's processes, HAProxy.
 
 Decides: whether the machine can run the project, and the environment of Ray's and HAProxy's processes.
 In: /proc, PATH, sysfs, Serve's HAProxy configuration. Out: processes, environments, a corrected configuration.
 Never: imports Ray; `preflight` is a script for any Python 3 and imports only the standard library.
 """
 
-from serve_app.system import environment
+from serve_app.system import doctor, environment
+from serve_app.system.doctor import Check
 from serve_app.system.haproxy import FallbackHaproxy
+from serve_app.system.logs import LOG_SOURCES, LogFilter, LogPart, LogReader, mark_log
 from serve_app.system.processes import (
     Listener,
     ask_to_end,
@@ -21,17 +23,24 @@ from serve_app.system.processes import (
 from serve_app.system.tls import TLS_VARIABLES, Certificate, Tls
 
 __all__ = [
+    "LOG_SOURCES",
     "TLS_VARIABLES",
     "Certificate",
+    "Check",
     "FallbackHaproxy",
     "Listener",
+    "LogFilter",
+    "LogPart",
+    "LogReader",
     "Tls",
     "ask_to_end",
     "await_start",
+    "doctor",
     "end_marked",
     "environment",
     "holder_of",
     "listening_ports",
+    "mark_log",
     "marked",
     "spawn",
     "start_ticks",

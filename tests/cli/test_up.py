@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from serve_app.cli import up as module
-from serve_app.cli.up import UpOptions, up
-from serve_app.cluster.local import InstanceState, node
+from serve_app.cli.up import UpOptions, up, with_kept_logs
+from serve_app.cluster.local import Instance, InstanceState, node
 from serve_app.errors import Unavailable
 from serve_app.settings import Settings, parse
 from serve_app.system import marked
@@ -241,6 +241,15 @@ def test_an_application_that_fails_is_reported_and_cleaned_up(terminal: Terminal
     assert "error: the application did not start: engine-tiny: ValueError: the weights are missing" in terminal.text
     assert "✗ Loading tiny" in terminal.text
     assert marked(terminal.mark) == []
+
+
+def test_a_log_is_named_by_the_place_where_it_will_be_kept(tmp_path: Path) -> None:
+    state = InstanceState("one", tmp_path)
+    state.create()
+    said = "failed; log: /tmp/sa-1/ray/session_2026-11-25_1/logs/worker-7.err"
+    assert with_kept_logs(said, state) == said
+    state.write(Instance("one", "mark", "/tmp/sa-1", "127.0.0.1", 8000))
+    assert with_kept_logs(said, state) == f"failed; log: {state.logs}/ray/worker-7.err"
 
 
 @pytest.mark.parametrize(

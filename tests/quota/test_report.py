@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from serve_app.cli.progress import replica_states
 from serve_app.cli.quota import show
 from serve_app.cluster.local import status
-from serve_app.core.memory import Device, EngineReport, Rank, SessionRequest, Start, StartsRequest
+from serve_app.core.memory import Device, EngineReport, Rank, SessionRequest, Start, StartReport, StartsRequest
 from serve_app.core.queue import Arrival
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
@@ -122,10 +123,23 @@ def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> Non
 
 def test_status_says_nothing_of_replicas_that_have_left_or_of_other_models(core: Quota) -> None:
     found = figures(core, 2.0)
-    assert status.with_memory_waits(state("another"), found) == state("another")
+    another = status.with_memory_waits(state("another"), found)
+    assert (another["message"], another["models"][0]["message"]) == ("", "")
     other = state("w")
     other["models"][0]["name"] = "other"
-    assert status.with_memory_waits(other, found) == other
+    assert status.with_memory_waits(other, found)["message"] == ""
+
+
+def test_status_has_how_far_the_start_of_each_replica_is(core: Quota) -> None:
+    start = StartReport("loading", 12.0, 0.43, None, 31.0)
+    core.on_engine(EngineReport("x", "m", (Rank("n", 1),), GB, GB, start=start), 1.0)
+    (told,) = json.loads(json.dumps(figures(core, 2.0)))["starting"]
+    assert (told["replica"], told["phase"], told["share"], told["last_s"]) == ("x", "loading", 0.43, 31.0)
+    found = status.with_memory_waits(state("x", "e"), figures(core, 2.0))
+    assert [one["start"] and one["start"]["phase"] for one in found["models"][0]["replicas"]] == ["loading", None]
+    assert replica_states(found | {"models": [found["models"][0] | {"target": 2}]}) == (
+        "big 0/2 (loading 40%, last start 31 s, starting)"
+    )
 
 
 def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(core: Quota) -> None:
@@ -191,9 +205,12 @@ def test_a_line_shows_who_waits_who_has_what_and_who_hands_in(core: Quota) -> No
 
 
 def test_who_waits_for_a_place_is_in_the_tables_of_serve_app_quota(core: Quota) -> None:
-    quiet, busy = (Console(width=200, record=True, file=io.StringIO()) for _ in range(2))
-    show(figures(core, 2.0), quiet)
-    show(figures(with_line(core), 2.0), busy)
-    rows = [row.split() for row in busy.export_text().splitlines() if " 0.5 s " in row]
-    assert [(row[1], row[3], row[5]) for row in rows] == [("m", "high", "2"), ("m", "low", "1")]
-    assert "line of" not in quiet.export_text()
+    quiet, busy = io.StringIO(), io.StringIO()
+    show(figures(core, 2.0), Console(file=quiet))
+    show(figures(with_line(core), 2.0), Console(file=busy))
+    rows = [line.split("\t") for line in busy.getvalue().splitlines() if line.startswith("queue\t")]
+    assert [(row[1], row[2], row[3], row[7]) for row in rows] == [
+        ("m", "high", "2", "0.5 s"),
+        ("m", "low", "1", "0.5 s"),
+    ]
+    assert "queue\t" not in quiet.getvalue()

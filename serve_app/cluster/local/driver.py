@@ -16,16 +16,20 @@ from typing import Any
 import ray
 from ray import serve
 from ray._private import ray_constants, services
+from ray._private import worker as ray_worker
 from ray._private.state import available_resources_per_node
+from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID
 from ray.serve.context import _disconnect, _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 from ray.util import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from serve_app.cluster.local import status
+from serve_app.cluster.local import holders, status
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
 from serve_app.errors import Unavailable
@@ -33,9 +37,11 @@ from serve_app.names import APPLICATION, MARK
 from serve_app.quota import client as quota_actor
 from serve_app.ray_adapter import quiet_router_thread
 from serve_app.settings import as_change, with_other_applications
+from serve_app.system import LogFilter, LogPart, LogReader
 
 ANSWER_S = 5.0  # the controller answers within milliseconds; without its numbers the state is still reported
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
+LOGS_S = 30.0  # a reader's process starts within seconds
 RELEASE_S = 10.0  # the GCS asks all nodes in parallel
 HEAD_RESOURCE = "node:__internal_head__"  # a resource that only Ray's head has
 NAMESPACE = "serve_app"
@@ -155,10 +161,33 @@ def application_status(models: Sequence[str]) -> dict[str, Any]:
     _explain(details)
     models = status.declared_models(details) or models
     state = status.describe(details, models, _reported_series(client, details))
+    state |= {"other_applications": holders.other_applications(details), **_usage()}
     try:
         return status.with_memory_waits(state, ask_quota("figures"))
     except Unavailable:  # without the actor, memory waits are unknown
         return state
+
+
+def _usage() -> dict[str, Any]:
+    groups = placement_group_table().values()
+    return holders.usage(_actors(), groups, ray.cluster_resources(), ray.available_resources())
+
+
+def _actors() -> list[holders.ActorHold]:
+    """The living actors outside of placement groups. Private in Ray; its public list needs the dashboard."""
+    table = global_state._connect_and_get_accessor().get_actor_table(None, "ALIVE")
+    actors = [ActorTableData.FromString(entry) for entry in table]
+    return [
+        holders.ActorHold(
+            name=actor.name,
+            class_name=actor.class_name,
+            namespace=actor.ray_namespace,
+            job=actor.job_id.hex(),
+            resources=dict(actor.required_resources),
+        )
+        for actor in actors
+        if actor.required_resources and not actor.placement_group_id
+    ]
 
 
 def _explain(details: Mapping[str, Any]) -> None:
@@ -220,6 +249,41 @@ def disconnect() -> None:
     quiet_router_thread()
     _disconnect()
     ray.shutdown()
+
+
+def addresses() -> dict[str, str]:
+    """The address of each node that ever was, by id."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+
+
+class NodeLogs:
+    """Reads the log files of one node: an actor there."""
+
+    def __init__(self, wanted: LogFilter) -> None:
+        self._reader = LogReader(ray_worker._global_node.get_logs_dir_path(), wanted)  # type: ignore[attr-defined]
+
+    def read(self, last: int | None) -> list[LogPart]:
+        """The `last` lines of each file; None: the new ones."""
+        return self._reader.new() if last is None else self._reader.last(last)
+
+
+def log_readers(wanted: LogFilter) -> list[Any]:
+    """A reader on each living node."""
+    made: Any = ray.remote(NodeLogs)
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    return [made.options(num_cpus=0, scheduling_strategy=strategy).remote(wanted) for strategy in there]
+
+
+def read_logs(readers: Sequence[Any], last: int | None) -> list[LogPart]:
+    """What the readers find; a node that does not answer in time is left out."""
+    answers = [reader.read.remote(last) for reader in readers]
+    done, _ = ray.wait(answers, num_returns=len(answers), timeout=LOGS_S)
+    parts: list[LogPart] = []
+    for answer in done:
+        with contextlib.suppress(RayError):  # its node has left
+            parts += ray.get(answer)
+    return parts
 
 
 def ask_quota(method: str, *args: Any) -> Any:

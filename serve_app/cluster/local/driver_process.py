@@ -14,13 +14,16 @@ import os
 import select
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from serve_app.cluster.local import driver
 from serve_app.cluster.local.status import FAILED, declared, describe, is_built, not_waited_for
 from serve_app.errors import ServeAppError, Unavailable
+from serve_app.system import LogFilter
 
 STARTING_PERIOD_S = 0.5  # the polling period of the state while the application starts
+LOGS_PERIOD_S = 1.0
 RUNNING_PERIOD_S = 5.0  # and after that: a poll costs the controller some milliseconds of CPU
 
 
@@ -86,12 +89,26 @@ def _declare(order: Mapping[str, Any]) -> None:
             return
 
 
+def _logs(order: Mapping[str, Any]) -> None:
+    """The last lines of the logs of every node; with `follow` also new ones, until a command arrives."""
+    readers = driver.log_readers(LogFilter(**order["wanted"]))
+    last: int | None = order["lines"]
+    while True:
+        _send("logs", parts=[asdict(part) for part in driver.read_logs(readers, last)])
+        last = None
+        if not order["follow"] or _next_command(LOGS_PERIOD_S) is not None:
+            return
+
+
 ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "serve": _serve,
     "declare": _declare,
     "status": lambda order: _send("status", **driver.application_status(order["models"])),
-    "quota": lambda order: _send("quota", **driver.ask_quota("figures")),
-    "defrag": lambda order: _send("defrag", plan=driver.ask_quota("defrag", order["begin"])),
+    "quota": lambda order: _send("quota", **driver.ask_quota("figures"), addresses=driver.addresses()),
+    "defrag": lambda order: _send(
+        "defrag", plan=driver.ask_quota("defrag", order["begin"]), addresses=driver.addresses()
+    ),
+    "logs": _logs,
     "shutdown": lambda order: driver.shut_down(),
     "release": lambda order: _send("released", nodes=driver.release_others()),
 }

@@ -58,7 +58,12 @@ def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict
         "message": "; ".join(filter(None, [reason(deployment["message"]), _stops(deployment)])),
         "replicas": [
             # an unplaced replica has no node yet
-            {"id": replica["replica_id"], "state": _enum_value(replica["state"]), "node": replica.get("node_id") or ""}
+            {
+                "id": replica["replica_id"],
+                "state": _enum_value(replica["state"]),
+                "node": replica.get("node_id") or "",
+                "address": replica.get("node_ip") or "",
+            }
             for replica in deployment["replicas"]
         ],
         "target": deployment["target_num_replicas"],
@@ -103,8 +108,10 @@ def not_waited_for(entry: Mapping[str, Any], before: Mapping[str, Any]) -> set[s
 def reason(message: str) -> str:
     """A Serve message without its traceback: the last error in it, or the whole message if there is none."""
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
-    errors = [line for line in lines if line.split(":", 1)[0].isidentifier() or "Error:" in line.split(" ")[0]]
-    return errors[-1] if errors and len(lines) > 1 else " ".join(lines)
+    errors = [line for line in lines if line.split(":", 1)[0].replace(".", "").isidentifier()]
+    found = errors[-1] if errors and len(lines) > 1 else " ".join(lines)
+    name, _, text = found.partition(": ")
+    return text if name.startswith("serve_app.errors.") else found  # our own messages say all of it
 
 
 def declared(details: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -292,12 +299,15 @@ def _amounts(resources: Mapping[str, float]) -> str:
 
 
 def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The state, with the memory waits of its models from the quota actor's figures: a waiting model has the state
+    """The state, with the starts and the memory waits of its models from the quota actor's figures: a starting replica
+    has `start` (`serve_app.core.memory.StartReport`), a waiting model has the state
     `blocked: memory`, and the state's message names the waits and the replicas that use more than granted."""
     short = {one["model"]: one["why"] for one in figures["short"]}
+    starts = {one["replica"]: one for one in figures["starting"]}
     models, waits, overuse = [], [], []
     for told in state["models"]:
         model = dict(told)
+        model["replicas"] = [one | {"start": starts.get(one["id"])} for one in told["replicas"]]
         replicas = {replica["id"] for replica in model["replicas"]}
         if model["name"] in short:
             model["why"] = f"{model['why']}; held back: {short[model['name']]}"

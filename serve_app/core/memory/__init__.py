@@ -10,7 +10,16 @@ from serve_app.core.memory.defrag_steps import Relocation
 from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase, slots_of
 from serve_app.core.memory.ledger import GROWTH_SHARE, Ledger
-from serve_app.core.memory.reports import FENCE_S, LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Process, Rank
+from serve_app.core.memory.reports import (
+    FENCE_S,
+    LOADING_TTL_S,
+    OWNER_TTL_S,
+    EngineReply,
+    EngineReport,
+    Process,
+    Rank,
+    StartReport,
+)
 from serve_app.core.memory.reservations import RESERVATION_TTL_S, Reservation
 from serve_app.core.memory.sessions import (
     SESSIONS_OWNER,
@@ -57,6 +66,7 @@ __all__ = [
     "SessionRequest",
     "Start",
     "StartPlanner",
+    "StartReport",
     "StartsReply",
     "StartsRequest",
     "bytes_for_tokens",

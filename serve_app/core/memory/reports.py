@@ -21,6 +21,25 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
+class StartReport:
+    """How far an engine's start is.
+
+    Args:
+        phase: environment, downloading, loading, memory, compile or warm-up.
+        elapsed_s: since it may load.
+        share: of the phase; None: not known.
+        done_bytes: downloaded; None: nothing is downloaded.
+        last_s: seconds of the model's last start on that node; None: not known.
+    """
+
+    phase: str
+    elapsed_s: float
+    share: float | None = None
+    done_bytes: int | None = None
+    last_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """An engine replica's report.
 
@@ -40,6 +59,7 @@ class EngineReport:
         slots: sequences of its batch for the shared queue; 0: its routers queue on their own.
         measures: it sizes itself by the free memory on its devices while it loads.
         failed: why it is about to end; its memory is not free yet.
+        start: how far its start is, while it loads.
     """
 
     owner: str
@@ -57,6 +77,7 @@ class EngineReport:
     slots: int = 0
     measures: bool = True
     failed: str = ""
+    start: StartReport | None = None
 
     def __post_init__(self) -> None:
         if not self.ranks or not 0 < self.least_bytes <= self.wanted_bytes:

@@ -6,7 +6,17 @@ Never: keeps text of prompts or answers.
 """
 
 from serve_app.core.receipts.explanation import explain
-from serve_app.core.receipts.receipts import Receipt, Receipts
+from serve_app.core.receipts.receipts import OBJECT_PREFIXES, Receipt, Receipts
 from serve_app.core.receipts.slo import ServedRequest, ServiceLevel, SloVerdict, TokenPace, judge
 
-__all__ = ["Receipt", "Receipts", "ServedRequest", "ServiceLevel", "SloVerdict", "TokenPace", "explain", "judge"]
+__all__ = [
+    "OBJECT_PREFIXES",
+    "Receipt",
+    "Receipts",
+    "ServedRequest",
+    "ServiceLevel",
+    "SloVerdict",
+    "TokenPace",
+    "explain",
+    "judge",
+]

@@ -32,7 +32,7 @@ def details(status: str, engine: str, proxy: str = "HEALTHY", message: str = "")
 def test_the_state_of_an_application_is_told_in_our_words() -> None:
     seen = describe(details("RUNNING", "HEALTHY"), ["a--b"])
     assert seen["state"] == "running"
-    replica = {"id": "r1", "state": "STARTING", "node": ""}
+    replica = {"id": "r1", "state": "STARTING", "node": "", "address": ""}
     assert seen["models"] == [
         {
             "name": "a--b",  # as configured, where the deployment's name could spell a/b too

@@ -112,3 +112,24 @@ def test_a_replica_without_bundles_leaves_serves_own_message() -> None:
 
 def test_a_replica_that_has_its_place_and_no_process_yet_does_not_wait_for_one() -> None:
     assert told(details([("r1", None)]), [group("r1") | {"state": "CREATED"}]) == {}
+
+
+FAILED = """The deployment failed to start 3 times in a row. Error:
+ray::ServeReplica:serve_app:engine-m.initialize_and_get_metadata() (pid=7)
+  File "deployment.py", line 1, in __init__
+    raise start_failure(model, error) from error
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "shown"),
+    [
+        ("serve_app.errors.EngineFailed: m did not start: x; log: /y", "m did not start: x; log: /y"),
+        ("ValueError: no", "ValueError: no"),
+        ("some.package.OddFailure: no", "some.package.OddFailure: no"),
+    ],
+)
+def test_a_failed_start_is_shown_as_the_error_at_the_end_of_its_traceback(last: str, shown: str) -> None:
+    assert status.reason(FAILED.format(last)) == shown
+    assert status.reason("one line: of words") == "one line: of words"

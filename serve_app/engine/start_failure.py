@@ -1,0 +1,81 @@
+"""Why an engine did not start: the error that vLLM's own process logged, where, and what to do about it.
+
+vLLM's EngineCore fails in a process of its own, and its client only says that it failed. The cause is in the file with
+this process's standard error, which EngineCore shares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from serve_app.errors import EngineFailed, ServeAppError
+
+TAIL_BYTES = 256 * 1024  # of the log: a traceback of each rank, and what was logged after them
+CAUSE_LENGTH = 400  # vLLM puts whole lists of tensors into some messages
+NO_CAUSE = "Engine core initialization failed"  # of vLLM's client
+_ERROR = re.compile(r"(?:^|\s)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit)(?:: .+)?)$")
+
+# Part of the error, in lower case -> what helps; the first one that is there.
+REMEDIES: tuple[tuple[str, str], ...] = (
+    ("gated repo", "accept the model's licence at the hub, and set HF_TOKEN to a token of that account"),
+    ("401 client error", "set HF_TOKEN to a token that may read the model"),
+    ("is not a local folder and is not a valid model", "check models[].path: an id at the hub or a folder"),
+    ("repository not found", "check models[].path, or set HF_TOKEN for a private model"),
+    ("outgoing traffic has been disabled", "HF_HUB_OFFLINE is set: download the model before, or unset it"),
+    ("couldn't connect", "the hub cannot be reached: download the model before, or set models[].path to a folder"),
+    ("connectionerror", "the hub cannot be reached: download the model before, or set models[].path to a folder"),
+    ("no space left", "free space, or set HF_HOME to a larger disk; `serve-app doctor` shows both"),
+    ("trust_remote_code", "the model brings code of its own, which is not run here; use one that vLLM knows"),
+    ("kv cache is needed", "raise kv_cache_gb, or lower max_model_len"),
+    ("no available memory for the cache blocks", "raise gpu_memory_utilization or memory_gb, or take a smaller model"),
+    ("less than desired gpu memory utilization", "another process has memory of the GPU: nvidia-smi; end it"),
+    ("out of memory", "lower kv_cache_gb, max_num_seqs or max_model_len, or use more devices"),
+    ("unrecognized arguments", "check models[].extra_engine_args"),
+    ("unexpected keyword argument", "check models[].extra_engine_args"),
+    ("max_model_len", "lower max_model_len to what the model was made for"),
+)
+
+
+def start_failure(model: str, error: Exception, log: Path | None = None) -> ServeAppError:
+    """The error of an engine that did not start, in one line: cause, remedy, and the log with the whole of it.
+
+    Args:
+        error: what starting it raised; one that is ours already says what is wrong.
+        log: by default the file that has this process's standard error.
+    """
+    if isinstance(error, ServeAppError):
+        return error
+    if log is None:
+        with contextlib.suppress(OSError):
+            log = Path(os.readlink("/proc/self/fd/2"))
+    said = f"{type(error).__name__}: {error}".splitlines()[0]
+    if NO_CAUSE in said and log is not None:
+        said = logged_cause(_tail(log)) or said
+    said = said if len(said) <= CAUSE_LENGTH else f"{said[:CAUSE_LENGTH]} ..."
+    parts = [f"{model} did not start: {said}", remedy(said), f"log: {log}" if log is not None else ""]
+    return EngineFailed("; ".join(filter(None, parts)))
+
+
+def logged_cause(text: str) -> str:
+    """The last error of a log that is a cause and no consequence; empty if there is none."""
+    found = [match[1] for line in text.splitlines() if (match := _ERROR.search(line.rstrip()))]
+    causes = [one for one in found if NO_CAUSE not in one and ": " in one]
+    return causes[-1] if causes else ""
+
+
+def remedy(said: str) -> str:
+    """What helps against an error; empty if that is not known."""
+    low = said.lower()
+    return next((text for part, text in REMEDIES if part in low), "")
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:  # a terminal or a pipe
+        return ""

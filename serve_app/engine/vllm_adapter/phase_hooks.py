@@ -1,0 +1,46 @@
+"""Tells the replica in which phase of its start vLLM is: the beginning of some of its methods, in any of its processes.
+
+Private in vLLM 0.32.0: `v1.worker.worker_base`, `v1.executor.abstract`, `compilation.wrapper`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from typing import Any
+
+from serve_app.engine.start_phases import COMPILE, LOADING, MEMORY, PHASE_FILE, WARM_UP, write_phase
+
+
+def install() -> None:
+    """Hook this process, EngineCore or one of its workers, if its start is followed; once."""
+    if PHASE_FILE not in os.environ:
+        return
+    from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    hook(WorkerWrapperBase, "init_device", after=LOADING)
+    hook(Executor, "determine_available_memory", before=MEMORY)
+    hook(Executor, "compile_or_warm_up_model", before=WARM_UP)
+    hook(TorchCompileWithNoGuardsWrapper, "aot_compile", before=COMPILE, after=MEMORY)
+
+
+def hook(owner: Any, method: str, *, before: str = "", after: str = "") -> None:
+    """Write a phase before or after each call of the method."""
+    original = getattr(owner, method)
+    if getattr(original, "tells_phase", False):  # plugins are installed more than once in a process
+        return
+
+    @functools.wraps(original)
+    def hooked(*arguments: Any, **named: Any) -> Any:
+        if before:
+            write_phase(before, time.monotonic())
+        answer = original(*arguments, **named)
+        if after:
+            write_phase(after, time.monotonic())
+        return answer
+
+    hooked.tells_phase = True  # type: ignore[attr-defined]
+    setattr(owner, method, hooked)

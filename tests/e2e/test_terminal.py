@@ -1,0 +1,68 @@
+"""The commands of an operator against a running stack: `status` in a pipe, `logs` from files and by a node's reader."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from serve_app.cli import logs
+from serve_app.cli.deploy import Target
+from serve_app.system import LogFilter
+from tests.e2e.stack import SIMULATED, TINY, Stack
+from tests.requires import missing
+
+COMMAND_S = 60.0  # of a command that takes two seconds
+PHASES = ("environment", "loading", "memory", "warm-up")  # of any engine; others depend on device and settings
+
+
+def run(stack: Stack, *arguments: str) -> str:
+    """The standard output of a command for the stack's instance, with its state folder."""
+    if stack.cluster is None:
+        missing("the external stack is no instance of this machine")
+    assert stack.cluster is not None
+    state = stack.cluster.state
+    options = ["--instance", state.name, "--state-dir", str(state.folder.parent)]
+    done = subprocess.run(
+        [sys.executable, "-m", "serve_app.cli", *arguments, *options],
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_piped_status_has_a_line_for_each_replica_and_names_who_holds_cpus(stack: Stack) -> None:
+    lines = [line.split("\t") for line in run(stack, "status").splitlines()]
+    assert lines[0][2] == "running"
+    assert {line[1]: line[3:5] for line in lines if line[0] == "model"} == {
+        TINY: ["healthy", "1/1"],
+        SIMULATED: ["healthy", "1/1"],
+    }
+    replicas = [line for line in lines if line[0] == "replica"]
+    assert {(line[1], line[3], line[4]) for line in replicas} == {
+        (TINY, "RUNNING", "127.0.0.1"),
+        (SIMULATED, "RUNNING", "127.0.0.1"),
+    }
+    assert {(line[1], line[2]) for line in lines if line[0] == "holder"} >= {
+        ("ours", f"engine-{TINY}"),
+        ("ours", f"engine-{SIMULATED}"),
+    }
+
+
+def test_the_logs_of_an_engine_tell_the_phases_of_its_start(stack: Stack) -> None:
+    from_files = run(stack, "logs", TINY, "--lines", "1000")
+    (ready,) = (line for line in from_files.splitlines() if f"engine {TINY} ready after" in line)
+    found = re.findall(r"([a-z-]+) \d+\.\d s", ready.partition(" s")[2])
+    assert [phase for phase in found if phase in PHASES] == list(PHASES), ready
+    assert ready.startswith(f"engine-{TINY}\t")
+    assert "slow __init__" not in run(stack, "logs", "controller", "--lines", "10000")
+
+    assert stack.cluster is not None
+    target = Target(stack.cluster.environment(), None)  # as of a cluster, whose nodes' files are elsewhere
+    batches = logs.of_cluster(target, LogFilter(f"engine-{TINY}"), 1000, follow=False)
+    assert ready.split("\t")[2] in [line for batch in batches for part in batch for line in part.lines]

@@ -1,0 +1,84 @@
+"""What a failed start is told as: the cause that vLLM's own process logged, what helps, and the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serve_app.engine.start_failure import CAUSE_LENGTH, logged_cause, remedy, start_failure
+from serve_app.errors import ConfigError
+
+FAILED = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+LOG = """\
+INFO 2026-11-25 loading
+(EngineCore pid=12) ERROR 11-25 01:27:57 [core.py:937] EngineCore failed to start.
+(EngineCore pid=12) Traceback (most recent call last):
+(EngineCore pid=12)   File "core.py", line 1, in run
+(EngineCore pid=12) ValueError: To serve at least one request, 1.5 GiB KV cache is needed, larger than 0.1 GiB
+Traceback (most recent call last):
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def test_the_cause_is_taken_from_the_log_where_vllm_only_says_that_it_failed(tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    log.write_text(LOG)
+    assert start_failure("m", FAILED, log).message == (
+        "m did not start: ValueError: To serve at least one request, 1.5 GiB KV cache is needed, larger than 0.1 GiB; "
+        f"raise kv_cache_gb, or lower max_model_len; log: {log}"
+    )
+
+
+def test_an_error_of_this_process_is_its_own_cause(tmp_path: Path) -> None:
+    told = start_failure(
+        "m", OSError("org/x is not a local folder and is not a valid model identifier\nmore"), tmp_path
+    )
+    assert told.message == (
+        "m did not start: OSError: org/x is not a local folder and is not a valid model identifier; "
+        f"check models[].path: an id at the hub or a folder; log: {tmp_path}"
+    )
+
+
+def test_our_own_errors_stay_as_they_are() -> None:
+    ours = ConfigError("max_model_len is above ...", param="max_model_len")
+    assert start_failure("m", ours) is ours
+
+
+def test_a_log_that_cannot_be_read_or_has_no_cause_leaves_vllms_words(tmp_path: Path) -> None:
+    assert "Engine core initialization failed" in start_failure("m", FAILED, tmp_path / "absent").message
+    (tmp_path / "log").write_text("nothing\n")
+    assert "Engine core initialization failed" in start_failure("m", FAILED, tmp_path / "log").message
+
+
+def test_a_long_cause_is_shortened(tmp_path: Path) -> None:
+    assert len(start_failure("m", ValueError("x" * 10_000), tmp_path / "log").message) < 2 * CAUSE_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("(Worker_TP0 pid=3) torch.OutOfMemoryError: CUDA out of memory. Tried", "torch.OutOfMemoryError: CUDA out of"),
+        ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "huggingface_hub.errors.GatedRepoError: 401"),
+        ("ERROR 11-25 [core.py:1] something failed", ""),
+        ("a sentence about an Error: no", ""),
+    ],
+)
+def test_a_cause_is_a_line_that_ends_a_traceback(line: str, cause: str) -> None:
+    found = logged_cause(f"before\n{line}\nafter")
+    assert found.startswith(cause)
+    assert bool(found) == bool(cause)
+
+
+@pytest.mark.parametrize(
+    ("said", "helps"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", "lower kv_cache_gb"),
+        ("GatedRepoError: 401 Client Error. Cannot access gated repo", "accept the model's licence"),
+        ("OSError: [Errno 28] No space left on device", "HF_HOME"),
+        ("ValueError: nobody knows this", ""),
+    ],
+)
+def test_what_helps_is_named_where_it_is_known(said: str, helps: str) -> None:
+    assert remedy(said).startswith(helps) or helps in remedy(said)
+    assert bool(remedy(said)) == bool(helps)

@@ -1,0 +1,140 @@
+"""The phases of a start: who says them, how far each is, and what the next start is compared with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.core.memory import StartReport
+from serve_app.engine.start_phases import PHASE_FILE, StartPhases, last_start_s, write_phase
+from tests.requires import requires
+
+GB = 10**9
+MODEL = "org/a-model"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StartPhases]:
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
+    monkeypatch.setenv(PHASE_FILE, "")
+    return lambda **given: StartPhases(MODEL, tmp_path / "starts", clock, **given)
+
+
+def test_a_start_goes_through_the_phases_that_vllms_processes_write(
+    make: Callable[..., StartPhases], clock: Clock, tmp_path: Path
+) -> None:
+    phases = make(weights_bytes=10 * GB)
+    assert phases.now(0) is None, "it waits for its memory"
+    phases.begin()
+    clock.now += 4
+    assert phases.now(2 * GB) == StartReport("environment", 4.0)
+    write_phase("loading", clock.now)
+    assert phases.now(3 * GB) == StartReport("loading", 4.0, 0.0), "what it had before is not counted"
+    clock.now += 2
+    assert phases.now(8 * GB) == StartReport("loading", 6.0, 0.5)
+    assert phases.now(20 * GB) == StartReport("loading", 6.0, 0.99), "not finished before the next phase"
+    write_phase("warm-up", clock.now)
+    assert phases.now(20 * GB) == StartReport("warm-up", 6.0)
+    clock.now += 3
+    assert phases.finish() == 9.0
+    assert phases.seconds == {"environment": 4.0, "loading": 2.0, "warm-up": 3.0}
+    assert phases.now(0) is None
+    assert [one.name for one in tmp_path.iterdir()] == ["starts"], "the file is gone"
+    write_phase("compile", clock.now)  # of a later compilation: nobody follows
+    assert [one.name for one in tmp_path.iterdir()] == ["starts"]
+
+
+def test_a_phase_that_nobody_saw_in_time_is_counted_all_the_same(
+    make: Callable[..., StartPhases], clock: Clock
+) -> None:
+    phases = make()
+    phases.begin()
+    for phase, at in (("loading", 101.0), ("memory", 103.0), ("compile", 103.5), ("memory", 104.0)):
+        write_phase(phase, at)
+    clock.now = 106.0
+    assert phases.finish() == 6.0
+    assert phases.seconds == {"environment": 1.0, "loading": 2.0, "memory": 2.5, "compile": 0.5}
+
+
+def test_the_next_start_is_told_how_long_the_last_one_took(
+    make: Callable[..., StartPhases], clock: Clock, tmp_path: Path
+) -> None:
+    first = make()
+    first.begin()
+    assert first.last_s is None
+    clock.now += 31
+    first.finish()
+    second = make()
+    second.begin()
+    found = second.now(0)
+    assert found is not None
+    assert found.last_s == 31.0
+    assert last_start_s(tmp_path / "starts", "another") is None
+
+
+def test_a_broken_history_and_a_read_only_folder_cost_only_the_comparison(
+    make: Callable[..., StartPhases], tmp_path: Path
+) -> None:
+    (tmp_path / "starts").write_text("no folder")
+    phases = make()
+    phases.begin()
+    assert phases.last_s is None
+    assert phases.finish() == 0.0
+
+
+def test_unfinished_files_in_the_cache_are_a_download_with_its_bytes(
+    make: Callable[..., StartPhases], clock: Clock, tmp_path: Path
+) -> None:
+    blobs = tmp_path / "models--org--a-model" / "blobs"
+    blobs.mkdir(parents=True)
+    phases = make(cache=blobs.parent)
+    phases.begin()
+    write_phase("loading", clock.now)
+    (blobs / "one").write_bytes(b"1" * 30)
+    (blobs / "two.incomplete").write_bytes(b"2" * 12)
+    assert phases.now(0) == StartReport("downloading", 0.0, None, 42)
+    (blobs / "two.incomplete").rename(blobs / "two")
+    assert phases.now(0) == StartReport("loading", 0.0)
+
+
+def test_the_hooks_are_on_vllms_methods_and_are_put_there_once(
+    make: Callable[..., StartPhases], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requires("vllm")
+    from serve_app.engine.vllm_adapter import phase_hooks
+
+    def written() -> list[str]:
+        return [line.split()[0] for line in Path(os.environ[PHASE_FILE]).read_text().splitlines()]
+
+    class Worker:
+        def init_device(self, value: int) -> int:
+            assert written() == ["memory"]
+            return value
+
+    phases = make()
+    phases.begin()
+    for _ in range(2):
+        phase_hooks.hook(Worker, "init_device", before="memory", after="loading")
+    worker: Any = Worker()
+    assert worker.init_device(7) == 7
+    assert written() == ["memory", "loading"]
+    hooked: list[str] = []
+    monkeypatch.setattr(phase_hooks, "hook", lambda owner, method, **_: hooked.append(getattr(owner, method).__name__))
+    phase_hooks.install()
+    assert hooked == ["init_device", "determine_available_memory", "compile_or_warm_up_model", "aot_compile"]
