@@ -20,7 +20,7 @@ import psutil
 from serve_app.errors import ConfigError
 from serve_app.names import MARK
 from serve_app.system.haproxy import BUFFER_BYTES, CLIENT_S, MAX_CONNECTIONS, RETRY, Sources, write_wrapper
-from serve_app.system.tls import ADMIN_SOCKET, Tls
+from serve_app.system.tls import Tls
 
 MAX_CALL_BYTES = 64 * 2**20  # between router and engine; a request may exceed gRPC's 4 MiB
 OBJECT_STORE_BYTES = 200 * 10**6  # requests use gRPC; Ray needs at least 75 MB and takes 30% of memory by default
@@ -88,7 +88,7 @@ def common_environment(
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_dir / ADMIN_SOCKET),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),

@@ -24,7 +24,7 @@ logger = logging.getLogger("serve_app")
 
 TLS_VARIABLES = ("SERVE_APP_TLS_CERTIFICATE", "SERVE_APP_TLS_KEY")
 PEM = "tls.pem"
-ADMIN_SOCKET = "h/admin.sock"  # of HAProxy, in the wrapper's folder
+ADMIN_SOCKETS = "h/*/admin.sock"  # of HAProxy, in the wrapper's folder: Serve puts its node's id between
 ANSWER_S = 2.0  # HAProxy answers within a millisecond; else it is asked again at the next look
 
 
@@ -111,7 +111,8 @@ class Certificate:
         if self._tls is None:
             return
         seen = self._tls.stamp()
-        if seen != self._seen:
+        is_new = seen != self._seen
+        if is_new:
             self._seen = seen
             try:
                 pem = self._tls.read()
@@ -121,22 +122,28 @@ class Certificate:
             if pem != (self._folder / PEM).read_bytes():
                 write_pem(self._folder, pem)
                 self._pending = pem
-        if self._pending is not None and self._hand_over(self._pending):
+        if self._pending is None:
+            return
+        if any(self._hand_over(admin, self._pending) for admin in self._folder.glob(ADMIN_SOCKETS)):
             logger.warning("the endpoint has a new certificate, of %s", self._tls.certificate)
             self._pending = None
+        elif is_new:
+            logger.warning("HAProxy does not take the new certificate now; it is asked again")
 
-    def _hand_over(self, pem: bytes) -> bool:
-        """Give it to HAProxy; False: HAProxy did not take it."""
+    def _hand_over(self, admin: Path, pem: bytes) -> bool:
+        """Give it to the HAProxy of this socket; False: HAProxy did not take it."""
         name = str(self._folder / PEM).encode()
         try:
-            self._ask(b"set ssl cert %s <<\n%s\n" % (name, pem))
-            return b"Success" in self._ask(b"commit ssl cert %s\n" % name)
-        except OSError:  # it starts, or ends
+            _ask(admin, b"set ssl cert %s <<\n%s\n" % (name, pem))
+            return b"Success" in _ask(admin, b"commit ssl cert %s\n" % name)
+        except OSError:  # it starts, or has ended
             return False
 
-    def _ask(self, command: bytes) -> bytes:
-        with socket.socket(socket.AF_UNIX) as admin:
-            admin.settimeout(ANSWER_S)
-            admin.connect(str(self._folder / ADMIN_SOCKET))
-            admin.sendall(command)
-            return b"".join(iter(lambda: admin.recv(65_536), b""))
+
+def _ask(admin: Path, command: bytes) -> bytes:
+    """HAProxy's answer to a command."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_S)
+        connection.connect(str(admin))
+        connection.sendall(command)
+        return b"".join(iter(lambda: connection.recv(65_536), b""))

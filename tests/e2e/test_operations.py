@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
+from pathlib import Path
 
 import grpc
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.system import Listener
+from serve_app.system.tls import ADMIN_SOCKETS
 from tests.e2e.observe import HTTP_PROCESSES, PROBE_S, Observer, http_status
 from tests.e2e.stack import PEOPLE_KEY, TINY, Stack
 from tests.requires import missing
@@ -37,6 +40,14 @@ def test_the_answer_s_request_id_is_the_one_in_the_body(stack: Stack) -> None:
         name = response.headers["x-serve-app-request-id"]
         assert len(name) == 32
         assert answer["id"] == f"cmpl-{name}"
+
+
+def test_a_whole_answer_tells_its_wait_and_its_first_token(stack: Stack) -> None:
+    began = time.monotonic()
+    answer = stack.post("/v1/completions", {"model": TINY, "prompt": "a", "max_tokens": 40, "ignore_eos": True})
+    took_ms = 1000 * (time.monotonic() - began)
+    wait_ms, first_ms = (int(answer.headers[f"x-serve-app-{name}-ms"]) for name in ("wait", "first-token"))
+    assert 0 <= wait_ms <= first_ms < took_ms
 
 
 def test_a_client_s_x_request_id_comes_back(stack: Stack) -> None:
@@ -174,3 +185,10 @@ def _grpc_status(port: int, method: str) -> grpc.StatusCode:
             status: grpc.StatusCode = error.code()
             return status
     return grpc.StatusCode.OK
+
+
+def test_a_new_certificate_would_reach_haproxy(stack: Stack) -> None:
+    """Serve chooses the place of the socket over which it is handed over; see tests/system/test_tls.py."""
+    if stack.cluster is None:
+        missing("the external stack's files are not known")
+    assert [admin.is_socket() for admin in Path(stack.cluster.instance.run_dir).glob(ADMIN_SOCKETS)] == [True]

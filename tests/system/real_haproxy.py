@@ -22,7 +22,7 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions
 
 from serve_app.system import Tls, haproxy
-from serve_app.system.tls import ADMIN_SOCKET
+from serve_app.system.tls import ADMIN_SOCKETS
 
 WITHIN_S = 20.0  # a HAProxy is up in a tenth of a second; the machine may be busy
 
@@ -104,9 +104,10 @@ class Edge:
         self.stand_in = haproxy.FallbackHaproxy(folder)
         ports = {"stats_port": free_port(), "metrics_port": free_port()}
         self._wrapper = haproxy.write_wrapper(folder, **ports, sources=sources, tls=tls)
-        (folder / ADMIN_SOCKET).parent.mkdir()
+        admin = folder / ADMIN_SOCKETS.replace("*", "0")
+        admin.parent.mkdir(parents=True)
         self.config = HAProxyConfig(
-            socket_path=str(folder / ADMIN_SOCKET),
+            socket_path=str(admin),
             server_state_base=str(folder),
             server_state_file=str(folder / "state"),
             metrics_socket_path=str(folder / "metrics.sock"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.errors import ConfigError
-from serve_app.system import TLS_VARIABLES, Certificate, Tls, haproxy
+from serve_app.system import TLS_VARIABLES, Certificate, Tls, environment, haproxy
 from serve_app.system.tls import PEM
 from tests.requires import requires
 from tests.system.certificates import NAME, self_signed
@@ -159,6 +159,16 @@ def test_files_that_are_wrong_are_refused_before_anything_starts(tmp_path: Path,
         with pytest.raises(ConfigError, match=r"http\.tls: .+\.pem") as refused:
             haproxy.write_wrapper(tmp_path, stats_port=1, metrics_port=2, tls=files)
         assert refused.value.param == "http.tls"
+
+
+def test_what_a_machine_s_environment_names_reaches_its_haproxy_and_its_supervisor(
+    tmp_path: Path, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, file in tls.environment().items():
+        monkeypatch.setenv(name, file)
+    found = environment.common_environment("mark", tmp_path, stats_port=1, metrics_port=2)
+    assert Tls.of(found) == tls
+    assert f" ssl crt {tmp_path / PEM} " in Path(found["RAY_SERVE_HAPROXY_BINARY_PATH"]).read_text()
 
 
 def test_the_environment_of_a_machine_names_both_files_or_neither(tmp_path: Path) -> None:
