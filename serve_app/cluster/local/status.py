@@ -303,7 +303,7 @@ def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> d
     has `start` (`serve_app.core.memory.StartReport`), a waiting model has the state
     `blocked: memory`, and the state's message names the waits and the replicas that use more than granted."""
     short = {one["model"]: one["why"] for one in figures["short"]}
-    starts = {one["replica"]: one for one in figures["starting"]}
+    starts = {one["replica"]: one for one in figures.get("starting", ())}  # 0.2.0's actor, at an upgrade, tells none
     models, waits, overuse = [], [], []
     for told in state["models"]:
         model = dict(told)
