@@ -16,9 +16,11 @@ from typing import Any
 from serve_app.errors import ServeAppError
 from serve_app.http.error_responses import (
     JSON,
+    NO_RETRY,
     REQUEST_ID_HEADER,
     Headers,
     error_response,
+    is_final,
     sse_comment,
     sse_error,
     sse_retry_comment,
@@ -87,7 +89,7 @@ class HttpExchange:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
             stream.client_has_seen = True
-            await self.send_answer(first.status, JSON, body)
+            await self.send_answer(first.status, [*JSON, NO_RETRY] if is_final(first.status) else JSON, body)
             return frames[-1]
         self.status, self._headers, stream.client_has_seen = first.status, _SSE_HEADERS, True
         await self._start_stream(first.status)
