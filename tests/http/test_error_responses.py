@@ -99,7 +99,7 @@ def test_the_sdk_does_not_repeat_what_is_pointless(error: errors.ServeAppError) 
 
 
 @pytest.mark.parametrize(
-    "error", [errors.BodyTooSlow("slow"), errors.Overloaded("full"), errors.Unavailable("none"), errors.EngineFailed("")]
+    "error", [errors.BodyTooSlow("no"), errors.Overloaded("no"), errors.Unavailable("no"), errors.EngineFailed("no")]
 )
 def test_what_may_succeed_later_may_be_repeated(error: errors.ServeAppError) -> None:
     assert b"x-should-retry" not in dict(error_response(error)[1])

@@ -108,7 +108,7 @@ class VllmEngine:
         except EngineDeadError as error:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:
-            yield serving.refusal(serving.validation_error(error), submit)
+            yield serving.refusal(serving.validation_error(error, submit), submit)
             return
         except Exception as error:
             if recorder.failure is not None:
@@ -118,24 +118,13 @@ class VllmEngine:
         if isinstance(answer, ErrorResponse):
             yield serving.refused(recorder, submit) or serving.refusal(answer, submit)
             return
-        number = submit.number
         if isinstance(answer, BaseModel | bytes):
             body = answer if isinstance(answer, bytes) else answer.model_dump_json(by_alias=True).encode()
-            yield Frame(number, body, 200, "json", recorder.take_groups(), 1, recorder.usage())
+            yield Frame(submit.number, body, 200, "json", recorder.take_groups(), 1, recorder.usage())
             return
-        status, media = 200, "sse"
-        try:
-            async for text in answer:
-                if recorder.failure is not None:
-                    raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
-                if status and (refusal := serving.refused(recorder, submit)) is not None:
-                    yield refusal
-                    return
-                yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1)
-                status, media = 0, ""
-        finally:
-            await answer.aclose()
-        yield Frame(number, b"", groups=recorder.take_groups(), usage=recorder.usage())
+        async with contextlib.aclosing(stream_frames(answer, recorder, submit)) as frames:
+            async for frame in frames:
+                yield frame
 
     def load(self) -> EngineLoad:
         """See `EngineBackend.load`."""
@@ -192,6 +181,37 @@ class VllmEngine:
         if self._llm is None:
             raise EngineFailed("the engine is not running")
         return self._llm
+
+
+async def stream_frames(
+    events: AsyncGenerator[str, None], recorder: TokenRecorder, submit: Submit
+) -> AsyncGenerator[Frame, None]:
+    """The frames of a stream. An error before the first event is a status, a later one an event in our format."""
+    number, status, media = submit.number, 200, "sse"
+    try:
+        async for text in events:
+            if recorder.failure is not None:
+                raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
+            if status or text.startswith(serving.ERROR_EVENT):
+                refusal = serving.refused(recorder, submit) or serving.event_refusal(text, submit)
+                if refusal is not None and status:
+                    yield refusal
+                    return
+                text = text if refusal is None else f"data: {refusal.body.decode()}\n\n"
+            yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1)
+            status, media = 0, ""
+    except EngineFailed:
+        raise
+    except Exception as error:
+        if recorder.failure is not None:
+            raise EngineFailed(f"the engine died: {error}") from error
+        if not status:
+            raise
+        yield serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
+        return
+    finally:
+        await events.aclose()
+    yield Frame(number, b"", groups=recorder.take_groups(), usage=recorder.usage())
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

@@ -28,6 +28,7 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from serve_app.core.grammar_bounds import too_complex
+from serve_app.engine.client_names import field_path, in_client_words
 from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.trusted_models import trusted
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
@@ -40,6 +41,11 @@ logger = logging.getLogger("ray.serve")
 
 # Fields that become a grammar; vLLM passes errors of the grammar's builder through unchanged.
 GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text")
+
+# How vLLM's streams say that the request failed: in place of the first event when nothing of the answer came before.
+ERROR_EVENT = 'data: {"error":'
+# The Responses API's events before the first output: held back until it comes, since an error after them is no status.
+_EARLY_EVENTS = ("response.created", "response.in_progress")
 
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
@@ -98,7 +104,7 @@ async def answer(llm: RecordedLLM, state: State, submit: Submit) -> BaseModel | 
             asked = ResponsesRequest.model_validate(body)
             await llm.check_grammar(asked.extract_structured_outputs())  # its stream begins before `add_request`
             responses = await serving.create_responses(asked, raw)
-            answered = responses if isinstance(responses, BaseModel) else _responses_events(responses)
+            answered = responses if isinstance(responses, BaseModel) else responses_events(responses)
         case Operation.EMBEDDING:
             serving = _serving_object(state, "serving_embedding", "embeddings")
             response = await serving(TypeAdapter(EmbeddingRequest).validate_python(body), raw)
@@ -122,11 +128,17 @@ def _raw_request(request_id: str) -> Request:
     return Request({"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", request_id.encode())]})
 
 
-async def _responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+async def responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
     """Responses API events as SSE, with their type in an `event:` line."""
+    early = ""
     try:
         async for event in events:
-            yield f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
+            text = f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
+            if event.type in _EARLY_EVENTS:
+                early += text
+                continue
+            yield early + text
+            early = ""
     finally:
         await events.aclose()
 
@@ -139,8 +151,16 @@ def refusal(error: ErrorResponse, submit: Submit) -> Frame:
     elif TOO_LONG in said.message:
         code = "context_length_exceeded"
     kind = "invalid_request_error" if status < 500 else said.type
-    body = {"error": {"message": said.message, "type": kind, "param": said.param, "code": code}}
+    message, param = in_client_words(said.message, said.param, submit.body)
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return _last_frame(submit, status, body)
+
+
+def event_refusal(text: str, submit: Submit) -> Frame | None:
+    """The refusal that an event of vLLM's stream carries; None: the event is a part of the answer."""
+    if not text.startswith(ERROR_EVENT):
+        return None
+    return refusal(ErrorResponse.model_validate_json(text.removeprefix("data:")), submit)
 
 
 def _last_frame(submit: Submit, status: int, body: dict[str, Any]) -> Frame:
@@ -177,9 +197,9 @@ def error_response(error: Exception, submit: Submit) -> ErrorResponse:
     return create_error_response(f"{field}: the grammar or schema cannot be built: {error}", param=field)
 
 
-def validation_error(error: ValidationError) -> ErrorResponse:
+def validation_error(error: ValidationError, submit: Submit) -> ErrorResponse:
     """The first validation error in OpenAI's format, with the field in `param`."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
+    field = field_path(first["loc"], submit.body, is_missing=first["type"] == "missing")
     message = f"{field}: {first['msg']}" if field else first["msg"]
-    return create_error_response(message, param=field or None)
+    return create_error_response(message, param=field)
