@@ -31,6 +31,15 @@ CLASS_ALIASES: dict[str, RequestClass] = {
 }
 
 
+# The tier that an answer names: OpenAI has no word for the highest class.
+SERVICE_TIERS: dict[RequestClass, str] = {
+    RequestClass.LOW: "flex",
+    RequestClass.NORMAL: "default",
+    RequestClass.HIGH: "priority",
+    RequestClass.CRITICAL: "priority",
+}
+
+
 class Outcome(enum.StrEnum):
     """How a request ended: exactly one outcome per request, a label of the metrics."""
 
@@ -84,3 +93,4 @@ class Contract:
     deadline_s: float | None
     idempotency_key: str | None
     queue_status: bool = False  # of a stream: send its queue position while it waits
+    service_tier: str | None = None  # OpenAI's word for the class, told back to a client that named a tier

@@ -264,6 +264,7 @@ class RouterApp:
             priority=RequestClass.CRITICAL - record.request_class,
             cache_salt=self._salt(record.tenant),
             slots=record.trace.sequences,
+            service_tier=call.contract.service_tier,
         )
 
     async def _relay(self, call: _HttpCall, stream: ResponseStream, frames: list[Frame]) -> None:

@@ -18,7 +18,8 @@ Every field of vLLM 0.32.0's request models is in exactly one of these (a test c
   or empty value requests nothing and is dropped.
 
 Unknown fields are dropped, as vLLM ignores them. OpenAI's `store` is dropped and counts as false: its default at OpenAI
-is true, so refusing it would refuse nearly every caller of the Responses API; no response is stored here.
+is true, so refusing it would refuse nearly every caller of the Responses API; no response is stored here, and every
+response says `"store": false`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
 from serve_app.errors import BadRequest, Forbidden
 from serve_app.settings import HttpSettings
-from serve_app.types import CLASS_ALIASES, Contract, Identity, Operation, RequestClass
+from serve_app.types import CLASS_ALIASES, SERVICE_TIERS, Contract, Identity, Operation, RequestClass
 
 MAX_SESSION_ID_CHARS = 128  # a UUID has 36; session ids are kept in routing tables
 MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound of payment APIs, so their client code works here
@@ -83,7 +84,7 @@ _UNTRUSTED = "is not accepted from clients"
 
 REFUSED: dict[str, str] = {
     "use_beam_search": "is not supported: beams fork inside the engine, so their number cannot be admitted",
-    "best_of": "is not supported: ask for `n` answers",
+    "best_of": "is not supported: vLLM has no `best_of`, ask for `n` answers",
     "previous_response_id": _NO_STORE,
     "conversation": _NO_STORE,
     "previous_input_messages": _NO_STORE,
@@ -138,12 +139,14 @@ def split(
                 raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
     check_values(operation, clean)
     _bound_output(operation, clean, bounds.max_output_tokens, max_model_len)
+    request_class = class_of(body, identity)
     contract = Contract(
-        request_class=class_of(body, identity),
+        request_class=request_class,
         session_id=_header_text(headers, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
         deadline_s=_deadline(headers),
         idempotency_key=_header_text(headers, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
         queue_status=_wants_queue_status(headers) and operation.generates and clean.get("stream") is True,
+        service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
     )
     return clean, contract
 

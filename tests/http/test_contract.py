@@ -139,6 +139,22 @@ def test_best_of_one_asks_for_nothing() -> None:
     refused("best_of", {**BODY, "best_of": True})
 
 
+@pytest.mark.parametrize(
+    ("body", "tier"),
+    [
+        ({}, None),
+        ({"priority": "high"}, None),
+        ({"service_tier": "auto"}, "default"),
+        ({"service_tier": "low"}, "flex"),
+        ({"service_tier": "flex", "priority": "high"}, "priority"),
+    ],
+)
+def test_a_tier_that_was_named_is_told_back_in_openai_s_word_for_the_class(
+    body: dict[str, Any], tier: str | None
+) -> None:
+    assert contract_of(body).service_tier == tier
+
+
 @pytest.mark.parametrize("value", [True, None, False])
 def test_store_is_taken_as_false_without_a_word(value: bool | None) -> None:
     assert clean({"input": "hi", "store": value}, Operation.RESPONSES) == {"input": "hi"}

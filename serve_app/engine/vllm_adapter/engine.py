@@ -104,7 +104,7 @@ class VllmEngine:
         recorder = TokenRecorder(n if isinstance(n, int) and n > 0 else 1, FATAL, submit.cache_salt or "")
         recorder_of_request.set(recorder)
         try:
-            answer = await serving.answer(self._running(), self._state, submit)
+            answer = await serving.answer(self._running(), self._state, submit, self._settings.tool_strict)
         except EngineDeadError as error:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:
