@@ -14,11 +14,11 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from serve_app.core.estimate import Estimator
-from serve_app.core.queue import Arrival
+from serve_app.core.queue import Arrival, QueueStatus
 from serve_app.core.receipts import Receipts
 from serve_app.errors import BadRequest, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
@@ -27,11 +27,12 @@ from serve_app.http.error_responses import CLIENT_ID_HEADER
 from serve_app.http.idempotency import IdempotencyCache, Owner, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named
+from serve_app.http.prompt_list import MergedExchange, PromptExchange, bodies_of, run_together
 from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
 from serve_app.http.response import REPLAYED, HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
-from serve_app.router import ModelRouter, RouterMetrics, SessionClient
+from serve_app.router import ModelRouter, RequestTrace, RouterMetrics, SessionClient
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
@@ -57,6 +58,7 @@ class _HttpCall:
     model: ModelRouter
     exchange: HttpExchange
     comments: QueueComments | None
+    part: PromptExchange | None = None  # of a list of prompts
 
 
 class RouterApp:
@@ -163,7 +165,7 @@ class RouterApp:
                 record.streamed = bool(body.get("stream"))
             comments = None
             if wanted.queue_status:
-                comments = QueueComments(lambda: model.queue.status(record.request_id), exchange.send_comment)
+                comments = QueueComments(lambda: queue_status(model, record), exchange.send_comment)
             call = _HttpCall(record, wanted, body, prompt_bytes, model, exchange, comments)
             if wanted.idempotency_key is None:
                 await self._run(call)
@@ -193,12 +195,13 @@ class RouterApp:
         self.receipts.add(receipt)
         if receipt.slo is not None:
             self._metrics.count_slo(record.model, record.request_class, receipt.slo, receipt.output_tokens or 0)
-        use, cost = record.token_use(), record.cost
-        if use is not None:
-            self.estimator.observe(use)
-            if record.usage is not None:
-                given, used = (cost.prompt_tokens, cost.output_tokens), (use.prompt_tokens, use.output_tokens)
-                self._metrics.count_estimated(record.model, record.tenant, given, used)
+        for part in record.parts or [record]:
+            use, cost = part.token_use(), part.cost
+            if use is not None:
+                self.estimator.observe(use)
+                if part.usage is not None:
+                    given, used = (cost.prompt_tokens, cost.output_tokens), (use.prompt_tokens, use.output_tokens)
+                    self._metrics.count_estimated(part.model, part.tenant, given, used)
 
     async def _run_idempotent(self, call: _HttpCall, owner: Owner, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its kept answer."""
@@ -219,14 +222,40 @@ class RouterApp:
 
     async def _run(self, call: _HttpCall) -> None:
         """Wait for a replica, and relay its answer."""
+        operation, body, model = call.record.operation, call.body, call.model
+        if not operation.takes_slot:
+            check_unqueued_size(call.prompt_bytes, model.limits.max_model_len)
+            submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
+            await model.serve_unqueued(submit, relay, call.record.trace)
+            return
+        sequences = request_size.sequence_count(operation, body, self.settings.http)
+        bodies = bodies_of(operation, body)
+        async with call.comments or contextlib.nullcontext():
+            if len(bodies) == 1:
+                await self._run_queued(call, sequences)
+            else:
+                await self._run_list(call, bodies, sequences // len(bodies))
+
+    async def _run_list(self, call: _HttpCall, bodies: list[dict[str, Any]], sequences: int) -> None:
+        """Run the prompts of a list, each as a request of its own."""
+        merged = MergedExchange(call.exchange, len(bodies), sequences)
+        record, parts = call.record, []
+        for number, body in enumerate(bodies):
+            part = replace(record, request_id=f"{record.request_id}-{number}", trace=RequestTrace())
+            size = request_size.prompt_bytes(part.operation, body)
+            parts.append(replace(call, record=part, body=body, prompt_bytes=size, part=PromptExchange(merged, number)))
+        record.parts = [part.record for part in parts]
+        try:
+            await run_together([asyncio.ensure_future(self._run_queued(part, sequences)) for part in parts])
+            await merged.end()
+        finally:
+            record.add_up_parts()
+
+    async def _run_queued(self, call: _HttpCall, sequences: int) -> None:
+        """Wait for a grant of so many sequences on a replica, and relay the answer."""
         operation, body, record, model = call.record.operation, call.body, call.record, call.model
         submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
         limits = model.limits
-        if not operation.takes_slot:
-            check_unqueued_size(call.prompt_bytes, limits.max_model_len)
-            await model.serve_unqueued(submit, relay, record.trace)
-            return
-        sequences = request_size.sequence_count(operation, body, self.settings.http)
         tenant, session_id, session = record.tenant, call.contract.session_id, None
         if session_id is not None and operation.generates:
             session = self._session_client.find(tenant, session_id, record.model)
@@ -246,11 +275,10 @@ class RouterApp:
             prompt_tokens=cost.prompt_tokens,
             deadline=None if record.deadline_s is None else record.started + record.deadline_s,
             affinity=None if session is None else session.engine,
-            session=None if session is None or sequences > 1 else session.lease,
+            session=None if session is None or sequences > 1 or call.part is not None else session.lease,
         )
         key = request_size.routing_key(operation, body, tenant, session_id, cost.prompt_tokens, limits.kv_block_tokens)
-        async with call.comments or contextlib.nullcontext():
-            await model.serve(arrival, submit, relay, key, record.trace)
+        await model.serve(arrival, submit, relay, key, record.trace)
 
     def _submit(self, call: _HttpCall, number: int) -> Submit:
         """The message for the granted replica."""
@@ -279,9 +307,15 @@ class RouterApp:
             first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started
             if first:  # a repeat after a lost replica has had its first token already
                 self._metrics.observe_first_token(record.model, record.request_class, record.first_token_s)
-        record.usage = used = (await call.exchange.relay(stream, frames)).usage
+        record.usage = used = (await (call.part or call.exchange).relay(stream, frames)).usage
         if used is not None:
             self._metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
+
+
+def queue_status(model: ModelRouter, record: RequestRecord) -> QueueStatus | None:
+    """Where a request stands; of a list of prompts, where the first one stands that waits."""
+    found = (model.queue.status(part.request_id) for part in record.parts or [record])
+    return next((status for status in found if status is not None), None)
 
 
 def check_unqueued_size(prompt_bytes: int, max_model_len: int) -> None:

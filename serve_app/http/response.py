@@ -104,6 +104,14 @@ class HttpExchange:
                 return frames[-1]
             frames = await stream.next()
 
+    async def send_events(self, events: bytes, *, is_last: bool = False) -> None:
+        """Send events of a stream, which the first ones begin."""
+        self.status, self._headers = 200, _SSE_HEADERS
+        await self._start_stream()
+        if self.on_sent is not None:
+            self.on_sent(events)
+        await self._send({"type": "http.response.body", "body": events, "more_body": not is_last})
+
     async def send_error(self, error: ServeAppError) -> None:
         """Send the error: as a status while nothing is sent, as an event of the stream after that."""
         if self._has_begun_stream:

@@ -105,14 +105,11 @@ async def answer(
                 enforce_tool_schemas(chat)
             # here, since with tools the grammar is tried before `add_request`
             await llm.check_grammar(chat.extract_structured_outputs())
-            answered = await serving.create_chat_completion(chat, raw)
-            if submit.service_tier is not None:
-                answered = with_tier(answered, submit.service_tier)
+            answered = with_tier(await serving.create_chat_completion(chat, raw), submit.service_tier)
         case Operation.COMPLETION:
             serving = _serving_object(state, "openai_serving_completion", "completions")
-            answered = await serving.create_completion(CompletionRequest.model_validate(body), raw)
-            if submit.service_tier is not None:
-                answered = with_tier(answered, submit.service_tier)
+            completion = CompletionRequest.model_validate(body)
+            answered = with_tier(await serving.create_completion(completion, raw), submit.service_tier)
         case Operation.RESPONSES:
             serving = _serving_object(state, "openai_serving_responses", "responses")
             body |= {"request_id": f"resp_{submit.request_id}", "store": False}
@@ -139,14 +136,19 @@ def enforce_tool_schemas(asked: ChatCompletionRequest | ResponsesRequest) -> Non
     """Make every tool of a request that demands a call strict: vLLM else lets its arguments be any JSON value."""
     choice = asked.tool_choice
     if asked.tools and choice not in (None, "none", "auto") and getattr(choice, "mode", None) != "auto":
-        asked.tools = resolve_tool_strictness(asked.tools, choice, ToolStrictLevel.PARAMETER)
+        strict: Any = resolve_tool_strictness(asked.tools, choice, ToolStrictLevel.PARAMETER)
+        asked.tools = strict
 
 
-def with_tier(answered: BaseModel | AsyncGenerator[str, None], tier: str) -> BaseModel | AsyncGenerator[str, None]:
-    """The answer with the tier that served it: in a stream, in its first event."""
-    if not isinstance(answered, BaseModel):
-        return _tier_first(answered, tier)
-    return answered if isinstance(answered, ErrorResponse) else answered.model_copy(update={"service_tier": tier})
+def with_tier(
+    answered: BaseModel | AsyncGenerator[str, None], tier: str | None
+) -> BaseModel | AsyncGenerator[str, None]:
+    """The answer with the tier that served it, in a stream in its first event. None: the client named none."""
+    if tier is None or isinstance(answered, ErrorResponse):
+        return answered
+    if isinstance(answered, BaseModel):
+        return answered.model_copy(update={"service_tier": tier})
+    return _tier_first(answered, tier)
 
 
 async def _tier_first(events: AsyncGenerator[str, None], tier: str) -> AsyncGenerator[str, None]:
