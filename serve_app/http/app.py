@@ -13,17 +13,19 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
 
 from serve_app.core.estimate import Estimator
 from serve_app.core.queue import Arrival, QueueStatus
 from serve_app.core.receipts import Receipts
 from serve_app.errors import BadRequest, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
-from serve_app.http.body import BodyThread, Receive, decode, read
-from serve_app.http.error_responses import CLIENT_ID_HEADER
+from serve_app.http.body import BodyThread, Receive, decode, inflate, is_gzip, read
+from serve_app.http.error_responses import CLIENT_ID_HEADER, EXPOSED_HEADERS
 from serve_app.http.idempotency import IdempotencyCache, Owner, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named
@@ -41,6 +43,7 @@ logger = logging.getLogger("ray.serve")
 
 Scope = MutableMapping[str, Any]
 HeaderMap = Mapping[bytes, bytes]  # by name in lower case
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Serve acts on it before this app runs: with it an abandoned request would keep its slot to the end.
 REFUSED_HEADER = b"x-request-disconnect-disabled"
@@ -102,10 +105,12 @@ class RouterApp:
         self.keys, self.settings = KeyRing(settings.auth), settings
         self.estimator.configure(settings.admission.output_quantile)
         self._service_levels = settings.admission.service_levels
+        origins = settings.http.cors_origins
+        self._handler: Handler = with_cors(self._handle_http, origins) if origins else self._handle_http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._handle_http(scope, receive, send)
+            await self._handler(scope, receive, send)
         elif scope["type"] == "lifespan":  # the router replica's constructor does the set-up
             for event in ("startup", "shutdown"):
                 await receive()
@@ -184,8 +189,11 @@ class RouterApp:
             self._record_end(record)
 
     async def _read_body(self, headers: HeaderMap, receive: Receive) -> tuple[dict[str, Any], int]:
-        """The decoded body, and its size in bytes on arrival. Raises as `read` and `decode`."""
-        raw, bounds = await read(headers, receive, self.settings.http), self.settings.http
+        """The decoded body, and its size in bytes. Raises as `read`, `inflate` and `decode`."""
+        bounds = self.settings.http
+        raw = sent = await read(headers, receive, bounds)
+        if is_gzip(headers):
+            raw = await self._body_thread.run(bounds.max_body_bytes, lambda: inflate(sent, bounds.max_body_bytes))
         return await self._body_thread.run(len(raw), lambda: decode(raw, bounds)), len(raw)
 
     def _record_end(self, record: RequestRecord) -> None:
@@ -310,6 +318,12 @@ class RouterApp:
         record.usage = used = (await (call.part or call.exchange).relay(stream, frames)).usage
         if used is not None:
             self._metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
+
+
+def with_cors(handler: Handler, origins: Sequence[str]) -> Handler:
+    """The handler for web pages of these origins, too: a preflight is answered without a key, as browsers send it."""
+    methods, exposed = ("GET", "POST", "DELETE"), [name.decode() for name in EXPOSED_HEADERS]
+    return CORSMiddleware(handler, origins, methods, allow_headers=["*"], expose_headers=exposed)
 
 
 def queue_status(model: ModelRouter, record: RequestRecord) -> QueueStatus | None:

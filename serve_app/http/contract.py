@@ -124,8 +124,8 @@ def split(
         headers: by name in lower case.
         max_model_len: of the model, in tokens; an output bound set here is never above it.
 
-    `Contract.deadline_s` counts from the arrival. With `bounds.max_output_tokens` set, a request without a bound of
-    its own is forwarded with that bound.
+    `Contract.deadline_s` counts from the arrival. A request without a bound of its own is forwarded with
+    `bounds.default_output_tokens`, or else `bounds.max_output_tokens`, if they are set.
 
     Raises:
         BadRequest: a refused field or a wrong value; `param` is the field or the header.
@@ -138,7 +138,7 @@ def split(
             if value and not (name == "best_of" and type(value) is int and value == 1):
                 raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
     check_values(operation, clean)
-    _bound_output(operation, clean, bounds.max_output_tokens, max_model_len)
+    _bound_output(operation, clean, bounds, max_model_len)
     request_class = class_of(body, identity)
     contract = Contract(
         request_class=request_class,
@@ -180,7 +180,8 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
             raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
 
 
-def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, max_model_len: int) -> None:
+def _bound_output(operation: Operation, clean: dict[str, Any], bounds: HttpSettings, max_model_len: int) -> None:
+    cap, default = bounds.max_output_tokens, bounds.default_output_tokens
     names = _OUTPUT_FIELDS.get(operation, ())
     given = [name for name in names if clean.get(name) is not None]
     for name in given:
@@ -189,10 +190,11 @@ def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, 
             raise BadRequest(f"`{name}` must be an integer", param=name)
         if cap is not None and value > cap:
             raise BadRequest(f"`{name}` is {value}, {cap} output tokens are allowed in one request", param=name)
-    if names and cap is not None and not given:
-        silent = operation is Operation.COMPLETION and names[0] not in clean
-        longest = min(cap, max_model_len)  # vLLM refuses a bound above the model's
-        clean[names[0]] = min(longest, COMPLETION_DEFAULT_TOKENS) if silent else longest
+    if names and not given and (cap is not None or default is not None):
+        if default is None and operation is Operation.COMPLETION and names[0] not in clean:
+            default = COMPLETION_DEFAULT_TOKENS
+        # vLLM refuses a bound above the model's
+        clean[names[0]] = min(max_model_len, *(bound for bound in (cap, default) if bound is not None))
 
 
 def class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:

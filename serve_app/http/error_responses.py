@@ -27,6 +27,13 @@ REQUEST_ID_HEADER = b"x-serve-app-request-id"
 NO_RETRY = (b"x-should-retry", b"false")  # OpenAI's SDKs read it; by themselves they repeat a 409 and a 429 in vain
 MAX_RETRY_AFTER_S = 86_400.0  # a day; longer waits are sent as a day
 _RETRY_MS = b"retry-after-ms"
+EXPOSED_HEADERS = (
+    CLIENT_ID_HEADER,
+    REQUEST_ID_HEADER,
+    NO_RETRY[0],
+    b"retry-after",
+    _RETRY_MS,
+)  # to scripts of web pages
 
 
 def error_response(error: ServeAppError) -> Answer:

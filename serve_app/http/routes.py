@@ -3,14 +3,15 @@
 Invariant: `resolve` returns a route for exactly the methods in the table (and HEAD wherever GET is); everything else
 is a 404, or a 405 that names the allowed methods.
 
-Decided here: one trailing slash is ignored and not redirected (a redirect would lose the body of a POST). A model's id
-is the rest of the path, slashes included. OPTIONS is not supported: there are no CORS headers, since a key in a web
-page is public, so a browser's preflight is refused.
+Decided here: repeated slashes count as one (a base URL that ends with one gives `//v1`), and a trailing one is ignored;
+neither is redirected, which would lose the body of a POST. A model's id is the rest of the path, slashes included.
+OPTIONS is answered where CORS is configured (`http.cors_origins`), before the route is looked up.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -72,6 +73,7 @@ _ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what c
     ("/v1/sessions/", "/renew", {"POST": SessionCall.RENEW}),
     ("/v1/sessions/", "", {"GET": SessionCall.GET, "HEAD": SessionCall.GET, "DELETE": SessionCall.CLOSE}),
 )
+_SLASHES = re.compile("/{2,}")
 _TABLE = {
     path: {one: HttpRoute(target) for one in (("GET", "HEAD") if method == "GET" else (method,))}
     for method, path, target in ROUTES
@@ -87,7 +89,7 @@ def resolve(method: str, path: str) -> HttpRoute:
     """
     plain, routes = path, _TABLE.get(path)
     if routes is None:
-        plain = path[:-1] if len(path) > 1 and path.endswith("/") else path
+        plain = _SLASHES.sub("/", path).removesuffix("/")
         routes = _TABLE.get(plain) or _with_id(plain)
     if method in routes:
         return routes[method]

@@ -167,6 +167,8 @@ class HttpSettings(FrozenSettings):
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1)
     max_embedding_inputs: int = Field(DEFAULT_MAX_EMBEDDING_INPUTS, ge=1)
     max_output_tokens: int | None = Field(None, ge=1)  # caps what a request may ask for; None: the model's length
+    default_output_tokens: int | None = Field(None, ge=1)  # of a request that names no bound; None: what is left
+    cors_origins: tuple[str, ...] = ()  # of web pages that may call; a key in a web page is public, so none by default
 
 
 class QuotaSettings(FrozenSettings):

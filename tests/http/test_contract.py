@@ -349,3 +349,13 @@ def test_a_silent_completion_keeps_openais_default_of_sixteen_tokens() -> None:
 
 def test_embeddings_get_no_output_bound() -> None:
     assert clean({"input": "x"}, Operation.EMBEDDING, CAPPED) == {"input": "x"}
+
+
+@pytest.mark.parametrize(
+    ("cap", "given", "expected"),
+    [(None, {}, 50), (20, {}, 20), (None, {"max_tokens": 7}, 7), (None, {"max_tokens": None}, 50)],
+)
+def test_a_request_that_names_no_bound_gets_the_default(cap: int | None, given: dict[str, Any], expected: int) -> None:
+    bounds = HttpSettings(default_output_tokens=50, max_output_tokens=cap)
+    assert clean({"prompt": "x", **given}, Operation.COMPLETION, bounds)["max_tokens"] == expected
+    assert clean({"input": "x"}, Operation.RESPONSES, bounds, max_model_len=16)["max_output_tokens"] == 16
