@@ -3,8 +3,8 @@
 Invariant: no key is ever part of an error, a log line, or a comparison that stops early. Only the SHA-256 of a key is
 kept and looked up: a guess cannot be steered towards the digest of a key, so the time of a lookup reveals nothing.
 
-A key is sent as `Authorization: Bearer <key>`, `x-api-key: <key>` or, as Azure's clients do, `api-key: <key>`; the first
-of these counts.
+A key is sent as `Authorization: Bearer <key>`, `x-api-key: <key>` or `api-key: <key>` (Azure's clients): the first of
+these counts.
 """
 
 from __future__ import annotations
