@@ -62,6 +62,8 @@ class Operation(enum.StrEnum):
     EMBEDDING = "embedding"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
+    INPUT_TOKENS = "input_tokens"  # of a response, counted
+    TOKENIZER_INFO = "tokenizer_info"  # for operators
 
     @property
     def generates(self) -> bool:
@@ -70,7 +72,7 @@ class Operation(enum.StrEnum):
     @property
     def takes_slot(self) -> bool:
         """Whether the operation occupies batch slots of the engine (tokenizing runs on the front end alone)."""
-        return self not in (Operation.TOKENIZE, Operation.DETOKENIZE)
+        return self.generates or self is Operation.EMBEDDING
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import parse_qsl
 
 from starlette.middleware.cors import CORSMiddleware
 
@@ -28,7 +29,7 @@ from serve_app.http.body import BodyThread, Receive, decode, inflate, is_gzip, r
 from serve_app.http.error_responses import CLIENT_ID_HEADER, EXPOSED_HEADERS
 from serve_app.http.idempotency import IdempotencyCache, Owner, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
-from serve_app.http.local_routes import LocalRoutes, model_named
+from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, bodies_of, run_together
 from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
@@ -127,7 +128,10 @@ class RouterApp:
             identity = self.keys.identify(headers)
             route = routes.resolve(scope["method"], scope["path"])
             if isinstance(route.target, Operation):
-                await self._run_operation(route.target, identity, headers, receive, exchange)
+                query = None
+                if route.target is Operation.TOKENIZER_INFO:
+                    query = self._operator_s_query(identity, scope)
+                await self._run_operation(route.target, identity, headers, receive, exchange, query)
                 return
             if isinstance(route.target, routes.SessionCall):
                 opens = route.target is routes.SessionCall.OPEN
@@ -147,16 +151,22 @@ class RouterApp:
             await exchange.send_error(ServeAppError("the server failed; its log says more"))
 
     async def _run_operation(
-        self, operation: Operation, identity: Identity, headers: HeaderMap, receive: Receive, exchange: HttpExchange
+        self,
+        operation: Operation,
+        identity: Identity,
+        headers: HeaderMap,
+        receive: Receive,
+        exchange: HttpExchange,
+        query: dict[str, Any] | None,
     ) -> None:
-        """Run an engine operation, from reading the body to recording the outcome."""
+        """Run an engine operation, from reading the body to recording the outcome. `query`: in place of a body."""
         client_id = headers[CLIENT_ID_HEADER].decode("latin-1") if CLIENT_ID_HEADER in headers else None
         exchange.request_id, exchange.operation = secrets.token_hex(16), operation
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
         try:
-            sent, size = await self._read_body(headers, receive)
+            sent, size = await self._read_body(headers, receive) if query is None else (query, 0)
             model = model_named(self.models, sent.get("model"))
             record.model = model.settings.name
             http, longest = self.settings.http, model.limits.max_model_len
@@ -187,6 +197,13 @@ class RouterApp:
             raise
         finally:
             self._record_end(record)
+
+    def _operator_s_query(self, identity: Identity, scope: Scope) -> dict[str, Any]:
+        """The fields of the query; without `model`, the only model there is. Raises Forbidden."""
+        if not identity.admin:
+            raise not_an_operator()
+        query: dict[str, Any] = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+        return {"model": next(iter(self.models)), **query} if len(self.models) == 1 else query
 
     async def _read_body(self, headers: HeaderMap, receive: Receive) -> tuple[dict[str, Any], int]:
         """The decoded body, and its size in bytes. Raises as `read`, `inflate` and `decode`."""

@@ -163,7 +163,7 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
     if type(template) is dict and template.get("chat_template") is not None:
         name = "chat_template_kwargs.chat_template"
         raise BadRequest(f"`{name}` {REFUSED['chat_template']}", param=name)
-    if operation is Operation.RESPONSES and clean.get("prompt") is not None:
+    if operation in (Operation.RESPONSES, Operation.INPUT_TOKENS) and clean.get("prompt") is not None:
         raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
     if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
         raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")

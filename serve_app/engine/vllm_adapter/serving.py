@@ -127,9 +127,25 @@ async def answer(
             answered = bytes(response.body)
         case Operation.TOKENIZE:
             answered = await state.serving_tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
+        case Operation.INPUT_TOKENS:
+            answered = await _count_input(state, ResponsesRequest.model_validate(body))
+        case Operation.TOKENIZER_INFO:
+            answered = await state.serving_tokenization.get_tokenizer_info()
         case Operation.DETOKENIZE:
             answered = await state.serving_tokenization.create_detokenize(DetokenizeRequest.model_validate(body), raw)
     return answered
+
+
+async def _count_input(state: State, asked: ResponsesRequest) -> BaseModel | bytes:
+    """OpenAI's count of the input tokens that a response would have."""
+    serving = _serving_object(state, "openai_serving_responses", "responses")
+    rendered = await serving.online_renderer.render_responses(
+        asked, previous_messages=None, previous_response_outputs=None, tool_server=None
+    )
+    if isinstance(rendered, ErrorResponse):
+        return rendered
+    tokens = len(rendered.engine_input["prompt_token_ids"])
+    return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
 
 
 def enforce_tool_schemas(asked: ChatCompletionRequest | ResponsesRequest) -> None:
