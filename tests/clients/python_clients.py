@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 MODEL = "tiny"
-BASE_URL, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+BASE_URL, KEY = os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", "")
 TOKENS = 700  # of an answer with a schema: the noise model puts a hundred of white space around each value
 HELLO: Any = [{"role": "user", "content": "Hello!"}]
 
