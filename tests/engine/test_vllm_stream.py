@@ -14,7 +14,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 
 from serve_app.engine.token_recorder import TokenRecorder
-from serve_app.engine.vllm_adapter.engine import stream_frames
+from serve_app.engine.vllm_adapter.engine import answer_frames
 from serve_app.engine.vllm_adapter.serving import enforce_tool_schemas, responses_events, with_tier
 from serve_app.transport import Frame, Submit
 from serve_app.types import Operation
@@ -57,8 +57,11 @@ def frames(*texts: str, error: Exception | None = None) -> list[Frame]:
         if error is not None:
             raise error
 
+    async def start() -> AsyncGenerator[str, None]:
+        return events()
+
     async def collect() -> list[Frame]:
-        return [frame async for frame in stream_frames(events(), TokenRecorder(1, ()), SUBMIT)]
+        return [frame async for frame in answer_frames(start, TokenRecorder(1, ()), SUBMIT)]
 
     return asyncio.run(collect())
 
