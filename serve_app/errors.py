@@ -4,6 +4,7 @@
     ├── ConfigError                  400 invalid_config            (start-up; names the key)
     ├── BadRequest                   400 invalid_request_error     (names the field in `param`)
     │   ├── BodyTooLarge             413 body_too_large
+    │   ├── UnsupportedContent       415 unsupported_content_type
     │   └── BodyTooSlow              408 request_timeout
     ├── Unauthorized                 401 invalid_api_key
     ├── Forbidden                    403 permission_denied
@@ -94,6 +95,12 @@ class BadRequest(ServeAppError):
 
 class BodyTooLarge(BadRequest):
     status, code = 413, "body_too_large"
+
+
+class UnsupportedContent(BadRequest):
+    """The body has a type or an encoding that is not read here."""
+
+    status, code = 415, "unsupported_content_type"
 
 
 class BodyTooSlow(BadRequest):

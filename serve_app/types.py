@@ -31,6 +31,15 @@ CLASS_ALIASES: dict[str, RequestClass] = {
 }
 
 
+# The tier that an answer names: OpenAI has no word for the highest class.
+SERVICE_TIERS: dict[RequestClass, str] = {
+    RequestClass.LOW: "flex",
+    RequestClass.NORMAL: "default",
+    RequestClass.HIGH: "priority",
+    RequestClass.CRITICAL: "priority",
+}
+
+
 class Outcome(enum.StrEnum):
     """How a request ended: exactly one outcome per request, a label of the metrics."""
 
@@ -53,6 +62,8 @@ class Operation(enum.StrEnum):
     EMBEDDING = "embedding"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
+    INPUT_TOKENS = "input_tokens"  # of a response, counted
+    TOKENIZER_INFO = "tokenizer_info"  # for operators
 
     @property
     def generates(self) -> bool:
@@ -61,7 +72,7 @@ class Operation(enum.StrEnum):
     @property
     def takes_slot(self) -> bool:
         """Whether the operation occupies batch slots of the engine (tokenizing runs on the front end alone)."""
-        return self not in (Operation.TOKENIZE, Operation.DETOKENIZE)
+        return self.generates or self is Operation.EMBEDDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +95,4 @@ class Contract:
     deadline_s: float | None
     idempotency_key: str | None
     queue_status: bool = False  # of a stream: send its queue position while it waits
+    service_tier: str | None = None  # OpenAI's word for the class, told back to a client that named a tier

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from serve_app.errors import Unavailable
 MAX_WALL_S = 30.0  # reached only with less than a thirtieth of a core; such a machine cannot serve
 MAX_MORE_BYTES = 512 * 2**20  # above the parent's mapped memory
 MAX_VALIDATE_S = 0.25  # vLLM's front end validates the grammar again, which blocks its event loop for that long
+_LOG_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # xgrammar's time and line of source, before what is wrong
 ANSWER_S = 120.0  # the first answer comes after its imports, which take 4 s on an idle machine
 
 
@@ -112,7 +114,7 @@ def _fork(compiler: Any, vocabulary: int, limit_s: float, kind: str, text: str) 
     except MemoryError:
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - any error becomes the refusal, and this process ends
-        answer = {"refusal": str(error)[:500]}
+        answer = {"refusal": _LOG_PREFIX.sub("", str(error)).strip()[:500]}
     signal.setitimer(signal.ITIMER_PROF, 0)
     os.write(1, json.dumps(answer).encode() + b"\n")
     os._exit(0)

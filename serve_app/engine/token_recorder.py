@@ -6,6 +6,7 @@ all tokens whose text is in the events up to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,9 +73,17 @@ class TokenRecorder:
 
     def _record_output(self, output: Output, first_choice: int, used: list[int]) -> None:
         for choice in output.outputs:
+            if choice.logprobs:
+                choice.logprobs[:] = [_by_rank(position) for position in choice.logprobs]
             ids = choice.token_ids
             if ids:
                 used[1] += len(ids)
                 self.groups.append([first_choice + choice.index, *ids])
             if choice.finish_reason and self.finish_reason in ("", FINISH_STOP):
                 self.finish_reason = choice.finish_reason
+
+
+def _by_rank(position: Any) -> Any:
+    """The log probabilities of one position, the likeliest token first. vLLM puts the sampled token first, and its
+    serving objects take the first ones for `top_logprobs`."""
+    return dict(sorted(position.items(), key=lambda entry: entry[1].rank or math.inf)) if position else position

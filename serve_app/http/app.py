@@ -13,25 +13,29 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.middleware.cors import CORSMiddleware
 
 from serve_app.core.estimate import Estimator
-from serve_app.core.queue import Arrival
+from serve_app.core.queue import Arrival, QueueStatus
 from serve_app.core.receipts import Receipts
 from serve_app.errors import BadRequest, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
-from serve_app.http.body import BodyThread, Receive, decode, read
-from serve_app.http.error_responses import CLIENT_ID_HEADER
+from serve_app.http.body import BodyThread, Receive, decode, inflate, is_gzip, read
+from serve_app.http.error_responses import CLIENT_ID_HEADER, EXPOSED_HEADERS
 from serve_app.http.idempotency import IdempotencyCache, Owner, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
-from serve_app.http.local_routes import LocalRoutes, model_named
+from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
+from serve_app.http.prompt_list import MergedExchange, PromptExchange, bodies_of, run_together
 from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
 from serve_app.http.response import REPLAYED, HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
-from serve_app.router import ModelRouter, RouterMetrics, SessionClient
+from serve_app.router import ModelRouter, RequestTrace, RouterMetrics, SessionClient
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
@@ -40,6 +44,7 @@ logger = logging.getLogger("ray.serve")
 
 Scope = MutableMapping[str, Any]
 HeaderMap = Mapping[bytes, bytes]  # by name in lower case
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Serve acts on it before this app runs: with it an abandoned request would keep its slot to the end.
 REFUSED_HEADER = b"x-request-disconnect-disabled"
@@ -57,6 +62,7 @@ class _HttpCall:
     model: ModelRouter
     exchange: HttpExchange
     comments: QueueComments | None
+    part: PromptExchange | None = None  # of a list of prompts
 
 
 class RouterApp:
@@ -100,10 +106,12 @@ class RouterApp:
         self.keys, self.settings = KeyRing(settings.auth), settings
         self.estimator.configure(settings.admission.output_quantile)
         self._service_levels = settings.admission.service_levels
+        origins = settings.http.cors_origins
+        self._handler: Handler = with_cors(self._handle_http, origins) if origins else self._handle_http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._handle_http(scope, receive, send)
+            await self._handler(scope, receive, send)
         elif scope["type"] == "lifespan":  # the router replica's constructor does the set-up
             for event in ("startup", "shutdown"):
                 await receive()
@@ -120,7 +128,10 @@ class RouterApp:
             identity = self.keys.identify(headers)
             route = routes.resolve(scope["method"], scope["path"])
             if isinstance(route.target, Operation):
-                await self._run_operation(route.target, identity, headers, receive, exchange)
+                query = None
+                if route.target is Operation.TOKENIZER_INFO:
+                    query = self._operator_s_query(identity, scope)
+                await self._run_operation(route.target, identity, headers, receive, exchange, query)
                 return
             if isinstance(route.target, routes.SessionCall):
                 opens = route.target is routes.SessionCall.OPEN
@@ -140,16 +151,22 @@ class RouterApp:
             await exchange.send_error(ServeAppError("the server failed; its log says more"))
 
     async def _run_operation(
-        self, operation: Operation, identity: Identity, headers: HeaderMap, receive: Receive, exchange: HttpExchange
+        self,
+        operation: Operation,
+        identity: Identity,
+        headers: HeaderMap,
+        receive: Receive,
+        exchange: HttpExchange,
+        query: dict[str, Any] | None,
     ) -> None:
-        """Run an engine operation, from reading the body to recording the outcome."""
+        """Run an engine operation, from reading the body to recording the outcome. `query`: in place of a body."""
         client_id = headers[CLIENT_ID_HEADER].decode("latin-1") if CLIENT_ID_HEADER in headers else None
         exchange.request_id, exchange.operation = secrets.token_hex(16), operation
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
         try:
-            sent, size = await self._read_body(headers, receive)
+            sent, size = await self._read_body(headers, receive) if query is None else (query, 0)
             model = model_named(self.models, sent.get("model"))
             record.model = model.settings.name
             http, longest = self.settings.http, model.limits.max_model_len
@@ -163,7 +180,7 @@ class RouterApp:
                 record.streamed = bool(body.get("stream"))
             comments = None
             if wanted.queue_status:
-                comments = QueueComments(lambda: model.queue.status(record.request_id), exchange.send_comment)
+                comments = QueueComments(lambda: queue_status(model, record), exchange.send_comment)
             call = _HttpCall(record, wanted, body, prompt_bytes, model, exchange, comments)
             if wanted.idempotency_key is None:
                 await self._run(call)
@@ -181,9 +198,19 @@ class RouterApp:
         finally:
             self._record_end(record)
 
+    def _operator_s_query(self, identity: Identity, scope: Scope) -> dict[str, Any]:
+        """The fields of the query; without `model`, the only model there is. Raises Forbidden."""
+        if not identity.admin:
+            raise not_an_operator()
+        query: dict[str, Any] = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+        return {"model": next(iter(self.models)), **query} if len(self.models) == 1 else query
+
     async def _read_body(self, headers: HeaderMap, receive: Receive) -> tuple[dict[str, Any], int]:
-        """The decoded body, and its size in bytes on arrival. Raises as `read` and `decode`."""
-        raw, bounds = await read(headers, receive, self.settings.http), self.settings.http
+        """The decoded body, and its size in bytes. Raises as `read`, `inflate` and `decode`."""
+        bounds = self.settings.http
+        raw = sent = await read(headers, receive, bounds)
+        if is_gzip(headers):
+            raw = await self._body_thread.run(bounds.max_body_bytes, lambda: inflate(sent, bounds.max_body_bytes))
         return await self._body_thread.run(len(raw), lambda: decode(raw, bounds)), len(raw)
 
     def _record_end(self, record: RequestRecord) -> None:
@@ -193,12 +220,13 @@ class RouterApp:
         self.receipts.add(receipt)
         if receipt.slo is not None:
             self._metrics.count_slo(record.model, record.request_class, receipt.slo, receipt.output_tokens or 0)
-        use, cost = record.token_use(), record.cost
-        if use is not None:
-            self.estimator.observe(use)
-            if record.usage is not None:
-                given, used = (cost.prompt_tokens, cost.output_tokens), (use.prompt_tokens, use.output_tokens)
-                self._metrics.count_estimated(record.model, record.tenant, given, used)
+        for part in record.parts or [record]:
+            use, cost = part.token_use(), part.cost
+            if use is not None:
+                self.estimator.observe(use)
+                if part.usage is not None:
+                    given, used = (cost.prompt_tokens, cost.output_tokens), (use.prompt_tokens, use.output_tokens)
+                    self._metrics.count_estimated(part.model, part.tenant, given, used)
 
     async def _run_idempotent(self, call: _HttpCall, owner: Owner, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its kept answer."""
@@ -219,14 +247,40 @@ class RouterApp:
 
     async def _run(self, call: _HttpCall) -> None:
         """Wait for a replica, and relay its answer."""
+        operation, body, model = call.record.operation, call.body, call.model
+        if not operation.takes_slot:
+            check_unqueued_size(call.prompt_bytes, model.limits.max_model_len)
+            submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
+            await model.serve_unqueued(submit, relay, call.record.trace)
+            return
+        sequences = request_size.sequence_count(operation, body, self.settings.http)
+        bodies = bodies_of(operation, body)
+        async with call.comments or contextlib.nullcontext():
+            if len(bodies) == 1:
+                await self._run_queued(call, sequences)
+            else:
+                await self._run_list(call, bodies, sequences // len(bodies))
+
+    async def _run_list(self, call: _HttpCall, bodies: list[dict[str, Any]], sequences: int) -> None:
+        """Run the prompts of a list, each as a request of its own."""
+        merged = MergedExchange(call.exchange, len(bodies), sequences)
+        record, parts = call.record, []
+        for number, body in enumerate(bodies):
+            part = replace(record, request_id=f"{record.request_id}-{number}", trace=RequestTrace())
+            size = request_size.prompt_bytes(part.operation, body)
+            parts.append(replace(call, record=part, body=body, prompt_bytes=size, part=PromptExchange(merged, number)))
+        record.parts = [part.record for part in parts]
+        try:
+            await run_together([asyncio.ensure_future(self._run_queued(part, sequences)) for part in parts])
+            await merged.end()
+        finally:
+            record.add_up_parts()
+
+    async def _run_queued(self, call: _HttpCall, sequences: int) -> None:
+        """Wait for a grant of so many sequences on a replica, and relay the answer."""
         operation, body, record, model = call.record.operation, call.body, call.record, call.model
         submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
         limits = model.limits
-        if not operation.takes_slot:
-            check_unqueued_size(call.prompt_bytes, limits.max_model_len)
-            await model.serve_unqueued(submit, relay, record.trace)
-            return
-        sequences = request_size.sequence_count(operation, body, self.settings.http)
         tenant, session_id, session = record.tenant, call.contract.session_id, None
         if session_id is not None and operation.generates:
             session = self._session_client.find(tenant, session_id, record.model)
@@ -246,11 +300,10 @@ class RouterApp:
             prompt_tokens=cost.prompt_tokens,
             deadline=None if record.deadline_s is None else record.started + record.deadline_s,
             affinity=None if session is None else session.engine,
-            session=None if session is None or sequences > 1 else session.lease,
+            session=None if session is None or sequences > 1 or call.part is not None else session.lease,
         )
         key = request_size.routing_key(operation, body, tenant, session_id, cost.prompt_tokens, limits.kv_block_tokens)
-        async with call.comments or contextlib.nullcontext():
-            await model.serve(arrival, submit, relay, key, record.trace)
+        await model.serve(arrival, submit, relay, key, record.trace)
 
     def _submit(self, call: _HttpCall, number: int) -> Submit:
         """The message for the granted replica."""
@@ -264,6 +317,7 @@ class RouterApp:
             priority=RequestClass.CRITICAL - record.request_class,
             cache_salt=self._salt(record.tenant),
             slots=record.trace.sequences,
+            service_tier=call.contract.service_tier,
         )
 
     async def _relay(self, call: _HttpCall, stream: ResponseStream, frames: list[Frame]) -> None:
@@ -278,9 +332,25 @@ class RouterApp:
             first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started
             if first:  # a repeat after a lost replica has had its first token already
                 self._metrics.observe_first_token(record.model, record.request_class, record.first_token_s)
-        record.usage = used = (await call.exchange.relay(stream, frames, record.time_headers)).usage
+        if call.part is not None:
+            last = await call.part.relay(stream, frames)
+        else:
+            last = await call.exchange.relay(stream, frames, record.time_headers)
+        record.usage = used = last.usage
         if used is not None:
             self._metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
+
+
+def with_cors(handler: Handler, origins: Sequence[str]) -> Handler:
+    """The handler for web pages of these origins, too: a preflight is answered without a key, as browsers send it."""
+    methods, exposed = ("GET", "POST", "DELETE"), [name.decode() for name in EXPOSED_HEADERS]
+    return CORSMiddleware(handler, origins, methods, allow_headers=["*"], expose_headers=exposed)
+
+
+def queue_status(model: ModelRouter, record: RequestRecord) -> QueueStatus | None:
+    """Where a request stands; of a list of prompts, where the first one stands that waits."""
+    found = (model.queue.status(part.request_id) for part in record.parts or [record])
+    return next((status for status in found if status is not None), None)
 
 
 def check_unqueued_size(prompt_bytes: int, max_model_len: int) -> None:

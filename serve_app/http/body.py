@@ -13,20 +13,21 @@ Decisions where the JSON standard is open:
 - Bytes that are not UTF-8, a byte order mark, half a surrogate pair written as an escape: refused, because such text
   cannot be encoded again on its way to the engine. An escaped NUL is an ordinary character.
 - The top level counts as depth 1, and must be an object.
-- Content-Type: absent or `application/json` with any parameters. Anything else is a 400, which is what vLLM's own
-  server answers, not a 415. Content-Encoding: none, since an inflated body could not be bounded before it is read.
+- Content-Type: absent or `application/json` with any parameters. Content-Encoding: none or gzip, inflated up to
+  `max_body_bytes` and no byte further. Anything else is a 415.
 """
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
 
-from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow
+from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow, UnsupportedContent
 from serve_app.settings import HttpSettings
 
 LARGE_BYTES = 2**16  # a body below it is checked within some 2 ms; the way to another thread and back takes 0.1 ms
@@ -36,6 +37,7 @@ ARRIVAL_S, ARRIVAL_BYTES_PER_S = 10.0, 65_536
 SHOWN_HEADER_CHARS = 100  # of a wrong header in the error: enough to see the mistake
 LENGTH_DIGITS = 18  # a Content-Length of more digits is nonsense, and int() on it would not be cheap
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1  # the range of msgpack, which vLLM uses to reach EngineCore
+GZIP, GZIP_WINDOW_BITS = (b"gzip", b"x-gzip"), 31  # zlib's: the largest window, with gzip's header
 SLICE_BYTES = 2**16  # scanned in one step: the thread releases the interpreter between two steps
 
 _decoder = msgspec.json.Decoder()
@@ -90,26 +92,51 @@ def check_content(headers: Mapping[bytes, bytes], max_body_bytes: int) -> None:
     """Refuse a body by its headers, before a byte of the body is read. The names of `headers` are in lower case.
 
     Raises:
-        BadRequest: the Content-Type is not JSON, the body is compressed, or the Content-Length is not a number.
+        UnsupportedContent: the Content-Type is not JSON, or the body is compressed otherwise than with gzip.
+        BadRequest: the Content-Length is not a number.
         BodyTooLarge: Content-Length above `max_body_bytes`.
     """
     kind = headers.get(b"content-type")
     if kind is not None and kind.split(b";", 1)[0].strip().lower() != b"application/json":
         shown = kind[:SHOWN_HEADER_CHARS].decode("latin-1")
-        raise BadRequest(
-            f"the request body must be application/json, the Content-Type header says {shown!r}",
-            param="Content-Type",
-            code="unsupported_content_type",
+        raise UnsupportedContent(
+            f"the request body must be application/json, the Content-Type header says {shown!r}", param="Content-Type"
         )
-    encoding = headers.get(b"content-encoding")
-    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-        raise BadRequest("a compressed request body is not accepted", param="Content-Encoding")
+    if _encoding(headers) not in (b"", b"identity", *GZIP):
+        raise UnsupportedContent("the request body may be compressed with gzip alone", param="Content-Encoding")
     length = headers.get(b"content-length")
     if length is not None:
         if not length.isdigit() or len(length) > LENGTH_DIGITS:
             raise BadRequest("Content-Length is not a number of bytes", param="Content-Length")
         if int(length) > max_body_bytes:
             raise _too_large(max_body_bytes)
+
+
+def is_gzip(headers: Mapping[bytes, bytes]) -> bool:
+    return _encoding(headers) in GZIP
+
+
+def inflate(body: bytes, max_body_bytes: int) -> bytes:
+    """The content of a body in gzip, of one member: thousands of small ones would cost far more than their bytes.
+
+    Raises:
+        BodyTooLarge: it has more than `max_body_bytes`; no more than these are inflated.
+        BadRequest: not gzip, cut off, or followed by more.
+    """
+    member = zlib.decompressobj(GZIP_WINDOW_BITS)
+    try:
+        content = member.decompress(body, max_body_bytes + 1)
+    except zlib.error as error:
+        raise BadRequest(f"the request body is not valid gzip: {error}", param="body") from None
+    if len(content) > max_body_bytes:
+        raise _too_large(max_body_bytes)
+    if not member.eof or member.unused_data:
+        raise BadRequest("the request body is not one whole gzip member", param="body")
+    return content
+
+
+def _encoding(headers: Mapping[bytes, bytes]) -> bytes:
+    return headers.get(b"content-encoding", b"").strip().lower()
 
 
 def decode(body: bytes, bounds: HttpSettings) -> dict[str, Any]:

@@ -18,7 +18,8 @@ Every field of vLLM 0.32.0's request models is in exactly one of these (a test c
   or empty value requests nothing and is dropped.
 
 Unknown fields are dropped, as vLLM ignores them. OpenAI's `store` is dropped and counts as false: its default at OpenAI
-is true, so refusing it would refuse nearly every caller of the Responses API; no response is stored here.
+is true, so refusing it would refuse nearly every caller of the Responses API; no response is stored here, and every
+response says `"store": false`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
 from serve_app.errors import BadRequest, Forbidden
 from serve_app.settings import HttpSettings
-from serve_app.types import CLASS_ALIASES, Contract, Identity, Operation, RequestClass
+from serve_app.types import CLASS_ALIASES, SERVICE_TIERS, Contract, Identity, Operation, RequestClass
 
 MAX_SESSION_ID_CHARS = 128  # a UUID has 36; session ids are kept in routing tables
 MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound of payment APIs, so their client code works here
@@ -83,7 +84,7 @@ _UNTRUSTED = "is not accepted from clients"
 
 REFUSED: dict[str, str] = {
     "use_beam_search": "is not supported: beams fork inside the engine, so their number cannot be admitted",
-    "best_of": "is not supported: ask for `n` answers",
+    "best_of": "is not supported: vLLM has no `best_of`, ask for `n` answers",
     "previous_response_id": _NO_STORE,
     "conversation": _NO_STORE,
     "previous_input_messages": _NO_STORE,
@@ -123,8 +124,8 @@ def split(
         headers: by name in lower case.
         max_model_len: of the model, in tokens; an output bound set here is never above it.
 
-    `Contract.deadline_s` counts from the arrival. With `bounds.max_output_tokens` set, a request without a bound of
-    its own is forwarded with that bound.
+    `Contract.deadline_s` counts from the arrival. A request without a bound of its own is forwarded with
+    `bounds.default_output_tokens`, or else `bounds.max_output_tokens`, if they are set.
 
     Raises:
         BadRequest: a refused field or a wrong value; `param` is the field or the header.
@@ -137,13 +138,15 @@ def split(
             if value and not (name == "best_of" and type(value) is int and value == 1):
                 raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
     check_values(operation, clean)
-    _bound_output(operation, clean, bounds.max_output_tokens, max_model_len)
+    _bound_output(operation, clean, bounds, max_model_len)
+    request_class = class_of(body, identity)
     contract = Contract(
-        request_class=class_of(body, identity),
+        request_class=request_class,
         session_id=_header_text(headers, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
         deadline_s=_deadline(headers),
         idempotency_key=_header_text(headers, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
         queue_status=_wants_queue_status(headers) and operation.generates and clean.get("stream") is True,
+        service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
     )
     return clean, contract
 
@@ -160,7 +163,7 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
     if type(template) is dict and template.get("chat_template") is not None:
         name = "chat_template_kwargs.chat_template"
         raise BadRequest(f"`{name}` {REFUSED['chat_template']}", param=name)
-    if operation is Operation.RESPONSES and clean.get("prompt") is not None:
+    if operation in (Operation.RESPONSES, Operation.INPUT_TOKENS) and clean.get("prompt") is not None:
         raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
     if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
         raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")
@@ -177,7 +180,8 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
             raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
 
 
-def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, max_model_len: int) -> None:
+def _bound_output(operation: Operation, clean: dict[str, Any], bounds: HttpSettings, max_model_len: int) -> None:
+    cap, default = bounds.max_output_tokens, bounds.default_output_tokens
     names = _OUTPUT_FIELDS.get(operation, ())
     given = [name for name in names if clean.get(name) is not None]
     for name in given:
@@ -186,10 +190,11 @@ def _bound_output(operation: Operation, clean: dict[str, Any], cap: int | None, 
             raise BadRequest(f"`{name}` must be an integer", param=name)
         if cap is not None and value > cap:
             raise BadRequest(f"`{name}` is {value}, {cap} output tokens are allowed in one request", param=name)
-    if names and cap is not None and not given:
-        silent = operation is Operation.COMPLETION and names[0] not in clean
-        longest = min(cap, max_model_len)  # vLLM refuses a bound above the model's
-        clean[names[0]] = min(longest, COMPLETION_DEFAULT_TOKENS) if silent else longest
+    if names and not given and (cap is not None or default is not None):
+        if default is None and operation is Operation.COMPLETION and names[0] not in clean:
+            default = COMPLETION_DEFAULT_TOKENS
+        # vLLM refuses a bound above the model's
+        clean[names[0]] = min(max_model_len, *(bound for bound in (cap, default) if bound is not None))
 
 
 def class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:

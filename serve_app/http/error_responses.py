@@ -13,6 +13,7 @@ import json
 import math
 from typing import Any
 
+from serve_app.core.queue import RefusalReason
 from serve_app.errors import MethodNotAllowed, ServeAppError
 from serve_app.types import Operation
 
@@ -24,8 +25,16 @@ JSON: Headers = [(b"content-type", b"application/json")]
 CLIENT_ID_HEADER = b"x-request-id"  # the client's, or HAProxy's own; Serve sends it back
 # The id inside the OpenAI object; Serve adds `x-request-id`, which echoes the client's header.
 REQUEST_ID_HEADER = b"x-serve-app-request-id"
+NO_RETRY = (b"x-should-retry", b"false")  # OpenAI's SDKs read it; by themselves they repeat a 409 and a 429 in vain
 MAX_RETRY_AFTER_S = 86_400.0  # a day; longer waits are sent as a day
 _RETRY_MS = b"retry-after-ms"
+EXPOSED_HEADERS = (
+    CLIENT_ID_HEADER,
+    REQUEST_ID_HEADER,
+    NO_RETRY[0],
+    b"retry-after",
+    _RETRY_MS,
+)  # to scripts of web pages
 
 
 def error_response(error: ServeAppError) -> Answer:
@@ -34,11 +43,16 @@ def error_response(error: ServeAppError) -> Answer:
     headers = JSON + _retry_headers(error.retry_after_s)
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if error.status == 409:
-        headers.append((b"x-should-retry", b"false"))  # the SDK retries a 409 by default, in vain
+    if error.code == RefusalReason.DEADLINE or is_final(error.status):
+        headers.append(NO_RETRY)
     if isinstance(error, MethodNotAllowed) and error.allow:
         headers.append((b"allow", ", ".join(error.allow).encode()))
     return error.status, headers, _encode(error.body())
+
+
+def is_final(status: int) -> bool:
+    """Whether a repeat of the request ends with the same status: the request has to change."""
+    return 400 <= status < 500 and status not in (408, 429)
 
 
 def sse_error(body: dict[str, Any], operation: Operation) -> bytes:

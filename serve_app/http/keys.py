@@ -3,7 +3,8 @@
 Invariant: no key is ever part of an error, a log line, or a comparison that stops early. Only the SHA-256 of a key is
 kept and looked up: a guess cannot be steered towards the digest of a key, so the time of a lookup reveals nothing.
 
-A key is sent as `Authorization: Bearer <key>` or `x-api-key: <key>`; if both are sent, only `Authorization` counts.
+A key is sent as `Authorization: Bearer <key>`, `x-api-key: <key>` or `api-key: <key>` (Azure's clients): the first of
+these counts.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class KeyRing:
         """
         value = headers.get(b"authorization")
         if value is None:
-            key = headers.get(b"x-api-key", b"")
+            key = headers.get(b"x-api-key") or headers.get(b"api-key", b"")
         else:
             scheme, _, key = value.partition(b" ")
             if scheme.lower() != b"bearer":

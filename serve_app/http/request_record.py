@@ -5,7 +5,7 @@ Invariant: every error and every answer has exactly one outcome.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serve_app.core.estimate import ObservedUse
 from serve_app.core.queue import RefusalReason
@@ -29,6 +29,7 @@ class RequestRecord:
         client_id: the request id that the client sent.
         request_class: the key's default class, until the body is read.
         slots: of a replica's batch.
+        parts: the requests of its prompts, if they are a list.
         granted_at: when it was last submitted to a replica.
         error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
@@ -53,6 +54,35 @@ class RequestRecord:
     usage: TokenUsage | None = None
     service_level: ServiceLevel | None = None
     streamed: bool = True
+    parts: list[RequestRecord] = field(default_factory=list)
+
+    def add_up_parts(self) -> None:
+        """Take over what the prompts of a list cost, used and waited for: sums, the first token, the longest wait."""
+        parts = self.parts
+        costs, usages = [part.cost for part in parts], [part.usage for part in parts if part.usage is not None]
+        self.cost = RequestCost(
+            prompt_bytes=sum(cost.prompt_bytes for cost in costs),
+            prompt_tokens=sum(cost.prompt_tokens for cost in costs),
+            output_tokens=sum(cost.output_tokens for cost in costs),
+            answers=sum(cost.answers for cost in costs),
+            source=costs[0].source,
+            max_kv_tokens=None,
+            prompts=len(parts),
+        )
+        self.slots = sum(part.slots for part in parts)
+        self.granted_at = max((part.granted_at for part in parts if part.granted_at is not None), default=None)
+        self.first_token_s = min((part.first_token_s for part in parts if part.first_token_s is not None), default=None)
+        if usages:
+            self.usage = TokenUsage(
+                sum(usage.prompt_tokens for usage in usages), sum(usage.completion_tokens for usage in usages)
+            )
+        longest = max(parts, key=lambda part: part.trace.waited_s).trace
+        self.trace = replace(
+            longest,
+            sequences=sum(part.trace.sequences for part in parts),
+            losses=sum(part.trace.losses for part in parts),
+            kv_token_s=sum(part.trace.kv_token_s for part in parts),
+        )
 
     def token_use(self) -> ObservedUse | None:
         """The tokens it used, for estimates; None if it generated nothing, or its use is unknown."""
@@ -128,7 +158,10 @@ class RequestRecord:
         them."""
         pace = None if self.stream is None else self.stream.pace
         if pace is None or pace.first_at is None:
-            return ServedRequest(self.outcome, now - self.started, self.first_token_s, is_streamed=self.streamed)
+            tokens = output / self.cost.answers
+            return ServedRequest(
+                self.outcome, now - self.started, self.first_token_s, tokens=tokens, is_streamed=self.streamed
+            )
         return ServedRequest(
             self.outcome,
             (pace.last_at if self.outcome is Outcome.OK else now) - self.started,

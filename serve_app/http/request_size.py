@@ -69,7 +69,7 @@ def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
             return _prompt_size(body.get("prompt"))
         case Operation.EMBEDDING:
             return _prompt_size(body.get("input")) + _prompt_size(body.get("messages"))
-        case Operation.RESPONSES:
+        case Operation.RESPONSES | Operation.INPUT_TOKENS:
             size = _text_size(body.get("instructions")) + _prompt_size(body.get("input"))
         case Operation.CHAT:
             size = _prompt_size(body.get("messages"))

@@ -16,10 +16,12 @@ from typing import Any
 from serve_app.errors import ServeAppError
 from serve_app.http.error_responses import (
     JSON,
+    NO_RETRY,
     REQUEST_ID_HEADER,
     Header,
     Headers,
     error_response,
+    is_final,
     sse_comment,
     sse_error,
     sse_retry_comment,
@@ -91,7 +93,8 @@ class HttpExchange:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
             stream.client_has_seen = True
-            await self.send_answer(first.status, JSON, body, times=times())
+            headers = [*JSON, NO_RETRY] if is_final(first.status) else JSON
+            await self.send_answer(first.status, headers, body, times=times())
             return frames[-1]
         self.status, self._headers, stream.client_has_seen = first.status, _SSE_HEADERS, True
         await self._start_stream(first.status)
@@ -105,6 +108,14 @@ class HttpExchange:
             if last:
                 return frames[-1]
             frames = await stream.next()
+
+    async def send_events(self, events: bytes, *, is_last: bool = False) -> None:
+        """Send events of a stream, which the first ones begin."""
+        self.status, self._headers = 200, _SSE_HEADERS
+        await self._start_stream()
+        if self.on_sent is not None:
+            self.on_sent(events)
+        await self._send({"type": "http.response.body", "body": events, "more_body": not is_last})
 
     async def send_error(self, error: ServeAppError) -> None:
         """Send the error: as a status while nothing is sent, as an event of the stream after that."""

@@ -3,14 +3,15 @@
 Invariant: `resolve` returns a route for exactly the methods in the table (and HEAD wherever GET is); everything else
 is a 404, or a 405 that names the allowed methods.
 
-Decided here: one trailing slash is ignored and not redirected (a redirect would lose the body of a POST). A model's id
-is the rest of the path, slashes included. OPTIONS is not supported: there are no CORS headers, since a key in a web
-page is public, so a browser's preflight is refused.
+Decided here: repeated slashes count as one (a base URL that ends with one gives `//v1`), and a trailing one is ignored;
+neither is redirected, which would lose the body of a POST. A model's id is the rest of the path, slashes included.
+OPTIONS is answered where CORS is configured (`http.cors_origins`), before the route is looked up.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ class LocalCall(enum.StrEnum):
 
     MODELS = "models"
     MODEL = "model"
+    VERSION = "version"
     HEALTH = "health"
     READY = "ready"
     METRICS = "metrics"
@@ -56,11 +58,14 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("POST", "/v1/chat/completions", Operation.CHAT),
     ("POST", "/v1/completions", Operation.COMPLETION),
     ("POST", "/v1/responses", Operation.RESPONSES),
+    ("POST", "/v1/responses/input_tokens", Operation.INPUT_TOKENS),
     ("POST", "/v1/embeddings", Operation.EMBEDDING),
     ("POST", "/tokenize", Operation.TOKENIZE),
     ("POST", "/detokenize", Operation.DETOKENIZE),
     ("POST", "/v1/sessions", SessionCall.OPEN),
     ("GET", "/v1/models", LocalCall.MODELS),
+    ("GET", "/tokenizer_info", Operation.TOKENIZER_INFO),
+    ("GET", "/version", LocalCall.VERSION),
     ("GET", "/health", LocalCall.HEALTH),
     ("GET", "/ready", LocalCall.READY),
     ("GET", "/metrics", LocalCall.METRICS),
@@ -72,6 +77,7 @@ _ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what c
     ("/v1/sessions/", "/renew", {"POST": SessionCall.RENEW}),
     ("/v1/sessions/", "", {"GET": SessionCall.GET, "HEAD": SessionCall.GET, "DELETE": SessionCall.CLOSE}),
 )
+_SLASHES = re.compile("/{2,}")
 _TABLE = {
     path: {one: HttpRoute(target) for one in (("GET", "HEAD") if method == "GET" else (method,))}
     for method, path, target in ROUTES
@@ -87,7 +93,7 @@ def resolve(method: str, path: str) -> HttpRoute:
     """
     plain, routes = path, _TABLE.get(path)
     if routes is None:
-        plain = path[:-1] if len(path) > 1 and path.endswith("/") else path
+        plain = _SLASHES.sub("/", path).removesuffix("/")
         routes = _TABLE.get(plain) or _with_id(plain)
     if method in routes:
         return routes[method]

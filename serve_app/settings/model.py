@@ -126,6 +126,8 @@ class ModelSettings(FrozenSettings):
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     tool_parser: str | None = None
+    # Calls that `tool_choice` demands satisfy the tool's schema, `strict` or not: clients parse them as if they did.
+    tool_strict: bool = True
     reasoning_parser: str | None = None
     chat_template: str | None = None
     media_domains: tuple[str, ...] = ()  # hosts that images in requests may be fetched from; none: none

@@ -28,7 +28,9 @@ from serve_app.types import RequestClass
 DEFAULT_MAX_BODY_BYTES = 8 * 2**20  # a 128K-token prompt is about 0.6 MB; vision inputs are links or a few MB
 DEFAULT_MAX_JSON_VALUES = 250_000  # a prompt of 128K token ids twice over; decoding them holds a router for 15 to 60 ms
 DEFAULT_MAX_JSON_DEPTH = 64  # nested JSON schemas of real tools stay under 20; parsers recurse per level
-DEFAULT_MAX_SEQUENCES = 8  # per request: n x prompts; vLLM's own default of 16384 lets one call fill the engine
+# Per request: n x prompts, each prompt granted by itself. LangChain sends 20 at once; with vLLM's own bound of 16384
+# one call fills the queue.
+DEFAULT_MAX_SEQUENCES = 128
 DEFAULT_MAX_EMBEDDING_INPUTS = 2048  # OpenAI's own bound on the inputs of one embeddings call
 DEFAULT_MAX_QUEUED = 1000  # requests waiting per model; the middle size the field uses (256, 1,000, 10,000)
 DEFAULT_MAX_QUEUED_TOKENS = 4_000_000  # as many requests of 4,000 tokens; longer ones take minutes each to drain
@@ -173,6 +175,8 @@ class HttpSettings(FrozenSettings):
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1)
     max_embedding_inputs: int = Field(DEFAULT_MAX_EMBEDDING_INPUTS, ge=1)
     max_output_tokens: int | None = Field(None, ge=1)  # caps what a request may ask for; None: the model's length
+    default_output_tokens: int | None = Field(None, ge=1)  # of a request that names no bound; None: what is left
+    cors_origins: tuple[str, ...] = ()  # of web pages that may call; a key in a web page is public, so none by default
     tls: TlsSettings | None = None  # read by `serve-app up`; on a cluster the environment of each machine says it
 
 

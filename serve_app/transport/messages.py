@@ -25,7 +25,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
 
     `number` is unique in the channel; `request_id` becomes the OpenAI object's id; `body` is the decoded OpenAI request
     without the fields of our own contract; `priority` is vLLM's (lower runs sooner); `slots` is how many sequences the
-    request takes in the engine's batch.
+    request takes in the engine's batch; `service_tier` is told back in the answer (None: the client named none).
     """
 
     number: int
@@ -35,6 +35,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     cache_salt: str | None = None
     slots: int = 1
+    service_tier: str | None = None
 
 
 FINISH_STOP = "stop"  # the finish reason of an answer that ended by itself; any other means that it was cut off

@@ -241,7 +241,7 @@ def test_a_request_for_more_sequences_than_a_replica_has_is_refused_for_good(
     stack: Stack, observer: Observer, simulated: str
 ) -> None:
     """Nobody is let wait for what never comes."""
-    body = {"model": simulated, "prompt": ["a", "b", "c"], "n": 4, "max_tokens": 1}
+    body = {"model": simulated, "prompt": ["a", "b", "c"], "n": SIMULATED_SLOTS + 1, "max_tokens": 1}
     response = stack.post("/v1/completions", body)
 
     assert response.status_code == 400

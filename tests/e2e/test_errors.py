@@ -72,9 +72,9 @@ def test_a_large_body_within_the_bound_is_read(stack: Stack) -> None:
     assert response.status_code == 200
 
 
-def test_another_content_type_is_a_400(stack: Stack) -> None:
+def test_another_content_type_is_a_415(stack: Stack) -> None:
     response = stack.post("/v1/completions", data=b"model=tiny", headers={"content-type": "text/plain"})
-    check_format(response, 400, "unsupported_content_type")
+    check_format(response, 415, "unsupported_content_type")
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/", "/v1", "/v1/chat", "/docs", "/v1/load_lora_adapter", "/sleep"])

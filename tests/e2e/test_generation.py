@@ -259,3 +259,36 @@ def test_an_answer_ends_where_the_model_s_length_does(client: openai.OpenAI) -> 
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 20
     assert answer.choices[0].finish_reason == "length"
+
+
+def test_each_prompt_of_a_list_is_completed_as_if_it_were_alone(client: openai.OpenAI) -> None:
+    texts = [prompts.text(number) for number in range(20)]  # LangChain's default batch
+    asked: dict[str, Any] = {"model": TINY, "max_tokens": 4, "temperature": 0}
+    answer = client.completions.create(prompt=texts, **asked)
+    alone = client.completions.create(prompt=texts[19], **asked)
+
+    assert [choice.index for choice in answer.choices] == list(range(20))
+    assert answer.choices[19].text == alone.choices[0].text
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 80
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_wrong_with_a_request_is_a_status_also_in_a_stream(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model=TINY, messages=prompts.chat(1), logit_bias={"99999999": 1}, max_tokens=2, stream=stream
+        )
+
+    assert refused.value.param == "logit_bias"
+
+
+def test_the_tier_that_served_is_told_back(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": TINY, "messages": prompts.chat(1), "max_tokens": 2, "service_tier": "flex"}
+    chunks = list(client.chat.completions.create(stream=True, **asked))
+
+    assert client.chat.completions.create(**asked).service_tier == "flex"
+    assert [chunk.service_tier for chunk in chunks if chunk.service_tier] == ["flex"]
+    assert (
+        client.responses.create(model=TINY, input="a", max_output_tokens=16, service_tier="flex").service_tier == "flex"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -79,3 +81,19 @@ def test_a_token_id_outside_the_vocabulary_is_the_client_s_error(stack: Stack) -
 
     assert response.status_code == 400
     assert "vocab" in response.json()["error"]["message"]
+
+
+def test_the_input_of_a_response_is_counted_as_its_usage_says(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": TINY, "input": "What is a letter?", "instructions": "Be brief."}
+    counted = client.responses.input_tokens.count(**asked)
+    usage = client.responses.create(**asked, max_output_tokens=1).usage
+
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens
+
+
+def test_the_tokenizer_is_described_to_operators(stack: Stack) -> None:
+    told = stack.get(f"/tokenizer_info?model={TINY}")
+
+    assert told.status_code == 200
+    assert "tokenizer_class" in told.json()

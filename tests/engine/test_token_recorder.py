@@ -21,7 +21,9 @@ def output(*choices: tuple[int, list[int]], prompt: int = 3, cached: int = 0, en
     return SimpleNamespace(
         prompt_token_ids=list(range(prompt)),
         num_cached_tokens=cached,
-        outputs=[SimpleNamespace(index=index, token_ids=ids, finish_reason=ends) for index, ids in choices],
+        outputs=[
+            SimpleNamespace(index=index, token_ids=ids, finish_reason=ends, logprobs=None) for index, ids in choices
+        ],
     )
 
 
@@ -109,3 +111,15 @@ def test_leaving_early_closes_the_engine_side() -> None:
 
     asyncio.run(scenario())
     assert closed == [True]
+
+
+def test_the_likeliest_tokens_come_first_whichever_was_sampled() -> None:
+    """vLLM's serving objects take the first ones of a position for `top_logprobs`."""
+    one = output((0, [9]))
+    one.outputs[0].logprobs = [{9: SimpleNamespace(rank=70), 4: SimpleNamespace(rank=1), 5: SimpleNamespace(rank=2)}]
+
+    async def scenario() -> list[Any]:
+        return [got async for got in TokenRecorder(1, ()).record(source(one))]
+
+    (got,) = asyncio.run(scenario())
+    assert list(got.outputs[0].logprobs[0]) == [4, 5, 9]

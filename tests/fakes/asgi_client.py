@@ -53,7 +53,7 @@ class Reply:
         return "".join(choice["text"] for event in told for choice in event.get("choices", []))
 
 
-def ask(prompt: str, tokens: int = 5, **more: Any) -> dict[str, Any]:
+def ask(prompt: str | list[str], tokens: int = 5, **more: Any) -> dict[str, Any]:
     """A completion's body; streamed unless told otherwise."""
     return {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True} | more
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -14,7 +16,16 @@ from hypothesis import strategies as st
 
 from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow
 from serve_app.http import body as body_module
-from serve_app.http.body import SLICE_BYTES, check_content, check_count, decode, read, structural_count
+from serve_app.http.body import (
+    SLICE_BYTES,
+    check_content,
+    check_count,
+    decode,
+    inflate,
+    is_gzip,
+    read,
+    structural_count,
+)
 from serve_app.settings import HttpSettings
 
 BOUNDS = HttpSettings()
@@ -244,11 +255,11 @@ def test_json_content_types_pass(kind: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "status"),
     [
-        (b"content-type", b"text/plain", 400),
-        (b"content-type", b"application/x-www-form-urlencoded", 400),
-        (b"content-type", b"multipart/form-data; boundary=\xff" + b"x" * 9999, 400),
-        (b"content-type", b"", 400),
-        (b"content-encoding", b"gzip", 400),
+        (b"content-type", b"text/plain", 415),
+        (b"content-type", b"application/x-www-form-urlencoded", 415),
+        (b"content-type", b"multipart/form-data; boundary=\xff" + b"x" * 9999, 415),
+        (b"content-type", b"", 415),
+        (b"content-encoding", b"br", 415),
         (b"content-length", b"-1", 400),
         (b"content-length", b"1" * 5000, 400),
         (b"content-length", b"11", 413),
@@ -296,3 +307,32 @@ def test_a_body_that_comes_at_the_rate_asked_for_has_its_time(monkeypatch: pytes
         return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
     assert asyncio.run(read({}, receive, BOUNDS)) == b'{"prompt": "' + b"x" * 200 + b'"}'
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"GZIP ", b"x-gzip"])
+def test_a_body_in_gzip_is_inflated(encoding: bytes) -> None:
+    headers = {b"content-encoding": encoding}
+    check_content(headers, 10)
+    assert is_gzip(headers)
+    assert inflate(gzip.compress(b"0123456789"), 10) == b"0123456789"
+
+
+def test_a_gzip_bomb_is_refused_after_the_bound() -> None:
+    bomb = gzip.compress(bytes(64 * 2**20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge):
+            inflate(bomb, 2**16)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", gzip.compress(b"{}")[:-1], gzip.compress(b"{}") + b"x", gzip.compress(b"{") + gzip.compress(b"}")],
+)
+def test_what_is_not_one_whole_gzip_member_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        inflate(body, 100)
+    assert caught.value.param == "body"

@@ -139,6 +139,22 @@ def test_best_of_one_asks_for_nothing() -> None:
     refused("best_of", {**BODY, "best_of": True})
 
 
+@pytest.mark.parametrize(
+    ("body", "tier"),
+    [
+        ({}, None),
+        ({"priority": "high"}, None),
+        ({"service_tier": "auto"}, "default"),
+        ({"service_tier": "low"}, "flex"),
+        ({"service_tier": "flex", "priority": "high"}, "priority"),
+    ],
+)
+def test_a_tier_that_was_named_is_told_back_in_openai_s_word_for_the_class(
+    body: dict[str, Any], tier: str | None
+) -> None:
+    assert contract_of(body).service_tier == tier
+
+
 @pytest.mark.parametrize("value", [True, None, False])
 def test_store_is_taken_as_false_without_a_word(value: bool | None) -> None:
     assert clean({"input": "hi", "store": value}, Operation.RESPONSES) == {"input": "hi"}
@@ -333,3 +349,13 @@ def test_a_silent_completion_keeps_openais_default_of_sixteen_tokens() -> None:
 
 def test_embeddings_get_no_output_bound() -> None:
     assert clean({"input": "x"}, Operation.EMBEDDING, CAPPED) == {"input": "x"}
+
+
+@pytest.mark.parametrize(
+    ("cap", "given", "expected"),
+    [(None, {}, 50), (20, {}, 20), (None, {"max_tokens": 7}, 7), (None, {"max_tokens": None}, 50)],
+)
+def test_a_request_that_names_no_bound_gets_the_default(cap: int | None, given: dict[str, Any], expected: int) -> None:
+    bounds = HttpSettings(default_output_tokens=50, max_output_tokens=cap)
+    assert clean({"prompt": "x", **given}, Operation.COMPLETION, bounds)["max_tokens"] == expected
+    assert clean({"input": "x"}, Operation.RESPONSES, bounds, max_model_len=16)["max_output_tokens"] == 16

@@ -81,6 +81,30 @@ def test_the_sdk_waits_as_long_as_told_and_tries_again(monkeypatch: pytest.Monke
     assert waits == [pytest.approx(0.301)]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.BadRequest("no"),
+        errors.BodyTooLarge("no"),
+        errors.Forbidden("no"),
+        errors.AnswerNotKept("no"),
+        errors.Overloaded("too late", retry_after_s=1, code="deadline"),
+    ],
+)
+def test_the_sdk_does_not_repeat_what_is_pointless(error: errors.ServeAppError) -> None:
+    client, seen = sdk(error_response(error), retries=2)
+    with pytest.raises(openai.APIStatusError):
+        ask(client)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [errors.BodyTooSlow("no"), errors.Overloaded("no"), errors.Unavailable("no"), errors.EngineFailed("no")]
+)
+def test_what_may_succeed_later_may_be_repeated(error: errors.ServeAppError) -> None:
+    assert b"x-should-retry" not in dict(error_response(error)[1])
+
+
 def stream_of(ending: bytes, first: dict[str, Any]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     return 200, [(b"content-type", b"text/event-stream")], b"data: " + json.dumps(first).encode() + b"\n\n" + ending
 

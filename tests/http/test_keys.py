@@ -59,6 +59,7 @@ def test_a_key_known_by_its_hash_alone_is_let_in() -> None:
         {b"authorization": f"bearer {ALICE}".encode()},
         {b"authorization": f"Bearer  {ALICE} ".encode()},
         {b"x-api-key": ALICE.encode()},
+        {b"api-key": ALICE.encode()},
         {b"authorization": f"Bearer {ALICE}".encode(), b"x-api-key": b"sk-something-else"},
     ],
 )
@@ -99,7 +100,7 @@ def test_a_wrong_authorization_is_not_made_good_by_the_other_header() -> None:
     refusal({b"authorization": b"Bearer wrong-0123456789abc", b"x-api-key": ALICE.encode()})
 
 
-@given(st.dictionaries(st.sampled_from([b"authorization", b"x-api-key", b"x"]), st.binary(max_size=40)))
+@given(st.dictionaries(st.sampled_from([b"authorization", b"x-api-key", b"api-key", b"x"]), st.binary(max_size=40)))
 def test_no_headers_by_chance_are_let_in(headers: dict[bytes, bytes]) -> None:
     refusal(headers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 
 from serve_app.router import replicas as replica_module
@@ -55,5 +56,23 @@ def test_metrics_are_for_operators_and_scrapers() -> None:
         auth = AuthSettings.model_validate({"keys": [{"key": key, **role} for key, role in keys.items()]})
         client.edge.configure(client.edge.settings.model_copy(update={"auth": auth}))
         assert [(await client.get("/metrics", key=key)).status for key in keys] == [200, 403]
+
+    run(scenario)
+
+
+def test_the_versions_are_told() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        told = json.loads((await client.get("/version")).body)
+        assert told["version"] == importlib.metadata.version("serve-app")
+
+    run(scenario)
+
+
+def test_the_tokenizer_is_described_to_operators_alone() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        refused = await client.get("/tokenizer_info")
+        assert (refused.status, refused.error["code"]) == (403, "not_admin")
 
     run(scenario)

@@ -17,6 +17,11 @@ BOUND_S = 10.0  # of an exchange over loopback that takes milliseconds
 
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["path"] == "/stream":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for body in (b"first ", b"second"):
+            await send({"type": "http.response.body", "body": body, "more_body": body != b"second"})
+        return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
 
@@ -89,3 +94,20 @@ def test_what_is_no_request_is_refused_in_openais_format(sent: bytes) -> None:
 @pytest.mark.parametrize("value", [b"plain", "gr\u00fc\u00dfe".encode()])
 def test_other_headers_pass(value: bytes) -> None:
     assert asyncio.run(_ask(_request(b"x-request-id: " + value)))[0] == 200
+
+
+def test_a_stream_to_an_http_1_0_client_has_no_chunks_and_ends_with_the_connection() -> None:
+    status, headers, body = asyncio.run(_ask(b"GET /stream HTTP/1.0\r\n\r\n"))
+    assert (status, body) == (200, b"first second")
+    assert "transfer-encoding" not in headers
+    assert headers["connection"] == "close"
+
+
+def test_a_whole_answer_to_an_http_1_0_client_keeps_its_length() -> None:
+    status, headers, body = asyncio.run(_ask(b"GET / HTTP/1.0\r\n\r\n"))
+    assert (status, headers["content-length"], body) == (200, "2", b"ok")
+
+
+def test_a_stream_to_an_http_1_1_client_has_chunks() -> None:
+    _, headers, _ = asyncio.run(_ask(_request(b"x: y", b"/stream")))
+    assert headers["transfer-encoding"] == "chunked"

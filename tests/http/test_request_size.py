@@ -14,7 +14,7 @@ from serve_app.http import request_size
 from serve_app.settings import HttpSettings
 from serve_app.types import Operation
 
-BOUNDS = HttpSettings()
+BOUNDS = HttpSettings(max_sequences=8)
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 json_values = st.recursive(

@@ -27,6 +27,11 @@ def test_every_operation_has_exactly_one_route() -> None:
     assert sorted(t for _, _, t in ROUTES if isinstance(t, Operation)) == sorted(Operation)
 
 
+@pytest.mark.parametrize("path", ["//v1/chat/completions", "/v1//chat/completions", "/v1/chat/completions//"])
+def test_repeated_slashes_count_as_one(path: str) -> None:
+    assert resolve("POST", path) == HttpRoute(Operation.CHAT)
+
+
 @pytest.mark.parametrize(("method", "path", "target"), [row for row in ROUTES if row[0] == "GET"])
 def test_head_goes_where_get_goes(method: str, path: str, target: LocalCall) -> None:
     assert resolve("HEAD", path) == HttpRoute(target)
@@ -59,9 +64,7 @@ def test_a_wrong_method_is_told_which_are_right(method: str, path: str, allow: t
     assert pickle.loads(pickle.dumps(caught.value)).allow == allow
 
 
-@pytest.mark.parametrize(
-    "path", ["", "/", "//", "/v1", "/v1/chat", "/V1/models", "/v1/chat/completions//", "/health/x"]
-)
+@pytest.mark.parametrize("path", ["", "/", "//", "/v1", "/v1/chat", "/V1/models", "/health/x"])
 def test_an_unknown_path_is_not_found(path: str) -> None:
     with pytest.raises(NotFound) as caught:
         resolve("POST", path)

@@ -41,6 +41,7 @@ OTHERWISE: dict[str, Any] = {
     "enable_prefix_caching": False,
     "enforce_eager": True,
     "tool_parser": "hermes",
+    "tool_strict": False,
     "reasoning_parser": "qwen3",
     "chat_template": "{{ messages }}",
     "media_domains": ["example.org"],

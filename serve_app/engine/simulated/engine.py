@@ -176,7 +176,8 @@ class SimulatedEngine:
         if operation is Operation.DETOKENIZE:
             return self._answer(submit, {"prompt": self._tokenizer.decode(requests.parse_detokenize(body))})
         embeds = self.settings.task == "embed"
-        if operation is Operation.RESPONSES or embeds is not (operation is Operation.EMBEDDING):
+        unknown = operation in (Operation.RESPONSES, Operation.INPUT_TOKENS, Operation.TOKENIZER_INFO)
+        if unknown or embeds is not (operation is Operation.EMBEDDING):
             raise BadRequest(f"{self.settings.name} does not answer {operation.value} requests", param="model")
         if embeds:
             return self._embed(submit, *requests.parse_embedding(body, max_model_len=self._max_model_len))

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import psutil
 from pydantic import BaseModel, ValidationError
@@ -96,46 +97,33 @@ class VllmEngine:
             kv_block_tokens=cache.block_size,
         )
 
-    async def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
+    def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         """See `EngineBackend.run`."""
-        if not self.alive:
-            raise EngineUnreachable("the engine is dead")
         n = submit.body.get("n")
         recorder = TokenRecorder(n if isinstance(n, int) and n > 0 else 1, FATAL, submit.cache_salt or "")
+        return answer_frames(functools.partial(self._answer, submit, recorder), recorder, submit)
+
+    async def _answer(self, submit: Submit, recorder: TokenRecorder) -> Frame | AsyncGenerator[str, None]:
+        """The events of a stream; the only frame of a whole answer or a refusal."""
+        if not self.alive:
+            raise EngineUnreachable("the engine is dead")
         recorder_of_request.set(recorder)
         try:
-            answer = await serving.answer(self._running(), self._state, submit)
+            answer = await serving.answer(self._running(), self._state, submit, self._settings.tool_strict)
         except EngineDeadError as error:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:
-            yield serving.refusal(serving.validation_error(error), submit)
-            return
+            return serving.refusal(serving.validation_error(error, submit), submit)
         except Exception as error:
             if recorder.failure is not None:
                 raise EngineFailed(f"the engine died: {error}") from error
-            yield serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
-            return
+            return serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
         if isinstance(answer, ErrorResponse):
-            yield serving.refused(recorder, submit) or serving.refusal(answer, submit)
-            return
-        number = submit.number
+            return serving.refused(recorder, submit) or serving.refusal(answer, submit)
         if isinstance(answer, BaseModel | bytes):
             body = answer if isinstance(answer, bytes) else answer.model_dump_json(by_alias=True).encode()
-            yield Frame(number, body, 200, "json", recorder.take_groups(), 1, recorder.usage())
-            return
-        status, media = 200, "sse"
-        try:
-            async for text in answer:
-                if recorder.failure is not None:
-                    raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
-                if status and (refusal := serving.refused(recorder, submit)) is not None:
-                    yield refusal
-                    return
-                yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1)
-                status, media = 0, ""
-        finally:
-            await answer.aclose()
-        yield Frame(number, b"", groups=recorder.take_groups(), usage=recorder.usage())
+            return Frame(submit.number, body, 200, "json", recorder.take_groups(), 1, recorder.usage())
+        return answer
 
     def load(self) -> EngineLoad:
         """See `EngineBackend.load`."""
@@ -192,6 +180,42 @@ class VllmEngine:
         if self._llm is None:
             raise EngineFailed("the engine is not running")
         return self._llm
+
+
+async def answer_frames(
+    start: Callable[[], Awaitable[Frame | AsyncGenerator[str, None]]], recorder: TokenRecorder, submit: Submit
+) -> AsyncGenerator[Frame, None]:
+    """The frames of an answer. An error before the first event of a stream is a status, a later one an event in our
+    format. `start`: starts the request; gives the only frame, or the events."""
+    number, status, media = submit.number, 200, "sse"
+    events = await start()
+    if isinstance(events, Frame):
+        yield events
+        return
+    try:
+        async for text in events:
+            if recorder.failure is not None:
+                raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
+            if status or text.startswith(serving.ERROR_EVENT):
+                refusal = serving.refused(recorder, submit) or serving.event_refusal(text, submit)
+                if refusal is not None and status:
+                    yield refusal
+                    return
+                text = text if refusal is None else f"data: {refusal.body.decode()}\n\n"
+            yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1)
+            status, media = 0, ""
+    except EngineFailed:
+        raise
+    except Exception as error:
+        if recorder.failure is not None:
+            raise EngineFailed(f"the engine died: {error}") from error
+        if not status:
+            raise
+        yield serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
+        return
+    finally:
+        await events.aclose()
+    yield Frame(number, b"", groups=recorder.take_groups(), usage=recorder.usage())
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

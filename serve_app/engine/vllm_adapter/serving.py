@@ -24,14 +24,17 @@ from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
+from vllm.tool_parsers.structural_tag_registry import resolve_tool_strictness
+from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from serve_app.core.grammar_bounds import too_complex
+from serve_app.engine.client_names import field_path, in_client_words
 from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.trusted_models import trusted
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
-from serve_app.errors import NotFound
+from serve_app.errors import BadRequest, NotFound
 from serve_app.settings import ModelSettings
 from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Operation
@@ -40,6 +43,12 @@ logger = logging.getLogger("ray.serve")
 
 # Fields that become a grammar; vLLM passes errors of the grammar's builder through unchanged.
 GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text")
+
+# How vLLM's streams say that the request failed: in place of the first event when nothing of the answer came before.
+ERROR_EVENT = 'data: {"error":'
+_CHUNK, _DATA = 'data: {"id":', "data: {"
+# The Responses API's events before the first output: held back until it comes, since an error after them is no status.
+_EARLY_EVENTS = ("response.created", "response.in_progress")
 
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
@@ -73,8 +82,14 @@ def frontend_arguments(arguments: AsyncEngineArgs, settings: ModelSettings) -> N
     return Namespace(**values)
 
 
-async def answer(llm: RecordedLLM, state: State, submit: Submit) -> BaseModel | bytes | AsyncGenerator[str, None]:
-    """The answer of vLLM's serving object: a body, vLLM's error, or a stream of SSE events. Raises vLLM's errors."""
+async def answer(
+    llm: RecordedLLM, state: State, submit: Submit, tool_strict: bool
+) -> BaseModel | bytes | AsyncGenerator[str, None]:
+    """The answer of vLLM's serving object: a body, vLLM's error, or a stream of SSE events. Raises vLLM's errors.
+
+    Args:
+        tool_strict: calls that the request demands have arguments that satisfy the tool's schema.
+    """
     body = dict(submit.body)
     raw = _raw_request(submit.request_id)
     if submit.operation.generates:
@@ -86,28 +101,87 @@ async def answer(llm: RecordedLLM, state: State, submit: Submit) -> BaseModel | 
         case Operation.CHAT:
             serving = _serving_object(state, "openai_serving_chat", "chat completions")
             chat = ChatCompletionRequest.model_validate(body)
+            if tool_strict:
+                enforce_tool_schemas(chat)
             # here, since with tools the grammar is tried before `add_request`
             await llm.check_grammar(chat.extract_structured_outputs())
-            answered = await serving.create_chat_completion(chat, raw)
+            answered = with_tier(await serving.create_chat_completion(chat, raw), submit.service_tier)
         case Operation.COMPLETION:
             serving = _serving_object(state, "openai_serving_completion", "completions")
-            answered = await serving.create_completion(CompletionRequest.model_validate(body), raw)
+            completion = CompletionRequest.model_validate(body)
+            answered = with_tier(await serving.create_completion(completion, raw), submit.service_tier)
         case Operation.RESPONSES:
             serving = _serving_object(state, "openai_serving_responses", "responses")
             body |= {"request_id": f"resp_{submit.request_id}", "store": False}
+            if submit.service_tier is not None:
+                body["service_tier"] = submit.service_tier
             asked = ResponsesRequest.model_validate(body)
+            if tool_strict:
+                enforce_tool_schemas(asked)
             await llm.check_grammar(asked.extract_structured_outputs())  # its stream begins before `add_request`
             responses = await serving.create_responses(asked, raw)
-            answered = responses if isinstance(responses, BaseModel) else _responses_events(responses)
+            answered = _not_stored(responses) if isinstance(responses, BaseModel) else responses_events(responses)
         case Operation.EMBEDDING:
             serving = _serving_object(state, "serving_embedding", "embeddings")
             response = await serving(TypeAdapter(EmbeddingRequest).validate_python(body), raw)
             answered = bytes(response.body)
         case Operation.TOKENIZE:
             answered = await state.serving_tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
+        case Operation.INPUT_TOKENS:
+            answered = await _count_input(state, ResponsesRequest.model_validate(body))
+        case Operation.TOKENIZER_INFO:
+            answered = await state.serving_tokenization.get_tokenizer_info()
         case Operation.DETOKENIZE:
             answered = await state.serving_tokenization.create_detokenize(DetokenizeRequest.model_validate(body), raw)
     return answered
+
+
+async def _count_input(state: State, asked: ResponsesRequest) -> BaseModel | bytes:
+    """OpenAI's count of the input tokens that a response would have."""
+    serving = _serving_object(state, "openai_serving_responses", "responses")
+    rendered = await serving.online_renderer.render_responses(
+        asked, previous_messages=None, previous_response_outputs=None, tool_server=None
+    )
+    if isinstance(rendered, ErrorResponse):
+        return rendered
+    tokens = len(rendered.engine_input["prompt_token_ids"])
+    return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+def enforce_tool_schemas(asked: ChatCompletionRequest | ResponsesRequest) -> None:
+    """Make every tool of a request that demands a call strict: vLLM else lets its arguments be any JSON value."""
+    choice = asked.tool_choice
+    if asked.tools and choice not in (None, "none", "auto") and getattr(choice, "mode", None) != "auto":
+        strict: Any = resolve_tool_strictness(asked.tools, choice, ToolStrictLevel.PARAMETER)
+        asked.tools = strict
+
+
+def with_tier(
+    answered: BaseModel | AsyncGenerator[str, None], tier: str | None
+) -> BaseModel | AsyncGenerator[str, None]:
+    """The answer with the tier that served it, in a stream in its first event. None: the client named none."""
+    if tier is None or isinstance(answered, ErrorResponse):
+        return answered
+    if isinstance(answered, BaseModel):
+        return answered.model_copy(update={"service_tier": tier})
+    return _tier_first(answered, tier)
+
+
+async def _tier_first(events: AsyncGenerator[str, None], tier: str) -> AsyncGenerator[str, None]:
+    told = False
+    try:
+        async for text in events:
+            if not told and text.startswith(_CHUNK):
+                text = f'data: {{"service_tier":"{tier}",{text.removeprefix(_DATA)}'
+            told = True
+            yield text
+    finally:
+        await events.aclose()
+
+
+def _not_stored(response: BaseModel) -> BaseModel:
+    """The response with OpenAI's `store`, which vLLM leaves out: nothing is stored here, whatever was asked for."""
+    return response if isinstance(response, ErrorResponse) else response.model_copy(update={"store": False})
 
 
 def _serving_object(state: State, name: str, what: str) -> Any:
@@ -122,11 +196,28 @@ def _raw_request(request_id: str) -> Request:
     return Request({"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", request_id.encode())]})
 
 
-async def _responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+def _event_text(event: Any) -> str:
+    """vLLM calls an answer that was cut off complete, and leaves out OpenAI's `store`: nothing is stored here."""
+    if getattr(event, "response", None) is None:
+        return f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
+    body = event.model_dump(mode="json", by_alias=True)
+    body["response"]["store"] = False
+    if body["response"]["status"] == "incomplete":
+        body["type"] = "response.incomplete"
+    return f"event: {body['type']}\ndata: {msgspec.json.encode(body).decode()}\n\n"
+
+
+async def responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
     """Responses API events as SSE, with their type in an `event:` line."""
+    early = ""
     try:
         async for event in events:
-            yield f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
+            text = _event_text(event)
+            if event.type in _EARLY_EVENTS:
+                early += text
+                continue
+            yield early + text
+            early = ""
     finally:
         await events.aclose()
 
@@ -138,9 +229,19 @@ def refusal(error: ErrorResponse, submit: Submit) -> Frame:
         code = "model_not_found"
     elif TOO_LONG in said.message:
         code = "context_length_exceeded"
-    kind = "invalid_request_error" if status < 500 else said.type
-    body = {"error": {"message": said.message, "type": kind, "param": said.param, "code": code}}
+    elif status < 500:
+        code = BadRequest.code
+    kind = BadRequest.type if status < 500 else said.type
+    message, param = in_client_words(said.message, said.param, submit.body)
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return _last_frame(submit, status, body)
+
+
+def event_refusal(text: str, submit: Submit) -> Frame | None:
+    """The refusal that an event of vLLM's stream carries; None: the event is a part of the answer."""
+    if not text.startswith(ERROR_EVENT):
+        return None
+    return refusal(ErrorResponse.model_validate_json(text.removeprefix("data:")), submit)
 
 
 def _last_frame(submit: Submit, status: int, body: dict[str, Any]) -> Frame:
@@ -177,9 +278,9 @@ def error_response(error: Exception, submit: Submit) -> ErrorResponse:
     return create_error_response(f"{field}: the grammar or schema cannot be built: {error}", param=field)
 
 
-def validation_error(error: ValidationError) -> ErrorResponse:
+def validation_error(error: ValidationError, submit: Submit) -> ErrorResponse:
     """The first validation error in OpenAI's format, with the field in `param`."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
+    field = field_path(first["loc"], submit.body, is_missing=first["type"] == "missing")
     message = f"{field}: {first['msg']}" if field else first["msg"]
-    return create_error_response(message, param=field or None)
+    return create_error_response(message, param=field)

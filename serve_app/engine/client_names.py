@@ -1,0 +1,48 @@
+"""Names the field at fault in the client's own words: vLLM's errors have its names, and paths through its classes.
+
+Invariant: a name returned here is a path into the client's body, or what vLLM said where no such path is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# vLLM's name of a field, and the client's fields that become it. The first one in the body counts.
+_CLIENT_FIELDS = {
+    "max_tokens": ("max_completion_tokens", "max_output_tokens"),
+    "logprobs": ("top_logprobs",),
+    "input_tokens": ("messages", "prompt", "input"),
+}
+_FIELD_WORD = re.compile(r"`?([a-z_]+)")
+_APPENDED_PARAMETER = re.compile(r" \(parameter=.*\)$", re.DOTALL)
+
+
+def field_path(location: Sequence[str | int], body: Mapping[str, Any], *, is_missing: bool) -> str | None:
+    """The dotted path of a validation error; None: it concerns the whole body.
+
+    Args:
+        location: pydantic's `loc`, with the names of union branches between those of fields.
+        is_missing: the last part is a field that the body lacks.
+    """
+    node: Any = body
+    path: list[str] = []
+    for number, part in enumerate(location):
+        children = dict(enumerate(node)) if isinstance(node, list) else node
+        if isinstance(children, Mapping) and part in children:
+            node = children[part]
+        elif not (is_missing and number == len(location) - 1):
+            continue
+        path.append(str(part))
+    return ".".join(path) or None
+
+
+def in_client_words(message: str, param: str | None, body: Mapping[str, Any]) -> tuple[str, str | None]:
+    """vLLM's message and parameter with the client's name of the field."""
+    message = _APPENDED_PARAMETER.sub("", message)
+    if param is None:
+        word = _FIELD_WORD.match(message)
+        return message, word[1] if word is not None and word[1] in body else None
+    name = next((field for field in _CLIENT_FIELDS.get(param, ()) if body.get(field) is not None), param)
+    return re.sub(rf"\b{re.escape(param)}\b", name, message), name

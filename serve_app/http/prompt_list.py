@@ -1,0 +1,151 @@
+"""A completion with a list of prompts: one request of the queue for each prompt, one answer to the client.
+
+Granted together, the prompts of a list would need as many free slots on one replica at once, and idle them meanwhile.
+
+Invariant: the merged answer has the choices, numbers and usage that one engine would give for the whole list; events of
+one prompt stay in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from serve_app.errors import BadRequest
+from serve_app.http.error_responses import JSON
+from serve_app.http.python_calls import EVENT_END, error_in, error_of
+from serve_app.http.response import HttpExchange
+from serve_app.transport import Frame, ResponseStream
+from serve_app.types import Operation
+
+_DATA, _DONE = b"data: ", b"[DONE]"
+
+
+def bodies_of(operation: Operation, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The body of each prompt; the body itself, if it has one prompt.
+
+    Raises:
+        BadRequest: a list whose entries are not all texts or lists of token ids.
+    """
+    prompts = body.get("prompt")
+    if operation is not Operation.COMPLETION or type(prompts) is not list or len(prompts) < 2:
+        return [body]
+    if all(type(prompt) is int for prompt in prompts):
+        return [body]
+    for number, prompt in enumerate(prompts):
+        if type(prompt) is not str and not (type(prompt) is list and prompt and type(prompt[0]) is int):
+            raise BadRequest(f"`prompt.{number}` must be a string or a list of token ids", param=f"prompt.{number}")
+    return [{**body, "prompt": prompt} for prompt in prompts]
+
+
+class MergedExchange:
+    """The answer to all prompts of a list.
+
+    Args:
+        exchange: the client's.
+        prompts: how many there are; `choices`: of each.
+    """
+
+    def __init__(self, exchange: HttpExchange, prompts: int, choices: int) -> None:
+        self._exchange, self._choices = exchange, choices
+        self._documents: list[dict[str, Any]] = [{}] * prompts
+        self._usage_event: dict[str, Any] | None = None
+        self._sending = asyncio.Lock()  # the exchange takes one message at a time, and its head first
+        self._is_streamed = False
+
+    def keep(self, number: int, document: dict[str, Any]) -> None:
+        """Keep the whole answer to one prompt."""
+        self._documents[number] = self._renumbered(number, document)
+
+    async def send_events(self, number: int, events: bytes) -> None:
+        """Send events of one prompt. Raises the error that one of them carries."""
+        self._is_streamed = True
+        merged = b"".join([self._merged(number, event) for event in events.split(EVENT_END) if event])
+        if merged:
+            async with self._sending:
+                await self._exchange.send_events(merged)
+
+    async def end(self) -> None:
+        """End the answer: every prompt has its own."""
+        if self._is_streamed:
+            usage = b"" if self._usage_event is None else _event(self._usage_event)
+            await self._exchange.send_events(usage + _DATA + _DONE + EVENT_END, is_last=True)
+            return
+        first, *others = self._documents
+        for other in others:
+            first["choices"] += other["choices"]
+            first["usage"] = _sum(first.get("usage"), other.get("usage"))
+        await self._exchange.send_answer(200, JSON, msgspec.json.encode(first))
+
+    def _merged(self, number: int, event: bytes) -> bytes:
+        data = event.removeprefix(_DATA)
+        if data == _DONE:
+            return b""
+        error = error_in(data)
+        if error is not None:
+            raise error
+        chunk = self._renumbered(number, msgspec.json.decode(data))
+        if chunk["choices"]:
+            return _event(chunk)
+        before = None if self._usage_event is None else self._usage_event.get("usage")
+        self._usage_event = {**chunk, "usage": _sum(before, chunk.get("usage"))}
+        return b""
+
+    def _renumbered(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
+        answer["id"] = answer["id"].removesuffix(f"-{number}")
+        for choice in answer["choices"]:
+            choice["index"] += number * self._choices
+        return answer
+
+
+class PromptExchange:
+    """The answer to one prompt of a list, as a part of the merged one."""
+
+    def __init__(self, merged: MergedExchange, number: int) -> None:
+        self._merged, self._number = merged, number
+
+    async def relay(self, stream: ResponseStream, frames: list[Frame]) -> Frame:
+        """As `HttpExchange.relay`. Raises the engine's refusal of this prompt: it ends the whole list."""
+        first = frames[0]
+        if first.media == "json":
+            while frames[-1].usage is None:
+                frames += await stream.next()
+            body = b"".join([frame.body for frame in frames])
+            if first.status >= 400:
+                raise error_of(first.status, [], body)
+            self._merged.keep(self._number, msgspec.json.decode(body))
+            return frames[-1]
+        stream.client_has_seen = True
+        while True:
+            await self._merged.send_events(self._number, b"".join([frame.body for frame in frames]))
+            if frames[-1].usage is not None:
+                return frames[-1]
+            frames = await stream.next()
+
+
+async def run_together(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for all tasks; the first failure ends the others. Raises it."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    return _DATA + msgspec.json.encode(chunk) + EVENT_END
+
+
+def _sum(left: Any, right: Any) -> Any:
+    """The sum of two counts, or of each count in two usages."""
+    if left is None or right is None:
+        return right if left is None else left
+    if isinstance(left, dict):
+        return {name: _sum(left.get(name), right.get(name)) for name in left | right}
+    return left + right

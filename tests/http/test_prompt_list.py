@@ -1,0 +1,158 @@
+"""A list of prompts: each is granted by itself, and the client gets one answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serve_app.errors import BadRequest
+from serve_app.http.prompt_list import bodies_of
+from serve_app.types import Operation, Outcome
+from tests.fakes.asgi_client import Reply, ask, cancel, running, started
+from tests.fakes.engines import FakeCluster, model, run, until
+from tests.fakes.router import LONG, SOON_S, said
+
+PROMPTS = [f"p {number}" for number in range(20)]  # LangChain's default batch
+TOKENS = 5
+
+
+def texts(reply: Reply) -> dict[int, str]:
+    """The texts by the number of their choice."""
+    answers = (
+        reply.events if reply.headers["content-type"].startswith("text/event-stream") else [json.loads(reply.body)]
+    )
+    found: dict[int, str] = {}
+    for answer in answers:
+        for choice in answer["choices"]:
+            found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    return found
+
+
+def usage(reply: Reply) -> dict[str, int]:
+    answers = (
+        reply.events if reply.headers["content-type"].startswith("text/event-stream") else [json.loads(reply.body)]
+    )
+    (found,) = [answer["usage"] for answer in answers if answer.get("usage")]
+    return dict(found)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_list_longer_than_the_batch_is_answered_as_by_one_engine(stream: bool) -> None:
+    more: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", "r2")
+        reply = await client.post(ask(PROMPTS, TOKENS, stream=stream, **more))
+        one = await client.post(ask(PROMPTS[0], TOKENS, stream=stream, **more))
+
+        assert reply.status == 200
+        assert texts(reply) == {number: said(prompt, TOKENS) for number, prompt in enumerate(PROMPTS)}
+        assert usage(reply)["completion_tokens"] == len(PROMPTS) * usage(one)["completion_tokens"]
+        ids = {answer["id"] for answer in (reply.events if stream else [json.loads(reply.body)])}
+        assert ids == {reply.headers["x-serve-app-request-id"]}
+        if stream:
+            assert reply.body.count(b"[DONE]") == 1
+            assert reply.body.endswith(b"data: [DONE]\n\n")
+        assert client.outcomes == {Outcome.OK: 2}
+        receipt = client.edge.receipts.find(reply.headers["x-serve-app-request-id"], None)
+        assert receipt is not None
+        assert (receipt.slots, receipt.output_tokens) == (len(PROMPTS), len(PROMPTS) * TOKENS)
+        assert client.figures("serve_app_completion_tokens_total") == {(): (len(PROMPTS) + 1) * TOKENS}
+        await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario, model(slots=4))
+
+
+def test_choices_of_each_prompt_are_numbered_as_in_one_engine() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reply = await client.post(ask(["a", "b"], 2, n=2, stream=False))
+        assert sorted(texts(reply)) == [0, 1, 2, 3]
+        assert texts(reply)[2] == said("b", 2)
+
+    run(scenario, model(slots=2))
+
+
+def test_prompts_run_in_the_one_slot_that_is_free() -> None:
+    """Granted together they would wait for the long request, and no other could use the slots kept for them."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        task, _ = await running(client, n=3)
+        reply = await client.post(ask(["a", "b", "c", "d"], TOKENS))
+        assert reply.status == 200
+        assert sorted(texts(reply)) == [0, 1, 2, 3]
+        assert not task.done()
+        await cancel(task)
+
+    run(scenario, model(slots=4))
+
+
+def test_a_prompt_that_the_engine_refuses_ends_the_list() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reply = await client.post(ask(["a", "word " * 9000], TOKENS, stream=False))
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+        assert reply.headers["x-should-retry"] == "false"
+        assert client.outcomes == {Outcome.BAD_REQUEST: 1}
+        await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario, model(slots=4))
+
+
+def test_a_client_that_leaves_ends_all_prompts() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reply = Reply()
+        task = client.posting(ask(["a", "b", "c"], LONG), reply=reply)
+        await until(lambda: bool(reply.chunks), SOON_S, "first frames")
+        await cancel(task)
+        await until(client.at_rest, SOON_S, "all given back")
+        await until(lambda: not cluster["r1"].work, SOON_S, "aborted")
+
+    run(scenario, model(slots=2))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_repeat_gets_the_merged_answer(stream: bool) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        body, headers = ask(["a", "b"], TOKENS, stream=stream), {"Idempotency-Key": "k"}
+        first, second = [await client.post(body, headers=headers) for _ in range(2)]
+        assert second.headers["x-idempotent-replay"] == "true"
+        assert second.body == first.body
+
+    run(scenario, model(slots=2))
+
+
+def test_waiting_prompts_say_where_they_stand() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        task, _ = await running(client, n=4)
+        reply = Reply()
+        waiting = client.posting(ask(["a", "b"]), headers={"X-Queue-Status": "1"}, reply=reply)
+        await until(lambda: b": queue position=1" in reply.body, SOON_S, "a comment")
+        await cancel(task)
+        await waiting
+        assert sorted(texts_after_comments(reply)) == [0, 1]
+
+    def texts_after_comments(reply: Reply) -> dict[int, str]:
+        reply.chunks[:] = [chunk for chunk in reply.chunks if not chunk.startswith(b":")]
+        return texts(reply)
+
+    run(scenario, model(slots=4))
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a"], [1, 2, 3], None, [[1, 2]]])
+def test_one_prompt_is_no_list(prompt: Any) -> None:
+    assert bodies_of(Operation.COMPLETION, {"prompt": prompt}) == [{"prompt": prompt}]
+
+
+@pytest.mark.parametrize("wrong", [None, 1.5, [], ["b", "c"], {"x": 1}, True])
+def test_an_entry_that_is_no_prompt_is_refused_by_its_number(wrong: Any) -> None:
+    """A list in the list would run several sequences in one slot."""
+    with pytest.raises(BadRequest) as caught:
+        bodies_of(Operation.COMPLETION, {"prompt": ["a", wrong]})
+    assert caught.value.param == "prompt.1"
