@@ -12,8 +12,8 @@ from rich.table import Table
 
 from serve_app.cluster.local import ask
 from serve_app.errors import Unavailable
+from serve_app.settings import GB
 
-GB = 1e9
 SIZES = ("total", "reserved", "granted", "free")
 
 

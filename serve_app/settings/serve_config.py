@@ -13,13 +13,11 @@ from typing import Any, Literal
 
 from serve_app.errors import ConfigError
 from serve_app.names import APPLICATION, ROUTER, deployment_of
-from serve_app.settings.model import ModelSettings
+from serve_app.settings.model import GB, ModelSettings
 from serve_app.settings.settings import Settings, parse
 
 BUILD = "serve_app.app:build"
 POLICY = "autoscaling.ray_policy:ScalingPolicy"
-
-GIB = 2**30
 
 ProxyLocation = Literal["EveryNode", "HeadOnly"]
 
@@ -54,7 +52,7 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
 
 def _requested_bytes(model: ModelSettings) -> int | None:
     """Of the one device an engine is on; None: its replicas will say."""
-    return None if model.memory_gb is None else int(model.memory_gb * GIB) * model.ranks
+    return None if model.memory_gb is None else round(model.memory_gb * GB) * model.ranks
 
 
 def changed_deployments(entry: Mapping[str, Any], previous: Mapping[str, Any] | None) -> set[str]:

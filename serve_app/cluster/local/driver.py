@@ -142,6 +142,30 @@ def _client() -> Any:
     return _get_global_client()
 
 
+def deployed() -> dict[str, Any]:
+    """What is there: `nodes` [{resources, device_bytes: those for leases}], the `arguments` of the running application
+    (None: none was declared), and the ids of its `replicas` by deployment."""
+    try:
+        devices = ask_quota("devices")
+    except Unavailable:  # the first deploy starts it
+        devices = {}
+    nodes = [
+        {
+            "resources": node["Resources"],
+            "device_bytes": [free for key, (_, free) in devices.items() if key.rpartition("/")[0] == node["NodeID"]],
+        }
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    try:
+        found = details()
+    except RayServeException:  # Serve was never started
+        found = NO_DETAILS
+    deployments = (found["applications"].get(APPLICATION) or {}).get("deployments", {})
+    replicas = {name: [one["replica_id"] for one in told["replicas"]] for name, told in deployments.items()}
+    return {"nodes": nodes, "arguments": (status.declared(found) or {}).get("args"), "replicas": replicas}
+
+
 def application_status(models: Sequence[str]) -> dict[str, Any]:
     """The application's state, as of `serve_app.cluster.local.status.describe`."""
     try:

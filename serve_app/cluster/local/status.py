@@ -21,7 +21,7 @@ from typing import Any
 from autoscaling import RouterCounts, readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
-from serve_app.settings import changed_deployments
+from serve_app.settings import GB, changed_deployments
 
 STATES = {
     "RUNNING": "running",
@@ -38,7 +38,6 @@ BLOCKED = "blocked: memory"
 COUNTED = ("GPU", "CPU")
 KIND = "accelerator_type:"
 NODES_SHOWN = 3  # of the nodes that are large enough for a replica: those with the most free
-GB = 1e9
 
 ReportedSeries = Mapping[str, Mapping[str, Sequence[Any]]]  # deployment -> metric -> a series of each running replica
 Replica = Mapping[str, Any]  # of Serve's details
