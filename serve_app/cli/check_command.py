@@ -42,8 +42,7 @@ def check(settings: Settings, cluster: Cluster, progress: Progress, *, here: boo
         here: on this machine, whose folders and cache they will use.
     """
     platform = environment.platform()
-    passed_on = any(model.extra_engine_args for model in settings.models)  # else the seconds are saved
-    found = check_settings(settings, platform, vllm_arguments.installed_arguments() if passed_on else None)
+    found = check_settings(settings, platform, vllm_arguments.installed_arguments())
     progress.begin("Checking the models")
     with ThreadPoolExecutor(LOOK_UPS) as pool:
         facts = list(pool.map(model_lookup.look_up, settings.models))

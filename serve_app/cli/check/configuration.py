@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from serve_app.cli.check.findings import Finding, finding
 from serve_app.engine import engine_args, environment, vllm_arguments
 from serve_app.errors import ConfigError
-from serve_app.settings import Settings, examine, nearest, read_yaml
+from serve_app.settings import ModelSettings, Settings, examine, nearest, read_yaml
 
 TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
@@ -53,15 +53,27 @@ def check_settings(
             engine_args.placement(model, platform)
         except ConfigError as error:
             found.append(finding("wrong_value", f"{path}.{error.param}", problem=error.message))
-        if model.extra_engine_args and vllm is None:
-            found.append(finding("no_vllm", f"{path}.extra_engine_args"))
-        elif model.extra_engine_args and vllm is not None:
-            ours = engine_args.engine_arguments(
-                model.model_copy(update={"extra_engine_args": {}, "path": "-"}), platform
-            )
-            for name, value in model.extra_engine_args.items():
-                found += _check_argument(f"{path}.extra_engine_args.{name}", name, value, vllm, ours)
+        if model.engine == "simulated":
+            continue
+        if vllm is None:
+            found.append(finding("no_vllm", path))
+            continue
+        found += _check_parsers(path, model, vllm)
+        plain = model.model_copy(update={"extra_engine_args": {}, "path": "-"})  # whose folder need not be made
+        ours = engine_args.engine_arguments(plain, platform)
+        for name, value in model.extra_engine_args.items():
+            found += _check_argument(f"{path}.extra_engine_args.{name}", name, value, vllm, ours)
     return found
+
+
+def _check_parsers(path: str, model: ModelSettings, vllm: vllm_arguments.Arguments) -> Iterator[Finding]:
+    known = {"tool_parser": vllm.tool_parsers, "reasoning_parser": vllm.reasoning_parsers}
+    for kind, names in known.items():
+        name = getattr(model, kind)
+        if name is not None and names and name not in names:
+            near = nearest(name, names)
+            advice = f"did you mean {near}?" if near else f"one of: {', '.join(sorted(names))}"
+            yield finding("unknown_parser", f"{path}.{kind}", version=vllm.version, kind=kind, name=name, advice=advice)
 
 
 def _check_argument(

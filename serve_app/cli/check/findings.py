@@ -44,7 +44,10 @@ WORDS: Mapping[str, Words] = {
     "engine_arg_is_a_setting": Words(
         "{name} overrides what serve-app sets from its own settings", "use the model's setting instead", "warning"
     ),
-    "no_vllm": Words("vLLM is not installed here: its arguments are not checked", "run the check on a node", "warning"),
+    "unknown_parser": Words("vLLM {version} has no {kind} {name}", "{advice}"),
+    "no_vllm": Words(
+        "vLLM is not installed here: its arguments and parsers are not checked", "run the check on a node", "warning"
+    ),
     # the model
     "no_such_folder": Words("there is no folder {model}", "correct the path; ids of the hub look like Qwen/Qwen3-8B"),
     "not_a_model": Words("{model} has no readable config.json", "name a folder in Hugging Face's format"),

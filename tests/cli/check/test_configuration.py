@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serve_app import settings as configuration
 from serve_app.cli.check import Finding, check_settings, read
 from serve_app.cli.check.findings import WORDS, finding
 from serve_app.engine.vllm_arguments import Arguments, installed_arguments
@@ -99,9 +100,17 @@ def test_an_argument_that_is_a_setting_is_a_warning() -> None:
     assert (found.code, found.severity) == ("engine_arg_is_a_setting", "warning")
 
 
+def test_a_parser_that_vllm_does_not_have_is_an_error_with_a_near_name() -> None:
+    settings = parse({"models": [{"name": "a", "tool_parser": "hermse", "reasoning_parser": "qwen3"}]})
+    vllm = dataclasses.replace(VLLM, tool_parsers=frozenset({"hermes"}), reasoning_parsers=frozenset({"qwen3"}))
+    (found,) = check_settings(settings, "cpu", vllm)
+    assert (found.code, found.path) == ("unknown_parser", "models.0.tool_parser")
+    assert found.remedy == "did you mean hermes?"
+
+
 def test_without_vllm_its_arguments_are_not_checked_and_that_is_told() -> None:
-    settings = parse({"models": [{"name": "a", "extra_engine_args": {"x": 1}}, {"name": "b"}]})
-    assert brief(check_settings(settings, "cpu", None)) == [("no_vllm", "models.0.extra_engine_args")]
+    settings = parse({"models": [{"name": "a"}, {"name": "b", "engine": "simulated", "tool_parser": "x"}]})
+    assert brief(check_settings(settings, "cpu", None)) == [("no_vllm", "models.0")]
 
 
 def test_ranks_that_cannot_be_placed_are_found() -> None:
@@ -114,6 +123,19 @@ def test_the_arguments_read_from_vllm_s_source_are_those_of_its_dataclass() -> N
     read_ = installed_arguments()
     assert read_ is not None
     assert set(read_.types) == {field.name for field in dataclasses.fields(arg_utils.AsyncEngineArgs)}
+    assert read_.tool_parsers == set(pytest.importorskip("vllm.tool_parsers").ToolParserManager.list_registered())
+    reasoning = pytest.importorskip("vllm.reasoning").ReasoningParserManager
+    assert read_.reasoning_parsers == set(reasoning.list_registered())
+
+
+READY = sorted(Path(configuration.__file__).parent.glob("configs/*.yaml"))
+
+
+@pytest.mark.parametrize("file", READY, ids=lambda file: file.name)
+def test_a_ready_configuration_is_sound(file: Path) -> None:
+    settings, findings = read(file)
+    assert settings is not None
+    assert findings + check_settings(settings, "gpu", installed_arguments()) == []
 
 
 def test_a_finding_has_all_its_values() -> None:
