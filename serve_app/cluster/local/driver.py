@@ -143,27 +143,16 @@ def _client() -> Any:
 
 
 def deployed() -> dict[str, Any]:
-    """What is there: `nodes` [{resources, device_bytes: those for leases}], the `arguments` of the running application
-    (None: none was declared), and the ids of its `replicas` by deployment."""
+    """What the cluster has and what is declared to it, as of `serve_app.cluster.local.status.deployed`."""
     try:
         devices = ask_quota("devices")
-    except Unavailable:  # the first deploy starts it
+    except Unavailable:  # the first deploy starts the actor
         devices = {}
-    nodes = [
-        {
-            "resources": node["Resources"],
-            "device_bytes": [free for key, (_, free) in devices.items() if key.rpartition("/")[0] == node["NodeID"]],
-        }
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
     try:
         found = details()
     except RayServeException:  # Serve was never started
         found = NO_DETAILS
-    deployments = (found["applications"].get(APPLICATION) or {}).get("deployments", {})
-    replicas = {name: [one["replica_id"] for one in told["replicas"]] for name, told in deployments.items()}
-    return {"nodes": nodes, "arguments": (status.declared(found) or {}).get("args"), "replicas": replicas}
+    return status.deployed(found, ray.nodes(), devices)
 
 
 def application_status(models: Sequence[str]) -> dict[str, Any]:

@@ -120,6 +120,30 @@ def declared_models(details: Mapping[str, Any]) -> list[str]:
     return [name for name in named if isinstance(name, str)]
 
 
+def deployed(
+    details: Mapping[str, Any], nodes: Sequence[Node], devices: Mapping[str, tuple[int, int]]
+) -> dict[str, Any]:
+    """What is there: `nodes` [{resources, device_bytes: those for leases}], the `arguments` of the application's
+    declaration (None: there is none), and the ids of its `replicas` by deployment.
+
+    Args:
+        devices: by key, the total bytes and those for leases, as the quota actor has them.
+    """
+    of_node: dict[str, list[int]] = {}
+    for key, (_, available) in devices.items():
+        of_node.setdefault(key.rpartition("/")[0], []).append(available)
+    deployments = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
+    return {
+        "nodes": [
+            {"resources": node["Resources"], "device_bytes": of_node.get(node["NodeID"], [])}
+            for node in nodes
+            if node["Alive"]
+        ],
+        "arguments": (declared(details) or {}).get("args"),
+        "replicas": {name: [one["replica_id"] for one in told["replicas"]] for name, told in deployments.items()},
+    }
+
+
 def is_built(details: Mapping[str, Any]) -> bool | None:
     """Whether Serve has built deployments from the last declaration; None while it builds them."""
     application = details["applications"].get(APPLICATION)
