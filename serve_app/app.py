@@ -88,7 +88,8 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
         **_scale(model),
         **engine_args.placement(model, environment.platform()),
     )(deployment.EngineReplica)
-    return pin_version(engine, engine_version(model)).bind(model.model_dump(mode="json"), quota.model_dump(mode="json"))
+    version = engine_version(model, on_cpu=environment.platform() == "cpu")
+    return pin_version(engine, version).bind(model.model_dump(mode="json"), quota.model_dump(mode="json"))
 
 
 def _scale(model: ModelSettings) -> dict[str, Any]:

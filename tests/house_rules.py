@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("serve_app.settings", "serve_app.transport"),
     ("serve_app.router", "serve_app.quota", "autoscaling.policies"),
     ("serve_app.http", "serve_app.engine", "autoscaling"),
-    ("serve_app.app", "serve_app.cluster.local"),
+    ("serve_app.app", "serve_app.cluster.local", "serve_app.cli.check"),
     ("serve_app.cluster.node",),
     ("serve_app.client", "serve_app.cli"),
     ("serve_app.agents", "serve_app.configured", "serve_app"),

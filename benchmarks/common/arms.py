@@ -215,7 +215,7 @@ def our_settings(
         "dtype": model.dtype,
         "max_model_len": model.max_model_len,
         "max_num_seqs": model.max_num_seqs,
-        "kv_cache_gb": model.kv_cache_bytes / 2**30,
+        "kv_cache_gb": model.kv_cache_bytes / 10**9,
     }
     owner = {"key": key, "admin": True}
     return {

@@ -1,4 +1,4 @@
-"""The command line: `serve-app up | deploy | export | status | logs | doctor | quota | defrag | explain |
+"""The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | explain |
 chat | down`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from serve_app import settings as configuration
 from serve_app.cli import chat as talk
+from serve_app.cli import check_command as checking
 from serve_app.cli import deploy as deploying
 from serve_app.cli import doctor as examining
 from serve_app.cli import explain as explaining
@@ -117,12 +118,32 @@ def up(
         int | None, typer.Option("--cpus", min=1, help="Logical CPUs Ray may place on; counted by default.")
     ] = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Run Ray's dashboard too (loopback).")] = False,
+    check_first: Annotated[
+        bool, typer.Option("--check/--no-check", help="Check the configuration as `serve-app check` does.")
+    ] = True,
     state_dir: StateOption = None,
 ) -> int:
     """Start an instance and keep it in the foreground; Ctrl-C ends all its processes."""
+    if check_first and config is not None and not checking.readable(config, Console(stderr=True)):
+        return EXIT_USAGE
     chosen = configured(config, model)
+    if check_first and not checking.passes(chosen, checking.this_machine(chosen.quota, cpus), Console(stderr=True)):
+        return EXIT_USAGE
     options = running.UpOptions(chosen, instance, port, host, state_dir, num_cpus=cpus, dashboard=dashboard)
     return running.up(options, Console())
+
+
+@_command
+def check(
+    config: Annotated[Path, typer.Argument(help="YAML configuration; see docs/settings.md.")],
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> int:
+    """Show all that is wrong with a configuration; exit status 1 for an error. Nothing is started or changed."""
+    place = checking.place(address, InstanceState(instance, state_dir))
+    return EXIT_FAILED if checking.tell(config, place, as_json=as_json, with_plan=False) else 0
 
 
 @_command
@@ -136,6 +157,10 @@ def deploy(
             show_default=False,
         ),
     ] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Only check it, and show what would restart; exit status 1 for an error.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --plan: one JSON object.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it runs.")] = True,
     roll_back: Annotated[
         bool,
@@ -150,6 +175,9 @@ def deploy(
     state_dir: StateOption = None,
 ) -> int:
     """Send the configuration to a running instance or cluster. Unchanged models continue undisturbed."""
+    if plan_only:
+        place = checking.place(address, InstanceState(instance, state_dir), needed=True)
+        return EXIT_FAILED if checking.tell(config, place, as_json=as_json, with_plan=True) else 0
     chosen = configured(config, None)
     target = deploying.find(address, InstanceState(instance, state_dir))
     return deploying.deploy(chosen, target, wait=wait, roll_back=roll_back, timeout_s=timeout_s, console=Console())

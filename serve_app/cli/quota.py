@@ -10,8 +10,8 @@ from rich.console import Console
 from serve_app.cli.layout import Listing
 from serve_app.cluster.local import ask
 from serve_app.errors import Unavailable
+from serve_app.settings import GB
 
-GB = 1e9
 SIZES = ("total", "reserved", "granted", "free")
 ENGINE_COLUMNS = ("replica", "model", "state", "granted", "measured", "KV tokens", "routers", "sessions", "in use")
 QUEUE_COLUMNS = ("queue of", "class", "waiting", "tokens", "granted", "comes free", "longest wait", "most waiting")

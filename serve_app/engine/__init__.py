@@ -10,4 +10,14 @@ not load the others, which need Ray, pydantic or numpy.
 
 from serve_app.engine.tiny_model import WORDS, ensure_tiny_model
 
-__all__ = ["WORDS", "deployment", "engine_args", "ensure_tiny_model", "environment", "simulated"]
+__all__ = [
+    "WORDS",
+    "deployment",
+    "engine_args",
+    "ensure_tiny_model",
+    "environment",
+    "memory_size",
+    "model_lookup",
+    "simulated",
+    "vllm_arguments",
+]

@@ -19,8 +19,9 @@ import msgspec
 import ray.util
 
 from serve_app.engine import environment, rank_layout
-from serve_app.engine.grant_request import GrantRequest, cache_folder, replica_name, weights_bytes
+from serve_app.engine.grant_request import GrantRequest, replica_name
 from serve_app.engine.memory_grant import MemoryGrant
+from serve_app.engine.model_lookup import cache_folder, weights_bytes
 from serve_app.engine.start_failure import start_failure
 from serve_app.engine.start_phases import StartPhases
 from serve_app.engine.tiny_model import default_root

@@ -12,7 +12,7 @@ from typing import Any
 from serve_app.engine.environment import Platform
 from serve_app.engine.tiny_model import ensure_tiny_model
 from serve_app.errors import ConfigError
-from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
+from serve_app.settings import DEFAULT_KV_CACHE_GB, GB, ModelSettings
 
 NO_DOMAIN = "media.invalid"  # vLLM reads an empty list as "any"; this name never resolves (RFC 2606)
 EXECUTORS: dict[Platform, str] = {"gpu": "ray", "cpu": "mp"}  # of several ranks; the CPU build supports processes only
@@ -27,7 +27,7 @@ def model_path(settings: ModelSettings) -> str:
 def kv_cache_bytes(settings: ModelSettings, platform: Platform) -> int | None:
     """KV cache bytes per rank; None: by `gpu_memory_utilization`, which the CPU build does not support."""
     size_gb = settings.kv_cache_gb or (DEFAULT_KV_CACHE_GB if platform == "cpu" else None)
-    return None if size_gb is None else int(size_gb * 2**30)
+    return None if size_gb is None else round(size_gb * GB)
 
 
 def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, Any]:

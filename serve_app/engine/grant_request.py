@@ -8,23 +8,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import ray
 from ray import serve
 
 from serve_app.core.memory import EngineReply, EngineReport, Hold, Rank, StartReport
-from serve_app.engine.engine_args import gpus_per_rank, model_path
+from serve_app.engine.engine_args import gpus_per_rank
 from serve_app.engine.environment import Platform
 from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
 from serve_app.engine.memory_size import kv_bytes_of, memory_request
+from serve_app.engine.model_lookup import weights_bytes
 from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import AWAY
-from serve_app.settings import ModelSettings
+from serve_app.settings import GB, ModelSettings
 
 ANSWER_S = 5.0  # the actor answers in milliseconds, also while it delays its answer to a router
 DEVICES_S = 50.0  # the actor's first inventory starts a process on each node
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 
 
 @dataclass(eq=False)
@@ -106,7 +105,7 @@ class GrantRequest:
         if device_bytes:
             changes["gpu_memory_utilization"] = min(1.0, granted / device_bytes)
         if platform == "cpu" or settings.kv_cache_gb is not None or (settings.memory_gb is not None and weights):
-            kv_gb = kv_bytes_of(settings, platform, weights, granted) / 2**30
+            kv_gb = kv_bytes_of(settings, platform, weights, granted) / GB
             if settings.memory_gb is None and settings.kv_cache_gb is not None:
                 kv_gb = min(kv_gb, settings.kv_cache_gb)
             changes["kv_cache_gb"] = kv_gb
@@ -130,31 +129,6 @@ class GrantRequest:
             except AWAY:
                 return {}
         return self._sizes
-
-
-def weights_bytes(settings: ModelSettings) -> int:
-    """The size of a model's weights on this machine; 0 if they are not downloaded yet."""
-    if settings.engine == "simulated":
-        return 0
-    folder = Path(model_path(settings))
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        try:
-            folder = Path(snapshot_download(settings.path, local_files_only=True))
-        except OSError:  # of huggingface_hub: it is not downloaded
-            return 0
-    return sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
-
-
-def cache_folder(settings: ModelSettings) -> Path | None:
-    """The model's folder in Hugging Face's cache; None: it is a folder of its own, or simulated."""
-    if settings.engine == "simulated" or Path(model_path(settings)).is_dir():
-        return None
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=settings.path, repo_type="model")
 
 
 def replica_name() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from serve_app.engine.engine_args import kv_cache_bytes
 from serve_app.engine.environment import GRAMMAR_CACHE_MB, Platform
 from serve_app.errors import ConfigError
-from serve_app.settings import ModelSettings
+from serve_app.settings import GB, ModelSettings
 
 GIB = 2**30
 # Besides weights and KV: activations of a step, CUDA graphs, NCCL; a rank's process and CUDA context.
@@ -36,7 +36,7 @@ def memory_request(
         ConfigError: no setting determines the amount.
     """
     if settings.memory_gb is not None:
-        asked = int(settings.memory_gb * GIB)
+        asked = round(settings.memory_gb * GB)
         return asked, asked
     if settings.engine == "simulated":
         return SIMULATED_BYTES, SIMULATED_BYTES
@@ -53,7 +53,7 @@ def memory_request(
             param="memory_gb",
         )
     least_gb = settings.kv_cache_min_gb
-    return wanted, wanted if least_gb is None else min(wanted, fixed + int(least_gb * GIB))
+    return wanted, wanted if least_gb is None else min(wanted, fixed + round(least_gb * GB))
 
 
 def fixed_bytes(settings: ModelSettings, platform: Platform, weights_bytes: int) -> int:

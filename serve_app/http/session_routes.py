@@ -34,7 +34,7 @@ from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.local_routes import model_named
 from serve_app.http.routes import HttpRoute, SessionCall
 from serve_app.router import ModelRouter, SessionClient
-from serve_app.settings import ModelSettings
+from serve_app.settings import GB, ModelSettings
 from serve_app.transport import EngineInfo
 from serve_app.types import Identity
 
@@ -44,7 +44,6 @@ MAX_TTL_S = 86_400.0  # a day: longer sessions are renewed
 MAX_WAIT_S = 60.0  # as long as any request may wait: proxies end idle exchanges
 MAX_VRAM_GB = 1e6  # a petabyte; a larger number is a mistake
 MAX_KV_TOKENS = 2**40
-GB = 10**9
 ID_BYTES = 8  # of a generated id: 64 bits
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")  # valid in a path, a header and a table
 

@@ -22,7 +22,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app.core.memory import Device, EngineReport, Process
-from serve_app.settings import QuotaSettings
+from serve_app.settings import GB, QuotaSettings
 from serve_app.system import start_ticks
 
 logger = logging.getLogger("serve_app.quota")
@@ -110,10 +110,10 @@ class Inventory:
                 share = int(await self._ask(node, "host_bytes") * settings.host_memory_share)
                 return [Device(node, 0, share, 0)]
             if settings.device_gb is not None:
-                sizes = [int(settings.device_gb * 1e9)] * gpus
+                sizes = [int(settings.device_gb * GB)] * gpus
             else:
                 sizes = await self._ask(node, "gpu_bytes")
-            return [Device(node, index, size, int(settings.reserved_gb * 1e9)) for index, size in enumerate(sizes)]
+            return [Device(node, index, size, int(settings.reserved_gb * GB)) for index, size in enumerate(sizes)]
         except ray.exceptions.RayTaskError as error:
             if node not in self._devices:
                 logger.error("node %s: NVML does not report its GPUs; set quota.device_gb: %s", node, error.cause)

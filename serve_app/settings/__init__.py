@@ -6,13 +6,15 @@ Never: starts anything, or imports Ray.
 """
 
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key
-from serve_app.settings.model import DEFAULT_KV_CACHE_GB, AutoscaleSettings, ModelSettings, SimulatedSettings
+from serve_app.settings.mistakes import nearest
+from serve_app.settings.model import DEFAULT_KV_CACHE_GB, GB, AutoscaleSettings, ModelSettings, SimulatedSettings
 from serve_app.settings.presets import PRESETS
 from serve_app.settings.serve_config import (
     ProxyLocation,
     application,
     as_change,
     changed_deployments,
+    split_release,
     with_other_applications,
 )
 from serve_app.settings.settings import (
@@ -22,14 +24,17 @@ from serve_app.settings.settings import (
     KeySettings,
     QuotaSettings,
     Settings,
+    examine,
     load,
     parse,
+    read_yaml,
 )
 from serve_app.settings.versions import engine_version, router_version
 
 __all__ = [
     "DEFAULT_KEY_FILE",
     "DEFAULT_KV_CACHE_GB",
+    "GB",
     "PRESETS",
     "AdmissionSettings",
     "AuthSettings",
@@ -45,9 +50,13 @@ __all__ = [
     "as_change",
     "changed_deployments",
     "engine_version",
+    "examine",
     "load",
     "load_or_create_key",
+    "nearest",
     "parse",
+    "read_yaml",
     "router_version",
+    "split_release",
     "with_other_applications",
 ]

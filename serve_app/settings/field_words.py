@@ -36,7 +36,7 @@ FIELD_WORDS: Mapping[str, str] = {
 }
 
 
-def unknown_key(name: str) -> str:
-    """What an error says of an unknown key, by its own name without the path."""
+def counterpart(name: str) -> str | None:
+    """What an error says of an unknown key, by its own name without the path; None: it is no such word."""
     known = FIELD_WORDS.get(name)
-    return "unknown key" if known is None else f"unknown key; counterpart: {known}"
+    return None if known is None else f"counterpart: {known}"

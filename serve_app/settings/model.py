@@ -23,7 +23,10 @@ DEFAULT_MAX_NUM_SEQS = 64  # sequences one engine step runs; the knee of the bat
 # Tokens of prompt and output. The figure the field uses, with 64 sequences that are shorter and 16 that are not.
 DEFAULT_LONG_FROM_TOKENS = 100
 DEFAULT_SESSION_SLOTS = 16  # a quarter of the batch beside it; rows that do not run cost an engine step nothing
-DEFAULT_KV_CACHE_GB = 0.5  # CPU only, where the engine cannot measure what is free: 0.5 GiB holds 64 tiny sequences
+GB = (
+    10**9
+)  # the unit of every setting and field that ends in `_gb`, as of devices, of sessions and of `serve-app quota`
+DEFAULT_KV_CACHE_GB = 0.54  # CPU only, where the engine cannot measure what is free: 64 tiny sequences of 2,048 tokens
 DEFAULT_HEALTH_STALL_S = 30.0  # a step of a big prefill takes seconds; 30 s without CPU time or a step is frozen
 # A child compiles it, then the engine, and its first masks may take 0.25 s: 2 s in all. With 128,000 tokens to choose
 # from an ordinary schema takes 0.1 s, one with a string of bounded length up to 1 s on a busy virtual core.
@@ -62,6 +65,11 @@ class AutoscaleSettings(FrozenSettings):
     metrics_interval_s: float = Field(DEFAULT_METRICS_INTERVAL_S, gt=0)
     # Replicas above the number, in percent, while changed ones replace the others; 0: the old ones leave first.
     max_surge_percent: int = Field(DEFAULT_MAX_SURGE_PERCENT, ge=0, le=100)
+
+    @property
+    def first(self) -> int:
+        """Replicas that a new model starts with."""
+        return self.min_replicas if self.initial_replicas is None else self.initial_replicas
 
     @model_validator(mode="after")
     def _ordered(self) -> AutoscaleSettings:

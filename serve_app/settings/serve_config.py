@@ -13,13 +13,11 @@ from typing import Any, Literal
 
 from serve_app.errors import ConfigError
 from serve_app.names import APPLICATION, RELEASE, ROUTER, deployment_of
-from serve_app.settings.model import ModelSettings
+from serve_app.settings.model import GB, ModelSettings
 from serve_app.settings.settings import Settings, parse
 
 BUILD = "serve_app.app:build"
 POLICY = "autoscaling.ray_policy:ScalingPolicy"
-
-GIB = 2**30
 
 ProxyLocation = Literal["EveryNode", "HeadOnly"]
 
@@ -55,24 +53,26 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
 
 def _requested_bytes(model: ModelSettings) -> int | None:
     """Of the one device an engine is on; None: its replicas will say."""
-    return None if model.memory_gb is None else int(model.memory_gb * GIB) * model.ranks
+    return None if model.memory_gb is None else round(model.memory_gb * GB) * model.ranks
 
 
 def changed_deployments(entry: Mapping[str, Any], previous: Mapping[str, Any] | None) -> set[str]:
     """The deployments whose settings differ between an application's entries; all of `entry` if `previous` is none of
     ours, or of another release."""
-    now = _by_deployment(Settings.model_validate(_configuration(entry["args"])))
+    release, configuration = split_release(entry["args"])
+    now = _by_deployment(Settings.model_validate(configuration))
     try:
-        arguments = dict((previous or {})["args"])
-        same = arguments.get("release") == entry["args"]["release"]
-        before = _by_deployment(parse(_configuration(arguments))) if same else {}
+        earlier, configuration = split_release((previous or {})["args"])
+        before = _by_deployment(parse(configuration)) if earlier == release else {}
     except (KeyError, TypeError, ValueError, ConfigError):
         before = {}
     return {name for name, settings in now.items() if settings != before.get(name)}
 
 
-def _configuration(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name != "release"}
+def split_release(arguments: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The release that declares an application with these arguments (None: it does not say), and the configuration."""
+    configuration = dict(arguments)
+    return configuration.pop("release", None), configuration
 
 
 def _by_deployment(settings: Settings) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from serve_app.core.queue import DEFAULT_MIN_SHARE, DEFAULT_NO_REPLICA_WAIT_S, M
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
-from serve_app.settings.field_words import unknown_key
+from serve_app.settings.mistakes import Mistake, mistakes
 from serve_app.settings.model import BUILT_IN_MODEL, FrozenSettings, ModelSettings
 from serve_app.types import RequestClass
 
@@ -252,13 +252,19 @@ def parse(data: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: the first thing wrong, with the dotted key in `param`.
     """
+    settings, wrong = examine(data)
+    if settings is None:
+        more = f" (and {len(wrong) - 1} more: `serve-app check` tells all)" if len(wrong) > 1 else ""
+        raise ConfigError(f"{wrong[0].path}: {wrong[0].message}{more}", param=wrong[0].path)
+    return settings
+
+
+def examine(data: Mapping[str, Any]) -> tuple[Settings | None, list[Mistake]]:
+    """Settings from a plain mapping, or None and everything that is wrong with it."""
     try:
-        return Settings.model_validate(dict(data))
+        return Settings.model_validate(dict(data)), []
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "configuration"
-        message = unknown_key(str(first["loc"][-1])) if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(f"{key}: {message}", param=key) from None
+        return None, mistakes(error, Settings)
 
 
 def load(path: str | os.PathLike[str]) -> Settings:
@@ -266,6 +272,19 @@ def load(path: str | os.PathLike[str]) -> Settings:
 
     Raises:
         ConfigError: unreadable, not YAML, or wrong; names the file and the key.
+    """
+    data = read_yaml(path)
+    try:
+        return parse(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", param=error.param) from None
+
+
+def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The mapping in a YAML file, whatever its keys are.
+
+    Raises:
+        ConfigError: unreadable, not YAML, or no mapping; names the file.
     """
     try:
         data = yaml.safe_load(Path(path).read_text())
@@ -276,7 +295,4 @@ def load(path: str | os.PathLike[str]) -> Settings:
     data = {} if data is None else data
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a mapping is wanted at the top, found {type(data).__name__}", param="config")
-    try:
-        return parse(data)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", param=error.param) from None
+    return data

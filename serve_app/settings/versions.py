@@ -13,7 +13,7 @@ import json
 from typing import Any
 
 from serve_app.names import RELEASE
-from serve_app.settings.model import ModelSettings
+from serve_app.settings.model import DEFAULT_KV_CACHE_GB, ModelSettings
 
 # Serve applies these to running replicas: bounds of scaling, and how long one may drain. The others are the routers'
 # own: sizes of sessions, and what a request weighs. A preset is in the settings that it gave their defaults.
@@ -21,9 +21,28 @@ LIVE_FIELDS = {"replicas", "drain_s", "buckets_gb", "max_long_seqs", "long_from_
 VERSION_CHARS = 16  # of a SHA-256, 64 bits: no two configurations of one deployment ever meet
 
 
-def engine_version(model: ModelSettings) -> str:
-    """The version of a model's engine deployment: of everything an engine is built from."""
-    return _digest({"engine": model.model_dump(mode="json", exclude=LIVE_FIELDS)})
+def engine_version(model: ModelSettings, *, on_cpu: bool) -> str:
+    """The version of a model's engine deployment: of everything an engine is built from, a default that is written out
+    being no difference.
+
+    Args:
+        on_cpu: by vLLM's CPU build, which decides what some settings are where they are not set.
+    """
+    return _digest({"engine": _written_out(model, on_cpu=on_cpu).model_dump(mode="json", exclude=LIVE_FIELDS)})
+
+
+def _written_out(model: ModelSettings, *, on_cpu: bool) -> ModelSettings:
+    """The same model, with what it has where these settings are not set."""
+    found: dict[str, float | None] = {}
+    if model.engine == "simulated" or on_cpu:
+        found["gpus_per_rank"] = (model.gpus_per_rank or 0.0) if model.engine == "simulated" else 0.0
+    elif model.gpus_per_rank is None:
+        found["gpus_per_rank"] = 1.0
+    if on_cpu and model.kv_cache_gb is None and model.memory_gb is None:
+        found["kv_cache_gb"] = DEFAULT_KV_CACHE_GB
+    if model.kv_cache_min_gb == found.get("kv_cache_gb", model.kv_cache_gb):
+        found["kv_cache_min_gb"] = None  # with no less is what it does then, too
+    return model.model_copy(update=found)
 
 
 def router_version() -> str:

@@ -88,7 +88,7 @@ def test_shares_of_a_gpu_are_on_the_devices_that_the_ledger_chose(nodes: Lab) ->
     nodes.until(lambda: nodes.states("part") == ["RUNNING"] * 2, "two quarters", lambda: nodes.status("part"))
     grants = nodes.grants("part")
     assert sorted(device for one in grants for device in one) == ["a/0", "a/1"]
-    assert {size for one in grants for size in one.values()} == {50 * 2**30}
+    assert {size for one in grants for size in one.values()} == {50 * 10**9}
 
 
 def test_a_group_that_fits_on_no_node_waits_says_why_and_takes_its_place_when_there_is_one(nodes: Lab) -> None:

@@ -206,7 +206,7 @@ def leaves_while_blocked(there: Place, *models: dict[str, Any]) -> float:
 def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_is_room(there: Place) -> None:
     figures = there.quota()
     assert figures is not None
-    most_gb = round(0.6 * figures["total_bytes"] / 2**30, 2)
+    most_gb = round(0.6 * figures["total_bytes"] / 1e9, 2)
     first, second = (model(name, memory_gb=most_gb) for name in ("first", "second"))
     there.become(configured(model(OTHER), first, router={"replicas": ROUTERS}))
     there.declare(configured(model(OTHER), first, second, router={"replicas": ROUTERS}))

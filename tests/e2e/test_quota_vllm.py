@@ -12,14 +12,15 @@ from typing import Any
 import psutil
 import pytest
 
-from serve_app.engine.memory_size import CPU_OVERHEAD_BYTES, GIB
+from serve_app.engine.memory_size import CPU_OVERHEAD_BYTES
 from serve_app.names import deployment_of
+from serve_app.settings import GB
 from tests.e2e.changing import KEY, POLL_S, Place, place, title
 from tests.requires import requires
 
 KV_GB, SMALL_GB = 0.5, 0.25
 WEIGHTS_ROOM_GB = 0.1  # the tiny model's weights are a few MB
-DEVICE_BYTES = 2 * CPU_OVERHEAD_BYTES + int((KV_GB + SMALL_GB + WEIGHTS_ROOM_GB) * GIB)  # not for twice KV_GB
+DEVICE_BYTES = 2 * CPU_OVERHEAD_BYTES + int((KV_GB + SMALL_GB + WEIGHTS_ROOM_GB) * GB)  # not for twice KV_GB
 STARTED_S = 300.0  # two engines one after the other, 40 s each on two idle cores
 EQUAL_S = 10.0  # the promise: after a crash the ledger equals reality
 LOOK_S = 2.0  # of this test, on a machine that others use
@@ -97,8 +98,8 @@ def test_the_second_engine_waits_until_the_first_is_smaller_and_both_stay_within
         figures = there.quota()
         assert figures is not None
         granted = {name: one["granted_bytes"] for name, one in engines(there).items()}
-        print(f"device {DEVICE_BYTES / GIB:.2f} GiB; granted and measured, GiB: ", end="")
-        print({name: (round(granted[name] / GIB, 2), round(most[name] / GIB, 2)) for name in granted})
+        print(f"device {DEVICE_BYTES / GB:.2f} GB; granted and measured, GB: ", end="")
+        print({name: (round(granted[name] / GB, 2), round(most[name] / GB, 2)) for name in granted})
         assert all(0 < most[name] <= granted[name] for name in ("first", "second"))
         assert sum(granted.values()) <= figures["total_bytes"]
         assert figures["alarms"] == []

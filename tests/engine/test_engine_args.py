@@ -127,9 +127,9 @@ def test_the_build_of_vllm_decides_what_is_asked_for_and_not_the_machine_that_as
 
 
 def test_kv_cache_is_always_sized_on_the_cpu_and_left_to_utilization_on_gpus() -> None:
-    assert kv_cache_bytes(model(), "cpu") == 2**29
+    assert kv_cache_bytes(model(), "cpu") == 540_000_000
     assert kv_cache_bytes(model(), "gpu") is None
-    assert kv_cache_bytes(model(kv_cache_gb=2), "gpu") == 2 * 2**30
+    assert kv_cache_bytes(model(kv_cache_gb=2), "gpu") == 2 * 10**9
 
 
 def test_engine_arguments_carry_the_model_and_the_rules_of_the_house() -> None:

@@ -21,7 +21,7 @@ from serve_app.engine.memory_size import (
     memory_request,
 )
 from serve_app.errors import ConfigError
-from serve_app.settings import DEFAULT_KV_CACHE_GB, ModelSettings
+from serve_app.settings import DEFAULT_KV_CACHE_GB, GB, ModelSettings
 
 WEIGHTS = 8 * GIB
 
@@ -39,33 +39,33 @@ def request(
 
 
 def test_memory_gb_is_taken_as_it_is() -> None:
-    assert memory_request(model(memory_gb=10, kv_cache_gb=3), "gpu", WEIGHTS, None) == (10 * GIB, 10 * GIB)
+    assert memory_request(model(memory_gb=10, kv_cache_gb=3), "gpu", WEIGHTS, None) == (10 * GB, 10 * GB)
 
 
 def test_a_simulated_engine_asks_for_its_process() -> None:
     assert memory_request(model(engine="simulated"), "cpu", 0, None) == (SIMULATED_BYTES, SIMULATED_BYTES)
-    assert memory_request(model(engine="simulated", memory_gb=7), "cpu", 0, None) == (7 * GIB, 7 * GIB)
+    assert memory_request(model(engine="simulated", memory_gb=7), "cpu", 0, None) == (7 * GB, 7 * GB)
 
 
 def test_a_kv_cache_that_is_set_comes_on_top_of_weights_and_overhead_rank_by_rank() -> None:
     wanted, least = memory_request(model(kv_cache_gb=4, tensor_parallel_size=2), "gpu", WEIGHTS, None)
-    assert wanted == least == GPU_OVERHEAD_BYTES + WEIGHTS // 2 + 4 * GIB
+    assert wanted == least == GPU_OVERHEAD_BYTES + WEIGHTS // 2 + 4 * GB
 
 
 def test_with_a_least_kv_cache_it_starts_with_less() -> None:
     wanted, least = memory_request(model(kv_cache_gb=4, kv_cache_min_gb=1), "gpu", WEIGHTS, None)
-    assert wanted - least == 3 * GIB
+    assert wanted - least == 3 * GB
 
 
 def test_on_cpus_the_default_kv_cache_is_asked_for() -> None:
     wanted, _ = memory_request(model(), "cpu", 0, None)
-    assert wanted == CPU_OVERHEAD_BYTES + int(DEFAULT_KV_CACHE_GB * GIB)
+    assert wanted == CPU_OVERHEAD_BYTES + int(DEFAULT_KV_CACHE_GB * GB)
 
 
 def test_on_gpus_without_one_it_is_the_share_of_the_device_that_vllm_would_take() -> None:
     assert memory_request(model(gpu_memory_utilization=0.5), "gpu", WEIGHTS, 80 * GIB) == (40 * GIB, 40 * GIB)
     _, least = memory_request(model(gpu_memory_utilization=0.5, kv_cache_min_gb=2), "gpu", WEIGHTS, 80 * GIB)
-    assert least == GPU_OVERHEAD_BYTES + WEIGHTS + 2 * GIB
+    assert least == GPU_OVERHEAD_BYTES + WEIGHTS + 2 * GB
 
 
 def test_where_nothing_says_how_much_the_error_names_what_to_set() -> None:
@@ -88,14 +88,14 @@ def test_an_engine_is_sized_to_its_grant_and_never_above_what_was_set(monkeypatc
     def sized(granted: int, **settings: Any) -> float | None:
         return request(model(**settings), "cpu").granted_settings(Hold("n/0", granted), 1).kv_cache_gb
 
-    assert sized(fixed + GIB, kv_cache_gb=4, kv_cache_min_gb=0.5) == 1
-    assert sized(fixed + 8 * GIB, kv_cache_gb=4) == 4
-    assert sized(fixed + 8 * GIB, memory_gb=(fixed + 8 * GIB) / GIB, kv_cache_gb=4) == 8
+    assert sized(fixed + GB, kv_cache_gb=4, kv_cache_min_gb=0.5) == 1
+    assert sized(fixed + 8 * GB, kv_cache_gb=4) == 4
+    assert sized(fixed + 8 * GB, memory_gb=(fixed + 8 * GB) / GB, kv_cache_gb=4) == 8
 
 
 def test_ranks_that_share_a_hold_divide_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grant_request, "weights_bytes", lambda settings: WEIGHTS)
-    each = CPU_OVERHEAD_BYTES + WEIGHTS // 2 + GIB
+    each = CPU_OVERHEAD_BYTES + WEIGHTS // 2 + GB
     settings = model(tensor_parallel_size=2, kv_cache_gb=4)
     assert request(settings, "cpu").granted_settings(Hold("n/0", 2 * each), 2).kv_cache_gb == 1
 

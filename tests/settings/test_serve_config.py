@@ -86,7 +86,7 @@ def test_what_the_controller_has_to_know_of_models_that_the_ledger_places_goes_w
     assert policy["policy_function"] == POLICY
     starts = policy["policy_kwargs"]["starts"]
     assert starts["application"] == APPLICATION
-    assert starts["models"] == {"engine-org--part": ["org/part", None], "engine-stated": ["stated", 4 * 2**30]}
+    assert starts["models"] == {"engine-org--part": ["org/part", None], "engine-stated": ["stated", 4 * 10**9]}
     assert QuotaSettings.model_validate(starts["quota"]) == settings().quota
     json.dumps(policy)
 

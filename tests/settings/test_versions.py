@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 from ray.serve._private.build_app import build_app
 
+from serve_app import settings as configuration
 from serve_app.app import build
 from serve_app.names import ROUTER, deployment_of
-from serve_app.settings import AutoscaleSettings, ModelSettings, SimulatedSettings
+from serve_app.settings import DEFAULT_KV_CACHE_GB, AutoscaleSettings, ModelSettings, SimulatedSettings
 from serve_app.settings.versions import engine_version, router_version
 
 MODEL = ModelSettings(name="a")
@@ -46,7 +50,7 @@ OTHERWISE: dict[str, Any] = {
     "chat_template": "{{ messages }}",
     "media_domains": ["example.org"],
     "cpus_per_rank": 2.0,
-    "gpus_per_rank": 1.0,
+    "gpus_per_rank": 0.5,
     "accelerator_type": "H200",
     "grammar_cpu_s": 5.0,
     "health_stall_s": 5.0,
@@ -58,6 +62,10 @@ OTHERWISE: dict[str, Any] = {
 
 def changed(field: str, value: Any) -> ModelSettings:
     return ModelSettings.model_validate({"name": "a", field: value})
+
+
+def version(model: ModelSettings, *, on_cpu: bool = False) -> str:
+    return engine_version(model, on_cpu=on_cpu)
 
 
 def fields(model: type[BaseModel]) -> list[str]:
@@ -72,9 +80,9 @@ def test_every_field_is_here() -> None:
 
 @pytest.mark.parametrize("field", fields(ModelSettings))
 def test_every_setting_of_a_model_but_the_live_ones_replaces_its_replicas(field: str) -> None:
-    other = engine_version(changed(field, OTHERWISE[field]))
+    other = version(changed(field, OTHERWISE[field]))
     live = ("replicas", "drain_s", "buckets_gb", "max_long_seqs", "long_from_tokens")
-    assert (other == engine_version(MODEL)) == (field in live)
+    assert (other == version(MODEL)) == (field in live)
 
 
 @pytest.mark.parametrize("field", fields(AutoscaleSettings))
@@ -82,22 +90,57 @@ def test_no_scaling_bound_replaces_a_replica(field: str) -> None:
     value = {"min_replicas": 0, "metrics_interval_s": 2.0}.get(field, 7)
     assert value != getattr(MODEL.replicas, field)
     bounds = {"max_replicas": 9, field: value}
-    assert engine_version(changed("replicas", bounds)) == engine_version(MODEL)
+    assert version(changed("replicas", bounds)) == version(MODEL)
 
 
 @pytest.mark.parametrize("field", fields(SimulatedSettings))
 def test_every_rate_of_the_simulated_engine_does(field: str) -> None:
-    assert engine_version(changed("simulated", {field: 77})) != engine_version(MODEL)
+    assert version(changed("simulated", {field: 77})) != version(MODEL)
 
 
 def test_a_version_is_the_same_for_equal_settings_and_another_for_another_release(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = engine_version(MODEL), router_version()
-    assert (engine_version(ModelSettings(name="a")), router_version()) == before
+    before = version(MODEL), router_version()
+    assert (version(ModelSettings(name="a")), router_version()) == before
     monkeypatch.setattr("serve_app.settings.versions.RELEASE", "99.0")
-    assert engine_version(MODEL) != before[0]
+    assert version(MODEL) != before[0]
     assert router_version() != before[1]
+
+
+# What a setting is where it is not set, by vLLM's build.
+OF_ITSELF: dict[bool, dict[str, Any]] = {
+    False: {"gpus_per_rank": 1},
+    True: {"gpus_per_rank": 0, "kv_cache_gb": DEFAULT_KV_CACHE_GB, "kv_cache_min_gb": DEFAULT_KV_CACHE_GB},
+}
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+@given(data=st.data())
+def test_a_default_that_is_written_out_restarts_nothing(on_cpu: bool, data: st.DataObject) -> None:
+    defaults = ModelSettings(name="a").model_dump(mode="json") | OF_ITSELF[on_cpu]
+    chosen = data.draw(st.sets(st.sampled_from(sorted(defaults))))
+    written = ModelSettings.model_validate({"name": "a"} | {name: defaults[name] for name in chosen})
+    if on_cpu and "kv_cache_min_gb" in chosen and "kv_cache_gb" not in chosen:
+        written = written.model_copy(update={"kv_cache_gb": DEFAULT_KV_CACHE_GB})
+    assert version(written, on_cpu=on_cpu) == version(MODEL, on_cpu=on_cpu)
+
+
+def test_what_a_build_has_of_itself_is_a_difference_for_the_other() -> None:
+    assert version(changed("kv_cache_gb", DEFAULT_KV_CACHE_GB)) != version(MODEL)
+    assert version(changed("gpus_per_rank", 0.5)) != version(MODEL)
+
+
+def test_ready_configurations_of_one_model_give_it_one_version() -> None:
+    """From one to the other no engine restarts; nor from what is served without a configuration to its ready file."""
+    folder = Path(configuration.__file__).parent / "configs"
+    models = [model for file in sorted(folder.glob("*.yaml")) for model in configuration.load(file).models]
+    models += configuration.Settings().models
+    by_place: dict[tuple[str, int], set[str]] = {}
+    for model in models:
+        by_place.setdefault((model.name, model.ranks), set()).add(version(model, on_cpu=model.path == "tiny"))
+    assert len(by_place) < len(models)
+    assert {place: len(found) for place, found in by_place.items()} == dict.fromkeys(by_place, 1)
 
 
 def versions(config: dict[str, Any]) -> dict[str, str]:

@@ -151,6 +151,19 @@ def _client() -> Any:
     return _get_global_client()
 
 
+def deployed() -> dict[str, Any]:
+    """What the cluster has and what is declared to it, as of `serve_app.cluster.local.status.deployed`."""
+    try:
+        devices = ask_quota("devices")
+    except Unavailable:  # the first deploy starts the actor
+        devices = {}
+    try:
+        found = details()
+    except RayServeException:  # Serve was never started
+        found = NO_DETAILS
+    return status.deployed(found, ray.nodes(), devices)
+
+
 def application_status(models: Sequence[str]) -> dict[str, Any]:
     """The application's state, as of `serve_app.cluster.local.status.describe`."""
     try:

@@ -104,6 +104,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "serve": _serve,
     "declare": _declare,
     "status": lambda order: _send("status", **driver.application_status(order["models"])),
+    "deployed": lambda order: _send("deployed", **driver.deployed()),
     "quota": lambda order: _send("quota", **driver.ask_quota("figures"), addresses=driver.addresses()),
     "defrag": lambda order: _send(
         "defrag", plan=driver.ask_quota("defrag", order["begin"]), addresses=driver.addresses()

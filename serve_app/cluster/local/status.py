@@ -21,7 +21,7 @@ from typing import Any
 from autoscaling import RouterCounts, readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
-from serve_app.settings import changed_deployments
+from serve_app.settings import GB, changed_deployments
 
 STATES = {
     "RUNNING": "running",
@@ -38,7 +38,6 @@ BLOCKED = "blocked: memory"
 COUNTED = ("GPU", "CPU")
 KIND = "accelerator_type:"
 NODES_SHOWN = 3  # of the nodes that are large enough for a replica: those with the most free
-GB = 1e9
 
 ReportedSeries = Mapping[str, Mapping[str, Sequence[Any]]]  # deployment -> metric -> a series of each running replica
 Replica = Mapping[str, Any]  # of Serve's details
@@ -126,6 +125,30 @@ def declared_models(details: Mapping[str, Any]) -> list[str]:
     models = arguments.get("models") if isinstance(arguments, Mapping) else None
     named = [model.get("name") for model in models or () if isinstance(model, Mapping)]
     return [name for name in named if isinstance(name, str)]
+
+
+def deployed(
+    details: Mapping[str, Any], nodes: Sequence[Node], devices: Mapping[str, tuple[int, int]]
+) -> dict[str, Any]:
+    """What is there: `nodes` [{resources, device_bytes: those for leases}], the `arguments` of the application's
+    declaration (None: there is none), and the ids of its `replicas` by deployment.
+
+    Args:
+        devices: by key, the total bytes and those for leases, as the quota actor has them.
+    """
+    of_node: dict[str, list[int]] = {}
+    for key, (_, available) in devices.items():
+        of_node.setdefault(key.rpartition("/")[0], []).append(available)
+    deployments = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
+    return {
+        "nodes": [
+            {"resources": node["Resources"], "device_bytes": of_node.get(node["NodeID"], [])}
+            for node in nodes
+            if node["Alive"]
+        ],
+        "arguments": (declared(details) or {}).get("args"),
+        "replicas": {name: [one["replica_id"] for one in told["replicas"]] for name, told in deployments.items()},
+    }
 
 
 def is_built(details: Mapping[str, Any]) -> bool | None:

@@ -1,0 +1,99 @@
+"""The findings of a configuration file by itself: its keys and values, and the arguments passed on to vLLM.
+
+Invariant: all mistakes are found in one pass, as far as one does not hide another: pydantic compares settings with each
+other once each of them is right.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from serve_app.cli.check.findings import Finding, finding
+from serve_app.engine import engine_args, environment, vllm_arguments
+from serve_app.errors import ConfigError
+from serve_app.settings import ModelSettings, Settings, examine, nearest, read_yaml
+
+TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Settings | None, list[Finding]]:
+    """The settings of a file, None where it has an error, and what was found in it."""
+    try:
+        data = read_yaml(path)
+    except ConfigError as error:
+        return None, [finding("unreadable", "config", problem=error.message)]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", FutureWarning)
+        settings, wrong = examine(data)
+    found = [finding("old_name", "config", problem=str(one.message)) for one in told if one.category is FutureWarning]
+    for one in wrong:
+        if one.is_unknown_key:
+            advice = one.advice or "docs/settings.md lists all keys"
+            found.append(finding("unknown_key", one.path, advice=advice))
+        else:
+            found.append(finding("wrong_value", one.path, problem=one.message))
+    return settings, found
+
+
+def check_settings(
+    settings: Settings, platform: environment.Platform, vllm: vllm_arguments.Arguments | None
+) -> list[Finding]:
+    """What is wrong with settings that parse: ranks that cannot be placed, and vLLM's arguments.
+
+    Args:
+        vllm: the arguments of the installed vLLM; None: it is not installed here.
+    """
+    found: list[Finding] = []
+    for index, model in enumerate(settings.models):
+        path = f"models.{index}"
+        try:
+            engine_args.placement(model, platform)
+        except ConfigError as error:
+            found.append(finding("wrong_value", f"{path}.{error.param}", problem=error.message))
+        if model.engine == "simulated":
+            continue
+        if vllm is None:
+            found.append(finding("no_vllm", path))
+            continue
+        found += _check_parsers(path, model, vllm)
+        plain = model.model_copy(update={"extra_engine_args": {}, "path": "-"})  # whose folder need not be made
+        ours = engine_args.engine_arguments(plain, platform)
+        for name, value in model.extra_engine_args.items():
+            found += _check_argument(f"{path}.extra_engine_args.{name}", name, value, vllm, ours)
+    return found
+
+
+def _check_parsers(path: str, model: ModelSettings, vllm: vllm_arguments.Arguments) -> Iterator[Finding]:
+    known = {"tool_parser": vllm.tool_parsers, "reasoning_parser": vllm.reasoning_parsers}
+    for kind, names in known.items():
+        name = getattr(model, kind)
+        if name is not None and names and name not in names:
+            near = nearest(name, names)
+            advice = f"did you mean {near}?" if near else f"one of: {', '.join(sorted(names))}"
+            yield finding("unknown_parser", f"{path}.{kind}", version=vllm.version, kind=kind, name=name, advice=advice)
+
+
+def _check_argument(
+    path: str, name: str, value: Any, vllm: vllm_arguments.Arguments, ours: Mapping[str, Any]
+) -> list[Finding]:
+    if name not in vllm.types:
+        near = nearest(name.replace("-", "_"), vllm.types)
+        advice = f"did you mean {near}?" if near else "`vllm serve --help=all` lists all arguments, with - for _"
+        return [finding("unknown_engine_arg", path, version=vllm.version, name=name, advice=advice)]
+    kinds = [kind.strip() for kind in vllm.types[name].split("|")]
+    if all(kind in TYPES or kind == "None" for kind in kinds):
+        fits = any(
+            value is None
+            if kind == "None"
+            else isinstance(value, TYPES[kind]) and (kind == "bool") == isinstance(value, bool)
+            for kind in kinds
+        )
+        if not fits:
+            wanted = " or ".join(kind for kind in kinds if kind != "None")
+            return [
+                finding("wrong_engine_arg", path, version=vllm.version, name=name, value=repr(value), wanted=wanted)
+            ]
+    return [finding("engine_arg_is_a_setting", path, name=name)] if name in ours else []

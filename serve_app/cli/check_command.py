@@ -1,0 +1,226 @@
+"""`serve-app check` and `serve-app deploy --plan`: what is wrong with a configuration, and what a deploy would change.
+
+Invariant: nothing is started, deployed or downloaded, and a cluster is only asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from serve_app.cli import deploy as deploying
+from serve_app.cli.check import Change, Cluster, Finding, Node, changes, check_fit, check_model, check_settings, read
+from serve_app.cli.progress import Progress
+from serve_app.cluster.local import InstanceState, ask
+from serve_app.engine import environment, model_lookup, vllm_arguments
+from serve_app.errors import Unavailable
+from serve_app.settings import GB, QuotaSettings, Settings
+
+LOOK_UPS = 8  # models at once: each is a few requests to the hub
+STYLES = {"error": "red", "warning": "yellow"}
+MARKS = {"added": "+", "removed": "-", "restarted": "!", "changed": "~", "later": "~", "unchanged": "="}
+
+
+def check(settings: Settings, cluster: Cluster, progress: Progress, *, here: bool) -> list[Finding]:
+    """Everything wrong with settings that parse.
+
+    Args:
+        cluster: where they are to run.
+        here: on this machine, whose folders and cache they will use.
+    """
+    platform = environment.platform()
+    found = check_settings(settings, platform, vllm_arguments.installed_arguments())
+    progress.begin("Checking the models")
+    with ThreadPoolExecutor(LOOK_UPS) as pool:
+        facts = list(pool.map(model_lookup.look_up, settings.models))
+    for index, (model, known) in enumerate(zip(settings.models, facts, strict=True)):
+        found += check_model(f"models.{index}", model, known, here=here)
+    return [*found, *check_fit(settings, facts, cluster, platform)]
+
+
+def this_machine(quota: QuotaSettings, num_cpus: int | None = None) -> Cluster:
+    """This machine as a cluster of one node, as `serve-app up` would start it."""
+    cpus = num_cpus or os.cpu_count() or 1  # as Ray counts
+    sizes = _gpu_bytes()
+    return Cluster((_node({"CPU": float(cpus), "GPU": float(len(sizes))}, sizes, quota),))
+
+
+def running_cluster(found: dict[str, Any], *, grows: bool) -> Cluster:
+    """The nodes of a driver's answer to the order `deployed`. Their devices are as the quota actor has them: the
+    actor's settings were read when it started."""
+    return Cluster(
+        tuple(
+            Node(
+                node["resources"].get("CPU", 0.0),
+                node["resources"].get("GPU", 0.0),
+                tuple(node["device_bytes"]),
+                _kinds(node["resources"]),
+            )
+            for node in found["nodes"]
+        ),
+        grows,
+    )
+
+
+def _node(resources: dict[str, float], gpu_bytes: Sequence[int], quota: QuotaSettings) -> Node:
+    if not gpu_bytes:
+        sizes: tuple[int, ...] = (math.floor(psutil.virtual_memory().total * quota.host_memory_share),)
+    else:
+        whole = gpu_bytes if quota.device_gb is None else [round(quota.device_gb * GB)] * len(gpu_bytes)
+        sizes = tuple(one - round(quota.reserved_gb * GB) for one in whole)
+    return Node(resources["CPU"], resources["GPU"], sizes, _kinds(resources))
+
+
+def _kinds(resources: dict[str, float]) -> tuple[str, ...]:
+    kind = "accelerator_type:"
+    return tuple(name.removeprefix(kind) for name in resources if name.startswith(kind))
+
+
+def _gpu_bytes() -> list[int]:
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+
+
+def plan(found: dict[str, Any], wanted: Settings) -> list[Change]:
+    """What a deploy of these settings would change on a cluster that answered this. Without keys of its own the running
+    ones count as its own: a deploy keeps a generated key.
+
+    Raises:
+        ConfigError: the deployed configuration cannot be read.
+    """
+    deployed = found["arguments"]
+    wanted = wanted.without_secrets()
+    if deployed is not None and not wanted.auth.keys:
+        deployed = deployed | {"auth": wanted.auth.model_dump(mode="json")}
+    return changes(deployed, wanted, environment.platform())
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a configuration is to run. `environment`: of a driver there; None: on this machine, where nothing runs."""
+
+    environment: dict[str, str] | None
+    here: bool
+
+
+def place(address: str | None, state: InstanceState, *, needed: bool = False) -> Place:
+    """The cluster at `address`, the instance that runs, or this machine.
+
+    Raises:
+        Unavailable: nothing runs, and it is `needed`.
+    """
+    try:
+        target = deploying.find(address, state)
+    except Unavailable:
+        if needed:
+            raise
+        return Place(None, True)
+    return Place(target.environment, target.state is not None)
+
+
+def tell(config: Path, where: Place, *, as_json: bool, with_plan: bool) -> bool:
+    """Print everything found in a file, and the plan of its deploy. Returns whether there is an error.
+
+    Raises:
+        Unavailable: the cluster cannot be reached.
+        ConfigError: the deployed configuration cannot be read.
+    """
+    settings, findings = read(config)
+    planned: list[Change] | None = None
+    replicas: dict[str, list[str]] = {}
+    if settings is not None:
+        with Progress(Console(stderr=True)) as progress:
+            if where.environment is None:
+                cluster = this_machine(settings.quota)
+            else:
+                progress.begin("Asking the cluster")
+                found = ask({"do": "deployed", "environment": where.environment})
+                cluster = running_cluster(found, grows=not where.here)
+                replicas = found["replicas"]
+                planned = plan(found, settings) if with_plan else None
+            findings += check(settings, cluster, progress, here=where.here)
+    if as_json:
+        print(json.dumps(_as_json(findings, planned, replicas)))
+    else:
+        console = Console()
+        show(findings, str(config), console)
+        if planned is not None:
+            show_plan(planned, replicas, console)
+    return has_errors(findings)
+
+
+def readable(config: Path, console: Console) -> bool:
+    """Whether a file has settings; if not, all mistakes are shown."""
+    settings, findings = read(config)
+    if settings is None:
+        show(findings, str(config), console)
+    return settings is not None
+
+
+def passes(settings: Settings, cluster: Cluster, console: Console) -> bool:
+    """Whether settings can be started on this machine; what is found is shown."""
+    with Progress(console) as progress:
+        findings = check(settings, cluster, progress, here=True)
+    if findings:
+        show(findings, "configuration", console)
+    return not has_errors(findings)
+
+
+def show(findings: Sequence[Finding], what: str, console: Console) -> None:
+    """The findings about `what` with their remedies, errors first; says so where there are none."""
+    for one in sorted(findings, key=lambda one: (one.severity != "error", one.path)):
+        head = Text.assemble((one.severity, STYLES[one.severity]), f": {one.path}: {one.message}")
+        _say(console, head)
+        _say(console, Text(f"-> {one.remedy}"), 2)
+    counts = {kind: sum(one.severity == kind for one in findings) for kind in STYLES}
+    told = [f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count]
+    _say(console, Text(f"{what}: {', '.join(told) or 'nothing is wrong with it'}"))
+
+
+def show_plan(planned: Sequence[Change], replicas: dict[str, list[str]], console: Console) -> None:
+    """What becomes of each deployment, its replicas, and why."""
+    for one in planned:
+        running = replicas.get(one.deployment, [])
+        count = f" ({len(running)} replica{'' if len(running) == 1 else 's'})" if running else ""
+        _say(console, Text(f"{MARKS[one.what]} {one.deployment}{count}: {one.what}: {one.why}"))
+        for field in one.fields:
+            _say(console, Text(field), 4)
+
+
+def _as_json(
+    findings: Sequence[Finding], planned: Sequence[Change] | None, replicas: dict[str, list[str]]
+) -> dict[str, Any]:
+    """`findings`, and with a plan `plan` with the replicas of each deployment."""
+    told: dict[str, Any] = {"findings": [dataclasses.asdict(one) for one in findings]}
+    if planned is not None:
+        told["plan"] = [dataclasses.asdict(one) | {"replicas": replicas.get(one.deployment, [])} for one in planned]
+    return told
+
+
+def _say(console: Console, what: Text, indent: int = 0) -> None:
+    """One line; wrapped under itself on a terminal, and whole elsewhere, where it is read by programs."""
+    if console.is_terminal:
+        console.print(Padding(what, (0, 0, 0, indent), expand=False), highlight=False)
+    else:
+        console.print(Text(" " * indent).append_text(what), highlight=False, soft_wrap=True)
+
+
+def has_errors(findings: Sequence[Finding]) -> bool:
+    return any(one.severity == "error" for one in findings)

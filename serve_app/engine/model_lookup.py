@@ -1,0 +1,149 @@
+"""What is known of a model before it is loaded: from its folder, the cache of this machine, or the hub.
+
+Invariant: no weights are downloaded, and nothing is written: of the hub only two small JSON files are read.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from serve_app.engine.engine_args import TINY, model_path
+from serve_app.settings import ModelSettings
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+MISTRAL_CONFIG = "params.json"  # vLLM reads this format, too; nothing in it is checked
+
+Problem = Literal[
+    "no_such_folder", "not_a_model", "no_weights", "not_an_id", "no_such_model", "gated", "offline", "hub_unreachable"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of one model.
+
+    Args:
+        problem: why it cannot be loaded; None: no reason is known.
+        detail: of a problem.
+        weights_bytes: of the whole model; None: not known.
+        config: its `config.json`; empty: not known.
+        has_template: whether a chat template comes with it; None: not known.
+    """
+
+    problem: Problem | None = None
+    detail: str = ""
+    weights_bytes: int | None = None
+    config: Mapping[str, Any] | None = None
+    has_template: bool | None = None
+
+
+def look_up(settings: ModelSettings) -> ModelFacts:
+    """What is known of a model's weights; asks the hub unless they are here. May take seconds."""
+    if settings.engine == "simulated":
+        return ModelFacts()
+    if settings.path == TINY:
+        return ModelFacts(has_template=True)
+    if (folder := Path(settings.path)).is_dir():
+        return _of_folder(folder)
+    if settings.path.startswith(("/", ".", "~")):
+        return ModelFacts("no_such_folder")
+    cached = cached_folder(settings.path)
+    facts = None if cached is None else _of_folder(cached)
+    return facts if facts is not None and facts.problem is None else _of_hub(settings.path)
+
+
+def cached_folder(model_id: str) -> Path | None:
+    """The folder of a hub's model in the cache of this machine; None: it is not downloaded."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model_id, local_files_only=True))
+    except (OSError, ValueError):  # of huggingface_hub: it is not downloaded, or this is no id
+        return None
+
+
+def weights_bytes(settings: ModelSettings) -> int:
+    """The size of a model's weights on this machine; 0 if they are not downloaded yet."""
+    if settings.engine == "simulated":
+        return 0
+    folder: Path | None = Path(model_path(settings))
+    if folder is not None and not folder.is_dir():
+        folder = cached_folder(settings.path)
+    return 0 if folder is None else _weights(folder)
+
+
+def cache_folder(settings: ModelSettings) -> Path | None:
+    """The model's folder in Hugging Face's cache; None: it is a folder of its own, or simulated."""
+    if settings.engine == "simulated" or Path(model_path(settings)).is_dir():
+        return None
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=settings.path, repo_type="model")
+
+
+def _weights(folder: Path) -> int:
+    return sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
+
+
+def _of_folder(folder: Path) -> ModelFacts:
+    config = _read(folder / CONFIG)
+    if config is None and not (folder / MISTRAL_CONFIG).is_file():
+        return ModelFacts("not_a_model")
+    if not (size := _weights(folder)):
+        return ModelFacts("no_weights", config=config)
+    named = any((folder / name).is_file() for name in TEMPLATE_FILES)
+    return ModelFacts(None, "", size, config, named or bool((_read(folder / TOKENIZER) or {}).get("chat_template")))
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _of_hub(model_id: str) -> ModelFacts:
+    from huggingface_hub import HfApi, errors, utils
+
+    try:
+        utils.validate_repo_id(model_id)  # type: ignore[attr-defined]
+        HfApi().auth_check(model_id)  # the information about a gated model can be read without access to its files
+        return _of_repository(model_id)
+    except errors.HFValidationError:
+        return ModelFacts("not_an_id")
+    except errors.GatedRepoError:
+        return ModelFacts("gated")
+    except errors.RepositoryNotFoundError:
+        return ModelFacts("no_such_model")
+    except errors.OfflineModeIsEnabled:
+        return ModelFacts("offline")
+    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # httpx's own, which it passes on
+        why = str(error).strip().splitlines() or [type(error).__name__]
+        return ModelFacts("hub_unreachable", why[0])
+
+
+def _of_repository(model_id: str) -> ModelFacts:
+    from huggingface_hub import HfApi, hf_hub_download
+
+    files = {one.rfilename: one.size or 0 for one in HfApi().model_info(model_id, files_metadata=True).siblings or ()}
+    size = sum(size for name, size in files.items() for pattern in WEIGHT_FILES if Path(name).match(pattern))
+    read: dict[str, dict[str, Any] | None] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in files.keys() & {CONFIG, TOKENIZER}:
+            read[name] = _read(Path(hf_hub_download(model_id, name, local_dir=folder)))
+    config = read.get(CONFIG)
+    if config is None and MISTRAL_CONFIG not in files:
+        return ModelFacts("not_a_model")
+    if not size:
+        return ModelFacts("no_weights", config=config)
+    named = any(name in files for name in TEMPLATE_FILES)
+    return ModelFacts(None, "", size, config, named or bool((read.get(TOKENIZER) or {}).get("chat_template")))

@@ -1,0 +1,84 @@
+"""What a deploy would restart, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.cli.check import Change, changes
+from serve_app.errors import ConfigError
+from serve_app.names import RELEASE
+from serve_app.settings import parse
+
+A, B = {"name": "a"}, {"name": "b"}
+
+
+def planned(before: dict[str, Any] | None, after: dict[str, Any], release: str = RELEASE) -> dict[str, Change]:
+    deployed = None if before is None else {"release": release, **parse(before).model_dump(mode="json")}
+    return {one.deployment: one for one in changes(deployed, parse(after), "cpu")}
+
+
+def whats(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, str]:
+    return {name: one.what for name, one in planned(before, after).items()}
+
+
+def test_where_nothing_is_deployed_all_is_added() -> None:
+    assert whats(None, {"models": [A]}) == {"engine-a": "added", "Router": "added"}
+
+
+def test_a_change_of_one_model_restarts_it_alone_and_says_why() -> None:
+    plan = planned({"models": [A, B]}, {"models": [A, B | {"max_num_seqs": 8, "kv_cache_gb": 1}]})
+    assert {name: one.what for name, one in plan.items()} == {
+        "engine-a": "unchanged",
+        "engine-b": "restarted",
+        "Router": "changed",
+    }
+    assert plan["engine-b"].fields == ("kv_cache_gb: not set -> 1.0", "max_num_seqs: 64 -> 8")
+
+
+def test_another_release_restarts_what_stays() -> None:
+    plan = planned({"models": [A]}, {"models": [A, B]}, "0.1.0")
+    assert {name: one.what for name, one in plan.items()} == {
+        "engine-a": "restarted",
+        "engine-b": "added",
+        "Router": "restarted",
+    }
+    assert plan["Router"].why == f"serve-app {RELEASE} replaces 0.1.0"
+
+
+def test_models_come_and_go_without_a_restart_of_others() -> None:
+    assert whats({"models": [A]}, {"models": [A, B]})["engine-b"] == "added"
+    assert whats({"models": [A, B]}, {"models": [A]}) == {
+        "engine-a": "unchanged",
+        "engine-b": "removed",
+        "Router": "changed",
+    }
+
+
+def test_what_is_taken_over_restarts_nothing() -> None:
+    live = {"replicas": {"max_replicas": 3}, "drain_s": 5}
+    plan = planned({"models": [A]}, {"models": [A | live], "admission": {"max_queued": 3}})
+    assert {name: one.what for name, one in plan.items()} == {"engine-a": "changed", "Router": "changed"}
+    assert plan["Router"].fields == ("admission.max_queued: 1000 -> 3",)
+
+
+def test_a_default_that_is_written_out_is_told_as_taken_over() -> None:
+    assert whats({"models": [A]}, {"models": [A | {"max_num_seqs": 64}]})["engine-a"] == "unchanged"
+    assert whats({"models": [A]}, {"models": [A | {"kv_cache_gb": 0.54, "gpus_per_rank": 0}]})["engine-a"] == "changed"
+
+
+def test_cpus_of_routers_restart_them_and_the_quota_s_settings_come_later() -> None:
+    plan = planned({"models": [A]}, {"models": [A], "router": {"cpus": 1}, "quota": {"reserved_gb": 3}})
+    assert (plan["Router"].what, plan["Router"].fields) == ("restarted", ("router.cpus: 0.0 -> 1.0",))
+    assert (plan["GpuMemoryQuota"].what, plan["GpuMemoryQuota"].fields) == ("later", ("quota.reserved_gb: 2.0 -> 3.0",))
+
+
+def test_changed_keys_are_named_without_their_digests() -> None:
+    keys = [{"auth": {"keys": [{"key_sha256": digit * 64}]}, "models": [A]} for digit in "01"]
+    assert planned(keys[0], keys[1])["Router"].fields == ("auth.keys",)
+
+
+def test_a_configuration_of_another_version_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"of another version of serve-app: models\.0\.gone: unknown key"):
+        changes({"models": [A | {"gone": 1}]}, parse({"models": [A]}), "cpu")
