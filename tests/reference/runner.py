@@ -1,0 +1,70 @@
+"""Runs vLLM's tests in a process of their own: against our endpoint, or against vLLM's own server.
+
+`python -m tests.reference.runner FILE ...` runs files of `reference.yaml` against vLLM's own server with the same tiny
+model, which shows what of a failure is the model's: a failure there is no incompatibility of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from serve_app.engine import ensure_tiny_model
+from tests.reference import sources
+from tests.reference.verdict import Outcome, Plan
+
+SHIM = Path(__file__).with_name("shim.py")
+WITHOUT = ("cacheprovider", "xdist", "rerunfailures")
+RUN_S = 900.0  # six minutes on two idle cores
+
+
+def prepare(plan: Plan, target: Path) -> None:
+    """The tests of the plan's version below `target`, and the model: its name is a path for their tokenizers."""
+    archive = sources.fetch(plan.version, plan.sha256, sources.cache_folder())
+    sources.unpack(archive, target, plan.models)
+    shutil.copy(SHIM, target / "tests" / "conftest.py")
+    for name in set(plan.models.values()):
+        (target / name).symlink_to(ensure_tiny_model())
+
+
+def run(target: Path, files: Iterable[str], url: str | None) -> list[Outcome]:
+    """The outcomes of all tests in these files that ask a server.
+
+    Raises:
+        RuntimeError: pytest itself failed.
+    """
+    report = target / "report.jsonl"
+    report.unlink(missing_ok=True)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))}
+    variables |= {
+        "SERVE_APP_REFERENCE": json.dumps({"url": url, "report": str(report)}),
+        "PYTHONPATH": str(target),
+        "HF_HUB_OFFLINE": "1",
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--rootdir", str(target), "-W", "ignore"]
+    command += ["-o", "anyio_mode=auto", *(option for plugin in WITHOUT for option in ("-p", f"no:{plugin}"))]
+    command += [f"tests/entrypoints/{file}" for file in files if Path(file).name.startswith("test_")]
+    with (target / "pytest.log").open("w") as log:
+        done = subprocess.run(command, cwd=target, env=variables, stdout=log, stderr=log, timeout=RUN_S, check=False)
+    if done.returncode not in (0, 1, 2) or not report.exists():
+        raise RuntimeError(f"pytest of vLLM's tests: {(target / 'pytest.log').read_text()[-3000:]}")
+    return [Outcome(**json.loads(line)) for line in report.read_text().splitlines()]
+
+
+def main(files: list[str]) -> None:
+    plan = Plan.read()
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(plan, Path(folder))
+        for outcome in run(Path(folder), files or plan.models, None):
+            print(f"{outcome.outcome:8} {outcome.test}  {outcome.message.splitlines()[-1:]}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
