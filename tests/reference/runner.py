@@ -15,10 +15,15 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from serve_app.engine import ensure_tiny_model
+from safetensors.numpy import load_file, save_file
+
+from serve_app.engine import ensure_tiny_model, environment
 from tests.reference import sources
 from tests.reference.verdict import Outcome, Plan
 
+MODEL = "tiny"
+END_SCALE = 2.75  # an answer then has some 150 tokens
+MAX_NUM_SEQS = 128  # what most of their servers are started with
 SHIM = Path(__file__).with_name("shim.py")
 WITHOUT = ("cacheprovider", "xdist", "rerunfailures")
 RUN_S = 900.0  # six minutes on two idle cores
@@ -29,8 +34,18 @@ def prepare(plan: Plan, target: Path) -> None:
     archive = sources.fetch(plan.version, plan.sha256, sources.cache_folder())
     sources.unpack(archive, target, plan.models)
     shutil.copy(SHIM, target / "tests" / "conftest.py")
-    for name in set(plan.models.values()):
-        (target / name).symlink_to(ensure_tiny_model())
+    ending_model(target / MODEL)
+    for name in set(plan.models.values()) - {MODEL}:
+        (target / name).symlink_to(MODEL)
+
+
+def ending_model(folder: Path) -> None:
+    """The tiny model, changed so that its answers end by themselves, as those of a model do that has learned to."""
+    shutil.copytree(ensure_tiny_model(), folder)
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][end] *= END_SCALE
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def run(target: Path, files: Iterable[str], url: str | None) -> list[Outcome]:
@@ -48,6 +63,10 @@ def run(target: Path, files: Iterable[str], url: str | None) -> list[Outcome]:
         "HF_HUB_OFFLINE": "1",
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
     }
+    if url is None:
+        variables |= environment.common_environment(MAX_NUM_SEQS)
+        if environment.platform() == "cpu":
+            variables |= environment.cpu_environment(sorted(os.sched_getaffinity(0)), ranks=1)
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--rootdir", str(target), "-W", "ignore"]
     command += ["-o", "anyio_mode=auto", *(option for plugin in WITHOUT for option in ("-p", f"no:{plugin}"))]
     command += [f"tests/entrypoints/{file}" for file in files if Path(file).name.startswith("test_")]
@@ -60,10 +79,11 @@ def run(target: Path, files: Iterable[str], url: str | None) -> list[Outcome]:
 
 def main(files: list[str]) -> None:
     plan = Plan.read()
-    with tempfile.TemporaryDirectory() as folder:
-        prepare(plan, Path(folder))
-        for outcome in run(Path(folder), files or plan.models, None):
-            print(f"{outcome.outcome:8} {outcome.test}  {outcome.message.splitlines()[-1:]}", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="vllm-tests-"))
+    print(f"{folder}/pytest.log has the servers' output", flush=True)
+    prepare(plan, folder)
+    for outcome in run(folder, files or plan.models, None):
+        print(f"{outcome.outcome:8} {outcome.test}  {outcome.message.splitlines()[-1:]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,25 @@ JSON for each test.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
 import sys
 import types
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import requests
+from openai.resources.responses import AsyncResponses
 
 GIVEN = json.loads(os.environ["SERVE_APP_REFERENCE"])
 MESSAGE_CHARS = 300
 # So vLLM's own server serves the tiny model as our stack does (`test_vllm_server_tests.py`); the last value counts.
-AS_OURS = ("--dtype", "float32", "--override-generation-config", '{"max_new_tokens": 256}')
+AS_OURS = ("--dtype", "float32", "--kv-cache-memory-bytes", str(2**29))
 
 HfRunner = object  # a name that their helpers import from here, for tests that do not run
 
@@ -33,6 +36,12 @@ sys.modules["pytest_asyncio"] = types.SimpleNamespace(fixture=pytest.fixture)  #
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """Clients that a test leaves open are closed during another one: in a loop that is closed, that one would fail."""
+    yield  # noqa: PT022  a fixture that returned would not keep the loop
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,7 +74,8 @@ def as_ours(args: list[str]) -> list[str]:
 
 
 def _connect(self: Any, model: str, vllm_serve_args: list[str], **options: Any) -> None:
-    """In place of a start: the endpoint that runs. Requests without a key get one, unless the server has keys."""
+    """In place of a start: the endpoint that runs, which has keys and several models. Requests without a key get one,
+    unless the server has keys; calls of the Responses API without a model get the server's."""
     endpoint = urlsplit(GIVEN["url"])
     self.uds, self.host, self.port = None, endpoint.hostname, endpoint.port
     keyless = {} if "--api-key" in vllm_serve_args else {"Authorization": f"Bearer {self.DUMMY_API_KEY}"}
@@ -75,9 +85,16 @@ def _connect(self: Any, model: str, vllm_serve_args: list[str], **options: Any) 
         return REQUEST(session, method, url, headers=headers, **options)
 
     requests.Session.request = request  # type: ignore[method-assign]
+    for name, method in RESPONSES.items():
+        setattr(AsyncResponses, name, functools.partialmethod(_with_model, method, model))
+
+
+def _with_model(self: Any, method: Callable[..., Any], served: str, *, model: str | None = None, **options: Any) -> Any:
+    return method(self, model=model or served, **options)
 
 
 REQUEST = requests.Session.request
+RESPONSES = {name: getattr(AsyncResponses, name) for name in ("create", "parse")}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

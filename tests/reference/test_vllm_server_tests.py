@@ -17,21 +17,19 @@ from tests.requires import requires
 CLIENT_KEY = "token-abc123"  # of their clients: `RemoteOpenAIServer.DUMMY_API_KEY`
 # Keys that their tests give to a server (`--api-key`).
 SERVER_KEYS = ("test", "abc-123")
-COMMON = {"path": "tiny", "dtype": "float32"}
-# Most of their requests bound no answer, and the tiny model seldom ends one.
-SHORT_ANSWERS = {"override_generation_config": {"max_new_tokens": 256}}
-CONFIG = {
-    "models": [
-        COMMON | {"name": "tiny", "max_model_len": 8192, "tool_parser": "hermes", "extra_engine_args": SHORT_ANSWERS},
-        COMMON | {"name": "tiny-embed", "task": "embed", "max_model_len": 512, "kv_cache_gb": 0.25},
-    ],
-    "auth": {
-        "keys": [
-            {"key": stacks.PEOPLE_KEY, "admin": True},
-            *({"key_sha256": hashlib.sha256(key.encode()).hexdigest()} for key in (CLIENT_KEY, *SERVER_KEYS)),
-        ]
-    },
-}
+
+
+def config(folder: Path) -> dict[str, object]:
+    """Of a stack that serves the model in this folder; lengths are those their tests ask for."""
+    common = {"path": str(folder), "dtype": "float32"}
+    keys = [{"key_sha256": hashlib.sha256(key.encode()).hexdigest()} for key in (CLIENT_KEY, *SERVER_KEYS)]
+    return {
+        "models": [
+            common | {"name": runner.MODEL, "max_model_len": 8192, "tool_parser": "hermes"},
+            common | {"name": "tiny-embed", "task": "embed", "max_model_len": 128, "kv_cache_gb": 0.25},
+        ],
+        "auth": {"keys": [{"key": stacks.PEOPLE_KEY, "admin": True}, *keys]},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +45,10 @@ def unpacked(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def endpoint(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     requires("vllm")
-    with stacks.own(tmp_path_factory.mktemp("reference-state"), CONFIG, "reference") as started:
+    model = unpacked / runner.MODEL
+    with stacks.own(tmp_path_factory.mktemp("reference-state"), config(model), "reference") as started:
         yield started.base_url
 
 
