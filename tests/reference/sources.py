@@ -108,7 +108,7 @@ def renamed(text: str, name: str) -> str:
 
 
 def files_with_servers(target: Path) -> list[str]:
-    """All test files that start a server, by path below `tests/entrypoints`."""
+    """All files that start a server themselves, by path below `tests/entrypoints`."""
     root = target / "tests" / "entrypoints"
     tests = sorted(root.rglob("*.py"))
     return [file.relative_to(root).as_posix() for file in tests if "RemoteOpenAIServer" in file.read_text()]
