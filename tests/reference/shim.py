@@ -7,6 +7,7 @@ JSON for each test.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import json
@@ -40,7 +41,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
-    """Clients that a test leaves open are closed during another one: in a loop that is closed, that one would fail."""
+    """Clients and tasks that a test leaves behind end during another one, which would fail: in a loop that is closed,
+    and by anyio's handler with the errors of the tasks. pytest-asyncio logs them."""
+    asyncio.get_running_loop().set_exception_handler(None)
     yield  # noqa: PT022  a fixture that returned would not keep the loop
 
 
