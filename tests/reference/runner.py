@@ -1,8 +1,4 @@
-"""Runs vLLM's tests in a process of their own: against our endpoint, or against vLLM's own server.
-
-`python -m tests.reference.runner FILE ...` runs files of `reference.yaml` against vLLM's own server with the same tiny
-model, which shows what of a failure is the model's: a failure there is no incompatibility of ours.
-"""
+"""Runs vLLM's tests against our endpoint, in a process of their own."""
 
 from __future__ import annotations
 
@@ -11,19 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from serve_app.engine import ensure_tiny_model, environment
+from serve_app.engine import ensure_tiny_model
 from tests.reference import sources
 from tests.reference.verdict import Outcome, Plan
 
 MODEL = "tiny"
 END_SCALE = 2.75  # an answer then has some 150 tokens
-MAX_NUM_SEQS = 128  # what most of their servers are started with
 SHIM = Path(__file__).with_name("shim.py")
 WITHOUT = ("cacheprovider", "xdist", "rerunfailures")
 RUN_S = 900.0  # six minutes on two idle cores
@@ -48,7 +42,7 @@ def ending_model(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def run(target: Path, files: Iterable[str], url: str | None) -> list[Outcome]:
+def run(target: Path, files: Iterable[str], url: str) -> list[Outcome]:
     """The outcomes of all tests in these files that ask a server.
 
     Raises:
@@ -63,10 +57,6 @@ def run(target: Path, files: Iterable[str], url: str | None) -> list[Outcome]:
         "HF_HUB_OFFLINE": "1",
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
     }
-    if url is None:
-        variables |= environment.common_environment(MAX_NUM_SEQS)
-        if environment.platform() == "cpu":
-            variables |= environment.cpu_environment(sorted(os.sched_getaffinity(0)), ranks=1)
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--rootdir", str(target), "-W", "ignore"]
     command += ["-o", "anyio_mode=auto", *(option for plugin in WITHOUT for option in ("-p", f"no:{plugin}"))]
     command += [f"tests/entrypoints/{file}" for file in files if Path(file).name.startswith("test_")]
@@ -75,16 +65,3 @@ def run(target: Path, files: Iterable[str], url: str | None) -> list[Outcome]:
     if done.returncode not in (0, 1, 2) or not report.exists():
         raise RuntimeError(f"pytest of vLLM's tests: {(target / 'pytest.log').read_text()[-3000:]}")
     return [Outcome(**json.loads(line)) for line in report.read_text().splitlines()]
-
-
-def main(files: list[str]) -> None:
-    plan = Plan.read()
-    folder = Path(tempfile.mkdtemp(prefix="vllm-tests-"))
-    print(f"{folder}/pytest.log has the servers' output", flush=True)
-    prepare(plan, folder)
-    for outcome in run(folder, files or plan.models, None):
-        print(f"{outcome.outcome:8} {outcome.test}  {outcome.message.splitlines()[-1:]}", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,8 +1,7 @@
 """The `conftest.py` of vLLM's tests when they run against our endpoint: their server is ours.
 
 It is copied beside them and runs in their pytest, in a process of its own. `SERVE_APP_REFERENCE` is a JSON object:
-`url` of the endpoint (null: vLLM's own server is started, as the tests do) and `report`, the file that gets a line of
-JSON for each test.
+`url` of the endpoint and `report`, the file that gets a line of JSON for each test.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from openai.resources.responses import AsyncResponses
 
 GIVEN = json.loads(os.environ["SERVE_APP_REFERENCE"])
 MESSAGE_CHARS = 300
-# So vLLM's own server serves the tiny model as our stack does (`test_vllm_server_tests.py`); the last value counts.
-AS_OURS = ("--dtype", "float32", "--kv-cache-memory-bytes", str(2**29))
 
 HfRunner = object  # a name that their helpers import from here, for tests that do not run
 
@@ -57,23 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # What fixtures fetch from the hub: LoRA adapters, whose tests are exceptions, and models, which are folders here.
     hub.hf_api = lambda: types.SimpleNamespace(snapshot_download=lambda *_, **__: "/no-adapter")
     weight_utils.download_weights_from_hf = lambda model, **_: model
-    if GIVEN["url"] is None:
-        start = utils.RemoteVLLMServer.__init__
-        utils.RemoteVLLMServer.__init__ = lambda self, model, args, **more: start(self, model, as_ours(args), **more)
-    else:
-        utils.RemoteVLLMServer.__init__ = _connect
-        utils.RemoteVLLMServer._shutdown = lambda self: None
-
-
-def as_ours(args: list[str]) -> list[str]:
-    """The arguments of vLLM's own server, without adapters and with `AS_OURS`."""
-    kept, keep = [], True
-    for arg in args:
-        if arg.startswith("--"):
-            keep = "lora" not in arg
-        if keep:
-            kept.append(arg)
-    return [*kept, *AS_OURS]
+    utils.RemoteVLLMServer.__init__ = _connect
+    utils.RemoteVLLMServer._shutdown = lambda self: None
 
 
 def _connect(self: Any, model: str, vllm_serve_args: list[str], **options: Any) -> None:
