@@ -44,6 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.flaky(reruns=CI_RERUNS))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests have counted (`record_property("summary", ...)`), from all processes."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in report.user_properties:
+            if name == "summary":
+                terminalreporter.write_line(str(value))
+
+
 class GroupScheduling(LoadScopeScheduling):
     """How `make test` shares the tests out to its processes (pytest-xdist): a group runs in one of them, in order. The
     end-to-end tests share stacks, those of a cluster start Ray with fixed ports; of other tests a file is a group."""

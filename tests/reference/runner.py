@@ -1,0 +1,67 @@
+"""Runs vLLM's tests against our endpoint, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from safetensors.numpy import load_file, save_file
+
+from serve_app.engine import ensure_tiny_model
+from tests.reference import sources
+from tests.reference.verdict import Outcome, Plan
+
+MODEL = "tiny"
+END_SCALE = 2.75  # an answer then has some 150 tokens
+SHIM = Path(__file__).with_name("shim.py")
+WITHOUT = ("cacheprovider", "xdist", "rerunfailures")
+RUN_S = 900.0  # six minutes on two idle cores
+
+
+def prepare(plan: Plan, target: Path) -> None:
+    """The tests of the plan's version below `target`, and the model: its name is a path for their tokenizers."""
+    archive = sources.fetch(plan.version, plan.sha256, sources.cache_folder())
+    sources.unpack(archive, target, plan.models)
+    shutil.copy(SHIM, target / "tests" / "conftest.py")
+    ending_model(target / MODEL)
+    for name in set(plan.models.values()) - {MODEL}:
+        (target / name).symlink_to(MODEL)
+
+
+def ending_model(folder: Path) -> None:
+    """The tiny model, changed so that its answers end by themselves, as those of a model do that has learned to."""
+    shutil.copytree(ensure_tiny_model(), folder)
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][end] *= END_SCALE
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def run(target: Path, files: Iterable[str], url: str) -> list[Outcome]:
+    """The outcomes of all tests in these files that ask a server.
+
+    Raises:
+        RuntimeError: pytest itself failed.
+    """
+    report = target / "report.jsonl"
+    report.unlink(missing_ok=True)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))}
+    variables |= {
+        "SERVE_APP_REFERENCE": json.dumps({"url": url, "report": str(report)}),
+        "PYTHONPATH": str(target),
+        "HF_HUB_OFFLINE": "1",
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--rootdir", str(target), "-W", "ignore"]
+    command += ["-o", "anyio_mode=auto", *(option for plugin in WITHOUT for option in ("-p", f"no:{plugin}"))]
+    command += [f"tests/entrypoints/{file}" for file in files if Path(file).name.startswith("test_")]
+    with (target / "pytest.log").open("w") as log:
+        done = subprocess.run(command, cwd=target, env=variables, stdout=log, stderr=log, timeout=RUN_S, check=False)
+    if done.returncode not in (0, 1, 2) or not report.exists():
+        raise RuntimeError(f"pytest of vLLM's tests: {(target / 'pytest.log').read_text()[-3000:]}")
+    return [Outcome(**json.loads(line)) for line in report.read_text().splitlines()]

