@@ -79,6 +79,13 @@ def _redis_server() -> str | None:
     return None if shutil.which("redis-server") else "not installed: redis-server (a Debian package)"
 
 
+def _root_file_system() -> str | None:
+    """A root file system of Debian's packages, and namespaces to run in it."""
+    if os.geteuid() != 0:
+        return "chroot and mounts need root"
+    return None if shutil.which("mmdebstrap") else "not installed: mmdebstrap (a Debian package)"
+
+
 # Each says what is lacking, or None.
 PROBES: Mapping[str, Callable[[], str | None]] = {
     "linux": _linux,
@@ -90,6 +97,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "own venv": _own_venv,
     "test hosts": _test_hosts,
     "redis-server": _redis_server,
+    "root file system": _root_file_system,
 }
 
 

@@ -82,6 +82,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "quota": lambda order: _send("quota", **driver.ask_quota("figures")),
     "defrag": lambda order: _send("defrag", plan=driver.ask_quota("defrag", order["begin"])),
     "shutdown": lambda order: driver.shut_down(),
+    "drain": lambda order: _send("drained", left=driver.drain(driver.node_at(order["ip"]))),
     "release": lambda order: _send("released", nodes=driver.release_others()),
 }
 
