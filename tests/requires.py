@@ -86,6 +86,10 @@ def _root_file_system() -> str | None:
     return None if shutil.which("mmdebstrap") else "not installed: mmdebstrap (a Debian package)"
 
 
+def _systemd_analyze() -> str | None:
+    return None if shutil.which("systemd-analyze") else "not installed: systemd (a Debian package)"
+
+
 # Each says what is lacking, or None.
 PROBES: Mapping[str, Callable[[], str | None]] = {
     "linux": _linux,
@@ -98,6 +102,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "test hosts": _test_hosts,
     "redis-server": _redis_server,
     "root file system": _root_file_system,
+    "systemd-analyze": _systemd_analyze,
 }
 
 
