@@ -163,7 +163,7 @@ def command_in(root: Path, command: Sequence[str], *, folder: str, user: str = "
         make = f"mkdir -p .{inside}" if Path(path).is_dir() else f"mkdir -p .{Path(inside).parent} && touch .{inside}"
         lines.append(f"{make} && mount --rbind {path} .{inside}")
     lines.append("mkdir -p proc && mount -t proc proc proc")
-    entered = ["chroot", f"--userspec={user}", ".", "/bin/sh", "-c", f'cd {shlex.quote(folder)} && exec "$@"', "sh"]
+    entered = ["/usr/sbin/chroot", f"--userspec={user}", ".", "/bin/sh", "-c", f'cd {shlex.quote(folder)} && exec "$@"', "sh"]
     lines.append(f"exec {shlex.join([*entered, *command])}")
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", "\n".join(lines)]
 
