@@ -154,16 +154,37 @@ def pip_paths() -> list[str]:
     return sorted({path for path in (*PIP_FILES, *folders) if Path(path).exists()} - {CERTIFICATES})
 
 
-def command_in(root: Path, command: Sequence[str], *, folder: str, user: str = "0:0") -> list[str]:
-    """`command` as the first process of namespaces with this root; the network is the machine's."""
+def command_in(
+    root: Path, command: Sequence[str], *, folder: str, user: str = "0:0", layer: Path | None = None
+) -> list[str]:
+    """`command` as the first process of namespaces with this root; the network is the caller's.
+
+    Args:
+        layer: an empty folder, not on an overlay itself; gets what is written, as a container's layer does. None: the
+            root gets it.
+    """
     mounts = {path: path for path in ("/dev", "/etc/resolv.conf", "/etc/hosts", *pip_paths())}
     mounts[CERTIFICATES] = CERTIFICATES_IN
-    lines = ["set -e", f"cd {shlex.quote(str(root))}"]
+    lines = ["set -e", f"cd {shlex.quote(str(layer or root))}"]
+    if layer is not None:
+        lines += [
+            "mkdir upper work root",
+            f"mount -t overlay -o lowerdir={root},upperdir=upper,workdir=work overlay root",
+        ]
+        lines.append("cd root")
     for path, inside in mounts.items():
         make = f"mkdir -p .{inside}" if Path(path).is_dir() else f"mkdir -p .{Path(inside).parent} && touch .{inside}"
         lines.append(f"{make} && mount --rbind {path} .{inside}")
     lines.append("mkdir -p proc && mount -t proc proc proc")
-    entered = ["/usr/sbin/chroot", f"--userspec={user}", ".", "/bin/sh", "-c", f'cd {shlex.quote(folder)} && exec "$@"', "sh"]
+    entered = [
+        "/usr/sbin/chroot",
+        f"--userspec={user}",
+        ".",
+        "/bin/sh",
+        "-c",
+        f'cd {shlex.quote(folder)} && exec "$@"',
+        "sh",
+    ]
     lines.append(f"exec {shlex.join([*entered, *command])}")
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", "\n".join(lines)]
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,12 +18,13 @@ import yaml
 from serve_app.cluster.local.ports import reserved_block
 from serve_app.system import preflight
 from tests.deploy import dockerfile
-from tests.requires import requires
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = dockerfile.read((ROOT / "deploy" / "Dockerfile").read_text())
 LAST = STAGES[-1]
 READY_S = 240.0  # from an empty home to the first answer takes 40 s on an idle machine
+REQUEST_S = 30.0
+KEY_FILE = "upper/home/serve-app/.local/state/serve-app/default/api_key"
 END_S = 60.0  # what deploy/Dockerfile tells `docker stop` to wait
 
 
@@ -76,25 +75,12 @@ def test_both_devices_can_be_built_and_nothing_secret_is_in_a_layer() -> None:
     assert not [name for name in names if re.search("token|key|secret|password", name, re.IGNORECASE)]
 
 
-@pytest.fixture(scope="module")
-def image() -> Iterator[Path]:
-    """The root file system of the CPU image."""
-    requires("root file system")
-    folder = Path(tempfile.mkdtemp(prefix="serve-app-image-"))
-    folder.chmod(0o755)  # the image's user passes through it
-    try:
-        yield dockerfile.Builder(ROOT, folder, {"DEVICE": "cpu"}).build(STAGES)
-    finally:
-        shutil.rmtree(folder)
-
-
 @pytest.mark.long
-def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(image: Path) -> None:
+def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(image: Path, tmp_path: Path) -> None:
     environment = LAST.environment()
-    command = dockerfile.command_in(
-        image, LAST.last("CMD").words, folder=LAST.last("WORKDIR").rest, user=LAST.last("USER").rest
-    )
-    log = image.parent / "up.log"
+    user, folder = LAST.last("USER").rest, LAST.last("WORKDIR").rest
+    command = dockerfile.command_in(image, LAST.last("CMD").words, folder=folder, user=user, layer=tmp_path)
+    log = tmp_path / "up.log"
     with reserved_block("127.0.0.1") as block, log.open("wb") as output:
         command[-1] += f" --port {block.http}"
         url = f"http://127.0.0.1:{block.http}"
@@ -106,19 +92,21 @@ def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(ima
             stderr=output,
         )
         try:
-            _wait_healthy(url, process, log)
-            ready_s = time.monotonic() - began
+            path = re.search(r"127\.0\.0\.1:8000(/\S+)'", LAST.last("HEALTHCHECK").rest)
+            assert path is not None
+            _until_200(lambda: requests.get(url + path[1], timeout=REQUEST_S), process, log)
             (first,) = psutil.Process(process.pid).children()  # of `unshare`: process 1 of the namespace
+            # the endpoint is healthy before its model is
+            headers = {"Authorization": f"Bearer {(tmp_path / KEY_FILE).read_text().strip()}"}
+            body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8}
+            _until_200(
+                lambda: requests.post(f"{url}/v1/completions", headers=headers, json=body, timeout=REQUEST_S),
+                process,
+                log,
+            )
+            ready_s = time.monotonic() - began
             family = [first, *first.children(recursive=True)]
             assert {one.uids().real for one in family} == {10001}
-            key = (image / "home/serve-app/.local/state/serve-app/default/api_key").read_text().strip()
-            answer = requests.post(
-                f"{url}/v1/completions",
-                headers={"Authorization": f"Bearer {key}"},
-                json={"model": "tiny", "prompt": "Hello", "max_tokens": 8},
-                timeout=READY_S,
-            )
-            assert answer.status_code == 200, answer.text
             ended = time.monotonic()
             os.kill(first.pid, signal.SIGTERM)
             status = process.wait(END_S)
@@ -131,14 +119,12 @@ def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(ima
     assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-def _wait_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the image's health check would pass; bounded by READY_S."""
-    path = re.search(r"127\.0\.0\.1:8000(/\S+)'", LAST.last("HEALTHCHECK").rest)
-    assert path is not None
+def _until_200(ask: Callable[[], requests.Response], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Bounded by READY_S."""
     deadline = time.monotonic() + READY_S
     while True:
         try:
-            if requests.get(url + path[1], timeout=5).status_code == 200:
+            if ask().status_code == 200:
                 return
         except requests.RequestException:
             pass
