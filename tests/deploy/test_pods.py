@@ -135,7 +135,9 @@ class Pods:
 @pytest.fixture
 def pods(image: Path, tmp_path: Path) -> Iterator[Pods]:
     requires("test hosts")
-    with rack(("head", "one", "two"), seen=[image.parent, ROOT, Path(sys.prefix), tmp_path], environment={}) as hosts:
+    with rack(
+        ("head", "one", "two"), seen=[image.parent, ROOT, Path(sys.prefix), tmp_path], environment={"LANG": "C.UTF-8"}
+    ) as hosts:
         made = Pods(hosts, image, tmp_path)
         try:
             yield made
