@@ -163,7 +163,7 @@ def command_in(
         layer: an empty folder, not on an overlay itself; gets what is written, as a container's layer does. None: the
             root gets it.
     """
-    mounts = {path: path for path in ("/dev", "/etc/resolv.conf", "/etc/hosts", *pip_paths())}
+    mounts = {path: path for path in ("/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", *pip_paths())}
     mounts[CERTIFICATES] = CERTIFICATES_IN
     lines = ["set -e", f"cd {shlex.quote(str(layer or root))}"]
     if layer is not None:
