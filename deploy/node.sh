@@ -3,6 +3,7 @@
 #
 #   node.sh setup [cpu|gpu]     install the project into .venv by its lock file; put `ray` and `serve-app` on the PATH
 #   node.sh start ray start ... Ray with the project's environment and the cluster's token, kept by a keeper
+#       with --block it stays until the node ends, for a container or systemd; SIGTERM drains a worker, then ends it
 #   node.sh stop                end the node; on the head: the other nodes first
 #   node.sh ray ...             any command of Ray's, with the cluster's address and token
 #   node.sh serve-app ...       the same with ours, such as `serve-app deploy --config FILE`

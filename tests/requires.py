@@ -86,6 +86,17 @@ def _not_installed(*packages: str) -> str:
     return f"not installed: {names} (apt-get update && apt-get install -y {names})"
 
 
+def _root_file_system() -> str | None:
+    """A root file system of Debian's packages, and namespaces to run in it."""
+    if os.geteuid() != 0:
+        return "chroot and mounts need root"
+    return None if shutil.which("mmdebstrap") else "not installed: mmdebstrap (a Debian package)"
+
+
+def _systemd_analyze() -> str | None:
+    return None if shutil.which("systemd-analyze") else "not installed: systemd (a Debian package)"
+
+
 # Each says what is lacking, or None.
 PROBES: Mapping[str, Callable[[], str | None]] = {
     "linux": _linux,
@@ -97,6 +108,8 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "own venv": _own_venv,
     "test hosts": _test_hosts,
     "redis-server": _redis_server,
+    "root file system": _root_file_system,
+    "systemd-analyze": _systemd_analyze,
 }
 
 

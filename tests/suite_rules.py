@@ -16,6 +16,7 @@ FOREIGN_PRIVATE = frozenset({
     "_init_executor",  # vLLM: the method that ours overrides
     "_request_id",  # openai: documented, the id of an answer's request
     "_scheduled",  # asyncio: timers that are left
+    "_shutdown",  # vLLM's tests: how their server is ended
 })  # fmt: skip
 NAMED_TUPLE = frozenset({"_replace", "_asdict", "_fields", "_make"})
 

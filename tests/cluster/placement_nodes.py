@@ -93,6 +93,10 @@ class Nodes:
         """Take a node away after its own goodbye."""
         self._cluster.remove_node(self._nodes.pop(name))
 
+    def drain(self, name: str) -> int:
+        """What a worker does at SIGTERM; the node itself is left as it is."""
+        return driver.drain(self._nodes[name].node_id)
+
     def kill(self, name: str) -> None:
         """Take a node away as a power cut does: Ray's own helper leaves its workers a second or two to live."""
         node = self._nodes.pop(name)

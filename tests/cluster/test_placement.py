@@ -231,6 +231,21 @@ def test_streams_on_a_lost_node_end_with_an_error_and_all_others_as_they_should(
     assert ends == {"done": STREAMS // 2, "error": STREAMS // 2}
 
 
+def test_a_drained_nodes_streams_end_as_they_should_and_its_replica_moves(nodes: Lab) -> None:
+    nodes.add("a", 4)
+    nodes.add("b", 4)
+    nodes.deploy([model("tp4", 4, replicas=2) | {"max_num_seqs": STREAMS // 2}])
+    nodes.placed("tp4", 2)
+    nodes.add("spare", 4)
+    with ThreadPoolExecutor(STREAMS) as clients:
+        started = threading.Barrier(STREAMS + 1)
+        streams = [clients.submit(_stream, nodes, started) for _ in range(STREAMS)]
+        started.wait(STARTED_S)
+        assert nodes.ask("drain", name="b") == 0
+        assert Counter(stream.result(STREAM_S) for stream in streams) == {"done": STREAMS}
+    assert nodes.placed("tp4", 2) == [["a"] * 4, ["spare"] * 4]
+
+
 def _stream(nodes: Lab, started: threading.Barrier) -> str:
     """How a stream of a few seconds ends; all of them are under way when the barrier falls."""
     events: list[str] = []

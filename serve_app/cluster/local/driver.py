@@ -20,6 +20,7 @@ from ray._private import worker as ray_worker
 from ray._private.state import available_resources_per_node
 from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID
@@ -43,6 +44,9 @@ ANSWER_S = 5.0  # the controller answers within milliseconds; without its number
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
 LOGS_S = 30.0  # a reader's process starts within seconds
 RELEASE_S = 10.0  # the GCS asks all nodes in parallel
+# Until replicas of a draining node end without a replacement: a model loads within that time from a local cache.
+REPLACE_S = 120.0
+DRAIN_POLL_S = 0.5
 HEAD_RESOURCE = "node:__internal_head__"  # a resource that only Ray's head has
 NAMESPACE = "serve_app"
 FORBIDDEN = {
@@ -255,6 +259,44 @@ def release_others() -> list[str]:
         client = GcsClient(address=ray.get_runtime_context().gcs_address)
         client.drain_nodes(node_ids=[bytes.fromhex(node_id) for node_id in others], timeout=RELEASE_S)
     return sorted(others.values())
+
+
+def drain(node_id: str) -> int:
+    """Let Serve move a node's replicas: each is replaced elsewhere first, where that is possible within REPLACE_S, and
+    then has its `drain_s` for the requests it holds. Waits for the end of the replicas and of the node's HAProxy.
+
+    Returns how many replicas were left when the time was over.
+
+    Raises:
+        Unavailable: the GCS refuses.
+    """
+    found = details()
+    limit_s = REPLACE_S + status.longest_drain_s(found, node_id)
+    client = GcsClient(address=ray.get_runtime_context().gcs_address)
+    # private in Ray, as its `ray drain-node`; the other reason that there is takes idle nodes only
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, why = client.drain_node(node_id, reason, "the node is to stop", int((time.time() + limit_s) * 1000))
+    if not accepted:
+        raise Unavailable(f"the node cannot be drained: {why}", code="cluster_failed")
+    deadline = time.monotonic() + limit_s
+    while node_id in found["proxies"] or status.replicas_on(found, node_id):
+        if time.monotonic() > deadline:
+            return len(status.replicas_on(found, node_id))
+        time.sleep(DRAIN_POLL_S)  # bound: `deadline`
+        found = details()
+    return 0
+
+
+def node_at(ip: str) -> str:
+    """The id of the living node with this address.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    for node in ray.nodes():
+        if node["Alive"] and node["NodeManagerAddress"] == ip:
+            return str(node["NodeID"])
+    raise Unavailable(f"{ip}: no node of the cluster has this address", code="cluster_failed")
 
 
 def disconnect() -> None:

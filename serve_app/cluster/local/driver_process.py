@@ -111,6 +111,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     ),
     "logs": _logs,
     "shutdown": lambda order: driver.shut_down(),
+    "drain": lambda order: _send("drained", left=driver.drain(driver.node_at(order["ip"]))),
     "release": lambda order: _send("released", nodes=driver.release_others()),
 }
 

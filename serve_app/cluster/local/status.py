@@ -151,6 +151,22 @@ def deployed(
     }
 
 
+def replicas_on(details: Mapping[str, Any], node_id: str) -> list[str]:
+    """The deployments of all replicas on a node, one entry a replica."""
+    deployments = [
+        one for application in details["applications"].values() for one in application["deployments"].values()
+    ]
+    return [one["name"] for one in deployments for replica in one["replicas"] if replica.get("node_id") == node_id]
+
+
+def longest_drain_s(details: Mapping[str, Any], node_id: str) -> float:
+    """The longest `drain_s` of a model with a replica on the node. A router's own bound is above any request's."""
+    here = set(replicas_on(details, node_id)) - {ROUTER}
+    deployments = (details["applications"].get(APPLICATION) or {"deployments": {}})["deployments"]
+    bounds = [deployments[name]["deployment_config"]["graceful_shutdown_timeout_s"] for name in here & set(deployments)]
+    return max(bounds, default=0.0)
+
+
 def is_built(details: Mapping[str, Any]) -> bool | None:
     """Whether Serve has built deployments from the last declaration; None while it builds them."""
     application = details["applications"].get(APPLICATION)

@@ -1,6 +1,8 @@
 """The commands of `deploy/node.sh` on a machine of a cluster with the project installed.
 
-    start ray start ...   start Ray with the project's environment under a supervisor; returns when the node is up
+    start ray start ...   start Ray with the project's environment under a supervisor; returns when the node is up,
+                          with `--block` when it has ended: a container's process. SIGTERM then ends it in order: a
+                          worker's replicas first move or finish
     stop                  end the node; on a head: first all other nodes of the cluster
     ray ...               any Ray command, with the cluster's address and token; `ray stop` is the `stop` above
     serve-app ...         the same for serve-app; the configuration of `deploy` is stored for a restart of the head
@@ -14,15 +16,17 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.cluster.local import TOKEN_BYTES, ask, write_private
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
-from serve_app.cluster.node.supervisor import LEFTOVER_GRACE_S, STOP_GRACE_S, driver_environment
+from serve_app.cluster.node.supervisor import LEFTOVER_GRACE_S, LOOK_S, STOP_GRACE_S, driver_environment
 from serve_app.errors import ConfigError, ServeAppError, Unavailable
 from serve_app.system import ask_to_end, await_start, end_marked, environment, spawn
 
@@ -30,14 +34,16 @@ GCS_PORT = 6379  # Ray's default
 NODE_START_S = 120.0  # 3 s on an idle machine; a cold disk and a loaded machine take a minute
 SUPERVISOR_STOP_S = STOP_GRACE_S + 15.0  # above the supervisor's own bounds
 RELEASE_S = 20.0  # a driver connects in 3 s; a dead GCS must not delay the end of a head
-USAGE = "usage: node.sh setup [cpu|gpu] | start ray start ... | stop | ray ... | serve-app ... | token"
+DRAIN_S = 24 * 3600.0  # whoever sent SIGTERM ends this earlier: Kubernetes' terminationGracePeriodSeconds
+USAGE = "usage: node.sh setup [cpu|gpu] | start ray start ... [--block] | stop | ray ... | serve-app ... | token"
 
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """A requested `ray start`. `arguments` are complete, with the node's own address."""
+    """A requested `ray start`. `arguments` are complete, with the node's own address. `block`: stay until its end."""
 
     head: bool
+    block: bool
     address: str
     ip: str
     arguments: tuple[str, ...]
@@ -64,10 +70,8 @@ def parse(words: Sequence[str], own_address: Callable[[str], str] = environment.
     """
     if list(words[:2]) != ["ray", "start"]:
         raise ConfigError(f"start: `ray start ...` is required, found {' '.join(words[:2])!r}", param="start")
-    arguments = list(words[2:])
+    arguments = [word for word in words[2:] if word != "--block"]
     head = "--head" in arguments
-    if "--block" in arguments:
-        raise ConfigError("start: leave --block out, the supervisor stays running", param="start")
     address = option(arguments, "--address")
     if head == (address is not None):
         raise ConfigError("start: give --head or --address=HOST:PORT", param="start")
@@ -79,7 +83,7 @@ def parse(words: Sequence[str], own_address: Callable[[str], str] = environment.
         arguments.append(f"--object-store-memory={environment.OBJECT_STORE_BYTES}")
     if address is None:
         address = f"{ip}:{option(arguments, '--port') or GCS_PORT}"
-    return StartOrder(head, address, ip, tuple(arguments))
+    return StartOrder(head, "--block" in words, address, ip, tuple(arguments))
 
 
 def token_file() -> Path:
@@ -123,6 +127,10 @@ def start(words: Sequence[str]) -> int:
     order = parse(words)
     token = required_token(token_file())
     folder = NodeFolder()
+    stop_requested = threading.Event()
+    if order.block:  # from the first moment: the first process of a container has no default action for a signal
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop_requested.set())
     with folder.locked():
         end(folder)
         run_dir = environment.new_run_dir(environment.RUN_DIR)
@@ -144,8 +152,35 @@ def start(words: Sequence[str]) -> int:
             if keeper.poll() is None:
                 end(folder)
             raise
-    print(f"this machine is a node of {order.address}; the log of its supervisor is {folder.log}")
-    return 0
+    print(f"this machine is a node of {order.address}; the log of its supervisor is {folder.log}", flush=True)
+    if not order.block:
+        return 0
+    while keeper.poll() is None:
+        if stop_requested.wait(LOOK_S):
+            if not order.head:
+                _drain(order)
+            with folder.locked():
+                end(folder)
+            return 0
+    print(folder.log.read_text(errors="replace"), end="", flush=True)
+    return keeper.returncode
+
+
+def _drain(order: StartOrder) -> None:
+    """Let the replicas of this worker move or finish."""
+    print("draining: its replicas move to other nodes, or end with their requests", flush=True)
+    question = {"do": "drain", "environment": environment.client_environment(order.address, token_file())}
+    try:
+        answer = ask(question | {"ip": order.ip}, DRAIN_S)
+    except ServeAppError as error:
+        answer = {"error": error.message}
+    match answer:
+        case {"left": 0}:
+            print("drained", flush=True)
+        case {"left": left}:
+            print(f"drained, and {left} replicas are cut", flush=True)
+        case _:
+            print(f"not drained: {answer.get('error', 'no answer')}", flush=True)
 
 
 def end(folder: NodeFolder) -> None:

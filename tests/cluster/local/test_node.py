@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.cluster.local import node
-from serve_app.cluster.local.status import describe, reason
+from serve_app.cluster.local.status import describe, longest_drain_s, reason, replicas_on
 from serve_app.names import APPLICATION
 from tests.requires import requires
 
@@ -77,3 +77,18 @@ def test_a_driver_gets_no_setting_that_breaks_synchronous_calls() -> None:
     environment = node.driver_environment("127.0.0.1:1", "t", "m")
     assert not [name for name in environment if name.startswith("RAY_SERVE_")]
     assert environment["RAY_AUTH_TOKEN"] == "t"
+
+
+def test_a_nodes_replicas_are_found_and_the_longest_drain_of_its_models() -> None:
+    def deployment(name: str, drain_s: float, *nodes: str) -> dict[str, Any]:
+        replicas = [{"node_id": node} for node in nodes]
+        return {"name": name, "replicas": replicas, "deployment_config": {"graceful_shutdown_timeout_s": drain_s}}
+
+    deployments = [
+        deployment("Router", 3600.0, "a", "b"),
+        deployment("engine-m", 600.0, "a", "a", "c"),
+        deployment("engine-n", 900.0, "c"),
+    ]
+    found = {"applications": {"serve_app": {"deployments": {one["name"]: one for one in deployments}}}}
+    assert replicas_on(found, "a") == ["Router", "engine-m", "engine-m"]
+    assert [longest_drain_s(found, node) for node in "abcd"] == [600.0, 0.0, 900.0, 0.0]

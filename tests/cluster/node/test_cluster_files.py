@@ -1,4 +1,4 @@
-"""cluster.yaml and deploy/onprem.yaml: what Ray's launcher takes, and what they promise."""
+"""cluster.yaml, deploy/cluster-70b.yaml and deploy/onprem.yaml: what Ray's launcher takes, and what they promise."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import ray
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from serve_app.engine import engine_args, memory_size
+from serve_app.errors import ConfigError
 from serve_app.settings import settings
 from serve_app.system import environment
 
 ROOT = Path(__file__).resolve().parents[3]
-CLOUD, ONPREM = ROOT / "cluster.yaml", ROOT / "deploy" / "onprem.yaml"
-BOTH = pytest.mark.parametrize("file", [CLOUD, ONPREM], ids=lambda file: file.name)
+CLOUD, ONPREM, CLOUD_70B = ROOT / "cluster.yaml", ROOT / "deploy" / "onprem.yaml", ROOT / "deploy" / "cluster-70b.yaml"
+EACH = pytest.mark.parametrize("file", [CLOUD, ONPREM, CLOUD_70B], ids=lambda file: file.name)
 COMMANDS = (
     "setup_commands",
     "head_setup_commands",
@@ -34,7 +36,7 @@ def load(file: Path) -> dict[str, Any]:
     return yaml.safe_load(file.read_text())  # type: ignore[no-any-return]
 
 
-@BOTH
+@EACH
 def test_rays_own_schema_takes_the_file(file: Path) -> None:
     config = load(file)
     validate_config(prepare_config(config))
@@ -42,7 +44,7 @@ def test_rays_own_schema_takes_the_file(file: Path) -> None:
         validate_config(prepare_config({**config, "hed_start_ray_commands": []}))
 
 
-@BOTH
+@EACH
 def test_every_machine_gets_what_setup_and_start_need(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = load(file)["file_mounts"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -55,7 +57,7 @@ def test_every_machine_gets_what_setup_and_start_need(file: Path, monkeypatch: p
     assert mounts["~/.ray/auth_token"] == "~/.ray/auth_token"
 
 
-@BOTH
+@EACH
 def test_ray_is_started_by_the_shared_script_alone(file: Path) -> None:
     config = load(file)
     starts = [line for name in COMMANDS for line in config.get(name, []) if "ray start" in line]
@@ -68,16 +70,22 @@ def test_ray_is_started_by_the_shared_script_alone(file: Path) -> None:
     assert config["setup_commands"] == [f"{NODE} setup gpu"]
 
 
-def test_both_files_run_the_same_commands() -> None:
-    cloud, onprem = load(CLOUD), load(ONPREM)
+@pytest.mark.parametrize("file", [ONPREM, CLOUD_70B], ids=lambda file: file.name)
+def test_all_files_run_the_same_commands(file: Path) -> None:
+    cloud, other = load(CLOUD), load(file)
     for name in ("setup_commands", "worker_start_ray_commands"):
-        assert cloud[name] == onprem[name]
-    assert cloud["file_mounts"] == onprem["file_mounts"]
-    assert cloud["head_start_ray_commands"][1:] == onprem["head_start_ray_commands"][1:]
+        assert cloud[name] == other[name]
+    project = {there for there in cloud["file_mounts"] if there != "~/serve-app.yaml"}
+    assert {there: cloud["file_mounts"][there] for there in project}.items() <= other["file_mounts"].items()
+    assert (
+        cloud["head_start_ray_commands"][1].rsplit(maxsplit=1)[0]
+        == (other["head_start_ray_commands"][1].rsplit(maxsplit=1)[0])
+    ), "all but the time to wait"
 
 
 def test_the_head_has_no_place_for_an_engine() -> None:
-    assert load(CLOUD)["available_node_types"]["head"]["resources"] == {"CPU": 0, "GPU": 0}
+    for file in (CLOUD, CLOUD_70B):
+        assert load(file)["available_node_types"]["head"]["resources"] == {"CPU": 0, "GPU": 0}
     (start, _) = load(ONPREM)["head_start_ray_commands"]
     assert "--num-cpus=0 --num-gpus=0" in start
 
@@ -88,6 +96,42 @@ def test_workers_scale_between_bounds_and_hold_a_replica_of_the_shipped_configur
     assert 0 < worker["min_workers"] < worker["max_workers"] <= config["max_workers"]
     (model,) = settings.load(ROOT / config["file_mounts"]["~/serve-app.yaml"]).models
     assert worker["resources"]["GPU"] >= model.tensor_parallel_size > 1
+
+
+def test_four_nodes_of_eight_gpus_hold_all_replicas_of_the_70b_model() -> None:
+    config = load(CLOUD_70B)
+    worker = config["available_node_types"]["node_of_8"]
+    (model,) = settings.load(ROOT / config["file_mounts"]["~/serve-app.yaml"]).models
+    need = engine_args.placement(model, "gpu")["placement_group_bundles"]
+    assert (len(need), sum(bundle["GPU"] for bundle in need), sum(bundle["CPU"] for bundle in need)) == (4, 4, 16)
+    a_node = min(worker["resources"][kind] // sum(bundle[kind] for bundle in need) for kind in ("GPU", "CPU"))
+    assert config["max_workers"] == worker["max_workers"] == 4
+    assert a_node * worker["max_workers"] == model.replicas.max_replicas == 8
+    assert a_node * worker["min_workers"] >= model.replicas.min_replicas
+
+
+def test_the_70b_model_fits_on_four_devices_of_80_gb_and_not_of_40() -> None:
+    (model,) = settings.load(ROOT / load(CLOUD_70B)["file_mounts"]["~/serve-app.yaml"]).models
+    weights = 141_107_412_992  # bytes: 70.55e9 parameters in bfloat16
+    wanted, _ = memory_size.memory_request(model, "gpu", weights, 80 * 10**9)
+    kv_bytes = memory_size.kv_bytes_of(model, "gpu", weights, wanted)
+    token_bytes = 80 * 2 * (8 // model.tensor_parallel_size) * 128 * 2  # of a rank: layers, K and V, heads, their size
+    assert kv_bytes // token_bytes >= 10 * model.max_model_len
+    wanted, _ = memory_size.memory_request(model, "gpu", weights, 40 * 10**9)
+    with pytest.raises(ConfigError):
+        memory_size.kv_bytes_of(model, "gpu", weights, wanted)
+
+
+def test_what_a_user_fills_in_is_marked() -> None:
+    text = CLOUD_70B.read_text()
+    marked = "\n".join(
+        line
+        for before, line in zip(["", *text.splitlines()], text.splitlines(), strict=False)
+        if "CHANGE" in before + line
+    )
+    for what in ("region", "zone", "subnet", "instance profile", "disk", "cache", "InstanceType"):
+        assert what in marked, what
+    assert "SubnetIds" in text  # as Ray reads it; boto3's own name is another
 
 
 @cache
@@ -123,8 +167,9 @@ def test_every_variable_of_a_node_is_one_that_ray_reads(tmp_path: Path) -> None:
     assert unknown_to_ray(["RAY_SERVE_NO_SUCH_THING"]) == ["RAY_SERVE_NO_SUCH_THING"]
 
 
-@BOTH
+@EACH
 def test_every_variable_in_the_file_is_one_that_ray_reads(file: Path) -> None:
     names = set(re.findall(r"\bRAY_\w+", file.read_text()))
-    assert {"RAY_REDIS_ADDRESS", "RAY_external_storage_namespace", "RAY_HEAD_IP"} <= names
+    assert "RAY_HEAD_IP" in names
+    assert file == CLOUD_70B or {"RAY_REDIS_ADDRESS", "RAY_external_storage_namespace"} <= names
     assert unknown_to_ray(names) == []

@@ -39,6 +39,13 @@ def test_what_the_operator_says_stays() -> None:
     assert order.arguments == ("--head", "--port=7", "--node-ip-address", "10.1.1.1", "--object-store-memory=9")
 
 
+def test_a_start_that_stays_hands_ray_a_start_that_does_not() -> None:
+    order = parse("ray", "start", "--head", "--block", "--num-cpus=0")
+    assert order.block
+    assert "--block" not in order.arguments
+    assert not parse("ray", "start", "--head").block
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -46,7 +53,6 @@ def test_what_the_operator_says_stays() -> None:
         (("ray", "stop"), "ray start"),
         (("ray", "start"), "--head or --address"),
         (("ray", "start", "--head", "--address=1.2.3.4:5"), "--head or --address"),
-        (("ray", "start", "--head", "--block"), "block"),
     ],
 )
 def test_another_order_is_refused_with_its_reason(words: tuple[str, ...], reason: str) -> None:

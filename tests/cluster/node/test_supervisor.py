@@ -9,6 +9,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -237,3 +238,49 @@ def test_the_keeper_stands_in_for_a_haproxy_that_is_gone(machine: Machine) -> No
     machine.wait("the stand-in listens", answers)
     commands.stop()
     assert not answers()
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The signals' handlers, as they were."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("order", [HEAD, WORKER], ids=["head", "worker"])
+def test_a_start_that_stays_ends_its_node_at_sigterm(
+    machine: Machine, order: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    marks: list[str] = []
+
+    def terminate() -> None:
+        machine.wait("the node", lambda: machine.folder.running_node() is not None)
+        marks.append(machine.node.mark)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as other:
+        told = other.submit(terminate)
+        assert commands.start([*order, "--block"]) == 0
+        told.result()
+    assert marked(marks[0]) == []
+    assert machine.folder.node() is None
+    # this Ray cannot be asked to drain, which is told and keeps nothing from ending
+    assert ("not drained: no answer" in capsys.readouterr().out) == (order is WORKER)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_start_that_stays_ends_with_a_crashed_worker_and_shows_its_log(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def crash() -> None:
+        machine.wait("the node", lambda: machine.folder.running_node() is not None)
+        os.kill(machine.pid("raylet"), signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as other:
+        told = other.submit(crash)
+        assert commands.start([*WORKER, "--block"]) == 1
+        told.result()
+    assert "ended with status -9" in capsys.readouterr().out

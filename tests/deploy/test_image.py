@@ -1,0 +1,136 @@
+"""deploy/Dockerfile: what it promises, and (long) its steps on a root file system of Debian's packages."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+import yaml
+
+from serve_app.cluster.local.ports import reserved_block
+from serve_app.system import preflight
+from tests.deploy import dockerfile
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = dockerfile.read((ROOT / "deploy" / "Dockerfile").read_text())
+LAST = STAGES[-1]
+READY_S = 240.0  # from an empty home to the first answer takes 40 s on an idle machine
+REQUEST_S = 30.0
+KEY_FILE = "upper/home/serve-app/.local/state/serve-app/default/api_key"
+END_S = 60.0  # what deploy/Dockerfile tells `docker stop` to wait
+
+
+def test_every_step_is_read_and_the_last_stage_is_the_systems() -> None:
+    assert [(stage.base, stage.name) for stage in STAGES] == [
+        ("debian:bookworm-slim", "system"),
+        ("system", "build"),
+        ("system", ""),
+    ]
+    with pytest.raises(ValueError, match="before the first FROM"):
+        dockerfile.read("RUN true")
+
+
+def test_it_runs_as_a_numbered_user_who_owns_what_is_a_volume() -> None:
+    """Kubernetes' runAsNonRoot takes a number only; a volume that root owns could not be written."""
+    user = re.fullmatch(r"(\d+):\1", LAST.last("USER").rest)
+    assert user is not None
+    assert int(user[1]) > 0
+    assert f"useradd --uid {user[1]} --create-home" in LAST.last("RUN").rest
+    environment = LAST.environment()
+    assert LAST.last("VOLUME").words == [environment["HOME"], environment["HF_HOME"]]
+    assert f"install -d -o serve-app -g serve-app {environment['HF_HOME']}" in LAST.last("RUN").rest
+
+
+def test_its_first_process_is_ours_and_gets_the_signals() -> None:
+    assert LAST.last("CMD").words[:2] == ["serve-app", "up"]
+    assert LAST.last("CMD").rest.startswith("["), "a shell would be the first process, and pass no signal on"
+    assert LAST.last("STOPSIGNAL").rest == "SIGTERM"
+
+
+def test_everything_is_installed_by_the_lock_file_and_the_project_is_what_other_machines_get() -> None:
+    runs = [step.rest for stage in STAGES for step in stage.steps if step.name == "RUN"]
+    assert not [run for run in runs if "pip install" in run]
+    assert [run for run in runs if 'scripts/install.py --device "$DEVICE"' in run]
+    copied = {word for step in STAGES[1].steps if step.name == "COPY" for word in step.words[:-1]}
+    mounts: dict[str, str] = yaml.safe_load((ROOT / "cluster.yaml").read_text())["file_mounts"]
+    assert copied == {local for there, local in mounts.items() if there.startswith("~/serve-app/")}
+    # scripts in a .venv carry its path
+    assert LAST.last("COPY").words == [STAGES[1].last("WORKDIR").rest] * 2
+
+
+def test_both_devices_can_be_built_and_nothing_secret_is_in_a_layer() -> None:
+    assert {"ARG DEVICE=cpu"} == {
+        f"ARG {step.rest}" for stage in STAGES for step in stage.steps if "DEVICE=" in step.rest and step.name == "ARG"
+    }
+    assert preflight.choose_device("cpu") == "cpu"
+    names = [step.rest for stage in STAGES for step in stage.steps if step.name in ("ARG", "ENV")]
+    assert not [name for name in names if re.search("token|key|secret|password", name, re.IGNORECASE)]
+
+
+@pytest.mark.long
+def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(image: Path, tmp_path: Path) -> None:
+    environment = LAST.environment()
+    user, folder = LAST.last("USER").rest, LAST.last("WORKDIR").rest
+    command = dockerfile.command_in(image, LAST.last("CMD").words, folder=folder, user=user, layer=tmp_path)
+    log = tmp_path / "up.log"
+    with reserved_block("127.0.0.1") as block, log.open("wb") as output:
+        command[-1] += f" --port {block.http}"
+        url = f"http://127.0.0.1:{block.http}"
+        began = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            env=dockerfile.environment_in(environment),
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            path = re.search(r"127\.0\.0\.1:8000(/\S+)'", LAST.last("HEALTHCHECK").rest)
+            assert path is not None
+            _until_200(lambda: requests.get(url + path[1], timeout=REQUEST_S), process, log)
+            (first,) = psutil.Process(process.pid).children()  # of `unshare`: process 1 of the namespace
+            # the endpoint is healthy before its model is
+            headers = {"Authorization": f"Bearer {(tmp_path / KEY_FILE).read_text().strip()}"}
+            body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8}
+            _until_200(
+                lambda: requests.post(f"{url}/v1/completions", headers=headers, json=body, timeout=REQUEST_S),
+                process,
+                log,
+            )
+            ready_s = time.monotonic() - began
+            while "Ctrl-C ends everything" not in log.read_text():  # else it is a start that is interrupted
+                assert time.monotonic() < began + READY_S, log.read_text()
+                time.sleep(0.5)  # bound: READY_S
+            family = [first, *first.children(recursive=True)]
+            assert {one.uids().real for one in family} == {10001}
+            ended = time.monotonic()
+            os.kill(first.pid, signal.SIGTERM)
+            status = process.wait(END_S)
+            print(f"ready after {ready_s:.0f} s, ended {time.monotonic() - ended:.1f} s after SIGTERM", flush=True)
+        finally:
+            process.kill()
+            process.wait()
+    assert status == 0, log.read_text()
+    assert "has ended" in log.read_text()
+    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def _until_200(ask: Callable[[], requests.Response], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Bounded by READY_S."""
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            if ask().status_code == 200:
+                return
+        except requests.RequestException:
+            pass
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(1)  # bound: READY_S
