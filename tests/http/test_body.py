@@ -314,7 +314,7 @@ def test_a_body_in_gzip_is_inflated(encoding: bytes) -> None:
     headers = {b"content-encoding": encoding}
     check_content(headers, 10)
     assert is_gzip(headers)
-    assert inflate(gzip.compress(b"0123456789"), 10) == b"0123456789"
+    assert inflate(gzip.compress(b"0123456789", mtime=0), 10) == b"0123456789"
 
 
 def test_a_gzip_bomb_is_refused_after_the_bound() -> None:
@@ -330,7 +330,7 @@ def test_a_gzip_bomb_is_refused_after_the_bound() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{}", gzip.compress(b"{}")[:-1], gzip.compress(b"{}") + b"x", gzip.compress(b"{") + gzip.compress(b"}")],
+    [b"", b"{}", gzip.compress(b"{}", mtime=0)[:-1], gzip.compress(b"{}", mtime=0) + b"x", gzip.compress(b"{", mtime=0) + gzip.compress(b"}", mtime=0)],
 )
 def test_what_is_not_one_whole_gzip_member_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
