@@ -330,7 +330,13 @@ def test_a_gzip_bomb_is_refused_after_the_bound() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{}", gzip.compress(b"{}", mtime=0)[:-1], gzip.compress(b"{}", mtime=0) + b"x", gzip.compress(b"{", mtime=0) + gzip.compress(b"}", mtime=0)],
+    [
+        b"",
+        b"{}",
+        gzip.compress(b"{}", mtime=0)[:-1],
+        gzip.compress(b"{}", mtime=0) + b"x",
+        gzip.compress(b"{", mtime=0) + gzip.compress(b"}", mtime=0),
+    ],
 )
 def test_what_is_not_one_whole_gzip_member_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
