@@ -58,10 +58,12 @@ class UnplacedReplicas:
             return Counter()
         try:
             return self._count(_without_node(self._deployments(), applications))
-        except Exception:
+        except (AttributeError, KeyError, TypeError):
             self._failed = True
             logger.exception("Serve's replicas are not as expected: a start without a place counts as any other")
-            return Counter()
+        except Exception:
+            logger.exception("the replicas without a place are looked at again")
+        return Counter()
 
     def _count(self, found: Iterable[tuple[str, Any]]) -> Counter[str]:
         seen, count = set(), Counter[str]()

@@ -56,7 +56,8 @@ def session(endpoint: Endpoint) -> requests.Session:
     made.trust_env = urlsplit(endpoint.url).hostname not in LOCAL_NAMES
     if endpoint.certificate:
         made.mount("https://", _PinnedAdapter(Path(endpoint.certificate)))
-        made.verify = False  # by its fingerprint instead
+        made.verify = False  # by its fingerprint instead, which a proxy's or the environment's settings would replace
+        made.trust_env = False
     if endpoint.key:
         made.headers["Authorization"] = f"Bearer {endpoint.key}"
     return made

@@ -107,6 +107,8 @@ def deploy(
             target.state.write(instance)
             if key_before is not None:
                 write_private(target.state.configured_key_file, key_before)
+            else:
+                target.state.configured_key_file.unlink(missing_ok=True)
     if status is not None:
         line = f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip()
         console.print(line, markup=False, highlight=False, soft_wrap=True)

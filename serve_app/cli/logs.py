@@ -19,7 +19,7 @@ from serve_app.cluster.local import InstanceState, RemoteDriver
 from serve_app.core.receipts import OBJECT_PREFIXES
 from serve_app.errors import BadRequest, Unavailable
 from serve_app.names import deployment_of
-from serve_app.system import LOG_SOURCES, LogFilter, LogPart, LogReader
+from serve_app.system import LOG_SOURCES, LogFilter, LogPart, LogReader, marked
 
 FOLLOW_PERIOD_S = 0.5
 ANSWER_S = 60.0  # of a cluster: Ray starts a process on each node first
@@ -52,7 +52,7 @@ def of_instance(state: InstanceState, wanted: LogFilter, lines: int, *, follow: 
         raise Unavailable(f"{state.name}: there are no logs in {folder}", code="not_running")
     reader = LogReader(str(folder.resolve()), wanted)
     yield reader.last(lines)
-    while follow and instance is not None and folder.is_dir():
+    while follow and instance is not None and folder.is_dir() and marked(instance.mark):
         time.sleep(FOLLOW_PERIOD_S)  # bound: until Ctrl-C or the end of the instance, between two looks at its files
         yield reader.new()
 

@@ -265,13 +265,22 @@ class RouterApp:
         """Run the prompts of a list, each as a request of its own."""
         merged = MergedExchange(call.exchange, len(bodies), sequences)
         record, parts = call.record, []
+        # As many wait or run at once as an engine runs: the list fills no queue, and waits for nothing of its own.
+        window = asyncio.Semaphore(max(1, call.model.limits.slots // sequences))
+
+        async def run(part: _HttpCall) -> None:
+            async with window:
+                if any(one.granted_at is not None for one in record.parts):
+                    part.record.deadline_s = None  # it bounds the start, and the list has started
+                await self._run_queued(part, sequences)
+
         for number, body in enumerate(bodies):
             part = replace(record, request_id=f"{record.request_id}-{number}", trace=RequestTrace())
             size = request_size.prompt_bytes(part.operation, body)
             parts.append(replace(call, record=part, body=body, prompt_bytes=size, part=PromptExchange(merged, number)))
         record.parts = [part.record for part in parts]
         try:
-            await run_together([asyncio.ensure_future(self._run_queued(part, sequences)) for part in parts])
+            await run_together([asyncio.ensure_future(run(part)) for part in parts])
             await merged.end()
         finally:
             record.add_up_parts()

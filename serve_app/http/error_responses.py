@@ -29,6 +29,9 @@ NO_RETRY = (b"x-should-retry", b"false")  # OpenAI's SDKs read it; by themselves
 MAX_RETRY_AFTER_S = 86_400.0  # a day; longer waits are sent as a day
 _RETRY_MS = b"retry-after-ms"
 EXPOSED_HEADERS = (
+    b"x-serve-app-wait-ms",
+    b"x-serve-app-first-token-ms",
+    b"x-idempotent-replay",
     CLIENT_ID_HEADER,
     REQUEST_ID_HEADER,
     NO_RETRY[0],

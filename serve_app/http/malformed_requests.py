@@ -69,7 +69,7 @@ def _close_delimited(
             headers = [*cycle.default_headers, *message.get("headers", ())]
             has_length = any(name.lower() == b"content-length" for name, _ in headers)
             if not has_length:
-                head = [b"%s: %s\r\n" % header for header in headers]
+                head = [b"%s: %s\r\n" % (name, value) for name, value in headers]  # Serve's own are lists
                 cycle.transport.write(b"".join([STATUS_LINE[message["status"]], *head, b"connection: close\r\n\r\n"]))
                 cycle.response_started = True
                 return

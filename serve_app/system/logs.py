@@ -63,7 +63,7 @@ class LogReader:
 
     folder: str
     wanted: LogFilter
-    _offsets: dict[Path, int] = field(default_factory=dict)
+    _offsets: dict[tuple[int, int], int] = field(default_factory=dict)  # by device and inode: a rotated file keeps them
 
     def last(self, lines: int) -> list[LogPart]:
         """The last `lines` wanted lines of each file, the file that was written last at the end."""
@@ -76,7 +76,7 @@ class LogReader:
     def _parts(self) -> Iterator[LogPart]:
         for path, source, replica in self._files():
             text = self._read(path)
-            lines = [line for line in text.splitlines() if not _MARK_LINE.match(line)]
+            lines = [_printable(line) for line in text.split("\n")[:-1] if not _MARK_LINE.match(line)]
             if self.wanted.request:
                 lines = list(_about(self.wanted.request, lines))
             yield LogPart(source, replica, str(path), tuple(lines))
@@ -101,19 +101,25 @@ class LogReader:
         """The whole lines since the last reading."""
         try:
             with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                known = self._offsets.get(path)
+                found = os.fstat(file.fileno())
+                identity, size = (found.st_dev, found.st_ino), found.st_size
+                known = self._offsets.get(identity)
                 begin = max(known or 0, size - MAX_BYTES)
-                if known is not None and size < known:  # rotated: a new file of the same name
+                if known is not None and size < known:  # another file with the inode of one that is gone
                     begin = 0
                 file.seek(begin)
                 data = file.read(MAX_BYTES)
         except OSError:  # removed since it was listed
             return ""
         whole = data.rfind(b"\n") + 1
-        self._offsets[path] = begin + whole
+        self._offsets[identity] = begin + whole
         skipped = data.find(b"\n") + 1 if begin and not known else 0
         return data[skipped:whole].decode(errors="replace")
+
+
+def _printable(line: str) -> str:
+    """The line with its control characters escaped: a log may hold what a client sent."""
+    return "".join(one if one.isprintable() or one == "\t" else one.encode("unicode_escape").decode() for one in line)
 
 
 def mark_log(replica: str) -> None:

@@ -116,12 +116,17 @@ class Certificate:
             self._seen = seen
             try:
                 pem = self._tls.read()
+                held = self._folder / PEM
+                if not held.exists() or pem != held.read_bytes():
+                    write_pem(self._folder, pem)
+                    self._pending = pem
             except ConfigError as error:
                 logger.warning("the certificate stays as it was: %s", error.message)
                 return
-            if pem != (self._folder / PEM).read_bytes():
-                write_pem(self._folder, pem)
-                self._pending = pem
+            except OSError as error:  # a full disk; the node goes on with the certificate that it has
+                logger.warning("the certificate stays as it was, and is looked at again: %s", error)
+                self._seen = None
+                return
         if self._pending is None:
             return
         if any(self._hand_over(admin, self._pending) for admin in self._folder.glob(ADMIN_SOCKETS)):

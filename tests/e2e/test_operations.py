@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -192,3 +194,19 @@ def test_a_new_certificate_would_reach_haproxy(stack: Stack) -> None:
     if stack.cluster is None:
         missing("the external stack's files are not known")
     assert [admin.is_socket() for admin in Path(stack.cluster.instance.run_dir).glob(ADMIN_SOCKETS)] == [True]
+
+
+def test_haproxy_takes_the_routers_themselves_for_healthy(stack: Stack) -> None:
+    """Else all traffic goes by Serve's fallback proxy, which answers nearly as they do."""
+    if stack.cluster is None:
+        missing("the external stack's files are not known")
+    (admin,) = Path(stack.cluster.instance.run_dir).glob(ADMIN_SOCKETS)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(PROBE_S)
+        link.connect(str(admin))
+        link.sendall(b"show stat\n")
+        text = b"".join(iter(lambda: link.recv(65536), b"")).decode()
+    rows = list(csv.DictReader(text.removeprefix("# ").splitlines()))
+    servers = [row for row in rows if row["svname"] not in ("FRONTEND", "BACKEND") and row["bck"] == "0"]
+    assert servers
+    assert {row["svname"]: row["status"] for row in servers if row["status"] != "UP"} == {}

@@ -18,7 +18,7 @@ BOUND_S = 10.0  # of an exchange over loopback that takes milliseconds
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/stream":
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": 200, "headers": [[b"content-type", b"text/plain"]]})
         for body in (b"first ", b"second"):
             await send({"type": "http.response.body", "body": body, "more_body": body != b"second"})
         return

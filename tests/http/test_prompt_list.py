@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -88,6 +89,22 @@ def test_prompts_run_in_the_one_slot_that_is_free() -> None:
         await cancel(task)
 
     run(scenario, model(slots=4))
+
+
+def test_a_list_fills_no_queue_and_its_deadline_bounds_its_start() -> None:
+    """All at once, twenty would be more than may wait, and the last would start after the deadline of the list."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", admission={"max_queued": 3})
+        began = time.monotonic()
+        await client.post(ask("a", LONG // 4))
+        one_s = time.monotonic() - began
+        headers = {"X-Deadline-Ms": str(round(2000 * one_s))}
+        reply = await client.post(ask(PROMPTS, LONG // 4, stream=False), headers=headers)
+        assert reply.status == 200, reply.body
+        assert len(texts(reply)) == len(PROMPTS)
+
+    run(scenario, model(slots=2))
 
 
 def test_a_prompt_that_the_engine_refuses_ends_the_list() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -75,6 +77,18 @@ def test_a_field_of_a_later_release_is_ignored_and_one_that_an_earlier_did_not_h
     del stored["failed"]
     earlier = decode(name, json.dumps(stored).encode())
     assert (earlier.failed, earlier.holds) == ("", report.holds)
+
+
+def test_a_report_sent_by_a_release_with_fewer_or_more_fields_is_read() -> None:
+    report = EngineReport("e", "m", (Rank("n"),), 2, 1, kv_tokens=7)
+    _, _, state = report.__reduce_ex__(2)[:3]
+    names = [field.name for field in dataclasses.fields(EngineReport)]
+    for sent in (state[:-1], [*state, "of a later one"]):
+        read = EngineReport.__new__(EngineReport)
+        read.__setstate__(sent)
+        assert read == report
+        assert [getattr(read, name) for name in names] == [getattr(report, name) for name in names]
+    assert pickle.loads(pickle.dumps(report)) == report
 
 
 @pytest.mark.parametrize("stored", [b"", b"null", b"3", b"\x80\x05N.", b'{"owner": "e"}', b"[1, 2", b'"text"'])

@@ -99,3 +99,19 @@ def test_a_process_marks_the_file_that_has_its_standard_error(tmp_path: Path) ->
         code = "import sys; from serve_app.system import mark_log; mark_log('abc'); print('boom', file=sys.stderr)"
         subprocess.run([sys.executable, "-c", code], stderr=file, check=True)
     assert read(tmp_path, replica="abc") == {("engine-m", "abc"): ["boom"]}
+
+
+def test_a_rotated_file_is_not_read_again_under_its_new_name(folder: Path) -> None:
+    log = folder / "serve/replica_serve_app_Router_r1.log"
+    reader = LogReader(str(folder), LogFilter(source="router"))
+    reader.last(100)
+    log.rename(log.with_name(f"{log.name}.1"))
+    log.write_text("INFO after the rotation, longer than what had been read of the file that was there before it\n" * 9)
+    (part,) = reader.new()
+    assert len(part.lines) == 9
+
+
+def test_what_a_client_sent_neither_moves_the_cursor_nor_makes_a_line_of_its_own(folder: Path) -> None:
+    log = folder / "serve/replica_serve_app_Router_r1.log"
+    log.write_text("INFO said \x1b[2J\u2028ERROR forged\x85\tend\n")
+    assert read(folder, source="router")["router", "r1"] == ["INFO said \\x1b[2J\\u2028ERROR forged\\x85\tend"]

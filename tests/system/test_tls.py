@@ -180,3 +180,20 @@ def test_the_environment_of_a_machine_names_both_files_or_neither(tmp_path: Path
     for name in TLS_VARIABLES:
         with pytest.raises(ConfigError, match=name):
             Tls.of({one: file for one, file in both.items() if one != name})
+
+
+def test_a_look_at_the_files_never_ends_the_node(
+    tmp_path: Path, tls: Tls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = Certificate(tmp_path, tls)
+
+    def full(folder: Path, pem: bytes) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("serve_app.system.tls.write_pem", full)
+        held.check()
+        held.check()
+    assert sum("no space left" in one.getMessage() for one in caplog.records) == 2
+    held.check()  # its file was never there, or is gone
+    assert (tmp_path / "tls.pem").read_bytes() == tls.read()

@@ -51,6 +51,7 @@ def changes(deployed: Mapping[str, Any] | None, wanted: Settings, platform: envi
     except ConfigError as error:
         raise ConfigError(f"the deployed configuration is of another version of serve-app: {error.message}") from None
     old = {model.name: model for model in before.models}
+    wanted = wanted.model_copy(update={"models": tuple(_as_change(old.get(one.name), one) for one in wanted.models)})
     found = [_of_model(old.get(model.name), model, platform) for model in wanted.models]
     kept = {model.name for model in wanted.models}
     gone = "no longer configured: what runs is finished, new requests get 404"
@@ -60,6 +61,14 @@ def changes(deployed: Mapping[str, Any] | None, wanted: Settings, platform: envi
         why = f"serve-app {RELEASE} replaces {release or 'another release'}"
         found = [one if one.what in ("added", "removed") else replace(one, what="restarted", why=why) for one in found]
     return found
+
+
+def _as_change(before: ModelSettings | None, after: ModelSettings) -> ModelSettings:
+    """The model as a deploy declares it: one that is served keeps its number of replicas."""
+    if before is None:
+        return after
+    first = before.replicas.initial_replicas
+    return after.model_copy(update={"replicas": after.replicas.model_copy(update={"initial_replicas": first})})
 
 
 def _of_model(before: ModelSettings | None, after: ModelSettings, platform: environment.Platform) -> Change:

@@ -20,6 +20,8 @@ from typing import Any
 from serve_app.cluster.local import driver
 from serve_app.cluster.local.status import FAILED, declared, describe, is_built, not_waited_for
 from serve_app.errors import ServeAppError, Unavailable
+from serve_app.names import RELEASE
+from serve_app.settings import split_release
 from serve_app.system import LogFilter
 
 STARTING_PERIOD_S = 0.5  # the polling period of the state while the application starts
@@ -71,7 +73,7 @@ def _declare(order: Mapping[str, Any]) -> None:
             return
     if not made:
         why = describe(driver.details(), order["models"])["message"]
-        if previous is not None:
+        if previous is not None and _is_of_this_release(previous):
             driver.declare(previous, is_repeat=True, **order["serve"])
             why += "; the previous declaration is declared again"
         raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
@@ -81,7 +83,7 @@ def _declare(order: Mapping[str, Any]) -> None:
         status = driver.application_status(order["models"])
         waits = {name: state for name, state in status["unready"].items() if name not in others}
         failed = FAILED in waits.values()
-        if failed and previous is not None and order["roll_back"]:
+        if failed and previous is not None and order["roll_back"] and _is_of_this_release(previous):
             driver.declare(previous, is_repeat=True, **order["serve"])
             status["rolled_back"] = True
         _send("status", **status, waits=waits)
@@ -98,6 +100,11 @@ def _logs(order: Mapping[str, Any]) -> None:
         last = None
         if not order["follow"] or _next_command(LOGS_PERIOD_S) is not None:
             return
+
+
+def _is_of_this_release(entry: Mapping[str, Any]) -> bool:
+    """Whether Serve could build it here: the code of another release is not installed any more."""
+    return split_release(entry.get("args") or {})[0] in (None, RELEASE)
 
 
 ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {

@@ -21,7 +21,7 @@ from typing import Any
 from autoscaling import RouterCounts, readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
-from serve_app.settings import GB, changed_deployments
+from serve_app.settings import GB, as_change, changed_deployments
 
 STATES = {
     "RUNNING": "running",
@@ -100,7 +100,7 @@ def unready(details: Mapping[str, Any]) -> dict[str, str]:
 def not_waited_for(entry: Mapping[str, Any], before: Mapping[str, Any]) -> set[str]:
     """The deployments for which a deploy of `entry` does not wait: they were not ready `before`, and their settings do
     not change. A deploy that changes nothing waits for all."""
-    changed = changed_deployments(entry, declared(before))
+    changed = changed_deployments(as_change(entry, declared_models(before)), declared(before))
     return set(unready(before)) - changed - {ENDPOINT} if changed else set()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from serve_app.core.memory.leases import Hold
 
@@ -78,6 +79,12 @@ class EngineReport:
     measures: bool = True
     failed: str = ""
     start: StartReport | None = None
+
+    def __setstate__(self, state: list[Any]) -> None:
+        """Unpickle: of a release that has fewer fields, with their defaults, and of one that has more, without them."""
+        for index, field in enumerate(fields(self)):
+            value = state[index] if index < len(state) else field.default
+            object.__setattr__(self, field.name, value)
 
     def __post_init__(self) -> None:
         if not self.ranks or not 0 < self.least_bytes <= self.wanted_bytes:

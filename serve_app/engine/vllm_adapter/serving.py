@@ -152,6 +152,10 @@ def enforce_tool_schemas(asked: ChatCompletionRequest | ResponsesRequest) -> Non
     """Make every tool of a request that demands a call strict: vLLM else lets its arguments be any JSON value."""
     choice = asked.tool_choice
     if asked.tools and choice not in (None, "none", "auto") and getattr(choice, "mode", None) != "auto":
+        for tool in asked.tools:  # without a schema any JSON value would do, and clients read an object
+            function: Any = getattr(tool, "function", tool)
+            if getattr(function, "parameters", {}) is None:
+                function.parameters = {"type": "object", "properties": {}}
         strict: Any = resolve_tool_strictness(asked.tools, choice, ToolStrictLevel.PARAMETER)
         asked.tools = strict
 
