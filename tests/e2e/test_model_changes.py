@@ -296,7 +296,7 @@ def test_serve_app_deploy_changes_the_running_instance(there: Place, tmp_path: P
     assert {name: ids for name, ids in there.replicas().items() if name != "added"} == before
     file.write_text(yaml.safe_dump({**configured(), "modles": []}))
     wrong = command(there, "deploy", "--config", str(file))
-    assert (wrong.returncode, wrong.stderr) == (2, f"error: {file}: modles: unknown key\n")
+    assert (wrong.returncode, wrong.stderr) == (2, f"error: {file}: modles: unknown key; did you mean models?\n")
 
 
 def test_what_has_no_place_holds_up_no_deploy_and_goes_with_its_load(there: Place, tmp_path: Path) -> None:

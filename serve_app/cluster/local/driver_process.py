@@ -87,7 +87,9 @@ def _declare(order: Mapping[str, Any]) -> None:
             driver.declare(previous, is_repeat=True, **order["serve"])
             status["rolled_back"] = True
         _send("status", **status, waits=waits)
-        if not waits or failed or _next_command(STARTING_PERIOD_S) is not None:
+        # Serve calls the application running a moment after its last deployment.
+        done = not waits and (status["state"] == "running" or bool(status["unready"]))
+        if done or failed or _next_command(STARTING_PERIOD_S) is not None:
             return
 
 
