@@ -35,6 +35,7 @@ import serve_app
 from benchmarks.common import conditions
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.output import write_json
+from benchmarks.common.processes import title_of
 from benchmarks.common.scaling_stack import MODEL, REQUEST_TIMEOUT_S, Stage, stack
 from serve_app.cluster.local import RemoteDriver
 from serve_app.engine import ensure_tiny_model
@@ -164,18 +165,10 @@ class Upgrade:
         """Of the routers, engines and the quota actor, by title."""
         found: dict[str, int] = {}
         for pid in self._stage.cluster.pids():
-            title = _title(pid)
+            title = title_of(pid)
             if title.startswith(("ray::ServeReplica", "ray::GpuMemoryQuota")):
                 found[title.partition(".")[0]] = pid
         return found
-
-
-def _title(pid: int) -> str:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ""
-    return command.partition(b"\0")[0].decode(errors="replace").strip()
 
 
 def make_site(folder: Path) -> Path:
