@@ -251,7 +251,9 @@ def test_a_server_that_does_not_start_fails_the_checks_that_need_it(
     assert stage.closed == 1
 
 
-def test_a_request_is_greedy_and_a_server_that_does_not_listen_is_named(tmp_path: Path, serve: Callable[..., tuple[Server, int]]) -> None:
+def test_a_request_is_greedy_and_a_server_that_does_not_listen_is_named(
+    tmp_path: Path, serve: Callable[..., tuple[Server, int]]
+) -> None:
     server, port = serve()
     arm = Arm(OURS, OURS, port, "key", server.engine, tmp_path / "x", None, signal.SIGTERM)
     answer = Client(arm, "checked", 5.0).complete("one two", 3, margins=True)
