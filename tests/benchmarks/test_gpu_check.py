@@ -270,7 +270,9 @@ def test_a_log_that_says_nothing_is_no_fact() -> None:
 def test_a_killed_stream_must_end_with_an_error_and_be_continued_to_the_same_answer() -> None:
     same = compare([("it", answer(1, 2), answer(1, 2))], TIE)
     other = compare([("it", answer(1, 2), answer(1, 3))], TIE)
+    tie = compare([("it", answer(1, 2, margins=(3.0, 0.1)), answer(1, 3))], TIE)
     cut = answer(1, error="engine_failed")
+    assert checks.killed("TP=1", cut, tie, same, {}).outcome is Outcome.PASS
     assert checks.killed("TP=1", cut, same, same, {}).outcome is Outcome.PASS
     assert checks.killed("TP=1", cut, other, same, {}).outcome is Outcome.FAIL
     assert checks.killed("TP=1", cut, same, other, {}).outcome is Outcome.FAIL
@@ -283,7 +285,7 @@ def test_without_a_border_within_an_answer_continuation_does_not_apply() -> None
     assert checks.borders("TP=1", found, 3, 16).outcome is Outcome.PASS
 
 
-def speeds(**ratios: float | None) -> dict[str, Any]:
+def speeds(foreign: float = 0.0, **ratios: float | None) -> dict[str, Any]:
     counts = {name.removeprefix("c"): ratio for name, ratio in ratios.items()}
     by_count = {count: {"tokens_per_s": {"value": 100.0}} for count in counts}
     return {
@@ -292,6 +294,7 @@ def speeds(**ratios: float | None) -> dict[str, Any]:
         "ttft_added_ms": dict.fromkeys(counts, 1.5),
         "bars": {"ratio": {"1": 0.95}},
         "cpu_us_per_token_outside_engine": {"vllm": 80.0, "ours": 140.0},
+        "conditions": {"foreign_cores_max": foreign},
     }
 
 
@@ -307,6 +310,11 @@ def speeds(**ratios: float | None) -> dict[str, Any]:
 )
 def test_throughput_fails_where_far_below_vllms_own_server(measured: dict[str, Any], outcome: Outcome) -> None:
     assert checks.throughput("TP=1", measured).outcome is outcome
+
+
+def test_ratios_beside_other_load_are_called_noise() -> None:
+    assert checks.throughput("TP=1", speeds(c1=0.9)).seen == "0.9 at 1 clients of vLLM's own tokens/s"
+    assert checks.throughput("TP=1", speeds(0.9, c1=0.9)).seen.endswith("others used 0.9 cores, so it is noise")
 
 
 def test_the_environment_fails_with_a_failed_check_of_doctor_and_not_with_a_warning() -> None:
