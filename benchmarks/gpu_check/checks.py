@@ -96,8 +96,8 @@ def borders(part: str, found: Agreement, cuts: int, block_tokens: int) -> Result
 
 def killed(part: str, stream: Answer, continued: Agreement, whole: Agreement, figures: Mapping[str, Any]) -> Result:
     """A stream whose engine was killed. This stack ends it with an error, since its client has a part of it; the client
-    continues from the token ids. An answer that is not streamed is made again. A tie is enough: in 16 bits a long answer
-    has one, as it shares the batch with the other.
+    continues from the token ids. An answer that is not streamed is made again. A tie is enough: in 16 bits a long
+    answer that shares a batch has one.
 
     Args:
         continued: what was received, and its continuation, beside the unbroken answer.
