@@ -202,8 +202,8 @@ class PartChecks:
             whole = waits.result()
         restarted_s = time.monotonic() - began
         left = plan.KILL_TOKENS - len(stream.tokens)
-        rest = client.complete((*unbroken.prompt, *stream.tokens), left) if left else None
-        tokens = stream.tokens + (() if rest is None else rest.tokens)
+        rest = client.complete((*unbroken.prompt, *stream.tokens), max(1, left))  # of the next engine, in any case
+        tokens = stream.tokens + rest.tokens[:left]
         tie = self._options.tie_nats
         continued = compare([("stream", unbroken, Answer(unbroken.prompt, tokens, ""))], tie)
         figures = {"killed processes": len(replicas), "seconds to the next engine's answer": round(restarted_s, 1)}
