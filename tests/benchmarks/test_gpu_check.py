@@ -312,6 +312,20 @@ def test_throughput_fails_where_far_below_vllms_own_server(measured: dict[str, A
     assert checks.throughput("TP=1", measured).outcome is outcome
 
 
+@pytest.mark.parametrize(
+    ("device", "cores", "ranks", "verdict"),
+    [("gpu", 2, 2, True), ("cpu", 2, 1, True), ("cpu", 2, 2, False), ("cpu", 4, 2, True)],
+    ids=["a GPU", "one rank", "two ranks on two cores", "two ranks on four cores"],
+)
+def test_where_ranks_take_all_cores_the_throughput_has_figures_and_no_verdict(
+    device: plan.Device, cores: int, ranks: int, verdict: bool
+) -> None:
+    found = checks.throughput("TP=2", speeds(c1=0.5), plan.crowded(device, cores, ranks))
+    assert found.outcome is (Outcome.FAIL if verdict else Outcome.NOT_APPLICABLE)
+    assert "0.5 at 1 clients" in found.seen
+    assert found.figures["by clients"]
+
+
 def test_ratios_beside_other_load_are_called_noise() -> None:
     assert checks.throughput("TP=1", speeds(c1=0.9)).seen == "0.9 at 1 clients of vLLM's own tokens/s"
     assert checks.throughput("TP=1", speeds(0.9, c1=0.9)).seen.endswith("others used 0.9 cores, so it is noise")
