@@ -121,6 +121,8 @@ def parse_arguments(arguments: Sequence[str], description: str) -> Options:
     parser.add_argument("--seed", type=int, default=1, help="of prompts and resampling")
     parser.add_argument("--out", type=Path, default=REPORT, help=f"the report; default: {REPORT}")
     given = parser.parse_args(arguments)
+    if not given.out.absolute().parent.is_dir():
+        parser.error(f"--out: there is no folder {given.out.absolute().parent}")
     default = QUICK_CLIENTS if given.quick else CLIENTS
     return Options(
         device=given.device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,14 @@ def test_a_cpu_runs_the_built_in_model_in_float32_and_anything_else_as_it_comes(
     assert options().dtype == options("--device", "cpu", "--model", "org/name").dtype == "auto"
     assert options().tie_nats > 1e-3
     assert (options().kv_cache_gb, options("--kv-cache-gb", "2").kv_cache_gb) == (4.0, 2.0)
+
+
+def test_a_report_for_which_there_is_no_folder_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options("--out", str(tmp_path / "absent" / "report.md"))
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_quick_is_smaller_and_measures_each_server_twice_all_the_same() -> None:
