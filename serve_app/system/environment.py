@@ -80,6 +80,9 @@ def common_environment(
         # Serve ends a proxy that is not ready in time, at its 5 s again and again on a slow machine
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": str(NEVER_S),
+        # a replica that knows of its failure ends by itself; one that has stood still for three checks would drain for
+        # `drain_s`, and its requests would wait for it
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # the fast path's 1000 would keep replicas' log lines back for hours; there is no access log among them
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves replicas and engines on a shared machine
