@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.cluster.local import rollout
-from serve_app.cluster.local.rollout import RolloutState, Rollout
+from serve_app.cluster.local.rollout import Rollout, RolloutState
 from serve_app.names import APPLICATION, ROUTER
 from serve_app.settings import application, parse
 
