@@ -324,6 +324,22 @@ def test_what_has_no_place_holds_up_no_deploy_and_goes_with_its_load(there: Plac
     there.become(configured(model(OTHER, generation=1), wide))  # without the one that never had a place
 
 
+def test_a_deploy_ends_under_a_load_that_wants_more_replicas_than_have_a_place(there: Place, tmp_path: Path) -> None:
+    wide = model("wide", cpus_per_rank=4, replicas=QUICK, drain_s=2)  # there is a place for one
+    there.become(configured(model(OTHER), wide))
+    before = there.replicas("wide")
+    file = tmp_path / "my.yaml"
+    file.write_text(yaml.safe_dump(configured(model(OTHER), wide | {"generation": 1})))
+    with there.endpoint.streaming("wide", ENDLESS), there.endpoint.streaming("wide", ENDLESS):
+        there.wait(lambda state: "1 replica waits" in state["message"], "a second one waits")
+        done = command(there, "deploy", "--config", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "! engine-wide (2 replicas): restarted" in done.stdout
+    after = there.replicas("wide")["wide"]
+    assert after
+    assert not set(after) & set(before["wide"])
+
+
 def sizes(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Replicas wanted, and replicas there are in any state, by model."""
     return {one["name"]: (one["target"], len(one["replicas"])) for one in state["models"]}

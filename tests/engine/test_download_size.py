@@ -104,7 +104,7 @@ def test_the_files_are_those_that_vllm_fetches(
     monkeypatch.setattr(weight_utils, "get_lock", lambda *_: contextlib.nullcontext())
     loader = DefaultModelLoader(LoadConfig(load_format=load_format))
     with contextlib.suppress(RuntimeError):  # it finds no weights of this format
-        loader._prepare_weights(MODEL, None, None, True, None)
+        loader.download_model(SimpleNamespace(model=MODEL, revision=None))  # type: ignore[arg-type]
     ours = weight_files(names, load_format, index_of(names))
     assert set(ours) == hub.fetched
 
