@@ -30,8 +30,8 @@ MIN_DRAINING_S = 2.0
 HAPROXY_THREADS_PER_CORES = 4  # HAProxy costs 2% of a stream's CPU: one thread for four cores, two at most
 # Serve's "slow __init__" warnings, which would replace a deployment's message; our own phases and waits say more.
 NEVER_S = 10**9
-# For HAProxy to start: under a second on an idle machine. Serve ends a proxy that is not ready in time (its 5 s, again and
-# again on a slow machine), and the proxy gives up on a HAProxy that does not answer (its 30 s).
+# For HAProxy to start: under a second on an idle machine. Serve ends a proxy that is not ready in time (its 5 s:
+# again and again on a slow machine), and the proxy gives up on a HAProxy that does not answer (its 30 s).
 READY_S = 60
 STATS_PORT, METRICS_PORT = 8404, 9101  # Serve's defaults; never opened, since the wrapper replaces them by unix sockets
 
