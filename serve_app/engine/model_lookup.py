@@ -86,7 +86,8 @@ def cache_folder(settings: ModelSettings) -> Path | None:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=settings.path, repo_type="model")
+    folder = settings.extra_engine_args.get("download_dir") or constants.HF_HUB_CACHE
+    return Path(folder) / repo_folder_name(repo_id=settings.path, repo_type="model")
 
 
 def _weights(folder: Path) -> int:
