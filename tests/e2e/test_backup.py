@@ -1,4 +1,4 @@
-"""Backup and restore by the commands of docs/operations.md: instance down, HOME emptied, and the same key works again."""
+"""Backup and restore by the commands of docs/operations.md: HOME is emptied, and the same key works again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class Operator:
         try:
             deadline = time.monotonic() + START_S
             while not self.answers(key or self.kept_key()):
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
                 time.sleep(POLL_S)  # bound: START_S
             yield key or self.kept_key()
         finally:

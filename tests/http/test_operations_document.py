@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from serve_app.settings import Settings, parse
 from serve_app.system import haproxy
 from tests.fakes.asgi_client import Client, ask, started
 from tests.fakes.engines import FakeCluster, run
+from tests.requires import requires
 
 TEXT = (Path(__file__).parents[2] / "docs/operations.md").read_text()
 FORWARDED = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded", "x-real-ip")
@@ -61,6 +64,15 @@ def test_the_scrape_configuration_reads_the_metrics_with_the_scraper_s_key() -> 
         assert b'router="' in scraped.body
 
     run(scenario)
+
+
+@pytest.mark.long
+def test_prometheus_takes_the_scrape_configuration(tmp_path: Path) -> None:
+    requires("promtool")
+    file = tmp_path / "prometheus.yml"
+    file.write_text(block("yaml prometheus"))
+    done = subprocess.run(["promtool", "check", "config", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_metric_to_alarm_on_exists() -> None:
