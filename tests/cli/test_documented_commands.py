@@ -23,14 +23,19 @@ FENCED = re.compile(r"^```[a-z ]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 # `serve-app`, whatever stands before it, and its arguments, up to what belongs to the shell or to the prose
 LINE = re.compile(r"(?:^|[\s/'\"])serve-app +([A-Za-z]+(?: +(?:'[^']*'|\"[^\"]*\"|[^\s|#;&>'\")]+))*)")
+MAKE = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*make ([a-z][a-z-]*)")
 PLACEHOLDERS = {"COMMAND": "status"}  # of a sentence about all commands
+
+
+def code_of(text: str) -> list[str]:
+    """The lines of a document's blocks, and what stands in backticks."""
+    blocks = FENCED.findall(text)
+    return [line for block in blocks for line in block.splitlines()] + INLINE.findall(FENCED.sub("", text))
 
 
 def command_lines(text: str) -> list[str]:
     """The arguments of each `serve-app` in the code of a document, as they are written there."""
-    blocks = FENCED.findall(text)
-    code = [line for block in blocks for line in block.splitlines()] + INLINE.findall(FENCED.sub("", text))
-    return [found.strip() for line in code for found in LINE.findall(line)]
+    return [found.strip() for line in code_of(text) for found in LINE.findall(line)]
 
 
 def of_document(path: str) -> list[str]:
@@ -79,6 +84,13 @@ def test_a_documented_command_is_taken(line: str) -> None:
 @pytest.mark.parametrize("line", ["chek my.yaml", "check my.yaml --fast", "up --port none", "deploy --plan"])
 def test_what_the_program_refuses_is_seen(line: str) -> None:
     assert complaint(line) is not None
+
+
+def test_every_make_target_in_the_documents_exists() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for path in DOCUMENTS for line in code_of((ROOT / path).read_text()) for name in MAKE.findall(line)}
+    assert len(named) > 5
+    assert named - targets == set()
 
 
 def test_every_command_is_in_the_table_of_the_terminal() -> None:

@@ -25,7 +25,7 @@ from tests.system.certificates import NAME, self_signed
 
 requires("linux")
 requires("nginx")
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:Unverified HTTPS request")]  # it is self-signed
 
 MODEL, STEP_S, TOKENS = "sim", 0.05, 40
 CONFIG: dict[str, Any] = {
@@ -101,30 +101,31 @@ def body(tokens: int = TOKENS, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "a", "max_tokens": tokens, "ignore_eos": True} | more
 
 
-@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
-class TestThroughNginx:
-    def test_tokens_come_one_by_one(self, proxy: str, direct: Stack) -> None:
-        """The engine makes one each STEP_S; a proxy that buffers would hand them over at the end, all at once."""
-        with post(proxy, direct, body(stream=True), stream=True) as answer:
-            came = [time.monotonic() for line in answer.iter_lines(chunk_size=1) if line.startswith(b"data: {")]
-        assert len(came) >= TOKENS
-        assert came[-1] - came[0] > TOKENS * STEP_S / 2
-        assert answer.headers["x-request-id"] == "trace-17"
+def test_tokens_come_one_by_one(proxy: str, direct: Stack) -> None:
+    """The engine makes one each STEP_S; a proxy that buffers would hand them over at the end, all at once."""
+    with post(proxy, direct, body(stream=True), stream=True) as answer:
+        came = [time.monotonic() for line in answer.iter_lines(chunk_size=1) if line.startswith(b"data: {")]
+    assert len(came) >= TOKENS
+    assert came[-1] - came[0] > TOKENS * STEP_S / 2
+    assert answer.headers["x-request-id"] == "trace-17"
 
-    def test_a_client_that_leaves_ends_its_request(self, proxy: str, direct: Stack) -> None:
-        observer = Observer(direct)
-        with observer.ends(MODEL, "cancelled_running"):
-            with post(proxy, direct, body(8000, stream=True), stream=True) as answer:
-                next(answer.iter_lines())
-                within(FILL_S, lambda: observer.running(MODEL), 1, "sequences running")
-            within(ABORT_S, lambda: observer.figures(MODEL), (0, 0, 0), "running, waiting, granted")
 
-    def test_errors_and_large_bodies_are_the_routers_own(self, proxy: str, direct: Stack) -> None:
-        large = post(proxy, direct, body(prompt="a" * 7_000_000))
-        assert (large.status_code, large.json()["error"]["type"]) == (400, "invalid_request_error")
-        assert post(proxy, direct, body(model="unknown")).json()["error"]["code"] == "model_not_found"
+def test_a_client_that_leaves_ends_its_request(proxy: str, direct: Stack) -> None:
+    observer = Observer(direct)
+    with observer.ends(MODEL, "cancelled_running"):
+        with post(proxy, direct, body(8000, stream=True), stream=True) as answer:
+            next(answer.iter_lines())
+            within(FILL_S, lambda: observer.running(MODEL), 1, "sequences running")
+        within(ABORT_S, lambda: observer.figures(MODEL), (0, 0, 0), "running, waiting, granted")
 
-    def test_connections_are_kept_and_used_again(self, proxy: str, direct: Stack) -> None:
-        answers = [post(proxy, direct, body(1)) for _ in range(20)]
-        assert [answer.status_code for answer in answers] == [200] * 20
-        assert json.loads(answers[-1].text)["usage"]["completion_tokens"] == 1
+
+def test_errors_and_large_bodies_are_the_routers_own(proxy: str, direct: Stack) -> None:
+    large = post(proxy, direct, body(prompt="a" * 7_000_000))
+    assert (large.status_code, large.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert post(proxy, direct, body(model="unknown")).json()["error"]["code"] == "model_not_found"
+
+
+def test_connections_are_kept_and_used_again(proxy: str, direct: Stack) -> None:
+    answers = [post(proxy, direct, body(1)) for _ in range(20)]
+    assert [answer.status_code for answer in answers] == [200] * 20
+    assert json.loads(answers[-1].text)["usage"]["completion_tokens"] == 1
