@@ -3,7 +3,7 @@
 The answering router asks the engines for their load, and the other routers for their own metrics. Each sample of a
 router gets the label `router`, as each is a counter of one process; the engines' have none.
 
-Invariant: a scrape ends within three times `ANSWER_TIMEOUT_S`; a router that has not answered by then is missing in it,
+Invariant: a scrape ends within twice `ANSWER_TIMEOUT_S`; a router that has not answered by then is missing in it,
 and logged.
 """
 
@@ -47,18 +47,18 @@ class Scrape:
         """The metrics of all routers and engines, in Prometheus' text format."""
         # in a context of its own: the calling HTTP request must not decide how replies are read
         others = in_fresh_context(self._others(), "metrics")
-        await self._read_engines()
+        await asyncio.gather(*(self._read_engines(name, model) for name, model in self._models.items()))
         found = dict(await others)
         found |= [self.here()]
         return merged(found) + self._metrics.render_engines()
 
-    async def _read_engines(self) -> None:
-        for name, model in list(self._models.items()):
-            names = sorted(model.replica_set.running)
-            loads = await asyncio.gather(*(model.replica_set.fetch_load(replica) for replica in names))
-            if self._models.get(name) is model:  # else it was removed meanwhile, with its metrics
-                known = {one: load for one, load in zip(names, loads, strict=True) if load is not None}
-                self._metrics.set_engines(name, known)
+    async def _read_engines(self, name: str, model: ModelRouter) -> None:
+        """Ask the engines of a model for their load."""
+        replicas = sorted(model.replica_set.running)
+        loads = await asyncio.gather(*map(model.replica_set.fetch_load, replicas))
+        if self._models.get(name) is model:  # else it was removed meanwhile, with its metrics
+            known = {one: load for one, load in zip(replicas, loads, strict=True) if load is not None}
+            self._metrics.set_engines(name, known)
 
     async def _others(self) -> list[Exposition]:
         """What the routers answer, this one perhaps among them."""
