@@ -34,7 +34,7 @@ help: ## show this list
 	@echo '  TORCH_INDEX=URL    where the CPU build of torch comes from if the usual index lacks it'
 	@echo '  PYTEST_ARGS=...    test: more arguments for pytest'
 
-setup:
+setup: ## make .venv complete, and nothing else (the other targets do so first)
 	@$(PYTHON) -I scripts/install.py --device '$(DEVICE)'
 
 # exec: Ctrl-C and SIGTERM then reach serve-app itself, and its exit status is ours
