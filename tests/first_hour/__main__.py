@@ -5,9 +5,9 @@ Exit status 1 if a step failed; the command of that step and what it printed are
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -17,14 +17,14 @@ from tests.first_hour.first_hour import FirstHour
 from tests.first_hour.newcomer import Newcomer
 from tests.first_hour.walk import summary, table, walk
 
-# Ray's sockets lie in it, and a unix socket's path has 107 bytes at most
-SHORT = "/tmp"
+SHORT = Path("/tmp")  # temporary files lie in it: where TMPDIR has a longer path, `serve-app up` takes /tmp instead
 
 
 def main() -> int:
     """Returns the exit status."""
     console = Console()
-    home = Path(tempfile.mkdtemp(prefix="fh-", dir=SHORT))
+    home = SHORT / f"fh-{secrets.token_hex(2)}"
+    home.mkdir(mode=0o700)
     newcomer = Newcomer(home)
     try:
         done = walk(FirstHour(newcomer).steps(), newcomer.begin, console)

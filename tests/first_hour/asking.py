@@ -57,8 +57,9 @@ class Endpoint:
             StepFailedError: it is refused or cut.
         """
         began = last = time.monotonic()
-        first_s, gap_s, count, text = 0.0, 0.0, 0, ""
-        with self.chat(model, max_tokens=tokens, ignore_eos=True, stream=True) as answer:
+        first_s, gap_s, count, made, text = 0.0, 0.0, 0, 0, ""
+        more = {"max_tokens": tokens, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        with self.chat(model, **more) as answer:
             require(answer, 200)
             for line in answer.iter_lines(decode_unicode=True):
                 text = line or text
@@ -67,13 +68,14 @@ class Endpoint:
                 now, event = time.monotonic(), json.loads(line.removeprefix("data: "))
                 if "error" in event:
                     raise StepFailedError(f"the stream ended with {line}")
+                made = (event.get("usage") or {}).get("completion_tokens", made)
                 if not any(choice["delta"].get("content") for choice in event["choices"]):
                     continue
                 first_s = first_s or now - began
                 gap_s, last, count = max(gap_s, now - last if count else 0.0), now, count + 1
                 on_token()
-        if text != END or not count:
-            raise StepFailedError(f"the stream was cut after {count} pieces; last: {text[-300:]!r}")
+        if text != END or made != tokens or not count:
+            raise StepFailedError(f"{made} of {tokens} tokens in {count} pieces; last: {text[-300:]!r}")
         return Stream(tokens, first_s, gap_s)
 
     def _headers(self) -> dict[str, str]:

@@ -46,7 +46,7 @@ class Teams:
             self._answers[name] = answer["id"]
             receipt = self._receipt(self._operator, answer["id"], 200)
             wanted = (name, key.get("default_class", DEFAULT_CLASS))
-            if (receipt["tenant"], receipt["class"]) != wanted:
+            if (receipt["tenant"], receipt["request_class"]) != wanted:
                 raise StepFailedError(f"{receipt}, not of {wanted}")
             told.append(f"{name} as {wanted[1]}")
         return ", ".join(told)

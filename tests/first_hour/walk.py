@@ -55,7 +55,9 @@ def walk(steps: Sequence[Step], begin: Callable[[float], None], console: Console
                 begin(step.limit_s)
                 result = step.act()
         except Exception as error:  # noqa: BLE001 - whatever it is, the step has failed
-            console.print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+            console.print(
+                f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+            )
             done.append(Outcome(step.name, "failed", time.monotonic() - began, failed=True))
             break
         done.append(Outcome(step.name, result, time.monotonic() - began))
