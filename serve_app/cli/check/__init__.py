@@ -8,7 +8,7 @@ Never: asks Ray or the hub itself; starts or changes anything.
 from serve_app.cli.check.configuration import check_settings, read
 from serve_app.cli.check.findings import Finding
 from serve_app.cli.check.fit import Cluster, Node, check_fit
-from serve_app.cli.check.models import check_model
+from serve_app.cli.check.models import check_model, kv_bytes_per_token, text_config
 
 __all__ = [
     "Cluster",
@@ -17,5 +17,7 @@ __all__ = [
     "check_fit",
     "check_model",
     "check_settings",
+    "kv_bytes_per_token",
     "read",
+    "text_config",
 ]
