@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.clients import bench
 from tests.clients.checks.common import BUSY, COLUMNS, EMBED, MANY_TOKENS, SLOW
 from tests.e2e import stack
 from tests.e2e.observe import FILL_S, Observer, within
@@ -24,8 +25,6 @@ from tests.e2e.observe import FILL_S, Observer, within
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ROOT / "tests/clients/checks"
 CLIENT_S = 600.0  # of all checks of one language: tiny answers, seconds each on two busy cores, and the waits of 429
-BENCH = ("--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--dataset-name", "random")
-BENCH_SIZE = ("--random-input-len", "32", "--random-output-len", "16", "--num-prompts", "8")
 Found = dict[str, str | None]
 
 
@@ -76,18 +75,6 @@ def checked(command: list[str], folder: Path, environment: dict[str, str]) -> li
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def bench(there: stack.Stack) -> str | None:
-    """The error of `vllm bench serve`, of the environment that serves."""
-    where = ("--base-url", there.base_url, "--model", stack.TINY, "--tokenizer", str(there.model_folder))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/clients/vllm_command.py"), "bench", "serve", *where, *BENCH, *BENCH_SIZE],
-        env=os.environ | {"OPENAI_API_KEY": there.api_key},
-        capture_output=True, text=True, timeout=CLIENT_S, check=False,
-    )  # fmt: skip
-    worked = done.returncode == 0 and "Successful requests:                     8" in done.stdout
-    return None if worked else (done.stderr or done.stdout)[-600:]
-
-
 def table(found: Sequence[Found]) -> Iterator[str]:
     """A row for each client, a column for each check: `works`, `works [n]` with a note below, or the error."""
     rows: dict[str, dict[str, Found]] = {}
@@ -118,7 +105,7 @@ def main(python: str, node_folder: str) -> int:
         with occupied(there):
             found = checked([python, "-m", CHECKS.relative_to(ROOT).as_posix().replace("/", ".")], ROOT, environment)
             found += checked(["node", str(CHECKS / "node.mjs")], Path(node_folder), environment)
-        failed = bench(there)
+        failed = bench.failure(there)
     print(*table(found), f"vllm bench serve: {failed or 'works'}", sep="\n")
     return int(failed is not None or any(one["error"] for one in found))
 

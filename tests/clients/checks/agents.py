@@ -188,6 +188,8 @@ def agents_tools() -> None:
     agent = agent_of(tools=[weather], settings={"tool_choice": "required"}, tool_use_behavior="stop_on_first_tool")
     asyncio.run(streamed(agent))
     Weather.model_validate(seen[0])
+    looping = agent_of(tools=[weather], settings={"tool_choice": "required"})  # `required` until a tool was called
+    assert [item.type for item in ask(looping).new_items][-1] == "message_output_item"
 
 
 def agents_structured() -> None:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import openai
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_openai import OpenAI as LangChainCompletions
 from llama_index.core.llms import ChatMessage
@@ -80,9 +81,11 @@ def langchain_leaving() -> None:
 def langchain_tools() -> None:
     for choice in ("any", "Weather"):
         first, *others = langchain().bind_tools([Weather], tool_choice=choice).stream("Weather?")
-        call = sum(others, first).tool_calls[0]
-        assert call["name"] == "Weather"
-        Weather.model_validate(call["args"])
+        asked = sum(others, first)
+        assert asked.tool_calls[0]["name"] == "Weather"
+        Weather.model_validate(asked.tool_calls[0]["args"])
+        results = [ToolMessage("warm", tool_call_id=call["id"]) for call in asked.tool_calls]
+        assert langchain(max_tokens=5).bind_tools([Weather]).invoke([HumanMessage("Weather?"), asked, *results])
 
 
 def langchain_structured() -> None:

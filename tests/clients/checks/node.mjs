@@ -15,7 +15,7 @@ const past = { "X-Deadline-Ms": "100" };
 
 const { default: OpenAI } = await load("openai");
 const { zodResponseFormat, zodTextFormat } = await load("openai/helpers/zod");
-const { APICallError, RetryError, embedMany, generateText, generateObject, streamText, tool } = await load("ai");
+const { APICallError, RetryError, embedMany, generateText, generateObject, stepCountIs, streamText, tool } = await load("ai");
 const { createOpenAICompatible } = await load("@ai-sdk/openai-compatible");
 const { createOpenAI } = await load("@ai-sdk/openai");
 const { z } = await load("zod");
@@ -42,12 +42,19 @@ const leaves = async (call) => {
   }
   throw new Error(`requests cancelled, sequences running: ${seen}, not 1,0`);
 };
+const retryAfterS = async () => {
+  const headers = { Authorization: `Bearer ${lowKey}`, "Content-Type": "application/json" };
+  const body = JSON.stringify({ model: busyModel, prompt: "a", max_tokens: 1 });
+  return Number((await fetch(`${baseURL}/completions`, { method: "POST", headers, body })).headers.get("retry-after"));
+};
 const refused = async (reason, times, call) => {
   const count = () => metric("serve_app_refused", { model: busyModel, reason });
-  const before = await count();
+  const toldS = reason === "queue_full" ? await retryAfterS() : 0;
+  const before = await count(), began = Date.now();
   await call();
-  const seen = await count() - before;
+  const waitedS = (Date.now() - began) / 1000, seen = await count() - before;
   assert(seen === times, `${seen} requests were refused with ${reason}, not ${times}`);
+  assert(waitedS >= 0.9 * toldS, `repeated after ${waitedS} s, told to wait ${toldS} s`);
 };
 const raised = async (kind, call) => {
   let got;
@@ -159,6 +166,10 @@ const checks = {
       const asked = { model: compatible(), tools, toolChoice: "required", prompt, maxOutputTokens: tokens };
       for (const calls of [(await generateText(asked)).toolCalls, await streamText(asked).toolCalls])
         assert(calls.length && !calls[0].invalid && weather.parse(calls[0].input), JSON.stringify(calls));
+      const looping = { weather: tool({ description: "Weather.", inputSchema: weather, execute: async () => "warm" }) };
+      const toolChoice = ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "none" });
+      const answer = await generateText({ ...asked, tools: looping, prepareStep: toolChoice, stopWhen: stepCountIs(2) });
+      assert(answer.steps.length === 2 && answer.text, JSON.stringify(answer.steps.map((step) => step.finishReason)));
     },
     "structured output": async () => {
       const answer = await generateObject({ model: compatible(), schema: weather, prompt, maxOutputTokens: tokens });
