@@ -83,7 +83,7 @@ def leaves(model: str = SLOW) -> Iterator[None]:
 
 @contextmanager
 def refused(reason: str, times: int) -> Iterator[None]:
-    """In the block `BUSY` gets `times` requests, and refuses each with this reason. Between two that find the queue full
+    """In the block `BUSY` gets `times` requests, and refuses each with this reason. Between two that find a full queue
     the client waits as long as the refusal says."""
     told_s = _retry_after_s() if reason == "queue_full" else 0.0
     before = metric("serve_app_refused", model=BUSY, reason=reason)
