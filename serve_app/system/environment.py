@@ -83,11 +83,8 @@ def common_environment(
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_S),
         "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": str(READY_S),
         "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": str(NEVER_S),
-        # a replica that knows of its failure ends by itself; one that has stood still for three checks would drain for
-        # `drain_s`, and its requests would wait for it
-        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # the fast path's 1000 would keep replicas' log lines back for hours; there is no access log among them
-        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that stands still cannot drain
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # at the fast path's 1000 log lines come hours later
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves replicas and engines on a shared machine
         # the fast path (shared/design/FACTS.md, 'Ray Serve')
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
