@@ -20,12 +20,12 @@ export TORCH_INDEX MODEL CONFIG PORT
 # a caller's search path must not reach into .venv
 unexport PYTHONHOME PYTHONPATH
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long test-cluster gpu-check lint lock clean setup
+.PHONY: help serve test test-long test-cluster test-first-hour gpu-check lint lock clean setup
 
 help: ## show this list
 	@echo 'make TARGET [NAME=value ...]'
 	@echo
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 	@echo
 	@echo '  MODEL=ID       serve, gpu-check: a Hugging Face id or a folder; default: the built-in tiny model, whose text is noise'
 	@echo '  CONFIG=FILE    serve: a YAML configuration'
@@ -36,7 +36,7 @@ help: ## show this list
 	@echo '  PYTEST_ARGS=...    test: more arguments for pytest'
 	@echo '  GPU_CHECK_ARGS=... gpu-check: --quick, --clients 1,32, --out FILE, ...; DEVICE=cpu runs it without a GPU'
 
-setup:
+setup: ## make .venv complete, and nothing else (the other targets do so first)
 	@$(PYTHON) -I scripts/install.py --device '$(DEVICE)'
 
 # exec: Ctrl-C and SIGTERM then reach serve-app itself, and its exit status is ours
@@ -56,6 +56,9 @@ test-long: lint ## all tests, the long ones too
 test-cluster: setup ## `ray up` onto test hosts in namespaces of this machine (root; under 15 minutes on 2 cores)
 	@$(BIN)/python -m tests.requires 'test hosts' vllm redis-server
 	@exec $(BIN)/python -m pytest tests/cluster/test_onprem.py -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
+
+test-first-hour: setup ## a newcomer's first hour, step by step, on the CPU (5 minutes on 2 cores)
+	@exec $(BIN)/python -m tests.first_hour
 
 gpu-check: setup ## every check of a machine with GPUs, a report in gpu-check.md
 	@set --; \

@@ -74,8 +74,22 @@ def make(checkout: Path, *arguments: str, **environment: str) -> subprocess.Comp
 def test_make_alone_lists_the_targets(checkout: Path) -> None:
     done = make(checkout)
     assert done.returncode == 0
-    for target in ("serve", "test", "test-long", "gpu-check", "lint", "lock", "clean", "help"):
-        assert re.search(rf"^  {target} +\w", done.stdout, re.MULTILINE), target
+    for target in (
+        "serve",
+        "test",
+        "test-long",
+        "test-cluster",
+        "test-first-hour",
+        "gpu-check",
+        "setup",
+        "lint",
+        "lock",
+        "clean",
+        "help",
+    ):
+        assert re.search(rf"^  {target} +[`\w]", done.stdout, re.MULTILINE), target
+    listed = re.findall(r"^  [a-z-]+ +(?=[`\w])", done.stdout.partition("\n\n  MODEL")[0], re.MULTILINE)
+    assert len({len(name) for name in listed}) == 1, "the descriptions stand below each other"
 
 
 def test_make_serve_passes_on_nothing_by_default(checkout: Path) -> None:

@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from serve_app.settings.field_words import counterpart
 
+# pydantic's own words are Python's: "a valid tuple", "a valid dictionary or instance of ModelSettings"
+WANTED = {"tuple_type": "a list is wanted, - or [...]", "model_type": "a mapping is wanted, key: value"}
 NEAR = 0.6  # difflib's own cutoff: `max_num_seq` and `kv_cache` are near, `num_gpus` is not
 
 
@@ -33,7 +35,7 @@ def mistakes(error: pydantic.ValidationError, root: type[BaseModel]) -> list[Mis
     for one in error.errors():
         path = ".".join(str(part) for part in one["loc"] if part != "[key]") or "configuration"
         if one["type"] != "extra_forbidden":
-            found.append(Mistake(path, one["msg"].removeprefix("Value error, ")))
+            found.append(Mistake(path, WANTED.get(one["type"], one["msg"].removeprefix("Value error, "))))
             continue
         section = root
         for part in one["loc"][:-1]:  # positions, and the keys of a mapping, are no fields

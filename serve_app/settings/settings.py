@@ -290,7 +290,11 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
         data = yaml.safe_load(Path(path).read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", param="config") from None
-    except yaml.YAMLError as error:
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"{path}{where}: not YAML: {error.problem}", param="config") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}", param="config") from None
     data = {} if data is None else data
     if not isinstance(data, dict):

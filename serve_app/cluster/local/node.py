@@ -17,7 +17,9 @@ from serve_app.names import MARK
 from serve_app.system import Tls, environment
 
 LOOPBACK = "127.0.0.1"
-RUN_DIR_LENGTH = 28  # a unix socket's path has 107 bytes at most; Ray and HAProxy add up to 77 to the folder's
+# HAProxy takes 97 bytes for a unix socket's path, and adds 72 (`h`, Serve's id of the node, `metrics.sock`) to the
+# folder's; Ray adds up to 77, of the 107 that Linux has.
+RUN_DIR_LENGTH = 25
 
 # Without these, Ray (ray._private.services.resolve_ip_for_localhost) replaces `127.0.0.1` by the outer address,
 # in the driver and in the node. The variable's name mentions other systems; it means "is this cluster local".

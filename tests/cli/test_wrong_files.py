@@ -1,0 +1,63 @@
+"""`serve-app check` says of each wrong file in docs/errors.md what stands there, word for word."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serve_app.cli import check_command as module
+from serve_app.cli.check import Cluster, Node
+from serve_app.cli.check.findings import WORDS
+from serve_app.cli.commands import app
+from serve_app.engine import ensure_tiny_model
+from serve_app.settings import GB
+from tests.first_hour.documents import ERRORS, FILE, MODEL, WRONG, WrongConfiguration, section, wrong_configurations
+from tests.requires import requires
+
+requires("linux")
+requires("vllm")
+
+MACHINE = Cluster((Node(8.0, 0.0, (32 * GB,)),))
+FILES = wrong_configurations()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("wrong")
+    shutil.copytree(ensure_tiny_model(made / "models"), made / MODEL)
+    return made
+
+
+@pytest.mark.parametrize("wrong", FILES, ids=lambda wrong: wrong.code)
+def test_a_wrong_file_of_the_documents_is_told_as_they_say(
+    wrong: WrongConfiguration, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(module, "this_machine", lambda quota: MACHINE)
+    monkeypatch.setattr(module.environment, "platform", lambda: "cpu")
+    Path(FILE).write_text(wrong.text)
+    done = CliRunner().invoke(app, ["check", FILE], env={"SERVE_APP_STATE": str(folder / "state"), "RAY_ADDRESS": None})
+    assert done.exit_code == 1
+    assert wrong.is_all_of(done.stdout), done.stdout
+
+
+def test_there_are_twelve_each_of_another_kind() -> None:
+    """No row of the table is lost to a mistake in its form."""
+    rows = [line for line in section(ERRORS, WRONG).splitlines() if line.startswith("| `")]
+    assert [one.code for one in FILES] == [line.split("`")[1] for line in rows]
+    assert len({one.code for one in FILES}) == len(FILES) == 12
+    assert {WORDS[one.code].severity for one in FILES} == {"error"}
+
+
+def test_other_words_than_the_documents_are_seen() -> None:
+    wrong = WrongConfiguration("heads", "", ("error: a.b: it is {value}, not 3", "-> use {another}"))
+    said = "error: a.b: it is 4, not 3\n  -> use 2\n"
+    assert wrong.is_said_in(said)
+    assert wrong.is_said_in(f"error: z: no room\n{said}my.yaml: 2 errors\n")
+    assert wrong.is_all_of(f"{said}my.yaml: 1 error\n")
+    assert not wrong.is_all_of(f"error: z: no room\n{said}my.yaml: 2 errors\n")
+    assert not wrong.is_said_in(said.replace("not 3", "not 5"))
+    assert not wrong.is_said_in("error: a.b: it is 4, not 3\n  -> use\n")
