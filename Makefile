@@ -5,6 +5,7 @@ PYTHON ?= python3
 # cpu or gpu; empty: gpu where an NVIDIA GPU is visible
 DEVICE ?=
 PYTEST_ARGS ?=
+GPU_CHECK_ARGS ?=
 
 BIN := .venv/bin
 # one broken fixture of the shared cluster fails hundreds of tests the same way
@@ -19,20 +20,21 @@ export TORCH_INDEX MODEL CONFIG PORT
 # a caller's search path must not reach into .venv
 unexport PYTHONHOME PYTHONPATH
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long test-cluster test-first-hour lint lock clean setup
+.PHONY: help serve test test-long test-cluster test-first-hour gpu-check lint lock clean setup
 
 help: ## show this list
 	@echo 'make TARGET [NAME=value ...]'
 	@echo
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 	@echo
-	@echo '  MODEL=ID       serve: a Hugging Face id or a folder; default: the built-in tiny model, whose text is noise'
+	@echo '  MODEL=ID       serve, gpu-check: a Hugging Face id or a folder; default: the built-in tiny model, whose text is noise'
 	@echo '  CONFIG=FILE    serve: a YAML configuration'
 	@echo '  PORT=N         serve: the port of the endpoint'
 	@echo '  PYTHON=python3.12  the Python that .venv is made from'
 	@echo '  DEVICE=cpu|gpu     which lock file; default: gpu where an NVIDIA GPU is visible'
 	@echo '  TORCH_INDEX=URL    where the CPU build of torch comes from if the usual index lacks it'
 	@echo '  PYTEST_ARGS=...    test: more arguments for pytest'
+	@echo '  GPU_CHECK_ARGS=... gpu-check: --quick, --device cpu, --out FILE, ...'
 
 setup: ## make .venv complete, and nothing else (the other targets do so first)
 	@$(PYTHON) -I scripts/install.py --device '$(DEVICE)'
@@ -57,6 +59,10 @@ test-cluster: setup ## `ray up` onto test hosts in namespaces of this machine (r
 
 test-first-hour: setup ## a newcomer's first hour, step by step, on the CPU (5 minutes on 2 cores)
 	@exec $(BIN)/python -m tests.first_hour
+
+gpu-check: setup ## every check of a machine with GPUs, a report in gpu-check.md
+	@set --; if [ -n "$$MODEL" ]; then set -- "$$@" --model "$$MODEL"; fi; \
+	exec $(BIN)/python -m benchmarks.gpu_check "$$@" $(GPU_CHECK_ARGS)
 
 lint: setup ## style and types
 	$(BIN)/ruff check .

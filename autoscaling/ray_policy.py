@@ -22,7 +22,7 @@ from autoscaling import readings
 from autoscaling.placement_hook import StartPlacer, placer_of_this_process
 from autoscaling.policies import Decision, OngoingRequestsPolicy, Signals, within_scale_up_limit
 from autoscaling.readings import RouterCounts
-from autoscaling.unplaced import UnplacedReplicas
+from autoscaling.unplaced import NONE, ReplicaCounts, UnplacedReplicas
 from serve_app.names import ROUTER
 
 logger = logging.getLogger("ray.serve")
@@ -116,7 +116,7 @@ class ScalingPolicy:
             target = context.target_num_replicas
             try:
                 known = counts.get(name, RouterCounts())
-                decision = self._decide(name, context, known, routers, unplaced.get(name, 0), now)
+                decision = self._decide(name, context, known, routers, unplaced.get(name, NONE), now)
                 # Instead of Serve's count, which includes each channel, call of `info` and cold start call. Serve reads
                 # it later: for its log and gauge, and, if no replica runs, to start one replica without a policy. In
                 # that case it gets zero, since the policy may want several replicas at once.
@@ -147,7 +147,7 @@ class ScalingPolicy:
         context: AutoscalingContext,
         counts: RouterCounts,
         routers: frozenset[Hashable],
-        unplaced: int,
+        replicas: ReplicaCounts,
         now: float,
     ) -> Decision:
         config: Any = context.config
@@ -167,7 +167,9 @@ class ScalingPolicy:
             look_back_s=config.look_back_period_s,
             now=now,
             blocked=counts.blocked,
-            unplaced=unplaced,
+            unplaced=replicas.unplaced,
+            outdated=replicas.outdated,
+            stopping=replicas.stopping,
         )
         memory = self.deployments[name]
         decision = memory.policy.decide(signals)

@@ -5,6 +5,9 @@ Serve stops a replica by a call of its actor, and gives the actor `drain_s` to a
 answers: until then its bundles take the next free place, and Serve rolls out nothing of its deployment. A replica that
 never had a place has no requests, so it is ended at once.
 
+Serve also replaces no running replica of a deployment while one of its starting replicas has no place, so what is to be
+replaced and what ends is counted, too.
+
 Invariant: only replicas that were seen starting without a place, and none since, are ended.
 """
 
@@ -12,8 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -36,6 +39,18 @@ def end_replica(actor: str) -> None:
         ray.kill(ray.get_actor(actor, namespace=SERVE_NAMESPACE))
 
 
+@dataclass(slots=True)
+class ReplicaCounts:
+    """Of one deployment: replicas that start without a place, running ones that have to be replaced, ending ones."""
+
+    unplaced: int = 0
+    outdated: int = 0
+    stopping: int = 0
+
+
+NONE = ReplicaCounts()
+
+
 class UnplacedReplicas:
     """The unplaced replicas of an application.
 
@@ -51,37 +66,42 @@ class UnplacedReplicas:
         self._seen: frozenset[str] = frozenset()  # actors that start, or are stopped, and never had a place
         self._failed = False
 
-    def tick(self, applications: Collection[str | None]) -> Counter[str]:
-        """Called once in every tick of the controller's loop: ends the replicas that Serve stops; returns the number of
-        those that start, by deployment."""
+    def tick(self, applications: Collection[str | None]) -> Mapping[str, ReplicaCounts]:
+        """Called once in every tick of the controller's loop: ends the replicas that Serve stops; returns the counts by
+        deployment."""
         if self._failed:
-            return Counter()
+            return {}
         try:
-            return self._count(_without_node(self._deployments(), applications))
+            return self._count(self._deployments(), applications)
         except (AttributeError, KeyError, TypeError):
             self._failed = True
             logger.exception("Serve's replicas are not as expected: a start without a place counts as any other")
         except Exception:
             logger.exception("the replicas without a place are looked at again")
-        return Counter()
+        return {}
 
-    def _count(self, found: Iterable[tuple[str, Any]]) -> Counter[str]:
-        seen, count = set(), Counter[str]()
-        for deployment, replica in found:
-            if replica.state == ReplicaState.STARTING:
-                count[deployment] += 1
-            elif replica.state == ReplicaState.STOPPING and replica.actor_name in self._seen:
-                self._end(replica.actor_name)
-            else:
+    def _count(self, manager: Any, applications: Collection[str | None]) -> dict[str, ReplicaCounts]:
+        seen, found = set(), dict[str, ReplicaCounts]()
+        for deployment, state in ({} if manager is None else manager._deployment_states).items():
+            if deployment.app_name not in applications:
                 continue
-            seen.add(replica.actor_name)
+            counts = found[deployment.name] = ReplicaCounts(outdated=_outdated(state))
+            for replica in state.list_replica_details():
+                stops = replica.state == ReplicaState.STOPPING
+                counts.stopping += stops
+                if replica.node_id is not None:
+                    continue
+                if replica.state == ReplicaState.STARTING:
+                    counts.unplaced += 1
+                elif stops and replica.actor_name in self._seen:
+                    self._end(replica.actor_name)
+                else:
+                    continue
+                seen.add(replica.actor_name)
         self._seen = frozenset(seen)
-        return count
+        return found
 
 
-def _without_node(manager: Any, applications: Collection[str | None]) -> Iterable[tuple[str, Any]]:
-    """The deployment and details of each replica of these applications whose node Serve does not know."""
-    states = {} if manager is None else manager._deployment_states
-    for deployment, state in states.items():
-        if deployment.app_name in applications:
-            yield from ((deployment.name, one) for one in state.list_replica_details() if one.node_id is None)
+def _outdated(state: Any) -> int:
+    """The running replicas of a deployment that are not of its present version."""
+    return int(state._replicas.count(exclude_version=state._target_state.version, states=[ReplicaState.RUNNING]))

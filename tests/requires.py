@@ -81,6 +81,14 @@ def _redis_server() -> str | None:
     return None if shutil.which("redis-server") else _not_installed("redis-server")
 
 
+def _nginx() -> str | None:
+    return None if shutil.which("nginx") else _not_installed("nginx-light")
+
+
+def _promtool() -> str | None:
+    return None if shutil.which("promtool") else _not_installed("prometheus")
+
+
 def _not_installed(*packages: str) -> str:
     names = " ".join(packages)
     return f"not installed: {names} (apt-get update && apt-get install -y {names})"
@@ -108,6 +116,8 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "own venv": _own_venv,
     "test hosts": _test_hosts,
     "redis-server": _redis_server,
+    "nginx": _nginx,
+    "promtool": _promtool,
     "root file system": _root_file_system,
     "systemd-analyze": _systemd_analyze,
 }

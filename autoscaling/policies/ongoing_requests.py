@@ -15,6 +15,8 @@ Rules
 - Beyond the first, a replica that shares a device is added only if memory is reserved for it
   (`within_scale_up_limit`).
 - No replica is added while one waits for memory: it would wait behind that one.
+- Without room for one more, a change of settings comes before more replicas: Serve replaces no running replica while
+  one that it has started has no place.
 - Without the reports of every router no replica is removed; replicas may be added.
 
 Invariant: the answer is within the bounds; with all else equal, more load never gives fewer replicas.
@@ -31,6 +33,7 @@ from autoscaling.policies.signals import Decision, ScaleUpLimit, Signals
 # node at most; a cancelled start costs every client that was told to retry.
 START_HOLD_S = 1800.0
 FURTHER_HOLD_S = 120.0  # an engine's start takes half a minute to some minutes: a longer lull is an end
+PLACE_S = 10.0  # Serve learns of a place that Ray has found within a second or two
 ROUNDING = 1e-6  # the error of an average of equal numbers; it must not start a replica
 
 
@@ -72,6 +75,9 @@ class OngoingRequestsPolicy:
         self._complete = False  # whether the newest signals were complete
         self._demanded_at: float | None = None  # when a request last waited for a replica that does not run yet
         self._wanted_at: float | None = None  # when the load last justified the present target, while a part starts
+        # While running ones have to be replaced: since when a replica has had no place, and whether that was too long.
+        self._no_place_since: float | None = None
+        self._full = False
 
     def decide(self, signals: Signals) -> Decision:
         """The number of replicas, with its reason."""
@@ -96,7 +102,26 @@ class OngoingRequestsPolicy:
             if replicas < signals.target and held:
                 replicas = signals.target
                 reason = f"{reason}; kept, for {FURTHER_HOLD_S:.0f} s at most, while a part of it starts"
+        placed = self._placed(signals)
+        if placed is not None and replicas > placed:
+            replicas = placed
+            reason = f"{reason}; kept, for {signals.outdated} have to be replaced and there is no room for more"
         return bounded(signals, replicas, reason, mean)
+
+    def _placed(self, signals: Signals) -> int | None:
+        """The replicas that have a place, while running ones have to be replaced without room for more; None: else."""
+        if not signals.outdated:
+            self._no_place_since, self._full = None, False
+            return None
+        if signals.stopping:  # what has no place gets theirs
+            return signals.target if self._full else None
+        if not signals.unplaced:
+            self._no_place_since = None
+        elif self._no_place_since is None:
+            self._no_place_since = signals.now
+        elif signals.now - self._no_place_since >= PLACE_S:
+            self._full = True
+        return max(signals.running, signals.target - signals.unplaced) if self._full else None
 
     def _from_none(self, signals: Signals) -> tuple[int, str]:
         if signals.load > 0 or signals.cold_start_requested:

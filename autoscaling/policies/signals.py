@@ -27,6 +27,8 @@ class Signals:
         look_back_s: the span to average over, in seconds.
         blocked: replicas that wait for memory; further replicas would wait behind them.
         unplaced: starting replicas for which Ray has found no place.
+        outdated: running replicas that Serve still has to replace, for their settings have changed.
+        stopping: replicas that are about to end, and so to leave their place.
         now: seconds of one monotonic clock.
 
     Raises:
@@ -47,12 +49,14 @@ class Signals:
     now: float
     blocked: float = 0.0
     unplaced: int = 0
+    outdated: int = 0
+    stopping: int = 0
 
     def __post_init__(self) -> None:
         if not all(0 <= count < float("inf") for count in (self.waiting, self.granted, self.executing, self.blocked)):
             raise ValueError(f"counts must be finite and not negative: {self}")
         if (
-            min(self.running, self.target, self.min_replicas, self.unplaced) < 0
+            min(self.running, self.target, self.min_replicas, self.unplaced, self.outdated, self.stopping) < 0
             or self.max_replicas < self.min_replicas
         ):
             raise ValueError(f"replica counts out of range: {self}")

@@ -56,6 +56,7 @@ class ModelChoice:
     max_model_len: int = 2048
     max_num_seqs: int = 64
     kv_cache_bytes: int = 2**29
+    tensor_parallel_size: int = 1
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ def engine_environment(model: ModelChoice) -> dict[str, str]:
     """The environment this stack gives its engines here; the baseline is started with the same."""
     settings = environment.common_environment(model.max_num_seqs)
     if environment.platform() == "cpu":
-        settings |= environment.cpu_environment(sorted(os.sched_getaffinity(0)), ranks=1)
+        settings |= environment.cpu_environment(sorted(os.sched_getaffinity(0)), model.tensor_parallel_size)
     return settings
 
 
@@ -169,22 +170,26 @@ def start(
     *,
     keys: Sequence[Mapping[str, Any]] = (),
     admission: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = START_TIMEOUT_S,
 ) -> Arm:
     """Start an arm and return when it answers. A label is a kind, or a kind with a suffix ("vllm#2").
 
     Args:
         keys: further ones of this stack, and `admission` its line, as in its configuration file; vLLM has neither.
+        environment: of this arm, over what both get.
+        timeout_s: of the start.
 
     Raises:
         BenchmarkError: it ended or did not answer in time; carries the end of its log.
     """
     began = time.monotonic()
     if label.partition("#")[0] == OURS:
-        arm = _spawn_ours(label, model, folder, keys, admission or {})
+        arm = _spawn_ours(label, model, folder, keys, admission or {}, environment or {})
     else:
-        arm = _spawn_vllm(label, model, folder, vllm_arguments)
+        arm = _spawn_vllm(label, model, folder, vllm_arguments, environment or {})
     try:
-        _await_ready(arm, model, began + START_TIMEOUT_S)
+        _await_ready(arm, timeout_s)
     except BaseException:
         arm.stop()
         raise
@@ -192,15 +197,18 @@ def start(
     return arm
 
 
-def _spawn_vllm(label: str, model: ModelChoice, folder: Path, extra: Sequence[str]) -> Arm:
+def _spawn_vllm(
+    label: str, model: ModelChoice, folder: Path, extra: Sequence[str], environment: Mapping[str, str]
+) -> Arm:
     port, key, log = free_port(), secrets.token_hex(16), folder / f"{label}.log"
     command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--host", HOST, "--port", str(port)]
     command += ["--model", model.path, "--served-model-name", model.name, "--dtype", model.dtype]
     command += ["--max-model-len", str(model.max_model_len), "--max-num-seqs", str(model.max_num_seqs)]
     command += ["--kv-cache-memory-bytes", str(model.kv_cache_bytes), "--enable-prefix-caching"]
+    command += ["--tensor-parallel-size", str(model.tensor_parallel_size)]
     command += ["--disable-uvicorn-access-log", *extra]
     # In the environment the key does what --api-key does, and is not on a command line that every user can read.
-    process = spawn(command, engine_environment(model) | {"VLLM_API_KEY": key}, log)
+    process = spawn(command, engine_environment(model) | {"VLLM_API_KEY": key, **environment}, log)
     return Arm(label, VLLM, port, key, process, log, None, signal.SIGTERM)
 
 
@@ -216,6 +224,7 @@ def our_settings(
         "max_model_len": model.max_model_len,
         "max_num_seqs": model.max_num_seqs,
         "kv_cache_gb": model.kv_cache_bytes / 10**9,
+        "tensor_parallel_size": model.tensor_parallel_size,
     }
     owner = {"key": key, "admin": True}
     return {
@@ -226,7 +235,12 @@ def our_settings(
 
 
 def _spawn_ours(
-    label: str, model: ModelChoice, folder: Path, keys: Sequence[Mapping[str, Any]], admission: Mapping[str, Any]
+    label: str,
+    model: ModelChoice,
+    folder: Path,
+    keys: Sequence[Mapping[str, Any]],
+    admission: Mapping[str, Any],
+    environment: Mapping[str, str],
 ) -> Arm:
     port, key, log = free_port(), secrets.token_hex(16), folder / f"{label}.log"
     instance = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
@@ -235,18 +249,19 @@ def _spawn_ours(
     config.write_text(yaml.safe_dump(our_settings(model, key, keys, admission)))
     command = [sys.executable, "-m", "serve_app.cli", "up", "--config", str(config)]
     command += ["--port", str(port), "--instance", instance]
-    process = spawn(command, {INSTANCE_VARIABLE: instance, STATE_VARIABLE: str(folder)}, log)
+    process = spawn(command, {INSTANCE_VARIABLE: instance, STATE_VARIABLE: str(folder), **environment}, log)
     return Arm(label, OURS, port, key, process, log, instance, signal.SIGINT)
 
 
-def _await_ready(arm: Arm, model: ModelChoice, deadline: float) -> None:
+def _await_ready(arm: Arm, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if arm.process.poll() is not None:
             raise BenchmarkError(f"{arm.label} ended with {arm.process.returncode} at start:\n{arm.log_tail()}")
         if _is_ready(arm):
             return
         time.sleep(POLL_S)
-    raise BenchmarkError(f"{arm.label} was not ready after {START_TIMEOUT_S:g} s:\n{arm.log_tail()}")
+    raise BenchmarkError(f"{arm.label} was not ready after {timeout_s:g} s:\n{arm.log_tail()}")
 
 
 def _is_ready(arm: Arm) -> bool:

@@ -20,6 +20,7 @@ ENGINE_REPLICA, ROUTER_REPLICA, HAPROXY = "engine replica", "router replica", "H
 ROLE_MARKS: tuple[tuple[str, str], ...] = (
     ("VLLM::EngineCore", ENGINE_CORE),
     ("VLLM::Worker", ENGINE_CORE),  # ranks of a tensor-parallel engine run the model outside EngineCore's process
+    ("ray::RayWorker", ENGINE_CORE),  # the same where Ray starts them
     ("vllm.entrypoints", API_SERVER),
     ("VLLM::APIServer", API_SERVER),
     ("serve_app.cli", "supervisor"),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,17 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common.arms import HOST, ROOT, Arm, BenchmarkError, ModelChoice, die_with_parent, greedy_answer, start
+from benchmarks.common.arms import (
+    HOST,
+    ROOT,
+    START_TIMEOUT_S,
+    Arm,
+    BenchmarkError,
+    ModelChoice,
+    die_with_parent,
+    greedy_answer,
+    start,
+)
 from benchmarks.common.plan import MAX_TOKENS, Plan
 from benchmarks.common.processes import CpuMeter, machine_busy_s
 from benchmarks.common.report import Window
@@ -61,13 +71,21 @@ def run_folder(console: Console) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class Stage:
-    """The arms that are up. In `one_at_a_time` mode asking for one takes the others down."""
+    """The arms that are up. In `one_at_a_time` mode asking for one takes the others down.
+
+    Args:
+        admission: this stack's line, as in its configuration file.
+        environments: by label, over what both arms get.
+    """
 
     model: ModelChoice
     folder: Path
     vllm_arguments: Sequence[str]
     console: Console
     one_at_a_time: bool
+    admission: Mapping[str, Any] = field(default_factory=dict)
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    start_timeout_s: float = START_TIMEOUT_S
     up: dict[str, Arm] = field(default_factory=dict)
     idle_cores: dict[str, dict[str, float]] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
@@ -83,7 +101,15 @@ class Stage:
             for other in [name for name in self.up if name != label]:
                 self.up.pop(other).stop()
         if label not in self.up:
-            self.up[label] = arm = start(label, self.model, self.folder, self.vllm_arguments)
+            self.up[label] = arm = start(
+                label,
+                self.model,
+                self.folder,
+                self.vllm_arguments,
+                admission=self.admission,
+                environment=self.environments.get(label),
+                timeout_s=self.start_timeout_s,
+            )
             self.console.print(f"  {label}: up after {arm.start_s:.0f} s on port {arm.port}")
             warm_up = {"warmup_s": ARM_WARMUP_S, "window_s": ARM_WARMUP_WINDOW_S, "max_requests": sys.maxsize}
             drive(arm, spec_of(arm, self.model, clients=self.model.max_num_seqs, seed=ARM_WARMUP_SEED, **warm_up))

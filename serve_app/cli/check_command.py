@@ -1,4 +1,5 @@
-"""`serve-app check` and `serve-app deploy --plan`: what is wrong with a configuration, and what a deploy would change.
+"""`serve-app check`, and the check before `serve-app up` and `serve-app deploy` (`--plan`): what is wrong with a
+configuration, and what a deploy would change.
 
 Invariant: nothing is started, deployed or downloaded, and a cluster is only asked.
 """
@@ -22,12 +23,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from serve_app.cli import deploy as deploying
-from serve_app.cli.check import Change, Cluster, Finding, Node, changes, check_fit, check_model, check_settings, read
+from serve_app.cli.check import Cluster, Finding, Node, check_fit, check_model, check_settings, read
 from serve_app.cli.progress import Progress
 from serve_app.cluster.local import InstanceState, ask
 from serve_app.engine import environment, model_lookup, vllm_arguments
 from serve_app.errors import Unavailable
-from serve_app.settings import GB, QuotaSettings, Settings
+from serve_app.settings import GB, Change, QuotaSettings, Settings, application, changes
 
 LOOK_UPS = 8  # models at once: each is a few requests to the hub
 STYLES = {"error": "red", "warning": "yellow"}
@@ -100,16 +101,12 @@ def _gpu_bytes() -> list[int]:
 
 def plan(found: dict[str, Any], wanted: Settings) -> list[Change]:
     """What a deploy of these settings would change on a cluster that answered this. Without keys of its own the running
-    ones count as its own: a deploy keeps a generated key.
-
-    Raises:
-        ConfigError: the deployed configuration cannot be read.
-    """
+    ones count as its own: a deploy keeps a generated key."""
     deployed = found["arguments"]
     wanted = wanted.without_secrets()
-    if deployed is not None and not wanted.auth.keys:
+    if isinstance(deployed, dict) and not wanted.auth.keys:
         deployed = deployed | {"auth": wanted.auth.model_dump(mode="json")}
-    return changes(deployed, wanted, environment.platform())
+    return changes(deployed, application(wanted)["args"], on_cpu=environment.platform() == "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +117,15 @@ class Place:
     here: bool
 
 
-def place(address: str | None, state: InstanceState, *, needed: bool = False) -> Place:
-    """The cluster at `address`, the instance that runs, or this machine.
-
-    Raises:
-        Unavailable: nothing runs, and it is `needed`.
-    """
+def place(address: str | None, state: InstanceState) -> Place:
+    """The cluster at `address`, the instance that runs, or this machine."""
     try:
-        target = deploying.find(address, state)
+        return place_of(deploying.find(address, state))
     except Unavailable:
-        if needed:
-            raise
         return Place(None, True)
+
+
+def place_of(target: deploying.Target) -> Place:
     return Place(target.environment, target.state is not None)
 
 
@@ -140,22 +134,15 @@ def tell(config: Path, where: Place, *, as_json: bool, with_plan: bool) -> bool:
 
     Raises:
         Unavailable: the cluster cannot be reached.
-        ConfigError: the deployed configuration cannot be read.
     """
     settings, findings = read(config)
     planned: list[Change] | None = None
     replicas: dict[str, list[str]] = {}
     if settings is not None:
         with Progress(Console(stderr=True)) as progress:
-            if where.environment is None:
-                cluster = this_machine(settings.quota)
-            else:
-                progress.begin("Asking the cluster")
-                found = ask({"do": "deployed", "environment": where.environment})
-                cluster = running_cluster(found, grows=not where.here)
-                replicas = found["replicas"]
-                planned = plan(found, settings) if with_plan else None
-            findings += check(settings, cluster, progress, here=where.here)
+            more, planned, replicas = _look(settings, where, progress)
+        findings += more
+    planned = planned if with_plan else None
     if as_json:
         print(json.dumps(_as_json(findings, planned, replicas)))
     else:
@@ -164,6 +151,18 @@ def tell(config: Path, where: Place, *, as_json: bool, with_plan: bool) -> bool:
         if planned is not None:
             show_plan(planned, replicas, console)
     return has_errors(findings)
+
+
+def _look(
+    settings: Settings, where: Place, progress: Progress
+) -> tuple[list[Finding], list[Change] | None, dict[str, list[str]]]:
+    """The findings, the plan (None: nothing runs there), and the ids of the replicas by deployment."""
+    if where.environment is None:
+        return check(settings, this_machine(settings.quota), progress, here=where.here), None, {}
+    progress.begin("Asking the cluster")
+    found = ask({"do": "deployed", "environment": where.environment})
+    findings = check(settings, running_cluster(found, grows=not where.here), progress, here=where.here)
+    return findings, plan(found, settings), found["replicas"]
 
 
 def readable(config: Path, console: Console) -> bool:
@@ -181,6 +180,22 @@ def passes(settings: Settings, cluster: Cluster, console: Console) -> bool:
     if findings:
         show(findings, "configuration", console)
     return not has_errors(findings)
+
+
+def may_deploy(settings: Settings, where: Place, console: Console, errors: Console) -> bool:
+    """Whether settings can be deployed there; what is found is shown, and what the deploy will do to what runs.
+
+    Raises:
+        Unavailable: the cluster cannot be reached.
+    """
+    with Progress(console) as progress:
+        findings, planned, replicas = _look(settings, where, progress)
+    if findings:
+        show(findings, "configuration", errors)
+    if has_errors(findings):
+        return False
+    show_plan([one for one in planned or () if one.what != "unchanged"], replicas, console)
+    return True
 
 
 def show(findings: Sequence[Finding], what: str, console: Console) -> None:

@@ -53,6 +53,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instea
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="A cluster instead of an instance here.", show_default=False)
 ]
+CheckOption = Annotated[
+    bool, typer.Option("--check/--no-check", help="Check the configuration first, as `serve-app check` does.")
+]
 UrlOption = Annotated[str | None, typer.Option("--url", help="Another endpoint than the instance's.")]
 KeyOption = Annotated[
     str | None, typer.Option("--key", envvar="SERVE_APP_API_KEY", help="API key; of `explain` an operator's.")
@@ -118,9 +121,7 @@ def up(
         int | None, typer.Option("--cpus", min=1, help="Logical CPUs Ray may place on; counted by default.")
     ] = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Run Ray's dashboard too (loopback).")] = False,
-    check_first: Annotated[
-        bool, typer.Option("--check/--no-check", help="Check the configuration as `serve-app check` does.")
-    ] = True,
+    check_first: CheckOption = True,
     state_dir: StateOption = None,
 ) -> int:
     """Start an instance and keep it in the foreground; Ctrl-C ends all its processes."""
@@ -161,6 +162,7 @@ def deploy(
         bool, typer.Option("--plan", help="Only check it, and show what would restart; exit status 1 for an error.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --plan: one JSON object.")] = False,
+    check_first: CheckOption = True,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it runs.")] = True,
     roll_back: Annotated[
         bool,
@@ -175,12 +177,17 @@ def deploy(
     state_dir: StateOption = None,
 ) -> int:
     """Send the configuration to a running instance or cluster. Unchanged models continue undisturbed."""
+    state, console, errors = InstanceState(instance, state_dir), Console(), Console(stderr=True)
     if plan_only:
-        place = checking.place(address, InstanceState(instance, state_dir), needed=True)
+        place = checking.place_of(deploying.find(address, state))
         return EXIT_FAILED if checking.tell(config, place, as_json=as_json, with_plan=True) else 0
+    if check_first and not checking.readable(config, errors):
+        return EXIT_USAGE
     chosen = configured(config, None)
-    target = deploying.find(address, InstanceState(instance, state_dir))
-    return deploying.deploy(chosen, target, wait=wait, roll_back=roll_back, timeout_s=timeout_s, console=Console())
+    target = deploying.find(address, state)
+    if check_first and not checking.may_deploy(chosen, checking.place_of(target), console, errors):
+        return EXIT_USAGE
+    return deploying.deploy(chosen, target, wait=wait, roll_back=roll_back, timeout_s=timeout_s, console=console)
 
 
 @_command

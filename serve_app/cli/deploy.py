@@ -21,7 +21,7 @@ from rich.console import Console
 
 from serve_app.cli import keys
 from serve_app.cli.progress import Progress, replica_states
-from serve_app.cluster.local import FAILED, InstanceState, RemoteDriver, write_private
+from serve_app.cluster.local import FAILED, InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK
 from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application
@@ -87,15 +87,16 @@ def deploy(
         "models": [model.name for model in settings.models],
     }
 
+    undo = contextlib.ExitStack()
+
     def declared() -> None:
         """Record the declared application for `status` and `chat`; from now on it runs or is being started."""
         if instance is not None and target.state is not None:
             file = str(resolved.file) if resolved.file else None
             target.state.write(dataclasses.replace(instance, models=tuple(order["models"]), api_key_file=file))
-            keys.keep(resolved)
+            undo.callback(target.state.write, instance)
+            undo.callback(keys.keep(resolved))
 
-    key_file = None if target.state is None else target.state.configured_key_file
-    key_before = key_file.read_text() if key_file is not None and key_file.exists() else None
     with Progress(console) as progress:
         progress.begin("Declaring the application")
         status = _follow(order, timeout_s, progress, declared)
@@ -103,19 +104,17 @@ def deploy(
         console.print(f"API key in {resolved.file}", markup=False, highlight=False, soft_wrap=True)
     if status is not None and status.get("rolled_back"):
         status["message"] += "; the previous declaration is declared again"
-        if instance is not None and target.state is not None:
-            target.state.write(instance)
-            if key_before is not None:
-                write_private(target.state.configured_key_file, key_before)
-            else:
-                target.state.configured_key_file.unlink(missing_ok=True)
+        undo.close()
     if status is not None:
         line = f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip()
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-        others = [f"{name} ({state})" for name, state in status["unready"].items() if name not in status["waits"]]
-        if others:
-            line = f"not ready before, not changed and not waited for: {', '.join(others)}"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        left = {name: state for name, state in status["unready"].items() if name not in status["waits"]}
+        more = {name: count for name, count in status["more"].items() if name in left}
+        others = {name: state for name, state in left.items() if name not in more}
+        for what, found in (("not ready before, not changed and", others), ("replicas that only load wants are", more)):
+            if found:
+                names = ", ".join(f"{name} ({state})" for name, state in found.items())
+                console.print(f"{what} not waited for: {names}", markup=False, highlight=False, soft_wrap=True)
     return 0 if not wait or (status is not None and not status["waits"]) else 1
 
 

@@ -5,6 +5,8 @@ Invariant: the application's settings hold digests only, never a key.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +45,12 @@ def resolve(settings: Settings, home: InstanceState | str) -> ResolvedKeys:
     return ResolvedKeys(settings.with_key(key).without_secrets(), key, file, generated=True)
 
 
-def keep(keys: ResolvedKeys) -> None:
-    """Store a configured key for `status` and `chat` while the instance runs."""
-    if keys.file is not None and keys.key is not None and not keys.generated:
-        write_private(keys.file, keys.key + "\n")
+def keep(keys: ResolvedKeys) -> Callable[[], None]:
+    """Store a configured key for `status` and `chat` while the instance runs; returns what undoes that."""
+    if keys.file is None or keys.key is None or keys.generated:
+        return lambda: None
+    before = keys.file.read_text() if keys.file.exists() else None
+    write_private(keys.file, keys.key + "\n")
+    if before is None:
+        return functools.partial(keys.file.unlink, missing_ok=True)
+    return functools.partial(write_private, keys.file, before)

@@ -110,7 +110,8 @@ def _state(replica: Mapping[str, Any]) -> str:
 
 
 def start_text(start: Mapping[str, Any], *, steps: bool = False) -> str:
-    """A start's phase, how far it is, its seconds and the last start's: `loading 43%, 12 s, last start 31 s`.
+    """A start's phase, how far it is, its seconds and the last start's: `loading 43%, 12 s, last start 31 s`,
+    `downloading 1.20 of 16.06 GB, 9 s`.
 
     Args:
         steps: without its seconds, and the share in steps of ten, so that a log gets few lines.
@@ -120,7 +121,10 @@ def start_text(start: Mapping[str, Any], *, steps: bool = False) -> str:
         percent = int(100 * start["share"])
         parts[0] += f" {percent // 10 * 10 if steps else percent}%"
     if start["done_bytes"] is not None:
-        parts[0] += f" {start['done_bytes'] / GB:.{1 if steps else 2}f} GB"
+        digits = 1 if steps else 2
+        total = start.get("total_bytes")  # a former release's quota actor, at an upgrade, tells none
+        of = "" if total is None else f" of {total / GB:.{digits}f}"
+        parts[0] += f" {start['done_bytes'] / GB:.{digits}f}{of} GB"
     if not steps:
         parts.append(f"{start['elapsed_s']:.0f} s")
     if start["last_s"] is not None:

@@ -15,7 +15,7 @@ _CLIENT_FIELDS = {
     "logprobs": ("top_logprobs",),
     "input_tokens": ("messages", "prompt", "input"),
 }
-_FIELD_WORD = re.compile(r"`?([a-z_]+)")
+_FIELD_WORD = re.compile(r"(?:^|; )`?([a-z_]+)")  # the first word of the message, or of a part of it
 _APPENDED_PARAMETER = re.compile(r" \(parameter=.*\)$", re.DOTALL)
 
 
@@ -42,7 +42,6 @@ def in_client_words(message: str, param: str | None, body: Mapping[str, Any]) ->
     """vLLM's message and parameter with the client's name of the field."""
     message = _APPENDED_PARAMETER.sub("", message)
     if param is None:
-        word = _FIELD_WORD.match(message)
-        return message, word[1] if word is not None and word[1] in body else None
+        return message, next((word for word in _FIELD_WORD.findall(message) if word in body), None)
     name = next((field for field in _CLIENT_FIELDS.get(param, ()) if body.get(field) is not None), param)
     return re.sub(rf"\b{re.escape(param)}\b", name, message), name

@@ -19,6 +19,7 @@ import msgspec
 import ray.util
 
 from serve_app.engine import environment, rank_layout
+from serve_app.engine.download_size import ask_hub
 from serve_app.engine.grant_request import GrantRequest, replica_name
 from serve_app.engine.memory_grant import MemoryGrant
 from serve_app.engine.model_lookup import cache_folder, weights_bytes
@@ -114,7 +115,8 @@ class EngineReplica:
 
     def _start_phases(self) -> StartPhases:
         settings, history = self._settings, default_root().parent / "starts"
-        return StartPhases(settings.name, history, time.monotonic, weights_bytes(settings), cache_folder(settings))
+        found = weights_bytes(settings), cache_folder(settings)
+        return StartPhases(settings.name, history, time.monotonic, *found, ask_hub=lambda: ask_hub(settings))
 
     async def _watch(self) -> None:
         """Detect the death of an idle engine sooner than Serve's next health check."""

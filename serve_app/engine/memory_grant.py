@@ -211,5 +211,11 @@ class MemoryGrant:
             failed="" if stalled_s is None else f"loading has made no progress for {stalled_s:.0f} s",
             processes=((self.meter.node, processes),),
             measured_bytes=measured,
-            start=self.start(sum(size or 0 for size in measured)) if loading else None,
+            start=self.start(_of_all_ranks(measured)) if loading else None,
         )
+
+
+def _of_all_ranks(measured: Sequence[int | None]) -> int:
+    """The bytes of all ranks, where those on other nodes could not be measured: they load equal parts."""
+    known = [size for size in measured if size is not None]
+    return sum(known) * len(measured) // len(known) if known else 0

@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
 from serve_app.engine.engine_args import TINY, model_path
 from serve_app.settings import ModelSettings
 
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")  # vLLM loads the first of these kinds that is there
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")  # of weights in several files
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 MISTRAL_CONFIG = "params.json"  # vLLM reads this format, too; nothing in it is checked
 
 Problem = Literal[
-    "no_such_folder", "not_a_model", "no_weights", "not_an_id", "no_such_model", "gated", "offline", "hub_unreachable"
+    "no_such_folder",
+    "not_a_model",
+    "no_weights",
+    "not_an_id",
+    "no_such_model",
+    "gated",
+    "wrong_token",
+    "offline",
+    "hub_unreachable",
 ]
 
 
@@ -60,11 +70,13 @@ def look_up(settings: ModelSettings) -> ModelFacts:
 
 
 def cached_folder(model_id: str) -> Path | None:
-    """The folder of a hub's model in the cache of this machine; None: it is not downloaded."""
+    """The folder of a hub's model in the cache of this machine, maybe without some of its files; None: it is not there.
+
+    The client is not asked whether all files are there: vLLM downloads only those that it needs."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model_id, local_files_only=True))
+        return Path(snapshot_download(model_id, local_files_only=True, ignore_patterns="*"))
     except (OSError, ValueError):  # of huggingface_hub: it is not downloaded, or this is no id
         return None
 
@@ -86,11 +98,28 @@ def cache_folder(settings: ModelSettings) -> Path | None:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=settings.path, repo_type="model")
+    folder = settings.extra_engine_args.get("download_dir") or constants.HF_HUB_CACHE
+    return Path(folder) / repo_folder_name(repo_id=settings.path, repo_type="model")
 
 
 def _weights(folder: Path) -> int:
-    return sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
+    """The bytes that vLLM loads from a folder; 0: there are none, or an index names files that are not there."""
+    here = [file.name for file in folder.iterdir()]
+    files = [folder / name for name in _indexed(folder) or _first_kind(here)]
+    return sum(file.stat().st_size for file in files) if all(file.is_file() for file in files) else 0
+
+
+def _indexed(folder: Path) -> list[str]:
+    """The files that the folder's index names; empty: it has none."""
+    maps = [(_read(folder / index) or {}).get("weight_map") for index in INDEXES]
+    named = next((found for found in maps if isinstance(found, dict)), {})
+    return sorted({name for name in named.values() if isinstance(name, str)})
+
+
+def _first_kind(names: Iterable[str]) -> list[str]:
+    """Those of the first kind of weights among these files."""
+    kinds = ([name for name in names if Path(name).match(pattern)] for pattern in WEIGHT_FILES)
+    return next((found for found in kinds if found), [])
 
 
 def _of_folder(folder: Path) -> ModelFacts:
@@ -127,6 +156,8 @@ def _of_hub(model_id: str) -> ModelFacts:
     except errors.OfflineModeIsEnabled:
         return ModelFacts("offline")
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # httpx's own, which it passes on
+        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == HTTPStatus.UNAUTHORIZED:
+            return ModelFacts("wrong_token")
         why = str(error).strip().splitlines() or [type(error).__name__]
         return ModelFacts("hub_unreachable", why[0])
 
@@ -135,7 +166,7 @@ def _of_repository(model_id: str) -> ModelFacts:
     from huggingface_hub import HfApi, hf_hub_download
 
     files = {one.rfilename: one.size or 0 for one in HfApi().model_info(model_id, files_metadata=True).siblings or ()}
-    size = sum(size for name, size in files.items() for pattern in WEIGHT_FILES if Path(name).match(pattern))
+    size = sum(files[name] for name in _first_kind(files))
     read: dict[str, dict[str, Any] | None] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in files.keys() & {CONFIG, TOKENIZER}:

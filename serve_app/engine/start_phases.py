@@ -4,7 +4,7 @@
 
 This process knows the first. vLLM's own processes write the others to a file (`vllm_adapter.phase_hooks`), since the
 event loop of this process waits for them. How much is loaded is read from the memory that the engine has taken, how
-much is downloaded from the model cache's folder.
+much is downloaded from the model cache's folder, and of how much from the hub, once a download is seen.
 
 Invariant: `now` never raises for what it cannot read; an unknown amount is None.
 """
@@ -15,12 +15,13 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from serve_app.core.memory import StartReport
+from serve_app.engine.download_size import Download
 
 PHASE_FILE = "SERVE_APP_START_PHASE"  # the variable with the file's path
 ENVIRONMENT, DOWNLOADING, LOADING, MEMORY, COMPILE, WARM_UP = (
@@ -45,6 +46,7 @@ class StartPhases:
         clock: monotonic seconds.
         weights_bytes: of the model on this machine; 0: not known, or not downloaded yet.
         cache: the model's folder in Hugging Face's cache; None: it is not from there.
+        ask_hub: what is downloaded, None: not known; may take seconds, so it is called in a thread of its own.
     """
 
     model: str
@@ -52,6 +54,7 @@ class StartPhases:
     clock: Callable[[], float]
     weights_bytes: int = 0
     cache: Path | None = None
+    ask_hub: Callable[[], Download | None] = lambda: None
     seconds: dict[str, float] = field(default_factory=dict, init=False)  # by phase, in order
     last_s: float | None = field(default=None, init=False)  # of the last start
     _file: Path | None = field(default=None, init=False)
@@ -60,6 +63,8 @@ class StartPhases:
     _phase: str = field(default="", init=False)
     _read: int = field(default=0, init=False)  # lines of the file
     _before_bytes: int = field(default=0, init=False)  # memory taken before loading
+    _download: Download | None = field(default=None, init=False)
+    _asking: threading.Thread | None = field(default=None, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def begin(self) -> None:
@@ -78,12 +83,14 @@ class StartPhases:
             if not self._phase:
                 return None
             self._follow(taken_bytes)
-            done, share = None, None
+            done, total, share, known = None, None, None, self._download
+            weights_bytes = self.weights_bytes if known is None else known.total_bytes
             if self._phase == DOWNLOADING:
-                done = downloaded_bytes(self.cache)
-            elif self._phase == LOADING and self.weights_bytes >= LEAST_BYTES:
-                share = min(ALMOST, max(0.0, (taken_bytes - self._before_bytes) / self.weights_bytes))
-            return StartReport(self._phase, self.clock() - self._began, share, done, self.last_s)
+                done = downloaded_bytes(self.cache, None if known is None else known.blobs)
+                total = None if known is None else known.total_bytes
+            elif self._phase == LOADING and weights_bytes >= LEAST_BYTES:
+                share = min(ALMOST, max(0.0, (taken_bytes - self._before_bytes) / weights_bytes))
+            return StartReport(self._phase, self.clock() - self._began, share, done, self.last_s, total)
 
     def finish(self) -> float:
         """The engine runs; stores the seconds of each phase. Returns those of the whole start."""
@@ -118,6 +125,12 @@ class StartPhases:
             phase = DOWNLOADING if _is_downloading(self.cache) else LOADING
             if phase != self._phase:
                 self._enter(phase, self.clock())
+            if phase == DOWNLOADING and self._asking is None:
+                self._asking = threading.Thread(target=self._ask, daemon=True, name="download size")
+                self._asking.start()
+
+    def _ask(self) -> None:
+        self._download = self.ask_hub()
 
     def _enter(self, phase: str, at: float) -> None:
         self.seconds[self._phase] = round(self.seconds.get(self._phase, 0.0) + at - self._changed, 2)
@@ -143,15 +156,24 @@ def _file_of(history: Path, model: str) -> Path:
     return history / f"{quote(model, safe='')}.json"
 
 
-def downloaded_bytes(cache: Path | None) -> int:
-    """What is in the model's folder of the cache, unfinished files included."""
+def downloaded_bytes(cache: Path | None, blobs: Collection[str] | None = None) -> int:
+    """What is in the model's folder of the cache, unfinished files included; `blobs`: of these files alone."""
     if cache is None:
         return 0
+    sizes: dict[str, int] = {}  # of a file, of which a download that was cut off may have left a part, the larger one
     try:
-        return sum(one.stat().st_size for one in os.scandir(cache / "blobs"))
+        for one in os.scandir(cache / "blobs"):
+            name = one.name.partition(".")[0]
+            if blobs is None or name in blobs:
+                sizes[name] = max(sizes.get(name, 0), one.stat().st_size)
     except OSError:  # one was renamed meanwhile; the next look is right
         return 0
+    return sum(sizes.values())
 
 
 def _is_downloading(cache: Path | None) -> bool:
-    return cache is not None and any((cache / "blobs").glob("*.incomplete"))
+    """Whether there is an unfinished file; what is left of a download that was cut off does not count for ever."""
+    if cache is None:
+        return False
+    parts = (cache / "blobs").glob("*.incomplete")
+    return any(not (part.parent / part.name.partition(".")[0]).exists() for part in parts)

@@ -85,6 +85,7 @@ _UNTRUSTED = "is not accepted from clients"
 REFUSED: dict[str, str] = {
     "use_beam_search": "is not supported: beams fork inside the engine, so their number cannot be admitted",
     "best_of": "is not supported: vLLM has no `best_of`, ask for `n` answers",
+    "functions": "does nothing any more: use `tools`",
     "previous_response_id": _NO_STORE,
     "conversation": _NO_STORE,
     "previous_input_messages": _NO_STORE,

@@ -24,7 +24,7 @@ from serve_app.ray_adapter import (
     in_fresh_context,
     on_fast_path,
 )
-from serve_app.router import ModelRegistry, QueueClient, ReceiptSearch, RouterMetrics, SessionClient
+from serve_app.router import ModelRegistry, QueueClient, ReceiptSearch, RouterMetrics, Scrape, SessionClient
 from serve_app.settings import ModelSettings, parse
 
 logger = logging.getLogger("ray.serve")
@@ -62,7 +62,9 @@ class RouterReplica:
         models = self._registry.models
         sessions = SessionClient(quota.call, self._queue_client.core.sessions)
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
-        local = LocalRoutes(models, self._metrics, lambda: quota.call("figures"), self._receipt_search.find_anywhere)
+        self._scrape = Scrape(name, self._metrics, models, EveryReplica(ROUTER, replica.app_name, "metrics"))
+        find, figures = self._receipt_search.find_anywhere, lambda: quota.call("figures")
+        local = LocalRoutes(models, self._scrape.everywhere, figures, find)
         self._app = RouterApp(settings, models, self._metrics, kv_store.cluster_secret(), sessions, local, receipts)
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
@@ -90,6 +92,10 @@ class RouterReplica:
     async def receipt(self, request_id: str, tenant: str | None = None) -> dict[str, Any] | None:
         """The receipt of a request that this replica received; the other router replicas call this."""
         return self._receipt_search.find_here(request_id, tenant)
+
+    async def metrics(self) -> tuple[str, bytes]:
+        """This replica's id and metrics; the router replica that is scraped calls this."""
+        return self._scrape.here()
 
     def __serve_build_asgi_app__(self) -> RouterApp:
         """Serve asks for the ASGI application once the constructor has run."""

@@ -57,7 +57,8 @@ class KeyRing:
             raise Unauthorized("no API key was sent: an `Authorization: Bearer <API key>` header is needed")
         identity = self._identities.get(hashlib.sha256(key).digest())
         if identity is None:
-            raise Unauthorized("the API key is not valid here")
+            # OpenAI's words: LiteLLM tells this error from other wrong requests by them
+            raise Unauthorized("Incorrect API key provided: this endpoint has no such key")
         return identity
 
 

@@ -24,7 +24,7 @@ from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
 from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.http.routes import HttpRoute, LocalCall
 from serve_app.ray_adapter import AWAY
-from serve_app.router import ModelRouter, RouterMetrics
+from serve_app.router import ModelRouter
 from serve_app.types import Identity
 
 ANSWER_TIMEOUT_S = 2.0  # the quota actor answers in milliseconds, and within seconds after its own death
@@ -42,13 +42,14 @@ class LocalRoutes:
 
     Args:
         models: by name.
+        scrape: the metrics of all routers.
         get_figures: asks the quota actor for its figures; raises `AWAY` while the actor is unreachable.
         find_receipt: a receipt by any id of its request and its tenant (None: any), as plain data; None: no router has
             it. Bounded in time.
     """
 
     models: Mapping[str, ModelRouter]
-    metrics: RouterMetrics
+    scrape: Callable[[], Awaitable[bytes]]
     get_figures: GetFigures
     find_receipt: FindReceipt
     created: int = field(default_factory=lambda: int(time.time()))
@@ -77,7 +78,7 @@ class LocalRoutes:
                     raise Forbidden(
                         "this key may not read the metrics: set metrics or admin on it (auth.keys)", code="not_admin"
                     )
-                return 200, _TEXT, await self._metrics_text()
+                return 200, _TEXT, await self.scrape()
             case LocalCall.QUOTA:
                 if not identity.admin:
                     raise not_an_operator()
@@ -114,15 +115,6 @@ class LocalRoutes:
                 return await self.get_figures()
         except AWAY as error:
             raise Unavailable("the quota actor does not answer at the moment", code="no_quota") from error
-
-    async def _metrics_text(self) -> bytes:
-        for name, model in list(self.models.items()):
-            names = sorted(model.replica_set.running)
-            loads = await asyncio.gather(*(model.replica_set.fetch_load(replica) for replica in names))
-            if self.models.get(name) is not model:
-                continue  # removed meanwhile, with its metrics
-            self.metrics.set_model(model, {r: load for r, load in zip(names, loads, strict=True) if load is not None})
-        return self.metrics.render()
 
 
 def not_an_operator() -> Forbidden:

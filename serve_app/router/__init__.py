@@ -11,6 +11,7 @@ from serve_app.router.model_router import ModelRouter
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.receipt_search import ReceiptSearch
 from serve_app.router.request_grant import RequestTrace
+from serve_app.router.scrape import Scrape
 from serve_app.router.sessions import SessionClient
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "ReceiptSearch",
     "RequestTrace",
     "RouterMetrics",
+    "Scrape",
     "SessionClient",
 ]

@@ -1,4 +1,4 @@
-"""The router's metrics, in Prometheus' format.
+"""The router's metrics, in Prometheus' format; `scrape` answers with those of all routers.
 
 Invariant: labels are bounded; models and tenants come from the configuration, classes and outcomes from enums.
 """
@@ -25,10 +25,11 @@ OF_TENANT = ("model", "tenant")
 
 
 class RouterMetrics:
-    """Counters, gauges and histograms of one router replica, in a registry of their own."""
+    """Counters, gauges and histograms of one router replica, in `registry`, and of the engines that it asks, in
+    `engine_registry`."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry, self.engine_registry = CollectorRegistry(), CollectorRegistry()
         counter = functools.partial(Counter, registry=self.registry)
         seconds = functools.partial(Histogram, registry=self.registry, buckets=LATENCY_BUCKETS_S)
         self._requests = counter(
@@ -102,8 +103,13 @@ class RouterMetrics:
         self._ejections = gauge("serve_app_ejections", "Ejections of engine replicas.", ("model", "reason"))
         self._unread = gauge("serve_app_unread_bytes", "Bytes of answers that clients have not read yet.")
         self._unread_ended = gauge("serve_app_unread_ended", "Requests ended because of too many unread bytes.")
-        self._engine = gauge("serve_app_engine", "Live load of an engine.", ("model", "replica", "figure"))
-        self._of_replicas = (self._slots, self._engine)
+        self._engine = Gauge(
+            "serve_app_engine",
+            "Live load of an engine.",
+            ("model", "replica", "figure"),
+            registry=self.engine_registry,
+        )
+        self._of_models.append(self._engine)
 
     def count_ended(self, model: str, tenant: str, request_class: RequestClass, outcome: Outcome) -> None:
         """Count a request's end."""
@@ -140,8 +146,8 @@ class RouterMetrics:
             self._estimated.labels(model, tenant, part).inc(estimate)
             self._used.labels(model, tenant, part).inc(actual)
 
-    def set_model(self, model: ModelRouter, loads: Mapping[str, EngineLoad]) -> None:
-        """Set the gauges of a model to its present state, and those of its engines to exactly these loads."""
+    def set_model(self, model: ModelRouter) -> None:
+        """Set the gauges of a model to its present state."""
         name, queue, replicas = model.settings.name, model.queue, model.replica_set
         self._unread.set(model.unread.bytes)
         self._unread_ended.set(model.unread.ended_requests)
@@ -150,8 +156,7 @@ class RouterMetrics:
             self._waiting.labels(name, request_class.label).set(count)
         for reason in RefusalReason:
             self._refused.labels(name, reason.value).set(queue.refused[reason])
-        for gauge in self._of_replicas:
-            gauge.remove_by_labels({"model": name})
+        self._slots.remove_by_labels({"model": name})
         for replica in sorted(replicas.running):
             used, account = queue.core.account(replica)
             self._slots.labels(name, replica, "granted").set(used)
@@ -162,9 +167,13 @@ class RouterMetrics:
         self._ejected.labels(name).set(replicas.outliers.ejected_count)
         for why, count in replicas.ejections.items():
             self._ejections.labels(name, why.value).set(count)
+
+    def set_engines(self, model: str, loads: Mapping[str, EngineLoad]) -> None:
+        """Set the gauges of a model's engines to exactly these loads."""
+        self._engine.remove_by_labels({"model": model})
         for replica, load in loads.items():
             for figure, value in msgspec.structs.asdict(load).items():
-                self._engine.labels(name, replica, figure).set(value)
+                self._engine.labels(model, replica, figure).set(value)
 
     def remove_model(self, model: str) -> None:
         """Remove the gauges of a removed model; its counters stay."""
@@ -172,5 +181,9 @@ class RouterMetrics:
             gauge.remove_by_labels({"model": model})
 
     def render(self) -> bytes:
-        """The exposition text."""
+        """The exposition text of this router."""
         return generate_latest(self.registry)
+
+    def render_engines(self) -> bytes:
+        """The exposition text of the engines."""
+        return generate_latest(self.engine_registry)

@@ -5,6 +5,7 @@ In: YAML or a mapping. Out: the frozen `Settings` tree, Serve's own configuratio
 Never: starts anything, or imports Ray.
 """
 
+from serve_app.settings.changes import Change, changes
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key
 from serve_app.settings.mistakes import nearest
 from serve_app.settings.model import DEFAULT_KV_CACHE_GB, GB, AutoscaleSettings, ModelSettings, SimulatedSettings
@@ -13,7 +14,6 @@ from serve_app.settings.serve_config import (
     ProxyLocation,
     application,
     as_change,
-    changed_deployments,
     split_release,
     with_other_applications,
 )
@@ -39,6 +39,7 @@ __all__ = [
     "AdmissionSettings",
     "AuthSettings",
     "AutoscaleSettings",
+    "Change",
     "HttpSettings",
     "KeySettings",
     "ModelSettings",
@@ -48,7 +49,7 @@ __all__ = [
     "SimulatedSettings",
     "application",
     "as_change",
-    "changed_deployments",
+    "changes",
     "engine_version",
     "examine",
     "load",

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from serve_app.errors import ConfigError
-from serve_app.names import APPLICATION, RELEASE, ROUTER, deployment_of
+from serve_app.names import APPLICATION, RELEASE, deployment_of
 from serve_app.settings.model import GB, ModelSettings
-from serve_app.settings.settings import Settings, parse
+from serve_app.settings.settings import Settings
 
 BUILD = "serve_app.app:build"
 POLICY = "autoscaling.ray_policy:ScalingPolicy"
@@ -56,38 +55,20 @@ def _requested_bytes(model: ModelSettings) -> int | None:
     return None if model.memory_gb is None else round(model.memory_gb * GB) * model.ranks
 
 
-def changed_deployments(entry: Mapping[str, Any], previous: Mapping[str, Any] | None) -> set[str]:
-    """The deployments whose settings differ between an application's entries; all of `entry` if `previous` is none of
-    ours, or of another release."""
-    release, configuration = split_release(entry["args"])
-    now = _by_deployment(Settings.model_validate(configuration))
-    try:
-        earlier, configuration = split_release((previous or {})["args"])
-        before = _by_deployment(parse(configuration)) if earlier == release else {}
-    except (KeyError, TypeError, ValueError, ConfigError):
-        before = {}
-    return {name for name, settings in now.items() if settings != before.get(name)}
-
-
 def split_release(arguments: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """The release that declares an application with these arguments (None: it does not say), and the configuration."""
     configuration = dict(arguments)
     return configuration.pop("release", None), configuration
 
 
-def _by_deployment(settings: Settings) -> dict[str, Any]:
-    return {ROUTER: settings, **{deployment_of(model.name): model for model in settings.models}}
-
-
-def as_change(application_entry: Mapping[str, Any], declared_models: Collection[str]) -> dict[str, Any]:
-    """The entry for a Serve that has some of its models: these keep their number of replicas. Serve would put a model
-    whose settings change back to its `initial_replicas`, under load."""
-    arguments = application_entry["args"]
+def as_change(arguments: Mapping[str, Any], served: Collection[str]) -> dict[str, Any]:
+    """An application's arguments for a Serve that has these of its models: they keep their number of replicas. Serve
+    would put a model whose settings change back to its `initial_replicas`, under load."""
     models = [
-        one | {"replicas": one["replicas"] | {"initial_replicas": None}} if one["name"] in declared_models else one
+        one | {"replicas": one["replicas"] | {"initial_replicas": None}} if one["name"] in served else one
         for one in arguments["models"]
     ]
-    return {**application_entry, "args": arguments | {"models": models}}
+    return {**arguments, "models": models}
 
 
 def with_other_applications(application_entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:

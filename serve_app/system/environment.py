@@ -30,6 +30,9 @@ MIN_DRAINING_S = 2.0
 HAPROXY_THREADS_PER_CORES = 4  # HAProxy costs 2% of a stream's CPU: one thread for four cores, two at most
 # Serve's "slow __init__" warnings, which would replace a deployment's message; our own phases and waits say more.
 NEVER_S = 10**9
+# For HAProxy to start: under a second on an idle machine. Serve ends a proxy that is not ready in time (its 5 s:
+# again and again on a slow machine), and the proxy gives up on a HAProxy that does not answer (its 30 s).
+READY_S = 60
 STATS_PORT, METRICS_PORT = 8404, 9101  # Serve's defaults; never opened, since the wrapper replaces them by unix sockets
 
 # A machine that does not answer is lost after 30 s (4 checks of 5 s, 3 s apart); then its requests go elsewhere. Ray's
@@ -77,9 +80,12 @@ def common_environment(
         "VLLM_RPC_BASE_PATH": str(run_dir),  # sockets, which a killed engine would leave in /tmp
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # at Serve's 0.1 s the idle controller takes 2% of a core
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # each replica wakes up for it; no scrape needs Serve's 100
-        # Serve ends a proxy that is not ready in time, at its 5 s again and again on a slow machine
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_S),
+        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": str(READY_S),
         "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": str(NEVER_S),
+        # a replica that knows of its failure ends by itself; one that has stood still for three checks would drain for
+        # `drain_s`, and its requests would wait for it
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # the fast path's 1000 would keep replicas' log lines back for hours; there is no access log among them
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves replicas and engines on a shared machine

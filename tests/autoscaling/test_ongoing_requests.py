@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaling.policies import Decision, OngoingRequestsPolicy, Signals
-from autoscaling.policies.ongoing_requests import FURTHER_HOLD_S, START_HOLD_S, Average, replicas_for
+from autoscaling.policies.ongoing_requests import FURTHER_HOLD_S, PLACE_S, START_HOLD_S, Average, replicas_for
 from tests.autoscaling.fake_serve import signals
 
 counts = st.floats(0, 1e6) | st.integers(0, 1000).map(float)
@@ -32,6 +32,9 @@ def any_signals(draw: st.DrawFn) -> Signals:
         max_replicas=draw(st.integers(max(low, 1), 12)),
         target_ongoing=draw(st.floats(0.01, 1000)),
         look_back_s=draw(st.floats(0, 60)),
+        unplaced=draw(st.integers(0, 3)),
+        outdated=draw(st.integers(0, 3)),
+        stopping=draw(st.integers(0, 2)),
     )
 
 
@@ -279,6 +282,43 @@ def test_what_runs_is_given_up_as_soon_as_it_is_not_wanted() -> None:
     policy = OngoingRequestsPolicy()
     assert policy.decide(signals(target=3, running=2, granted=30.0)).replicas == 3
     assert policy.decide(signals(target=3, running=3, look_back_s=0.0, now=1.0)).replicas == 0
+
+
+# Running replicas that have to be replaced, for their settings have changed.
+
+
+def in_change(**more: Any) -> Signals:
+    """A load for eight replicas; two run with former settings."""
+    return signals(running=2, target=3, granted=80.0, outdated=2, **more)
+
+
+def test_without_room_for_more_what_has_no_place_is_given_up_until_all_is_replaced() -> None:
+    """Serve replaces no replica while one that it has started has no place: under load that would be never."""
+    policy = OngoingRequestsPolicy()
+    assert policy.decide(in_change(unplaced=1)).replicas == 8, "a place may be found"
+    given_up = policy.decide(in_change(unplaced=1, now=PLACE_S))
+    assert given_up.replicas == 2
+    assert "2 have to be replaced and there is no room for more" in given_up.reason
+    again = in_change(now=PLACE_S + 1)
+    assert policy.decide(replace(again, target=2)).replicas == 2, "nor is it started again"
+    ending = replace(again, running=1, target=2, outdated=1, stopping=1, unplaced=1)
+    assert policy.decide(ending).replicas == 2, "the new one gets the place of the one that ends"
+    done = replace(again, running=2, target=2, outdated=0)
+    assert policy.decide(done).replicas == 8
+
+
+def test_with_room_for_more_the_load_is_followed_while_replicas_are_replaced() -> None:
+    policy = OngoingRequestsPolicy()
+    for moment in range(4):
+        placed = policy.decide(in_change(unplaced=1 - moment % 2, now=moment * PLACE_S))
+        assert placed.replicas == 8
+
+
+def test_new_replicas_beside_the_old_ones_take_none_of_these_away() -> None:
+    policy = OngoingRequestsPolicy()
+    surge = in_change(unplaced=2)
+    assert policy.decide(replace(surge, target=2)).replicas == 8
+    assert policy.decide(replace(surge, target=2, now=PLACE_S)).replicas == 2
 
 
 # Replicas that wait for memory.

@@ -15,6 +15,7 @@ from ray.serve import autoscaling_policy
 
 from autoscaling import ray_policy, readings
 from autoscaling.ray_policy import STALE_INTERVALS, ScalingPolicy, newest_reports
+from autoscaling.unplaced import ReplicaCounts
 from serve_app.names import ROUTER
 from tests.autoscaling.fake_serve import ENGINE, MODEL, FakeServe, Point
 
@@ -77,7 +78,8 @@ def test_a_start_without_a_place_ends_with_its_load_and_another_does_not() -> No
     for unplaced, replicas in ((1, 1), (0, 2)):
         serve = quick(target=2)
         serve.router_tells("r1", waiting=0, granted=2)
-        found = SimpleNamespace(tick=lambda applications, count=unplaced: {ENGINE: count, "another model": 9})
+        counts = {ENGINE: ReplicaCounts(unplaced), "another model": ReplicaCounts(9)}
+        found = SimpleNamespace(tick=lambda applications, counts=counts: counts)
         assert Controller(serve, unplaced=found).tick() == replicas
 
 

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve._private.deployment_state import DeploymentState, DeploymentTargetState, ReplicaStateContainer
 
-from autoscaling.unplaced import UnplacedReplicas, controllers_deployments
+from autoscaling.policies.ongoing_requests import PLACE_S
+from autoscaling.ray_policy import ScalingPolicy
+from autoscaling.unplaced import ReplicaCounts, UnplacedReplicas, controllers_deployments
+from tests.autoscaling.fake_serve import ENGINE, FakeServe
 
 STARTING, STOPPING = ReplicaState.STARTING, ReplicaState.STOPPING
 
 
 class Replicas:
-    """Serve's state of the deployments `engine` of two applications; `replicas`: (state, node) by actor name."""
+    """Serve's state of the deployments `engine` of two applications; `replicas`: (state, node) by actor name. Those of
+    ours whose name begins with `old` are of a former version."""
 
     def __init__(self) -> None:
         self.mine: dict[str, tuple[ReplicaState, str | None]] = {}
         self.ended: list[str] = []
         self.unplaced = UnplacedReplicas(lambda: self, self.ended.append)
-        others = {"other": (STARTING, None)}
         self._deployment_states = {
-            DeploymentID("engine", "ours"): SimpleNamespace(list_replica_details=lambda: details(self.mine)),
-            DeploymentID("engine", "another"): SimpleNamespace(list_replica_details=lambda: details(others)),
+            DeploymentID("engine", "ours"): deployment(lambda: self.mine),
+            DeploymentID("engine", "another"): deployment(lambda: {"other": (STARTING, None)}),
         }
 
-    def tick(self, **replicas: tuple[ReplicaState, str | None]) -> dict[str, int]:
+    def counts(self, **replicas: tuple[ReplicaState, str | None]) -> Mapping[str, ReplicaCounts]:
         self.mine = replicas
-        return dict(self.unplaced.tick({"ours"}))
+        return self.unplaced.tick({"ours"})
+
+    def tick(self, **replicas: tuple[ReplicaState, str | None]) -> int:
+        """How many are unplaced."""
+        (engine,) = self.counts(**replicas).values()
+        return engine.unplaced
+
+
+def deployment(replicas: Callable[[], dict[str, tuple[ReplicaState, str | None]]]) -> Any:
+    """What is read of Serve's state of a deployment."""
+
+    def count(exclude_version: str, states: list[ReplicaState]) -> int:
+        assert exclude_version == "present"
+        return sum(name.startswith("old") and state in states for name, (state, _) in replicas().items())
+
+    return SimpleNamespace(
+        list_replica_details=lambda: details(replicas()),
+        _replicas=SimpleNamespace(count=count),
+        _target_state=SimpleNamespace(version="present"),
+    )
 
 
 def details(replicas: dict[str, tuple[ReplicaState, str | None]]) -> list[Any]:
@@ -39,18 +64,48 @@ def details(replicas: dict[str, tuple[ReplicaState, str | None]]) -> list[Any]:
 def test_starting_replicas_without_a_place_are_counted() -> None:
     replicas = Replicas()
     found = replicas.tick(a=(STARTING, None), b=(STARTING, "n"), c=(ReplicaState.RECOVERING, None))
-    assert found == {"engine": 1}
+    assert found == 1
     assert replicas.ended == []
 
 
 def test_one_that_serve_stops_is_ended_until_it_is_gone() -> None:
     replicas = Replicas()
     replicas.tick(a=(STARTING, None), b=(STARTING, None))
-    assert replicas.tick(a=(STOPPING, None), b=(STARTING, None)) == {"engine": 1}
+    assert replicas.tick(a=(STOPPING, None), b=(STARTING, None)) == 1
     replicas.tick(a=(STOPPING, None))
     replicas.tick()
     replicas.tick(a=(STOPPING, None))
     assert replicas.ended == ["a", "a"]
+
+
+def test_running_replicas_that_have_to_be_replaced_and_ending_ones_are_counted() -> None:
+    running, stopping = (ReplicaState.RUNNING, "n"), (STOPPING, "n")
+    found = Replicas().counts(old1=running, old2=running, old3=stopping, new=running, newer=(STARTING, None))
+    assert found == {"engine": ReplicaCounts(unplaced=1, outdated=2, stopping=1)}
+
+
+def test_without_room_the_policy_lets_a_change_of_settings_come_before_more_replicas() -> None:
+    counts = {ENGINE: ReplicaCounts(unplaced=1, outdated=1)}
+    found: Any = SimpleNamespace(tick=lambda applications: counts)
+    serve = FakeServe(target=2)
+    serve.router_tells("r1", waiting=0, granted=20)
+    policy = ScalingPolicy(serve.clock, unplaced=found)
+    assert policy(serve.contexts())[0][ENGINE] == 2
+    serve.now += PLACE_S
+    serve.router_tells("r1", waiting=0, granted=20)
+    assert policy(serve.contexts())[0][ENGINE] == 1
+    counts[ENGINE] = ReplicaCounts()
+    assert policy(serve.contexts())[0][ENGINE] == 2
+
+
+def test_serves_own_state_is_read_as_expected() -> None:
+    """Private in Ray: the names that are read, in the installed Serve."""
+    source = inspect.getsource(DeploymentState)
+    assert "self._replicas: ReplicaStateContainer" in source
+    assert "self._target_state" in source
+    assert {"exclude_version", "states"} <= inspect.signature(ReplicaStateContainer.count).parameters.keys()
+    assert "version" in DeploymentTargetState.__annotations__
+    assert list(inspect.signature(DeploymentState.list_replica_details).parameters) == ["self"]
 
 
 def test_no_replica_is_ended_that_may_have_requests() -> None:

@@ -29,6 +29,7 @@ CHILD_TIMEOUT_S = 20.0  # a child spins for 0.3 s of CPU; a busy machine may tak
     [
         ("VLLM::EngineCore", ENGINE_CORE),
         ("VLLM::Worker_TP1", ENGINE_CORE),
+        ("ray::RayWorkerProc.run", ENGINE_CORE),
         ("/venv/bin/python -m vllm.entrypoints.launchers.api_server.entry --port 1", "vLLM API server"),
         ("ray::ServeReplica:serve_app:Router", "router replica"),
         ("ray::ServeReplica:serve_app:engine-tiny", "engine replica"),

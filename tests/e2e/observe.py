@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import requests
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 
@@ -37,12 +38,19 @@ class Observer:
         """Sum of the samples of this name that carry these labels."""
         return _sum(self.text(), metric, labels)
 
+    def by_router(self, metric: str, **labels: str) -> dict[str, float]:
+        """The same for each router, as all of them are in one scrape."""
+        found: dict[str, float] = {}
+        for sample in _samples(self.text(), metric, labels):
+            found[sample.labels["router"]] = found.get(sample.labels["router"], 0.0) + sample.value
+        return found
+
     def running(self, model: str) -> float:
         """Sequences the engines run."""
         return self.value("serve_app_engine", model=model, figure="running")
 
     def waiting(self, model: str) -> float:
-        """Requests in the router's line."""
+        """Requests in the routers' lines."""
         return self.value("serve_app_waiting", model=model)
 
     def granted(self, model: str) -> float:
@@ -79,12 +87,16 @@ class Observer:
 
 
 def _sum(text: str, metric: str, labels: Mapping[str, str]) -> float:
-    return sum(
-        sample.value
+    return sum(sample.value for sample in _samples(text, metric, labels))
+
+
+def _samples(text: str, metric: str, labels: Mapping[str, str]) -> list[Sample]:
+    return [
+        sample
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name == metric and labels.items() <= sample.labels.items()
-    )
+    ]
 
 
 def within(bound_s: float, look: Callable[[], object], wanted: object, what: str) -> None:

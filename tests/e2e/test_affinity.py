@@ -21,7 +21,7 @@ BASE = configured(
     model(OTHER, max_num_seqs=32, replicas={"min_replicas": 2, "max_replicas": 2}), router={"replicas": 2}
 )
 PROMPT_TOKENS = re.compile(r'serve_app_engine\{figure="prompt_tokens",model="other",replica="([^"]+)"\} (\S+)')
-PLACED = re.compile(r'serve_app_placed\{key="prefix",model="other",place="([^"]+)"\} (\S+)')
+PLACED = re.compile(r'serve_app_placed\{router="[^"]+",key="prefix",model="other",place="([^"]+)"\} (\S+)')
 
 
 @pytest.fixture(scope="module")

@@ -296,7 +296,8 @@ def test_serve_app_deploy_changes_the_running_instance(there: Place, tmp_path: P
     assert {name: ids for name, ids in there.replicas().items() if name != "added"} == before
     file.write_text(yaml.safe_dump({**configured(), "modles": []}))
     wrong = command(there, "deploy", "--config", str(file))
-    assert (wrong.returncode, wrong.stderr) == (2, f"error: {file}: modles: unknown key; did you mean models?\n")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == f"error: modles: unknown key\n  -> did you mean models?\n{file}: 1 error\n"
 
 
 def test_what_has_no_place_holds_up_no_deploy_and_goes_with_its_load(there: Place, tmp_path: Path) -> None:
@@ -311,7 +312,9 @@ def test_what_has_no_place_holds_up_no_deploy_and_goes_with_its_load(there: Plac
         assert "s for 4 CPUs on one node, which are not free: 3 of 8 CPUs on 127.0.0.1" in message
         assert "s for 9 CPUs on one node, and no node has that; the largest has 8 CPUs" in message
         file.write_text(yaml.safe_dump(configured(model(OTHER, generation=1), wide, huge)))
-        done = command(there, "deploy", "--config", str(file))
+        refused = command(there, "deploy", "--config", str(file))
+        assert (refused.returncode, "error: models.3.cpus_per_rank" in refused.stderr) == (2, True), refused.stderr
+        done = command(there, "deploy", "--config", str(file), "--no-check")
         assert (done.returncode, done.stderr) == (0, "")
         assert "not waited for: engine-huge (updating)" in done.stdout
         after = there.replicas()
@@ -319,6 +322,22 @@ def test_what_has_no_place_holds_up_no_deploy_and_goes_with_its_load(there: Plac
         assert {**after, "huge": []} == {**before, "huge": []}
     there.wait(lambda state: sizes(state)["wide"] == (1, 1), "the second replica is called off, and gone")
     there.become(configured(model(OTHER, generation=1), wide))  # without the one that never had a place
+
+
+def test_a_deploy_ends_under_a_load_that_wants_more_replicas_than_have_a_place(there: Place, tmp_path: Path) -> None:
+    wide = model("wide", cpus_per_rank=4, replicas=QUICK, drain_s=2)  # there is a place for one
+    there.become(configured(model(OTHER), wide))
+    before = there.replicas("wide")
+    file = tmp_path / "my.yaml"
+    file.write_text(yaml.safe_dump(configured(model(OTHER), wide | {"generation": 1})))
+    with there.endpoint.streaming("wide", ENDLESS), there.endpoint.streaming("wide", ENDLESS):
+        there.wait(lambda state: "1 replica waits" in state["message"], "a second one waits")
+        done = command(there, "deploy", "--config", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "! engine-wide (2 replicas): restarted" in done.stdout
+    after = there.replicas("wide")["wide"]
+    assert after
+    assert not set(after) & set(before["wide"])
 
 
 def sizes(state: dict[str, Any]) -> dict[str, tuple[int, int]]:

@@ -161,7 +161,13 @@ class Ends:
 
 def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leaves_nothing(three: Stack) -> None:
     first, second, victim = all_routers(three)
-    pid, looks_at = process(three, victim), Observer(victim)
+    pid, observer = process(three, victim), Observer(first)
+
+    def least_waiting() -> float:
+        """At the router where the fewest wait, the victim or another."""
+        waiting = observer.by_router("serve_app_waiting", model=MODEL)
+        return min(waiting.values()) if len(waiting) == ROUTERS else 0
+
     attempts = 0
 
     async def attempted(request: httpx.Request) -> None:
@@ -178,12 +184,10 @@ def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leav
         ):
             by_sdk = [sdk.completions.create(model=MODEL, prompt="a", max_tokens=TOKENS) for _ in range(2 * QUEUED)]
             asked = [asyncio.create_task(ends.note(one)) for one in by_sdk]
-            await asyncio.to_thread(
-                within, FILL_S, lambda: looks_at.waiting(MODEL) > 2, True, "some wait at the victim"
-            )
+            await asyncio.to_thread(within, FILL_S, lambda: least_waiting() > 2, True, "some wait at each router")
             asked += [asyncio.create_task(ends.note(ask(one))) for _ in range(QUEUED) for one in others]
             await asyncio.sleep(0.2)  # so that they are in line
-            assert await asyncio.to_thread(looks_at.waiting, MODEL) > 0, "nobody is at the router: this shows nothing"
+            assert await asyncio.to_thread(least_waiting) > 0, "nobody is at the router: this shows nothing"
             os.kill(pid, signal.SIGKILL)
             await asyncio.gather(*asked)
         return ends
@@ -207,6 +211,18 @@ def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leav
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["choices"]) == SLOTS
         assert time.monotonic() - began < BURST_S
+
+
+def test_one_scrape_has_the_metrics_of_every_router(three: Stack) -> None:
+    there, observers = all_routers(three), [Observer(router) for router in all_routers(three)]
+    ended = "serve_app_requests_total"
+    before = observers[0].by_router(ended, model=MODEL)
+    for router in there:
+        assert router.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 1}).status_code == 200
+    after = observers[0].by_router(ended, model=MODEL)
+    assert [after[name] - before.get(name, 0) for name in after] == [1] * ROUTERS
+    assert [one.by_router(ended, model=MODEL) for one in observers] == [after] * ROUTERS
+    assert observers[0].value("serve_app_engine", model=MODEL, figure="running") == 0
 
 
 def held_beyond_credit(three: Stack) -> list[str]:

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from serve_app.core.receipts.receipts import MAX_RECEIPTS
 from serve_app.names import deployment_of
 from serve_app.system import Listener
 from serve_app.transport.tcp import HEADER_BYTES
@@ -61,6 +62,7 @@ CONFIG: dict[str, Any] = {
 }
 STORM, AT_ONCE = 2000, 32  # requests of a storm; twelve seconds of two cores
 LEAVING = 0.4  # share of its clients that go away
+FILLED = ROUTERS * MAX_RECEIPTS * 5 // 4  # requests after which no router keeps one more receipt
 SPARE_DESCRIPTORS = 20  # more than before: connections that happen to be open
 SPARE_MIB = 3.0  # of memory; gRPC's leak with calls that are cancelled was three times that in the long test
 
@@ -281,7 +283,7 @@ def resident_mib(pid: int) -> float:
     ids=["short", "long"],
 )
 def test_clients_that_come_and_go_leave_nothing_behind(idle: Stack, count: int, memory: bool) -> None:
-    asyncio.run(storm(idle, count // 2, seed=1))  # what is allocated once
+    asyncio.run(storm(idle, FILLED if memory else count // 2, seed=1))  # what is allocated once
     within(IDLE_S, lambda: running(idle), 0.0, "sequences running")
     pids = routers(idle) + engines(idle)
     before = {pid: (descriptors(pid), resident_mib(pid)) for pid in pids}

@@ -57,6 +57,15 @@ def test_a_path_has_no_names_of_vllm_s_classes(
             {"stop": [""]},
             ("stop cannot contain an empty string.", "stop"),
         ),
+        (
+            "Model 'm' does not support Matryoshka embeddings; dimensions must be unset (received dimensions=8).",
+            None,
+            {"input": "a", "dimensions": 8},
+            (
+                "Model 'm' does not support Matryoshka embeddings; dimensions must be unset (received dimensions=8).",
+                "dimensions",
+            ),
+        ),
         ("the prompt is too long", "input_tokens", {"input": "x"}, ("the prompt is too long", "input")),
         ("no field at all", None, {"stop": [""]}, ("no field at all", None)),
     ],

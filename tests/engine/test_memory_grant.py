@@ -124,6 +124,17 @@ def test_an_engine_waits_for_its_memory_and_then_for_its_turn() -> None:
     assert actor.last.gone
 
 
+def test_what_ranks_on_other_nodes_have_taken_is_counted_like_what_is_measured_here() -> None:
+    actor, sizes, taken = Actor(EngineReply(HOLDS, may_load=True)), Sizes(), list[int]()
+    sizes.device_bytes = 40  # of one of two ranks; the other cannot be measured
+    ends = Ends()
+    grant = MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain, sizes, start=taken.append)  # type: ignore[arg-type]
+    assert asyncio.run(grant.obtain(SOON_S)) == HOLDS
+    until(lambda: bool(taken))
+    grant.end()
+    assert taken[0] == 80
+
+
 def test_an_engine_says_that_it_loads_though_the_actor_has_forgotten_its_turn() -> None:
     actor = Actor(EngineReply(HOLDS, may_load=True))
     grant = obtained(actor)

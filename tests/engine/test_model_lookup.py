@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +14,19 @@ import pytest
 from serve_app.engine.model_lookup import ModelFacts, look_up
 from serve_app.engine.tiny_model import ensure_tiny_model
 from serve_app.settings import ModelSettings
+from tests.fakes.hub import Hub
 
-COMMIT = "0" * 40
 CONFIG = json.dumps({"max_position_embeddings": 77}).encode()
 TOKENIZER = json.dumps({"chat_template": "{{ messages }}"}).encode()
-FILES = {"config.json": CONFIG, "tokenizer_config.json": TOKENIZER}
-SIZES = {"model-1.safetensors": 3_000, "model-2.safetensors": 4_000}
+INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+FILES = {
+    "README.md": b"about it",
+    "config.json": CONFIG,
+    "tokenizer_config.json": TOKENIZER,
+    "model-1.safetensors": bytes(3_000),
+    "model-2.safetensors": b"2" * 4_000,
+    "pytorch_model.bin": bytes(7_100),
+}
 ASK = """
 import json, dataclasses, sys
 from serve_app.engine.model_lookup import look_up
@@ -30,71 +34,33 @@ from serve_app.settings import ModelSettings
 for path in sys.argv[1:]:
     print(json.dumps(dataclasses.asdict(look_up(ModelSettings(name="a", path=path)))))
 """
+DOWNLOAD = """
+import sys
+from huggingface_hub import snapshot_download
+snapshot_download(sys.argv[1], allow_patterns=sys.argv[2:])
+"""
 ANSWER_S = 100.0  # of a Python that imports the client; two seconds on an idle core
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The answers of the hub for a model that is open, one that is gated, and all others, which do not exist."""
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def _answer(self, *, with_body: bool) -> None:
-        path = self.path.partition("?")[0]
-        if "org/gated" in path:
-            if path.endswith("auth-check"):
-                return self._send(403, b"{}", {"X-Error-Code": "GatedRepo"}, with_body)
-            return self._send(200, self._about("org/gated"), {}, with_body)
-        if "org/broken" in path:
-            return self._send(503, b"{}", {"X-Error-Message": "under repair"}, with_body)
-        if "org/open" not in path:
-            return self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
-        if "/resolve/" in path:
-            body = FILES[path.rpartition("/")[2]]
-            return self._send(200, body, {"X-Repo-Commit": COMMIT, "ETag": f'"{len(body)}"'}, with_body)
-        return self._send(200, b"{}" if path.endswith("auth-check") else self._about("org/open"), {}, with_body)
-
-    def _about(self, name: str) -> bytes:
-        sizes = SIZES | {file: len(body) for file, body in FILES.items()}
-        siblings = [{"rfilename": file, "size": size} for file, size in sizes.items()]
-        return json.dumps({"id": name, "sha": COMMIT, "siblings": siblings, "tags": [], "downloads": 0}).encode()
-
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str], with_body: bool) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing into the test's output."""
-
-
 @pytest.fixture(scope="module")
-def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+def hub() -> Iterator[Hub]:
+    with Hub({"org/open": FILES, "org/gated": FILES}, gated=["org/gated"], broken=["org/broken"]) as running:
+        yield running
 
 
-def asked(home: Path, endpoint: str, *paths: str, **environment: str) -> list[dict[str, Any]]:
+def asked(home: Path, hub: Hub, *paths: str, **environment: str) -> list[dict[str, Any]]:
     """The facts of these models, by a process of its own: the client reads its environment once."""
-    given = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    given |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, *paths], env=given, capture_output=True, text=True, timeout=ANSWER_S, check=False
-    )
+    return [json.loads(line) for line in run(home, hub, ASK, *paths, **environment).splitlines()]
+
+
+def run(home: Path, hub: Hub, program: str, *arguments: str, **environment: str) -> str:
+    command, given = [sys.executable, "-c", program, *arguments], hub.environment(home, **environment)
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout
 
 
-def test_the_hub_s_answers_are_told_apart(hub: str, tmp_path: Path) -> None:
+def test_the_hub_s_answers_are_told_apart(hub: Hub, tmp_path: Path) -> None:
     paths = ("org/open", "org/gated", "org/absent", "not/an/id", "org/broken")
     opened, gated, absent, nonsense, broken = asked(tmp_path, hub, *paths)
     assert opened == {
@@ -110,23 +76,18 @@ def test_the_hub_s_answers_are_told_apart(hub: str, tmp_path: Path) -> None:
     assert not [file for file in tmp_path.rglob("*") if file.suffix == ".safetensors"]
 
 
-def test_offline_and_without_a_hub_are_told_apart(tmp_path: Path) -> None:
-    (offline,) = asked(tmp_path, "http://127.0.0.1:1", "org/open", HF_HUB_OFFLINE="1")
-    (away,) = asked(tmp_path, "http://127.0.0.1:1", "org/open")
-    assert (offline["problem"], away["problem"]) == ("offline", "hub_unreachable")
-    assert away["detail"]
+def test_what_vllm_has_downloaded_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
+    """It leaves out what it does not need, and the client then calls the folder incomplete."""
+    run(tmp_path, hub, DOWNLOAD, "org/open", "*.json", "*.safetensors")
+    (found,) = asked(tmp_path, hub, "org/open", HF_HUB_OFFLINE="1")
+    assert (found["problem"], found["weights_bytes"], found["has_template"]) == (None, 7_000, True)
 
 
-def test_what_is_in_the_cache_needs_no_hub(tmp_path: Path) -> None:
-    repository = tmp_path / "hub" / "models--org--here"
-    snapshot = repository / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(COMMIT)
-    (snapshot / "config.json").write_bytes(CONFIG)
-    (snapshot / "model.safetensors").write_bytes(b"12345")
-    (found,) = asked(tmp_path, "http://127.0.0.1:1", "org/here", HF_HUB_OFFLINE="1")
-    assert (found["problem"], found["weights_bytes"], found["has_template"]) == (None, 5, False)
+def test_a_download_that_lacks_weights_is_not_taken_for_a_model(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["org/sharded"] = FILES | {"model.safetensors.index.json": INDEX}
+    run(tmp_path, hub, DOWNLOAD, "org/sharded", "*.json", "model-1.safetensors")
+    (found,) = asked(tmp_path, hub, "org/sharded", HF_HUB_OFFLINE="1")
+    assert found["problem"] == "offline"
 
 
 def of(path: Path | str) -> ModelFacts:
@@ -142,6 +103,11 @@ def test_a_folder_is_looked_into(tmp_path: Path) -> None:
     assert of(tmp_path).problem == "no_weights"
     (tmp_path / "model.safetensors").write_bytes(b"123")
     assert of(tmp_path) == ModelFacts(None, "", 3, {"max_position_embeddings": 77}, False)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"the same in another format")
+    assert of(tmp_path).weights_bytes == 3
+    (tmp_path / "model.safetensors.index.json").write_bytes(INDEX)
+    assert of(tmp_path).problem == "no_weights"
+    (tmp_path / "model.safetensors.index.json").unlink()
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert of(tmp_path).has_template is True
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 
 from serve_app.core.memory import StartReport
+from serve_app.engine.download_size import Download
 from serve_app.engine.start_phases import PHASE_FILE, StartPhases, last_start_s, write_phase
+from tests.fakes.until import SOON_S, until
 from tests.requires import requires
 
 GB = 10**9
@@ -111,6 +115,59 @@ def test_unfinished_files_in_the_cache_are_a_download_with_its_bytes(
     assert phases.now(0) == StartReport("downloading", 0.0, None, 42)
     (blobs / "two.incomplete").rename(blobs / "two")
     assert phases.now(0) == StartReport("loading", 0.0)
+
+
+def test_of_a_download_the_hub_is_asked_for_the_whole_and_only_its_files_count(
+    make: Callable[..., StartPhases], clock: Clock, tmp_path: Path
+) -> None:
+    blobs = tmp_path / "models--org--a-model" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "old").write_bytes(b"0" * 500)  # of another revision
+    answer, asked = threading.Event(), []
+
+    def ask_hub() -> Download:
+        asked.append(threading.current_thread())
+        assert answer.wait(SOON_S)
+        return Download(2 * GB, frozenset({"one", "two"}))
+
+    phases = make(cache=blobs.parent, ask_hub=ask_hub)
+    phases.begin()
+    write_phase("loading", clock.now)
+    assert phases.now(0) == StartReport("loading", 0.0)
+    assert asked == [], "nothing is downloaded"
+    (blobs / "one").write_bytes(b"1" * 30)
+    (blobs / "two.1234abcd.incomplete").write_bytes(b"2" * 7)  # of an attempt that was cut off
+    (blobs / "two.5678abcd.incomplete").write_bytes(b"2" * 12)
+    told = phases.now(0)
+    assert told is not None
+    assert (told.phase, told.done_bytes, told.total_bytes) == ("downloading", 542, None), "the hub has not answered"
+    answer.set()
+
+    def whole() -> bool:
+        told = phases.now(0)
+        return told is not None and (told.done_bytes, told.total_bytes) == (42, 2 * GB)
+
+    asyncio.run(until(whole, SOON_S, "the hub's answer is told"))
+    assert len(asked) == 1
+    assert asked[0] is not threading.current_thread()
+    (blobs / "two.5678abcd.incomplete").rename(blobs / "two")
+    assert phases.now(0) == StartReport("loading", 0.0, 0.0), "what was cut off is left, and no download any more"
+    assert phases.now(GB) == StartReport("loading", 0.0, 0.5), "the share is of the size that the hub told"
+
+
+def test_a_hub_that_does_not_tell_leaves_the_bytes_alone(
+    make: Callable[..., StartPhases], clock: Clock, tmp_path: Path
+) -> None:
+    blobs = tmp_path / "models--org--a-model" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "two.incomplete").write_bytes(b"2" * 12)
+    asked = threading.Event()
+    phases = make(cache=blobs.parent, ask_hub=asked.set)
+    phases.begin()
+    write_phase("loading", clock.now)
+    assert phases.now(0) == StartReport("downloading", 0.0, None, 12)
+    assert asked.wait(SOON_S)
+    assert phases.now(0) == StartReport("downloading", 0.0, None, 12)
 
 
 def test_the_hooks_are_on_vllms_methods_and_are_put_there_once(

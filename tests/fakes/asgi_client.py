@@ -12,7 +12,7 @@ from typing import Any
 from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.local_routes import LocalRoutes
-from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, SessionClient
+from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.router import LONG, SOON_S
@@ -65,7 +65,8 @@ def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: R
         raise TimeoutError
 
     receipts = Receipts()
-    local = LocalRoutes(models, metrics, away, ReceiptSearch(receipts, away).find_anywhere)
+    scrape = Scrape("router", metrics, models, away)
+    local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere)
     return RouterApp(settings, models, metrics, SALT_SECRET, SessionClient(away, {}), local, receipts)
 
 

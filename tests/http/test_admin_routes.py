@@ -14,7 +14,6 @@ from serve_app.http import local_routes, routes
 from serve_app.http.error_responses import Answer
 from serve_app.http.keys import KeyRing
 from serve_app.http.local_routes import GetFigures, LocalRoutes
-from serve_app.router import RouterMetrics
 from serve_app.settings import AuthSettings
 from serve_app.types import Identity, RequestClass
 
@@ -38,6 +37,10 @@ async def receipt(request_id: str, tenant: str | None) -> dict[str, Any] | None:
     return {"request_id": "a1"} if (request_id, tenant) == ("cmpl-a1", None) else None
 
 
+async def scraped() -> bytes:
+    return b""
+
+
 async def silent() -> dict[str, Any]:
     await asyncio.Event().wait()
     return {}
@@ -48,7 +51,7 @@ def who(*, admin: bool) -> Identity:
 
 
 def asked(path: str, figures: GetFigures = there, *, admin: bool = True) -> Answer:
-    local = LocalRoutes({}, RouterMetrics(), figures, receipt)
+    local = LocalRoutes({}, scraped, figures, receipt)
     return asyncio.run(local.answer(routes.resolve("GET", path), who(admin=admin)))
 
 

@@ -91,6 +91,11 @@ def test_anything_else_is_refused_without_an_echo(value: bytes) -> None:
     assert "xxx" not in str(error.body())
 
 
+def test_an_unknown_key_is_refused_in_openais_words() -> None:
+    """LiteLLM 1.106 raises `BadRequestError` for a 401 whose message lacks them."""
+    assert "Incorrect API key provided" in refusal(bearer("sk-unknown-0123456789")).message
+
+
 def test_no_key_is_refused_with_how_to_send_one() -> None:
     assert "Authorization" in refusal({}).message
     assert "Authorization" in refusal({b"x-api-key": b""}).message

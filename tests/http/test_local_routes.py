@@ -37,7 +37,7 @@ def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
         task, _ = await running(client)
         scraped = (await client.get("/metrics")).body.decode()
         assert all(name in scraped for name in SCRAPED)
-        assert 'serve_app_slots{model="sim",replica="r1",state="granted"} 1.0' in scraped
+        assert 'serve_app_slots{router="router",model="sim",replica="r1",state="granted"} 1.0' in scraped
         assert 'serve_app_engine{figure="running",model="sim",replica="r1"} 1.0' in scraped
         await cancel(task)
         cluster.kill("r1", told=False)

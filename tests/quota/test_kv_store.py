@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.memory import Device, EngineReport, EntryKind, Hold, Rank, Reservation, SessionEntry, SessionRequest
+from serve_app.core.memory import (
+    Device,
+    EngineReport,
+    EntryKind,
+    Hold,
+    Rank,
+    Reservation,
+    SessionEntry,
+    SessionRequest,
+    StartReport,
+)
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, Unreadable, checkpoint_entries, decode, encode
 from serve_app.settings import QuotaSettings
 from serve_app.types import RequestClass
@@ -79,12 +89,16 @@ def test_a_field_of_a_later_release_is_ignored_and_one_that_an_earlier_did_not_h
     assert (earlier.failed, earlier.holds) == ("", report.holds)
 
 
-def test_a_report_sent_by_a_release_with_fewer_or_more_fields_is_read() -> None:
-    report = EngineReport("e", "m", (Rank("n"),), 2, 1, kv_tokens=7)
+@pytest.mark.parametrize(
+    "report",
+    [EngineReport("e", "m", (Rank("n"),), 2, 1, kv_tokens=7), StartReport("loading", 1.0, 0.5)],
+    ids=lambda report: type(report).__name__,
+)
+def test_a_report_sent_by_a_release_with_fewer_or_more_fields_is_read(report: Any) -> None:
     _, _, state = report.__reduce_ex__(2)[:3]
-    names = [field.name for field in dataclasses.fields(EngineReport)]
+    names = [field.name for field in dataclasses.fields(report)]
     for sent in (state[:-1], [*state, "of a later one"]):
-        read = EngineReport.__new__(EngineReport)
+        read = type(report).__new__(type(report))
         read.__setstate__(sent)
         assert read == report
         assert [getattr(read, name) for name in names] == [getattr(report, name) for name in names]

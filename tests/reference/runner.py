@@ -17,7 +17,12 @@ from tests.reference import sources
 from tests.reference.verdict import Outcome, Plan
 
 MODEL = "tiny"
+THINKING_MODEL = "tiny-thinks"
 END_SCALE = 2.75  # an answer then has some 150 tokens
+# vLLM's parser `qwen3` takes all before the second one as reasoning. The model has no tokens of this kind but these.
+THINK_TAGS = {"<tool_call>": "<think>", "</tool_call>": "</think>"}
+THINK_END_SCALE = 11.0  # the reasoning then has some 5 tokens, and one answer in 70 nothing else
+THINKING_POSITIONS = 16_384
 SHIM = Path(__file__).with_name("shim.py")
 WITHOUT = ("cacheprovider", "xdist", "rerunfailures")
 RUN_S = 900.0  # six minutes on two idle cores
@@ -29,7 +34,8 @@ def prepare(plan: Plan, target: Path) -> None:
     sources.unpack(archive, target, plan.models)
     shutil.copy(SHIM, target / "tests" / "conftest.py")
     ending_model(target / MODEL)
-    for name in set(plan.models.values()) - {MODEL}:
+    thinking_model(target / THINKING_MODEL, target / MODEL)
+    for name in set(plan.models.values()) - {MODEL, THINKING_MODEL}:
         (target / name).symlink_to(MODEL)
 
 
@@ -39,6 +45,22 @@ def ending_model(folder: Path) -> None:
     end = json.loads((folder / "config.json").read_text())["eos_token_id"]
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"][end] *= END_SCALE
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def thinking_model(folder: Path, ending: Path) -> None:
+    """The model whose answers end, changed so that each begins with some reasoning: its tags of tool calls are those of
+    reasoning. It takes longer texts, too."""
+    shutil.copytree(ending, folder)
+    tokens = (folder / "tokenizer.json").read_text()
+    for old, new in THINK_TAGS.items():
+        tokens = tokens.replace(json.dumps(old), json.dumps(new))
+    (folder / "tokenizer.json").write_text(tokens)
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": THINKING_POSITIONS}
+    (folder / "config.json").write_text(json.dumps(config))
+    added = {token["content"]: token["id"] for token in json.loads(tokens)["added_tokens"]}
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][added["</think>"]] *= THINK_END_SCALE
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -60,13 +60,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _connect(self: Any, model: str, vllm_serve_args: list[str], **options: Any) -> None:
     """In place of a start: the endpoint that runs, which has keys and several models. Requests without a key get one,
-    unless the server has keys; calls of the Responses API without a model get the server's."""
+    unless the server has keys; calls of the Responses API and of `/tokenizer_info` without a model get the server's."""
     endpoint = urlsplit(GIVEN["url"])
     self.uds, self.host, self.port = None, endpoint.hostname, endpoint.port
     keyless = {} if "--api-key" in vllm_serve_args else {"Authorization": f"Bearer {self.DUMMY_API_KEY}"}
 
     def request(session: requests.Session, method: str, url: str, **options: Any) -> requests.Response:
         headers = keyless | (options.pop("headers", None) or {})
+        if urlsplit(url).path == "/tokenizer_info":
+            options["params"] = {"model": model}
         return REQUEST(session, method, url, headers=headers, **options)
 
     requests.Session.request = request  # type: ignore[method-assign]

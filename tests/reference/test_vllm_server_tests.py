@@ -19,16 +19,19 @@ CLIENT_KEY = "token-abc123"  # of their clients: `RemoteOpenAIServer.DUMMY_API_K
 SERVER_KEYS = ("test", "abc-123")
 
 
-def config(folder: Path) -> dict[str, object]:
-    """Of a stack that serves the model in this folder; lengths are those their tests ask for."""
-    common = {"path": str(folder), "dtype": "float32"}
+def config(target: Path) -> dict[str, object]:
+    """Of a stack that serves the models below `target`; lengths are those their tests ask for."""
+    common = {"path": str(target / runner.MODEL), "dtype": "float32"}
+    thinking = {"path": str(target / runner.THINKING_MODEL), "reasoning_parser": "qwen3", "max_model_len": 10_100}
     keys = [{"key_sha256": hashlib.sha256(key.encode()).hexdigest()} for key in (CLIENT_KEY, *SERVER_KEYS)]
+    operators = [key | {"admin": True} for key in keys[:1]]  # their tests read `/tokenizer_info`
     return {
         "models": [
             common | {"name": runner.MODEL, "max_model_len": 8192, "tool_parser": "hermes"},
             common | {"name": "tiny-embed", "task": "embed", "max_model_len": 128, "kv_cache_gb": 0.25},
+            common | thinking | {"name": runner.THINKING_MODEL, "kv_cache_gb": 0.5},
         ],
-        "auth": {"keys": [{"key": stacks.PEOPLE_KEY, "admin": True}, *keys]},
+        "auth": {"keys": [{"key": stacks.PEOPLE_KEY, "admin": True}, *operators, *keys[1:]]},
     }
 
 
@@ -47,8 +50,7 @@ def unpacked(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def endpoint(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     requires("vllm")
-    model = unpacked / runner.MODEL
-    with stacks.own(tmp_path_factory.mktemp("reference-state"), config(model), "reference") as started:
+    with stacks.own(tmp_path_factory.mktemp("reference-state"), config(unpacked), "reference") as started:
         yield started.base_url
 
 

@@ -14,12 +14,11 @@ from serve_app.app import build
 from serve_app.cli.deploy import ON_A_CLUSTER, export
 from serve_app.cluster.local.status import declared, declared_models, describe, is_built
 from serve_app.errors import ConfigError
-from serve_app.names import APPLICATION, RELEASE, ROUTER
+from serve_app.names import APPLICATION, RELEASE
 from serve_app.settings.serve_config import (
     POLICY,
     application,
     as_change,
-    changed_deployments,
     with_other_applications,
 )
 from serve_app.settings.settings import QuotaSettings, Settings, parse
@@ -43,31 +42,6 @@ def test_a_key_in_clear_never_gets_into_it() -> None:
 
 def test_the_scaling_policy_is_there_also_where_nothing_scales() -> None:
     assert application(settings().without_secrets())["autoscaling_policy"] == {"policy_function": POLICY}
-
-
-def entry(**changes: Any) -> dict[str, Any]:
-    return application(settings(models=[{"name": "a"}, {"name": "b"} | changes]).without_secrets())
-
-
-@pytest.mark.parametrize(
-    ("previous", "changed"),
-    [
-        (entry(), set()),
-        (entry(drain_s=5), {ROUTER, "engine-b"}),
-        (entry(name="c"), {ROUTER, "engine-b"}),
-        (
-            entry() | {"args": {"release": RELEASE, "models": [{"name": "a"}, {"name": "b"}]}},
-            {ROUTER},
-        ),  # another's: without keys
-        ({"args": entry()["args"] | {"release": "0.1.0"}}, {ROUTER, "engine-a", "engine-b"}),
-        (None, {ROUTER, "engine-a", "engine-b"}),
-        ({"name": "another tool's"}, {ROUTER, "engine-a", "engine-b"}),
-        ({"args": {"config": "file.yaml"}}, {ROUTER, "engine-a", "engine-b"}),
-        ({"args": None}, {ROUTER, "engine-a", "engine-b"}),
-    ],
-)
-def test_what_a_deploy_changes_is_found_by_the_settings(previous: dict[str, Any] | None, changed: set[str]) -> None:
-    assert changed_deployments(entry(), previous) == changed
 
 
 def test_another_release_than_the_installed_one_is_refused_by_name() -> None:
@@ -120,12 +94,12 @@ def test_other_declared_applications_stay_and_those_run_by_hand_are_none_of_it()
 def test_a_model_that_serve_has_keeps_its_number_of_replicas_and_a_new_one_starts_with_its_own() -> None:
     replicas = {"min_replicas": 2, "initial_replicas": 4, "max_replicas": 8}
     models = [{"name": "old", "replicas": replicas}, {"name": "new", "replicas": replicas}]
-    entry = application(settings(models=models).without_secrets())
-    before = copy.deepcopy(entry)
-    assert as_change(entry, ()) == entry
-    old, new = as_change(entry, ["old", "gone"])["args"]["models"]
+    arguments = application(settings(models=models).without_secrets())["args"]
+    before = copy.deepcopy(arguments)
+    assert as_change(arguments, ()) == arguments
+    old, new = as_change(arguments, ["old", "gone"])["models"]
     assert (old["replicas"]["initial_replicas"], new["replicas"]["initial_replicas"]) == (None, 4)
-    assert entry == before
+    assert arguments == before
 
 
 @pytest.mark.parametrize("wrong", [1, 9])

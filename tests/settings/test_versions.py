@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +116,31 @@ OF_ITSELF: dict[bool, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("on_cpu", [False, True])
-@given(data=st.data())
-def test_a_default_that_is_written_out_restarts_nothing(on_cpu: bool, data: st.DataObject) -> None:
+def written_out(chosen: Collection[str], *, on_cpu: bool) -> ModelSettings:
+    """The model with these of its defaults in its configuration."""
     defaults = ModelSettings(name="a").model_dump(mode="json") | OF_ITSELF[on_cpu]
-    chosen = data.draw(st.sets(st.sampled_from(sorted(defaults))))
     written = ModelSettings.model_validate({"name": "a"} | {name: defaults[name] for name in chosen})
     if on_cpu and "kv_cache_min_gb" in chosen and "kv_cache_gb" not in chosen:
-        written = written.model_copy(update={"kv_cache_gb": DEFAULT_KV_CACHE_GB})
-    assert version(written, on_cpu=on_cpu) == version(MODEL, on_cpu=on_cpu)
+        return written.model_copy(update={"kv_cache_gb": DEFAULT_KV_CACHE_GB})
+    return written
+
+
+@pytest.mark.parametrize("on_cpu", [False, True], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("field", fields(ModelSettings))
+def test_the_default_of_every_setting_written_out_restarts_nothing(field: str, on_cpu: bool) -> None:
+    assert version(written_out([field], on_cpu=on_cpu), on_cpu=on_cpu) == version(MODEL, on_cpu=on_cpu)
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+@given(chosen=st.sets(st.sampled_from(fields(ModelSettings))))
+def test_any_defaults_that_are_written_out_restart_nothing(on_cpu: bool, chosen: set[str]) -> None:
+    assert version(written_out(chosen, on_cpu=on_cpu), on_cpu=on_cpu) == version(MODEL, on_cpu=on_cpu)
+
+
+@pytest.mark.parametrize("field", fields(SimulatedSettings))
+def test_the_default_of_every_rate_written_out_restarts_nothing(field: str) -> None:
+    default = getattr(SimulatedSettings(), field)
+    assert version(changed("simulated", {field: default})) == version(MODEL)
 
 
 def test_what_a_build_has_of_itself_is_a_difference_for_the_other() -> None:

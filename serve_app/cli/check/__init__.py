@@ -1,24 +1,23 @@
-"""What is wrong with a configuration, and what a deploy of it would do: told before anything is started or changed.
+"""What is wrong with a configuration: told before anything is started or changed.
 
-Decides: the findings of a configuration (settings, size, models, vLLM's arguments), and which deployments restart.
-In: a file, what the cluster has, what is known of each model, the deployed configuration. Out: `Finding`s, `Change`s.
+Decides: the findings of a configuration (settings, size, models, vLLM's arguments).
+In: a file, what the cluster has, what is known of each model. Out: `Finding`s.
 Never: asks Ray or the hub itself; starts or changes anything.
 """
 
-from serve_app.cli.check.changes import Change, changes
 from serve_app.cli.check.configuration import check_settings, read
 from serve_app.cli.check.findings import Finding
 from serve_app.cli.check.fit import Cluster, Node, check_fit
-from serve_app.cli.check.models import check_model
+from serve_app.cli.check.models import check_model, kv_bytes_per_token, text_config
 
 __all__ = [
-    "Change",
     "Cluster",
     "Finding",
     "Node",
-    "changes",
     "check_fit",
     "check_model",
     "check_settings",
+    "kv_bytes_per_token",
     "read",
+    "text_config",
 ]

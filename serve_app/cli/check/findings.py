@@ -60,6 +60,9 @@ WORDS: Mapping[str, Words] = {
     "gated": Words(
         "{model} is gated, and this account may not read it", "accept its terms on its page, and set HF_TOKEN"
     ),
+    "wrong_token": Words(
+        "{model} cannot be looked up: the hub does not know the token", "correct HF_TOKEN, or `hf auth login` again"
+    ),
     "offline": Words(
         "{model} is not in the cache of this machine, and HF_HUB_OFFLINE forbids to ask the hub",
         "download it first (`hf download {model}`), or unset HF_HUB_OFFLINE",

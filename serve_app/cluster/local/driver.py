@@ -138,7 +138,7 @@ def declare(entry: Mapping[str, Any], *, is_repeat: bool = False, **serve_option
     client = _client()
     details = client.get_serve_details()
     if not is_repeat:
-        entry = as_change(entry, status.declared_models(details))
+        entry = {**entry, "args": as_change(entry["args"], status.declared_models(details))}
     config = {"applications": with_other_applications(entry, details), **serve_options}
     client.deploy_apps(ServeDeploySchema.model_validate(config))
     return details  # type: ignore[no-any-return]

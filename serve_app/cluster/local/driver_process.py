@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from serve_app.cluster.local import driver
-from serve_app.cluster.local.status import FAILED, declared, describe, is_built, not_waited_for
+from serve_app.cluster.local import driver, rollout
+from serve_app.cluster.local.status import declared, describe, is_built
+from serve_app.engine import environment
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import RELEASE
 from serve_app.settings import split_release
@@ -57,10 +58,8 @@ def _serve(order: Mapping[str, Any]) -> None:
 
 def _declare(order: Mapping[str, Any]) -> None:
     """Change a running application; report its state, and the deployments in it that are waited for, until each of
-    these is ready or one has failed, or until a command arrives. If one fails, the previous declaration is declared
-    again: a change works as a whole or is undone.
-
-    Deployments that were not ready before, and that do not change, are not waited for.
+    these is ready or one has failed, or until a command arrives (see `rollout`). If one fails, the previous declaration
+    is declared again: a change works as a whole or is undone.
 
     Raises:
         Unavailable: Serve cannot build deployments from it. Running deployments go on, but Serve would neither show nor
@@ -78,18 +77,17 @@ def _declare(order: Mapping[str, Any]) -> None:
             why += "; the previous declaration is declared again"
         raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
     _send("phase", phase="declared")
-    others = not_waited_for(order["application"], before)
+    begun = rollout.begun(order["application"], before, on_cpu=environment.platform() == "cpu")
     while order["wait"]:
+        seen = rollout.state_of(begun, driver.details())
         status = driver.application_status(order["models"])
-        waits = {name: state for name, state in status["unready"].items() if name not in others}
-        failed = FAILED in waits.values()
-        if failed and previous is not None and order["roll_back"] and _is_of_this_release(previous):
+        if seen.failed and previous is not None and order["roll_back"] and _is_of_this_release(previous):
             driver.declare(previous, is_repeat=True, **order["serve"])
             status["rolled_back"] = True
-        _send("status", **status, waits=waits)
+        _send("status", **status, **asdict(seen))
         # Serve calls the application running a moment after its last deployment.
-        done = not waits and (status["state"] == "running" or bool(status["unready"]))
-        if done or failed or _next_command(STARTING_PERIOD_S) is not None:
+        done = not seen.waits and (status["state"] == "running" or bool(status["unready"]))
+        if done or seen.failed or _next_command(STARTING_PERIOD_S) is not None:
             return
 
 

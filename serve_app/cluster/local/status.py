@@ -21,7 +21,7 @@ from typing import Any
 from autoscaling import RouterCounts, readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
-from serve_app.settings import GB, as_change, changed_deployments
+from serve_app.settings import GB
 
 STATES = {
     "RUNNING": "running",
@@ -45,21 +45,27 @@ Group = Mapping[str, Any]  # an entry of Ray's placement group table
 Node = Mapping[str, Any]  # an entry of `ray.nodes()`, with its free resources as `Free`
 
 
-def _enum_value(value: Any) -> str:
+def enum_value(value: Any) -> str:
     """The value of an enumeration; details decoded from JSON hold the values themselves."""
     return str(getattr(value, "value", value))
+
+
+def deployments_of(details: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The application's deployments by name; none if it is not there. `details`: Serve's details as a dictionary."""
+    found: Mapping[str, Mapping[str, Any]] = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
+    return found
 
 
 def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict[str, Any]:
     return {
         "deployment": deployment["name"],
-        "state": _enum_value(deployment["status"]).lower(),
+        "state": enum_value(deployment["status"]).lower(),
         "message": "; ".join(filter(None, [reason(deployment["message"]), _stops(deployment)])),
         "replicas": [
             # an unplaced replica has no node yet
             {
                 "id": replica["replica_id"],
-                "state": _enum_value(replica["state"]),
+                "state": enum_value(replica["state"]),
                 "node": replica.get("node_id") or "",
                 "address": replica.get("node_ip") or "",
             }
@@ -72,7 +78,7 @@ def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict
 
 def _stops(deployment: Mapping[str, Any]) -> str:
     """The reason why replicas are still stopping."""
-    stopping = [one.get("node_id") for one in deployment["replicas"] if _enum_value(one["state"]) == "STOPPING"]
+    stopping = [one.get("node_id") for one in deployment["replicas"] if enum_value(one["state"]) == "STOPPING"]
     if not stopping:
         return ""
     limit_s = deployment["deployment_config"]["graceful_shutdown_timeout_s"]
@@ -84,24 +90,17 @@ def _stops(deployment: Mapping[str, Any]) -> str:
 def unready(details: Mapping[str, Any]) -> dict[str, str]:
     """The application's deployments, and the endpoint, that are not ready, with Serve's state of each. A deployment
     whose number of replicas follows the load is ready."""
-    application = details["applications"].get(APPLICATION) or {"deployments": {}}
-    found = {name: _enum_value(one["status"]).lower() for name, one in application["deployments"].items()}
+    deployments = deployments_of(details)
+    found = {name: enum_value(one["status"]).lower() for name, one in deployments.items()}
     scaling = {
         name
-        for name, one in application["deployments"].items()
-        if found[name] in ("upscaling", "downscaling") and _enum_value(one["status_trigger"]) == "AUTOSCALING"
+        for name, one in deployments.items()
+        if found[name] in ("upscaling", "downscaling") and enum_value(one["status_trigger"]) == "AUTOSCALING"
     }
     waits = {name: state for name, state in found.items() if state != "healthy" and name not in scaling}
-    if {_enum_value(proxy["status"]) for proxy in details["proxies"].values()} != {"HEALTHY"}:
+    if {enum_value(proxy["status"]) for proxy in details["proxies"].values()} != {"HEALTHY"}:
         waits[ENDPOINT] = "starting"
     return waits
-
-
-def not_waited_for(entry: Mapping[str, Any], before: Mapping[str, Any]) -> set[str]:
-    """The deployments for which a deploy of `entry` does not wait: they were not ready `before`, and their settings do
-    not change. A deploy that changes nothing waits for all."""
-    changed = changed_deployments(as_change(entry, declared_models(before)), declared(before))
-    return set(unready(before)) - changed - {ENDPOINT} if changed else set()
 
 
 def reason(message: str) -> str:
@@ -139,7 +138,7 @@ def deployed(
     of_node: dict[str, list[int]] = {}
     for key, (_, available) in devices.items():
         of_node.setdefault(key.rpartition("/")[0], []).append(available)
-    deployments = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
+    deployments = deployments_of(details)
     return {
         "nodes": [
             {"resources": node["Resources"], "device_bytes": of_node.get(node["NodeID"], [])}
@@ -162,7 +161,7 @@ def replicas_on(details: Mapping[str, Any], node_id: str) -> list[str]:
 def longest_drain_s(details: Mapping[str, Any], node_id: str) -> float:
     """The longest `drain_s` of a model with a replica on the node. A router's own bound is above any request's."""
     here = set(replicas_on(details, node_id)) - {ROUTER}
-    deployments = (details["applications"].get(APPLICATION) or {"deployments": {}})["deployments"]
+    deployments = deployments_of(details)
     bounds = [deployments[name]["deployment_config"]["graceful_shutdown_timeout_s"] for name in here & set(deployments)]
     return max(bounds, default=0.0)
 
@@ -174,7 +173,7 @@ def is_built(details: Mapping[str, Any]) -> bool | None:
         return None
     if application["deployments"]:
         return True
-    return False if STATES.get(_enum_value(application["status"])) == "failed" else None
+    return False if STATES.get(enum_value(application["status"])) == "failed" else None
 
 
 def describe(
@@ -197,8 +196,8 @@ def describe(
         for key, one in deployments.items()
         if key.startswith(ENGINE_PREFIX)
     ]
-    state = STATES.get(_enum_value(application["status"]), "starting")
-    proxies = [_enum_value(proxy["status"]) for proxy in details["proxies"].values()]
+    state = STATES.get(enum_value(application["status"]), "starting")
+    proxies = [enum_value(proxy["status"]) for proxy in details["proxies"].values()]
     if state == "running" and set(proxies) != {"HEALTHY"}:
         state = "starting"
     failed = [one for one in deployments.values() if one["message"] and one["state"] != "healthy"]
@@ -240,7 +239,7 @@ def describe_load(deployment: Mapping[str, Any], reported: ReportedSeries) -> di
 def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: RouterCounts, executing: float) -> str:
     target = deployment["target_num_replicas"]
     signals = Signals(
-        running=sum(_enum_value(one["state"]) == "RUNNING" for one in deployment["replicas"]),
+        running=sum(enum_value(one["state"]) == "RUNNING" for one in deployment["replicas"]),
         target=target,
         waiting=counts.waiting,
         granted=counts.granted,
@@ -267,14 +266,14 @@ def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: Route
 
 def unplaced(details: Mapping[str, Any]) -> dict[str, list[Replica]]:
     """Deployment -> its starting replicas that have no node; `details`: Serve's details as a dictionary."""
-    deployments = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
-    found = {name: _unplaced(one) for name, one in deployments.items() if _enum_value(one["status"]) not in IN_TROUBLE}
+    deployments = deployments_of(details)
+    found = {name: _unplaced(one) for name, one in deployments.items() if enum_value(one["status"]) not in IN_TROUBLE}
     return {name: replicas for name, replicas in found.items() if replicas}
 
 
 def _unplaced(deployment: Mapping[str, Any]) -> list[Replica]:
     return [
-        one for one in deployment["replicas"] if _enum_value(one["state"]) == "STARTING" and one.get("node_id") is None
+        one for one in deployment["replicas"] if enum_value(one["state"]) == "STARTING" and one.get("node_id") is None
     ]
 
 

@@ -7,7 +7,7 @@ Never: grants more than a device has; the leases of a device never exceed its by
 
 from serve_app.core.memory.checkpoint import Checkpoint, CheckpointChanges, CheckpointKey, EntryKind
 from serve_app.core.memory.defrag_steps import Relocation
-from serve_app.core.memory.engine_grants import BlockedEngine, EngineGrants
+from serve_app.core.memory.engine_grants import OVERUSE_SHARE, BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase, slots_of
 from serve_app.core.memory.ledger import GROWTH_SHARE, Ledger
 from serve_app.core.memory.reports import (
@@ -39,6 +39,7 @@ __all__ = [
     "FENCE_S",
     "GROWTH_SHARE",
     "LOADING_TTL_S",
+    "OVERUSE_SHARE",
     "OWNER_TTL_S",
     "RESERVATION_TTL_S",
     "SESSIONS_OWNER",

@@ -13,6 +13,13 @@ Process = tuple[int, int]  # id, and start in clock ticks since boot, because id
 LOADING_TTL_S = 9.0  # loading holds Python's GIL for seconds; 10 s with the check
 
 
+def _fill(report: Any, state: list[Any]) -> None:
+    """Unpickle: of a release that has fewer fields, with their defaults, and of one that has more, without them."""
+    for index, field in enumerate(fields(report)):
+        value = state[index] if index < len(state) else field.default
+        object.__setattr__(report, field.name, value)
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """Location of a rank of an engine: the node and its device; None: any device."""
@@ -31,6 +38,7 @@ class StartReport:
         share: of the phase; None: not known.
         done_bytes: downloaded; None: nothing is downloaded.
         last_s: seconds of the model's last start on that node; None: not known.
+        total_bytes: of the download; None: not known.
     """
 
     phase: str
@@ -38,6 +46,10 @@ class StartReport:
     share: float | None = None
     done_bytes: int | None = None
     last_s: float | None = None
+    total_bytes: int | None = None
+
+    def __setstate__(self, state: list[Any]) -> None:
+        _fill(self, state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +93,7 @@ class EngineReport:
     start: StartReport | None = None
 
     def __setstate__(self, state: list[Any]) -> None:
-        """Unpickle: of a release that has fewer fields, with their defaults, and of one that has more, without them."""
-        for index, field in enumerate(fields(self)):
-            value = state[index] if index < len(state) else field.default
-            object.__setattr__(self, field.name, value)
+        _fill(self, state)
 
     def __post_init__(self) -> None:
         if not self.ranks or not 0 < self.least_bytes <= self.wanted_bytes:

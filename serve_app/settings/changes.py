@@ -1,6 +1,7 @@
 """What a deploy would do to each deployment, and why: compared with the configuration that is deployed. Pure.
 
-Invariant: a deployment is called restarted exactly where Serve would replace its replicas (`settings/versions.py`).
+Invariant: a deployment is called restarted exactly where Serve would replace its replicas (`settings/versions.py`), and
+where that is not known.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from serve_app.engine import environment
 from serve_app.errors import ConfigError
-from serve_app.names import RELEASE, ROUTER, deployment_of
-from serve_app.settings import ModelSettings, Settings, engine_version, parse, split_release
+from serve_app.names import ROUTER, deployment_of
+from serve_app.settings.model import ModelSettings
+from serve_app.settings.serve_config import as_change, split_release
+from serve_app.settings.settings import Settings, parse
+from serve_app.settings.versions import engine_version
 
 QUOTA = "GpuMemoryQuota"
 What = Literal["added", "removed", "restarted", "changed", "unchanged", "later"]
@@ -32,51 +35,45 @@ class Change:
     fields: tuple[str, ...] = ()
 
 
-def changes(deployed: Mapping[str, Any] | None, wanted: Settings, platform: environment.Platform) -> list[Change]:
-    """What a deploy of `wanted` would do.
+def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list[Change]:
+    """What a deploy would do. Both are arguments of an application, see `serve_config.application`.
 
     Args:
-        deployed: the arguments of the running application; None: none runs.
-        wanted: without keys in clear, as it would be deployed.
-
-    Raises:
-        ConfigError: what is deployed cannot be read: it is of another version of serve-app.
+        deployed: of the running application; None: none runs. Other tools may have declared anything: then all is
+            restarted.
+        declared: what would be deployed, without keys in clear.
+        on_cpu: by vLLM's CPU build, see `engine_version`.
     """
+    release, configuration = split_release(declared)
+    wanted = parse(configuration)
+    names = [*(deployment_of(model.name) for model in wanted.models), ROUTER]
     if deployed is None:
-        told = [Change(deployment_of(model.name), "added", "nothing is deployed") for model in wanted.models]
-        return [*told, Change(ROUTER, "added", "nothing is deployed")]
-    release, configuration = split_release(deployed)
+        return [Change(name, "added", "nothing is deployed") for name in names]
     try:
+        old_release, configuration = split_release(deployed)
         before = parse(configuration)
-    except ConfigError as error:
-        raise ConfigError(f"the deployed configuration is of another version of serve-app: {error.message}") from None
+    except (TypeError, ValueError, ConfigError) as error:
+        why = f"what is deployed cannot be read: {error.message if isinstance(error, ConfigError) else error}"
+        return [Change(name, "restarted", why) for name in names]
+    served = [model.name for model in before.models]
+    before, wanted = (parse(as_change(one.model_dump(mode="json"), served)) for one in (before, wanted))
     old = {model.name: model for model in before.models}
-    wanted = wanted.model_copy(update={"models": tuple(_as_change(old.get(one.name), one) for one in wanted.models)})
-    found = [_of_model(old.get(model.name), model, platform) for model in wanted.models]
+    found = [_of_model(old.get(model.name), model, on_cpu=on_cpu) for model in wanted.models]
     kept = {model.name for model in wanted.models}
     gone = "no longer configured: what runs is finished, new requests get 404"
     found += [Change(deployment_of(name), "removed", gone) for name in old if name not in kept]
     found += _of_rest(before, wanted)
-    if release != RELEASE:
-        why = f"serve-app {RELEASE} replaces {release or 'another release'}"
+    if release != old_release:
+        why = f"serve-app {release} replaces {old_release or 'another release'}"
         found = [one if one.what in ("added", "removed") else replace(one, what="restarted", why=why) for one in found]
     return found
 
 
-def _as_change(before: ModelSettings | None, after: ModelSettings) -> ModelSettings:
-    """The model as a deploy declares it: one that is served keeps its number of replicas."""
-    if before is None:
-        return after
-    first = before.replicas.initial_replicas
-    return after.model_copy(update={"replicas": after.replicas.model_copy(update={"initial_replicas": first})})
-
-
-def _of_model(before: ModelSettings | None, after: ModelSettings, platform: environment.Platform) -> Change:
+def _of_model(before: ModelSettings | None, after: ModelSettings, *, on_cpu: bool) -> Change:
     deployment = deployment_of(after.name)
     if before is None:
         return Change(deployment, "added", "new in the configuration")
     fields = tuple(_differences(before.model_dump(mode="json"), after.model_dump(mode="json")))
-    on_cpu = platform == "cpu"
     if engine_version(before, on_cpu=on_cpu) != engine_version(after, on_cpu=on_cpu):
         return Change(deployment, "restarted", "an engine cannot take this over while it runs", fields)
     if before != after:

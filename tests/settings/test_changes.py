@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
-from serve_app.cli.check import Change, changes
-from serve_app.errors import ConfigError
 from serve_app.names import RELEASE
-from serve_app.settings import parse
+from serve_app.settings import Change, changes, parse
 
 A, B = {"name": "a"}, {"name": "b"}
 
 
 def planned(before: dict[str, Any] | None, after: dict[str, Any], release: str = RELEASE) -> dict[str, Change]:
-    deployed = None if before is None else {"release": release, **parse(before).model_dump(mode="json")}
-    return {one.deployment: one for one in changes(deployed, parse(after), "cpu")}
+    deployed = None if before is None else arguments(before, release)
+    return {one.deployment: one for one in changes(deployed, arguments(after), on_cpu=True)}
+
+
+def arguments(config: dict[str, Any], release: str = RELEASE) -> dict[str, Any]:
+    return {"release": release, **parse(config).model_dump(mode="json")}
 
 
 def whats(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, str]:
@@ -79,6 +81,26 @@ def test_changed_keys_are_named_without_their_digests() -> None:
     assert planned(keys[0], keys[1])["Router"].fields == ("auth.keys",)
 
 
-def test_a_configuration_of_another_version_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"of another version of serve-app: models\.0\.gone: unknown key"):
-        changes({"models": [A | {"gone": 1}]}, parse({"models": [A]}), "cpu")
+@pytest.mark.parametrize(
+    ("deployed", "why"),
+    [
+        ({"models": [A | {"gone": 1}]}, "models.0.gone: unknown key"),
+        ({"config": "file.yaml"}, "config: unknown key"),
+        ("text", ""),
+        ([1], ""),
+    ],
+    ids=["of another version", "of another tool", "text", "list"],
+)
+def test_where_what_is_deployed_cannot_be_read_all_counts_as_restarted(deployed: Any, why: str) -> None:
+    found = changes(deployed, arguments({"models": [A]}), on_cpu=True)
+    assert {one.deployment: one.what for one in found} == {"engine-a": "restarted", "Router": "restarted"}
+    assert found[0].why.startswith("what is deployed cannot be read: ")
+    assert why in found[0].why
+
+
+def test_a_served_model_keeps_its_replicas_so_the_number_to_start_with_is_no_change() -> None:
+    def replicas(initial: int | None) -> dict[str, Any]:
+        return {"models": [A | {"replicas": {"min_replicas": 1, "initial_replicas": initial, "max_replicas": 4}}]}
+
+    for before, after in ((4, 4), (None, 4), (2, None)):
+        assert whats(replicas(before), replicas(after))["engine-a"] == "unchanged"

@@ -1,0 +1,105 @@
+"""One scrape of the metrics of all router replicas, whichever of them answers: only HAProxy has an address to scrape.
+
+The answering router asks the engines for their load, and the other routers for their own metrics. Each sample of a
+router gets the label `router`, as each is a counter of one process; the engines' have none.
+
+Invariant: a scrape ends within twice `ANSWER_TIMEOUT_S`; a router that has not answered by then is missing in it,
+and logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from serve_app.ray_adapter import NO_ANSWER, in_fresh_context
+from serve_app.router.metrics import RouterMetrics
+from serve_app.router.model_router import ModelRouter
+
+logger = logging.getLogger("ray.serve")
+
+ANSWER_TIMEOUT_S = 2.0  # a router answers within milliseconds; one that is shutting down, never
+
+Exposition = tuple[str, bytes]  # a router's id, and its metrics in Prometheus' text format
+AskAll = Callable[[], Awaitable[Iterable[Awaitable[Exposition]]]]  # as `Scrape.here`
+
+
+class Scrape:
+    """Answers scrapes at one router.
+
+    Args:
+        router: its id.
+        models: by name, as they are served now.
+        ask_all: asks every router for `here`; the call and the answers may raise NO_ANSWER.
+    """
+
+    def __init__(self, router: str, metrics: RouterMetrics, models: Mapping[str, ModelRouter], ask_all: AskAll) -> None:
+        self._router, self._metrics, self._models, self._ask_all = router, metrics, models, ask_all
+
+    def here(self) -> Exposition:
+        """This router's id and its own metrics."""
+        for model in self._models.values():
+            self._metrics.set_model(model)
+        return self._router, self._metrics.render()
+
+    async def everywhere(self) -> bytes:
+        """The metrics of all routers and engines, in Prometheus' text format."""
+        # in a context of its own: the calling HTTP request must not decide how replies are read
+        others = in_fresh_context(self._others(), "metrics")
+        await asyncio.gather(*(self._read_engines(name, model) for name, model in self._models.items()))
+        found = dict(await others)
+        found |= [self.here()]
+        return merged(found) + self._metrics.render_engines()
+
+    async def _read_engines(self, name: str, model: ModelRouter) -> None:
+        """Ask the engines of a model for their load."""
+        replicas = sorted(model.replica_set.running)
+        loads = await asyncio.gather(*map(model.replica_set.fetch_load, replicas))
+        if self._models.get(name) is model:  # else it was removed meanwhile, with its metrics
+            known = {one: load for one, load in zip(replicas, loads, strict=True) if load is not None}
+            self._metrics.set_engines(name, known)
+
+    async def _others(self) -> list[Exposition]:
+        """What the routers answer, this one perhaps among them."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                answers = await self._ask_all()
+        except NO_ANSWER as error:
+            logger.warning("a scrape did not reach the other routers: %s", error)
+            return []
+        return [one for one in await asyncio.gather(*map(_answer_or_none, answers)) if one is not None]
+
+
+async def _answer_or_none(answer: Awaitable[Exposition]) -> Exposition | None:
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await answer
+    except NO_ANSWER as error:
+        logger.warning("a router did not answer a scrape: %s", error)
+        return None
+
+
+def merged(expositions: Mapping[str, bytes]) -> bytes:
+    """One exposition of those of several routers, by their ids: each family once, each sample with its router."""
+    families: dict[str, list[str]] = {}
+    for router, text in sorted(expositions.items()):
+        family, is_new = families.setdefault("", []), True
+        for line in text.decode().splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                is_new = name not in families
+                family = families.setdefault(name, [])
+            if not line.startswith("#"):
+                family.append(_labelled(line, f'router="{router}"'))
+            elif is_new:
+                family.append(line)
+    return "".join(f"{line}\n" for family in families.values() for line in family).encode()
+
+
+def _labelled(sample: str, label: str) -> str:
+    name, _, value = sample.partition(" ")  # a name without labels; else a part of them, with the brace
+    if "{" not in name:
+        return f"{name}{{{label}}} {value}"
+    name, _, rest = sample.partition("{")
+    return f"{name}{{{label},{rest}"

@@ -1,0 +1,110 @@
+"""What `serve-app check` says of a model at the hub, and `hf download` before a start, with the hub's real client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.engine.tiny_model import ensure_tiny_model
+from tests.fakes.hub import OTHER_TOKEN, TOKEN, Hub, files_of
+from tests.fakes.until import until
+from tests.requires import requires
+
+requires("linux")
+
+ROOT = Path(__file__).parents[2]
+IDS = ("org/open", "org/absent", "org/private", "org/gated")
+NOWHERE = "http://127.0.0.1:1"
+SLOW = 100_000.0  # bytes a second: the weights of 10 MB need far longer than the test looks
+END_S = 100.0  # of one command; two seconds on an idle core
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    files = files_of(ensure_tiny_model())
+    repos = {"org/open": files, "org/private": files, "org/gated": files, "Qwen/Qwen3-8B": files}
+    with Hub(repos, private=["org/private"], gated=["org/gated"]) as running:
+        yield running
+
+
+def checked(hub: Hub, home: Path, *ids: str, **environment: str) -> list[dict[str, Any]]:
+    """The findings about the models themselves, by the command."""
+    config = home / "my.yaml"
+    config.write_text(json.dumps({"models": [{"name": name.replace("/", "-"), "path": name} for name in ids]}))
+    done = subprocess.run(
+        [sys.executable, "-m", "serve_app.cli", "check", str(config), "--json", "--state-dir", str(home)],
+        env=hub.environment(home, **environment),
+        capture_output=True,
+        text=True,
+        timeout=END_S,
+        check=False,
+    )
+    findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+    assert done.returncode == any(one["severity"] == "error" for one in findings), done.stderr
+    return [one for one in findings if one["path"].endswith(".path")]
+
+
+@pytest.mark.parametrize(
+    ("environment", "codes"),
+    [
+        ({}, {1: "no_such_model", 2: "no_such_model", 3: "gated"}),
+        ({"HF_TOKEN": OTHER_TOKEN}, {1: "no_such_model", 2: "no_such_model", 3: "gated"}),
+        ({"HF_TOKEN": TOKEN}, {1: "no_such_model"}),
+        ({"HF_TOKEN": "hf_mistyped"}, dict.fromkeys(range(4), "wrong_token")),
+        ({"HF_HUB_OFFLINE": "1"}, dict.fromkeys(range(4), "offline")),
+        ({"HF_ENDPOINT": NOWHERE}, dict.fromkeys(range(4), "hub_unreachable")),
+    ],
+    ids=["no token", "a stranger's token", "a member's token", "no valid token", "offline", "no hub"],
+)
+def test_each_answer_of_the_hub_has_its_own_finding(
+    hub: Hub, tmp_path: Path, environment: dict[str, str], codes: dict[int, str]
+) -> None:
+    found = {one["path"]: one["code"] for one in checked(hub, tmp_path, *IDS, **environment)}
+    assert found == {f"models.{number}.path": code for number, code in codes.items()}
+
+
+def test_no_token_is_in_a_finding(hub: Hub, tmp_path: Path) -> None:
+    assert TOKEN not in json.dumps(checked(hub, tmp_path, *IDS, HF_TOKEN=TOKEN))
+
+
+def test_a_warmed_up_worker_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
+    """The command is the document's."""
+    text = (ROOT / "docs/operations.md").read_text()
+    ((command, name),) = re.findall(r"`(\.venv/bin/hf download ([\w/.-]+))`", text)
+    assert [one["code"] for one in checked(hub, tmp_path, name, HF_HUB_OFFLINE="1")] == ["offline"]
+    done = subprocess.run(
+        command.split(),
+        cwd=ROOT,
+        env=hub.environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=END_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert checked(hub, tmp_path, name, HF_HUB_OFFLINE="1") == []
+
+
+def test_a_broken_download_is_no_model_and_can_be_repeated(hub: Hub, tmp_path: Path) -> None:
+    command, environment = [f"{ROOT}/.venv/bin/hf", "download", "org/open"], hub.environment(tmp_path)
+    hub.bytes_per_s = SLOW
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        begun = until(lambda: bool(hub.downloads() and list(tmp_path.rglob("*.incomplete"))), END_S, "a download")
+        asyncio.run(begun)
+    finally:
+        process.kill()
+        process.wait()
+        hub.bytes_per_s = None
+    assert [one["code"] for one in checked(hub, tmp_path, "org/open", HF_HUB_OFFLINE="1")] == ["offline"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=END_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert checked(hub, tmp_path, "org/open", HF_HUB_OFFLINE="1") == []

@@ -1,0 +1,115 @@
+"""What the checks of all clients share: where the stack is, what is asked of it, and what its metrics say of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+TINY = "tiny"
+EMBED = "tiny-embed"
+SLOW = "slow"  # makes a token in 10 ms, up to 8,000 of them: a client can leave
+BUSY = "busy"  # its only slot is taken
+BASE_URL, KEY = os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", "")
+LOW_KEY = os.environ.get("CLIENTS_LOW_KEY", "")  # of a tenant whose class has no queue
+TOKENS = 700  # of an answer with a schema: the noise model puts a hundred of white space around each value
+MANY_TOKENS = 8000
+SETTLE_S = 10.0  # for the engine to hear of a client that left, on two busy cores
+POLL_S = 0.05
+ASK: Any = [{"role": "user", "content": "Hello!"}]
+WRONG_KEY = "sk-nobody"
+WRONG_MODEL = "no-such-model"
+PAST = {"X-Deadline-Ms": "100"}  # over before the busy model has room
+
+Check = Callable[[], str | None]
+COLUMNS = (
+    "chat, stream", "usage of a stream", "errors", "429", "leaving a stream", "tools, streamed", "structured output",
+    "responses", "embeddings",
+)  # fmt: skip
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    unit: Literal["c", "f"]
+    days: Literal[1, 2, 3]
+
+
+WEATHER_TOOL: Any = {
+    "type": "function",
+    "function": {"name": "weather", "description": "The weather.", "parameters": Weather.model_json_schema()},
+}
+
+
+def metric(name: str, **labels: str) -> float:
+    """Sum of the samples of this name that carry these labels."""
+    endpoint = BASE_URL.removesuffix("/v1")
+    request = urllib.request.Request(f"{endpoint}/metrics", headers={"Authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text = answer.read().decode()
+    wanted = {f'{label}="{value}"' for label, value in labels.items()}
+    samples = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", text, re.MULTILINE)
+    return sum(float(value) for found, value in samples if wanted <= set(found.split(",")))
+
+
+def running(model: str) -> float:
+    """Sequences of the model that engines run."""
+    return metric("serve_app_engine", model=model, figure="running")
+
+
+@contextmanager
+def leaves(model: str = SLOW) -> Iterator[None]:
+    """The request to the model that is begun in the block is cancelled while it runs, and nothing of it runs on."""
+    cancelled: Mapping[str, str] = {"model": model, "outcome": "cancelled_running"}
+    before = metric("serve_app_requests_total", **cancelled)
+    yield
+    seen: tuple[float, float] = (-1, -1)
+    until = time.monotonic() + SETTLE_S
+    while seen != (1, 0):
+        if time.monotonic() > until:
+            raise AssertionError(f"requests cancelled, sequences running: {seen}, not (1, 0)")
+        time.sleep(POLL_S)  # bound: SETTLE_S
+        ended = metric("serve_app_requests_total", **cancelled) - before
+        seen = (ended, running(model))
+
+
+@contextmanager
+def refused(reason: str, times: int) -> Iterator[None]:
+    """In the block `BUSY` gets `times` requests, and refuses each with this reason. Between two that find a full queue
+    the client waits as long as the refusal says."""
+    told_s = _retry_after_s() if reason == "queue_full" else 0.0
+    before = metric("serve_app_refused", model=BUSY, reason=reason)
+    began = time.monotonic()
+    yield
+    waited_s = time.monotonic() - began
+    seen = metric("serve_app_refused", model=BUSY, reason=reason) - before
+    assert seen == times, f"{seen} requests were refused with {reason}, not {times}"
+    assert waited_s >= 0.9 * told_s, f"repeated after {waited_s:.1f} s, told to wait {told_s} s"
+
+
+def _retry_after_s() -> float:
+    body = json.dumps({"model": BUSY, "prompt": "a", "max_tokens": 1}).encode()
+    headers = {"Authorization": f"Bearer {LOW_KEY}", "Content-Type": "application/json"}
+    try:
+        urllib.request.urlopen(urllib.request.Request(f"{BASE_URL}/completions", body, headers), timeout=30).close()
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return float(refusal.headers["Retry-After"])
+    raise AssertionError(f"{BUSY} has room")
+
+
+def raised(kind: type[Any], call: Callable[[], object]) -> Any:
+    """The exception of this class that the call raises."""
+    try:
+        got = call()
+    except kind as failure:
+        return failure
+    raise AssertionError(f"{kind.__name__} expected, not {got!r}")

@@ -1,0 +1,171 @@
+"""LiteLLM and instructor, which wrap OpenAI's SDK."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import instructor
+import litellm
+import openai
+from instructor.core import InstructorRetryException
+from openai import OpenAI
+
+from tests.clients.checks.common import (
+    ASK,
+    BASE_URL,
+    BUSY,
+    EMBED,
+    KEY,
+    LOW_KEY,
+    MANY_TOKENS,
+    PAST,
+    SLOW,
+    TINY,
+    TOKENS,
+    WEATHER_TOOL,
+    WRONG_KEY,
+    WRONG_MODEL,
+    Check,
+    Weather,
+    leaves,
+    raised,
+    refused,
+)
+
+
+def litellm_call(**more: Any) -> Any:
+    asked = {"model": f"openai/{TINY}", "messages": ASK, "api_base": BASE_URL, "api_key": KEY, "max_tokens": 5}
+    return litellm.completion(**asked | more)
+
+
+def litellm_chat() -> None:
+    assert litellm_call().choices[0].message.content
+    assert litellm.stream_chunk_builder(list(litellm_call(stream=True))).choices[0].message.content
+
+
+def litellm_usage() -> None:
+    last = list(litellm_call(stream=True, stream_options={"include_usage": True}))[-1]
+    assert 0 < last.usage.completion_tokens <= 5
+
+
+def litellm_errors() -> None:
+    raised(litellm.NotFoundError, lambda: litellm_call(model=f"openai/{WRONG_MODEL}"))
+    raised(litellm.AuthenticationError, lambda: litellm_call(api_key=WRONG_KEY))
+    assert "top_p" in str(raised(litellm.BadRequestError, lambda: litellm_call(top_p=7)))
+
+
+def litellm_busy() -> None:
+    with refused("queue_full", 2):
+        busy = {"model": f"openai/{BUSY}", "api_key": LOW_KEY, "max_retries": 1}
+        raised(litellm.RateLimitError, lambda: litellm_call(**busy))
+    with refused("deadline", 1):
+        busy = {"model": f"openai/{BUSY}", "extra_headers": PAST, "max_retries": 1}
+        raised(litellm.RateLimitError, lambda: litellm_call(**busy))
+
+
+def litellm_leaving() -> None:
+    async def leave() -> None:
+        asked = {"model": f"openai/{SLOW}", "messages": ASK, "api_base": BASE_URL, "api_key": KEY}
+        stream = await litellm.acompletion(**asked, max_tokens=MANY_TOKENS, stream=True)
+        await anext(aiter(stream))
+        await stream.aclose()
+
+    with leaves():
+        asyncio.run(leave())
+
+
+def litellm_tools() -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        asked = {"tools": [WEATHER_TOOL], "tool_choice": choice, "max_tokens": TOKENS}
+        whole = litellm.stream_chunk_builder(list(litellm_call(**asked, stream=True)))
+        for answer in (whole, litellm_call(**asked)):
+            Weather.model_validate_json(answer.choices[0].message.tool_calls[0].function.arguments)
+
+
+def litellm_structured() -> None:
+    answer = litellm_call(response_format=Weather, max_tokens=TOKENS)
+    Weather.model_validate_json(answer.choices[0].message.content)
+
+
+def litellm_responses() -> None:
+    asked = {"model": f"openai/{TINY}", "input": "Hello!", "api_base": BASE_URL, "api_key": KEY}
+    assert litellm.responses(**asked, max_output_tokens=5).output
+    last = list(litellm.responses(**asked, max_output_tokens=5, stream=True))[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+
+
+def litellm_embeddings() -> None:
+    found = litellm.embedding(model=f"openai/{EMBED}", input=["a", "b"], api_base=BASE_URL, api_key=KEY)
+    assert len(found.data) == 2
+
+
+def instructed(mode: instructor.Mode, max_retries: int = 0, **options: Any) -> Any:
+    """A client, and the arguments of each of its calls."""
+    return instructor.from_openai(OpenAI(max_retries=max_retries, **options), mode=mode)
+
+
+def instructor_call(client: Any, model: str = TINY, **more: Any) -> Any:
+    asked = {"model": model, "messages": ASK, "response_model": Weather, "max_tokens": TOKENS, "max_retries": 0}
+    return client.chat.completions.create(**asked | more)
+
+
+def instructor_errors() -> None:
+    client = instructed(instructor.Mode.TOOLS)
+    for kind, call in (
+        (openai.NotFoundError, lambda: instructor_call(client, WRONG_MODEL)),
+        (openai.AuthenticationError, lambda: instructor_call(instructed(instructor.Mode.TOOLS, api_key=WRONG_KEY))),
+        (openai.BadRequestError, lambda: instructor_call(client, top_p=7)),
+    ):
+        cause = raised(InstructorRetryException, call).__cause__
+        assert type(cause) is kind, repr(cause)
+    assert cause.param == "top_p"
+
+
+def instructor_busy() -> None:
+    with refused("queue_full", 2):
+        low = instructed(instructor.Mode.TOOLS, max_retries=1, api_key=LOW_KEY)
+        raised(InstructorRetryException, lambda: instructor_call(low, BUSY))
+    with refused("deadline", 1):
+        late = instructed(instructor.Mode.TOOLS, max_retries=1, default_headers=PAST)
+        raised(InstructorRetryException, lambda: instructor_call(late, BUSY))
+
+
+def instructor_tools() -> None:
+    client = instructed(instructor.Mode.TOOLS)
+    assert isinstance(instructor_call(client), Weather)
+    asked = {"model": TINY, "messages": ASK, "response_model": Weather, "max_tokens": TOKENS}
+    *_, last = client.chat.completions.create_partial(**asked)
+    Weather.model_validate(last.model_dump())
+
+
+def instructor_structured() -> None:
+    assert isinstance(instructor_call(instructed(instructor.Mode.JSON_SCHEMA)), Weather)
+
+
+def instructor_responses() -> None:
+    client = instructed(instructor.Mode.RESPONSES_TOOLS)
+    asked = {"model": TINY, "input": "Weather?", "response_model": Weather, "max_output_tokens": TOKENS}
+    assert isinstance(client.responses.create(**asked, max_retries=0), Weather)
+
+
+CHECKS: dict[str, dict[str, Check]] = {
+    "litellm": {
+        "chat, stream": litellm_chat,
+        "usage of a stream": litellm_usage,
+        "errors": litellm_errors,
+        "429": litellm_busy,
+        "leaving a stream": litellm_leaving,
+        "tools, streamed": litellm_tools,
+        "structured output": litellm_structured,
+        "responses": litellm_responses,
+        "embeddings": litellm_embeddings,
+    },
+    "instructor": {
+        "errors": instructor_errors,
+        "429": instructor_busy,
+        "tools, streamed": instructor_tools,
+        "structured output": instructor_structured,
+        "responses": instructor_responses,
+    },
+}

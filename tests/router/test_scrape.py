@@ -1,0 +1,94 @@
+"""One scrape has the metrics of all routers, each sample with its router, in bounded time whatever the others do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from ray.exceptions import RayError
+
+from serve_app.router import RouterMetrics, Scrape, scrape
+from serve_app.router.scrape import Exposition, merged
+
+
+def exposition(requests: float, model: str = "m", help_text: str = "Requests.") -> bytes:
+    registry = CollectorRegistry()
+    Counter("requests", help_text, ("model",), registry=registry).labels(model).inc(requests)
+    Gauge("unread", "Bytes.", registry=registry).set(1)
+    return generate_latest(registry)
+
+
+def samples(text: bytes, name: str) -> dict[str, float]:
+    """By router; the exposition must be one that a scraper takes."""
+    families = list(text_string_to_metric_families(text.decode()))
+    assert len({family.name for family in families}) == len(families), "each family once"
+    return {s.labels["router"]: s.value for family in families for s in family.samples if s.name == name}
+
+
+def test_each_sample_gets_its_router_and_each_family_is_there_once() -> None:
+    text = merged({"b": exposition(2), "a": exposition(1)})
+    assert samples(text, "requests_total") == {"a": 1, "b": 2}
+    assert samples(text, "unread") == {"a": 1, "b": 1}
+
+
+def test_the_words_of_another_release_do_not_split_a_family() -> None:
+    text = merged({"a": exposition(1), "b": exposition(2, help_text="Requests, in other words.")})
+    assert samples(text, "requests_total") == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("model", ["a b", "a{b", 'a"b', "a\nb", "a\\"])
+def test_a_label_of_any_characters_stays_what_it_is(model: str) -> None:
+    text = merged({"r": exposition(3, model)}).decode()
+    found = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == "requests_total"]
+    assert [(one.labels, one.value) for one in found] == [({"router": "r", "model": model}, 3)]
+
+
+async def told(text: bytes, router: str) -> Exposition:
+    return router, text
+
+
+async def silent() -> Exposition:
+    await asyncio.Event().wait()
+    raise AssertionError("not reached")
+
+
+async def broken() -> Exposition:
+    raise RayError("gone")
+
+
+def scraped(*answers: Awaitable[Exposition], error: BaseException | None = None) -> bytes:
+    """A scrape at the router `here`, with these answers of all routers, or an error of the call."""
+
+    async def ask_all() -> Iterable[Awaitable[Exposition]]:
+        if error is not None:
+            raise error
+        return answers
+
+    metrics = RouterMetrics()
+    metrics.count_tokens("m", "t", 5, 0)
+    return asyncio.run(Scrape("here", metrics, {}, ask_all).everywhere())
+
+
+def test_all_routers_are_in_one_scrape_and_the_answering_one_is_there_once() -> None:
+    other = RouterMetrics()
+    other.count_tokens("m", "t", 7, 0)
+    text = scraped(told(other.render(), "there"), told(other.render(), "here"))
+    assert samples(text, "serve_app_prompt_tokens_total") == {"here": 5, "there": 7}
+
+
+def test_a_router_that_does_not_answer_is_missing_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scrape, "ANSWER_TIMEOUT_S", 0.05)
+    text = scraped(silent(), broken(), told(exposition(3), "there"))
+    assert samples(text, "requests_total") == {"there": 3}
+    assert samples(text, "serve_app_prompt_tokens_total") == {"here": 5}
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+
+
+@pytest.mark.parametrize("error", [RayError("gone"), TimeoutError()], ids=["RayError", "TimeoutError"])
+def test_without_the_others_a_router_tells_its_own(error: BaseException) -> None:
+    assert samples(scraped(error=error), "serve_app_prompt_tokens_total") == {"here": 5}
