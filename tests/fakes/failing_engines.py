@@ -39,6 +39,12 @@ def takes(router: Router) -> dict[str, str]:
     return {name: words[replicas.takes_requests(name)] for name in replicas.running}
 
 
+async def ejected(router: Router, name: str) -> None:
+    """Requests that prefer this replica until it is ejected; by credit alone they may all run on another."""
+    while not router.model.replica_set.outliers.ejected_count:
+        await router.ask(affinity=name)
+
+
 async def probe_is_due(router: Router, name: str) -> None:
     """Until the next request is this replica's probe: its ejection is over, and the router has credit there. Without
     credit the request would run where there is some."""

@@ -15,7 +15,7 @@ from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.router.replicas import ResultReporter
 from tests.fakes.engines import FakeCluster, run, turns, until
-from tests.fakes.failing_engines import SHORT, Broken, probe_is_due, takes
+from tests.fakes.failing_engines import SHORT, Broken, ejected, probe_is_due, takes
 from tests.fakes.router import LONG, NORMAL, SOON_S, Router, freeze, held, thaw
 
 
@@ -78,8 +78,7 @@ def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken, replicas = Broken(cluster, "r1"), router.model.replica_set
-        while not replicas.outliers.ejected_count:
-            await router.ask()
+        await ejected(router, "r1")
         broken.mend()
         freeze(cluster, "r1")
         for _ in range(3):
@@ -103,8 +102,7 @@ def test_a_probes_place_that_nobody_used_is_for_the_next_request() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken, replicas = Broken(cluster, "r1"), router.model.replica_set
-        while not replicas.outliers.ejected_count:
-            await router.ask()
+        await ejected(router, "r1")
         broken.mend()
         await probe_is_due(router, "r1")
         async with held(router, Arrival("unsent", NORMAL, "tenant", affinity="r1")) as granted:
@@ -122,8 +120,7 @@ def test_a_probe_counts_by_its_first_frame() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken, replicas = Broken(cluster, "r1"), router.model.replica_set
-        while not replicas.outliers.ejected_count:
-            await router.ask()
+        await ejected(router, "r1")
         broken.mend()
         await probe_is_due(router, "r1")
         probe = router.asking(LONG)
