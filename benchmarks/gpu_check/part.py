@@ -191,7 +191,7 @@ class PartChecks:
         living = list(replicas)
 
         def kill(count: int) -> None:
-            while count and living:
+            while count >= plan.KILL_AFTER_TOKENS and living:
                 os.kill(living.pop(), signal.SIGKILL)
 
         with ThreadPoolExecutor(1) as pool:

@@ -23,6 +23,7 @@ PROMPTS, QUICK_PROMPTS = 8, 4
 TOKENS, QUICK_TOKENS = 64, 32  # of a compared answer
 BORDER_PROMPTS, QUICK_BORDER_PROMPTS = 3, 1
 BORDER_BLOCKS = 2  # an answer of so many blocks passes as many borders
+KILL_AFTER_TOKENS = 16  # of a stream: its client has a part
 KILL_TOKENS = 1700  # nearly all that fits: on a fast engine, too, the first come long before the last
 CLIENTS, QUICK_CLIENTS = (1, 8, 32), (1, 8)
 ROUNDS, QUICK_ROUNDS = 3, 2
