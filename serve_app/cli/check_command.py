@@ -23,7 +23,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from serve_app.cli import deploy as deploying
-from serve_app.cli.check import Cluster, Finding, Node, check_fit, check_model, check_settings, read
+from serve_app.cli.check import Cluster, Finding, Node, Reading, check_fit, check_model, check_settings, read
 from serve_app.cli.progress import Progress
 from serve_app.cluster.local import InstanceState, ask
 from serve_app.engine import environment, model_lookup, vllm_arguments
@@ -135,13 +135,15 @@ def tell(config: Path, where: Place, *, as_json: bool, with_plan: bool) -> bool:
     Raises:
         Unavailable: the cluster cannot be reached.
     """
-    settings, findings = read(config)
+    found = read(config)
     planned: list[Change] | None = None
     replicas: dict[str, list[str]] = {}
-    if settings is not None:
-        with Progress(Console(stderr=True)) as progress:
-            more, planned, replicas = _look(settings, where, progress)
-        findings += more
+    with Progress(Console(stderr=True)) as progress:
+        if found.settings is None:
+            findings = [*found.findings, *_check_right_models(found, progress, here=where.here)]
+        else:
+            more, planned, replicas = _look(found.settings, where, progress)
+            findings = [*found.findings, *more]
     planned = planned if with_plan else None
     if as_json:
         print(json.dumps(_as_json(findings, planned, replicas)))
@@ -165,12 +167,27 @@ def _look(
     return findings, plan(found, settings), found["replicas"]
 
 
-def readable(config: Path, console: Console) -> bool:
-    """Whether a file has settings; if not, all mistakes are shown."""
-    settings, findings = read(config)
-    if settings is None:
-        show(findings, str(config), console)
-    return settings is not None
+def _check_right_models(found: Reading, progress: Progress, *, here: bool) -> list[Finding]:
+    """What a check finds in those models of a file with errors that have none, each by itself: no cluster is asked."""
+    if not found.right:
+        return []
+    positions = list(found.right)
+    alone = Settings(models=list(found.right.values()))
+    told = []
+    for one in check(alone, Cluster((), grows=True), progress, here=here):
+        head, number, *rest = one.path.split(".")
+        told.append(dataclasses.replace(one, path=".".join([head, str(positions[int(number)]), *rest])))
+    return told
+
+
+def readable(config: Path, console: Console, *, here: bool) -> bool:
+    """Whether a file has settings; if not, all mistakes are shown. `here`: see `check`."""
+    found = read(config)
+    if found.settings is None:
+        with Progress(console) as progress:
+            more = _check_right_models(found, progress, here=here)
+        show([*found.findings, *more], str(config), console)
+    return found.settings is not None
 
 
 def passes(settings: Settings, cluster: Cluster, console: Console) -> bool:

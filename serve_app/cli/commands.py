@@ -125,7 +125,7 @@ def up(
     state_dir: StateOption = None,
 ) -> int:
     """Start an instance and keep it in the foreground; Ctrl-C ends all its processes."""
-    if check_first and config is not None and not checking.readable(config, Console(stderr=True)):
+    if check_first and config is not None and not checking.readable(config, Console(stderr=True), here=True):
         return EXIT_USAGE
     chosen = configured(config, model)
     if check_first and not checking.passes(chosen, checking.this_machine(chosen.quota, cpus), Console(stderr=True)):
@@ -181,7 +181,7 @@ def deploy(
     if plan_only:
         place = checking.place_of(deploying.find(address, state))
         return EXIT_FAILED if checking.tell(config, place, as_json=as_json, with_plan=True) else 0
-    if check_first and not checking.readable(config, errors):
+    if check_first and not checking.readable(config, errors, here=address is None):
         return EXIT_USAGE
     chosen = configured(config, None)
     target = deploying.find(address, state)

@@ -84,6 +84,21 @@ def test_all_mistakes_are_told_each_on_a_line_of_its_own(
     ]
 
 
+@pytest.mark.parametrize("command", ["check", "up", "deploy"])
+def test_a_mistake_elsewhere_hides_none_of_a_model_s(
+    run: Callable[..., Result], file: Callable[[str], str], orders: list[dict[str, Any]], command: str
+) -> None:
+    config = file(
+        "http: {zzz: 1}\nmodels:\n- {name: wrong, kv_cache_gb: much}\n"
+        "- {name: a, path: /nowhere/a}\n- {name: b, extra_engine_args: {zzz: 1}}\n"
+    )
+    done = run(command, *(["--config"] if command != "check" else []), config)
+    assert done.exit_code != 0
+    told = [line.split(": ")[1] for line in done.output.splitlines() if line.startswith("error: ")]
+    assert told == ["http.zzz", "models.0.kv_cache_gb", "models.1.path", "models.2.extra_engine_args.zzz"]
+    assert not orders
+
+
 def test_as_json_it_is_one_object(run: Callable[..., Result], file: Callable[[str], str]) -> None:
     done = run("check", file("models: [{name: a, kv_cache_gb: 100000}]"), "--json")
     assert done.exit_code == 1

@@ -5,7 +5,7 @@ In: a file, what the cluster has, what is known of each model. Out: `Finding`s.
 Never: asks Ray or the hub itself; starts or changes anything.
 """
 
-from serve_app.cli.check.configuration import check_settings, read
+from serve_app.cli.check.configuration import Reading, check_settings, read
 from serve_app.cli.check.findings import Finding
 from serve_app.cli.check.fit import Cluster, Node, check_fit
 from serve_app.cli.check.models import check_model, kv_bytes_per_token, text_config
@@ -14,6 +14,7 @@ __all__ = [
     "Cluster",
     "Finding",
     "Node",
+    "Reading",
     "check_fit",
     "check_model",
     "check_settings",

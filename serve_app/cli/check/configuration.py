@@ -1,14 +1,15 @@
 """The findings of a configuration file by itself: its keys and values, and the arguments passed on to vLLM.
 
-Invariant: all mistakes are found in one pass, as far as one does not hide another: pydantic compares settings with each
-other once each of them is right.
+Invariant: all mistakes are found in one pass, as far as one does not hide another: settings are compared with each
+other once each of them is right, and a model is checked further once its own settings are.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.cli.check.findings import Finding, finding
@@ -19,12 +20,27 @@ from serve_app.settings import ModelSettings, Settings, examine, nearest, read_y
 TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Settings | None, list[Finding]]:
-    """The settings of a file, None where it has an error, and what was found in it."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A file that was read.
+
+    Args:
+        settings: None: it has an error.
+        findings: what was found in it.
+        right: of a file with errors the models without one, by their position in it.
+    """
+
+    settings: Settings | None
+    findings: list[Finding]
+    right: Mapping[int, ModelSettings] = field(default_factory=dict)
+
+
+def read(path: str | os.PathLike[str]) -> Reading:
+    """The settings of a file, and what was found in it."""
     try:
         data = read_yaml(path)
     except ConfigError as error:
-        return None, [finding("unreadable", "config", problem=error.message)]
+        return Reading(None, [finding("unreadable", "config", problem=error.message)])
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", FutureWarning)
         settings, wrong = examine(data)
@@ -35,7 +51,18 @@ def read(path: str | os.PathLike[str]) -> tuple[Settings | None, list[Finding]]:
             found.append(finding("unknown_key", one.path, advice=advice))
         else:
             found.append(finding("wrong_value", one.path, problem=one.message))
-    return settings, found
+    return Reading(settings, found, {} if settings else _right_models(data, [one.path for one in wrong]))
+
+
+def _right_models(data: Mapping[str, Any], wrong: Sequence[str]) -> dict[int, ModelSettings]:
+    """The models that no path of a mistake leads to."""
+    models = data.get("models")
+    if not isinstance(models, list):
+        return {}
+    named = {tuple(path.split(".")[:2]) for path in wrong}
+    kept = [index for index in range(len(models)) if ("models", str(index)) not in named]
+    right, _ = examine({"models": [models[index] for index in kept]})
+    return {} if right is None else dict(zip(kept, right.models, strict=True))
 
 
 def check_settings(

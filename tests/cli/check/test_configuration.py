@@ -24,7 +24,8 @@ VLLM = Arguments(
 def found_in(text: str, tmp_path: Path) -> tuple[Settings | None, list[Finding]]:
     file = tmp_path / "my.yaml"
     file.write_text(text)
-    return read(file)
+    found = read(file)
+    return found.settings, found.findings
 
 
 def brief(findings: list[Finding]) -> list[tuple[str, str]]:
@@ -83,7 +84,7 @@ def test_where_a_file_is_no_yaml_is_told_by_line_and_column(tmp_path: Path, text
 def test_a_file_that_is_no_text_is_unreadable(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_bytes(b"models: \xff\xfe")
-    _, (found,) = read(file)
+    (found,) = read(file).findings
     assert found.code == "unreadable"
 
 
@@ -167,9 +168,9 @@ READY = sorted(Path(configuration.__file__).parent.glob("configs/*.yaml"))
 
 @pytest.mark.parametrize("file", READY, ids=lambda file: file.name)
 def test_a_ready_configuration_is_sound(file: Path) -> None:
-    settings, findings = read(file)
-    assert settings is not None
-    assert findings + check_settings(settings, "gpu", installed_arguments()) == []
+    found = read(file)
+    assert found.settings is not None
+    assert found.findings + check_settings(found.settings, "gpu", installed_arguments()) == []
 
 
 def test_a_finding_has_all_its_values() -> None:
