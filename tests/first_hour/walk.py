@@ -23,7 +23,7 @@ class StepFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`act` returns the result in a few words; `limit_s` bounds it. `vital`: if it fails, there is nothing to go on with."""
+    """`act` returns the result in a few words; `limit_s` bounds it. `vital`: without it nothing else can be done."""
 
     name: str
     limit_s: float
