@@ -48,9 +48,9 @@ class FirstHour:
     def steps(self) -> Sequence[Step]:
         teams = Teams(self._newcomer)
         return [
-            Step("make setup", SETUP_S, self._set_up),
+            Step("make setup", SETUP_S, self._set_up, vital=True),
             Step("serve-app doctor", COMMAND_S, self._doctor),
-            Step("serve-app up", START_S, self._start),
+            Step("serve-app up", START_S, self._start, vital=True),
             Step(FIRST_ANSWER, ANSWER_S, self._first_answer),
             Step("a stream", ANSWER_S, self._stream),
             Step("the OpenAI SDK", ANSWER_S, self._sdk),

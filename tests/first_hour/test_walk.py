@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -39,18 +40,23 @@ def test_each_step_is_told_its_limit_and_reported() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "error", [StepFailedError("$ command\nits output"), KeyError("its output")], ids=["said", "other"]
-)
-def test_a_step_that_fails_is_shown_and_ends_the_walk(error: Exception) -> None:
-    ran: list[str] = []
+@pytest.mark.parametrize("error", [StepFailedError("its output"), KeyError("its output")], ids=["said", "other"])
+def test_a_step_that_fails_is_shown_and_the_next_one_is_taken(error: Exception) -> None:
     shown = io.StringIO()
-    done = walk(steps("one", error, "three", ran=ran), lambda limit_s: None, Console(file=shown))
-    assert ran == ["a", "b"]
-    assert [(one.result, one.failed) for one in done] == [("one", False), ("failed", True), ("not run", False)]
+    done = walk(steps("one", error, "three"), lambda limit_s: None, Console(file=shown))
+    assert [(one.result, one.failed) for one in done] == [("one", False), ("failed", True), ("three", False)]
     assert "✗ 2/3 b" in shown.getvalue()
     assert "its output" in shown.getvalue()
-    assert summary(done) | {"seconds": 0} == {"steps": 3, "failed": 1, "not_run": 1, "first_answer_s": 0, "seconds": 0}
+    assert summary(done) | {"seconds": 0} == {"steps": 3, "failed": 1, "not_run": 0, "first_answer_s": 0, "seconds": 0}
+
+
+def test_without_a_vital_step_there_is_nothing_to_go_on_with() -> None:
+    ran: list[str] = []
+    taken = steps(KeyError("x"), "two", ran=ran)
+    done = walk([replace(taken[0], vital=True), taken[1]], lambda limit_s: None, Console(file=io.StringIO()))
+    assert ran == ["a"]
+    assert [(one.result, one.failed) for one in done] == [("failed", True), ("not run", False)]
+    assert summary(done)["not_run"] == 1
 
 
 DONE = [Outcome("a", "one", 1.5), Outcome(FIRST_ANSWER, "two", 2.25), Outcome("c", "three", 4.0)]

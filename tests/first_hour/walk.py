@@ -1,4 +1,4 @@
-"""Steps one after the other, each with its time and result; the first that fails is the last."""
+"""Steps one after the other, each with its time and result; one that fails is shown, and the next one is taken."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class StepFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`act` returns the result in a few words; `limit_s` bounds it."""
+    """`act` returns the result in a few words; `limit_s` bounds it. `vital`: without it nothing else can be done."""
 
     name: str
     limit_s: float
     act: Callable[[], str]
+    vital: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ def walk(steps: Sequence[Step], begin: Callable[[float], None], console: Console
                 f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False, soft_wrap=True
             )
             done.append(Outcome(step.name, "failed", time.monotonic() - began, failed=True))
-            break
+            if step.vital:
+                break
+            continue
         done.append(Outcome(step.name, result, time.monotonic() - began))
     return [*done, *(Outcome(step.name, NOT_RUN) for step in steps[len(done) :])]
 
