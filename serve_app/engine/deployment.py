@@ -26,7 +26,7 @@ from serve_app.engine.model_lookup import cache_folder, weights_bytes
 from serve_app.engine.start_failure import start_failure
 from serve_app.engine.start_phases import StartPhases
 from serve_app.engine.tiny_model import default_root
-from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
 from serve_app.settings import ModelSettings, QuotaSettings
@@ -93,6 +93,8 @@ class EngineReplica:
         try:
             self.backend = make_backend(self._settings)
             info = await self.backend.start()
+        except ServeAppError:
+            raise  # it says what is wrong
         except Exception as error:
             raise start_failure(self._settings.name, error) from error
         start_s = self._phases.finish()

@@ -343,7 +343,8 @@ class RouterApp:
         record.stream = stream
         if record.operation.generates:
             first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started
-            if first:  # a repeat after a lost replica has had its first token already
+            # a repeat after a lost replica has had its first token already, and a list has one
+            if first and (call.part is None or call.part.begin()):
                 self._metrics.observe_first_token(record.model, record.request_class, record.first_token_s)
         if call.part is not None:
             last = await call.part.relay(stream, frames)

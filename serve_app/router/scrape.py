@@ -85,7 +85,7 @@ def merged(expositions: Mapping[str, bytes]) -> bytes:
     families: dict[str, list[str]] = {}
     for router, text in sorted(expositions.items()):
         family, is_new = families.setdefault("", []), True
-        for line in text.decode().splitlines():
+        for line in text.decode().split("\n")[:-1]:  # a name may hold what `splitlines` takes for a line's end
             if line.startswith("# HELP "):
                 name = line.split(" ", 3)[2]
                 is_new = name not in families

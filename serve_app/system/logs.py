@@ -103,17 +103,17 @@ class LogReader:
             with path.open("rb") as file:
                 found = os.fstat(file.fileno())
                 identity, size = (found.st_dev, found.st_ino), found.st_size
-                known = self._offsets.get(identity)
-                begin = max(known or 0, size - MAX_BYTES)
-                if known is not None and size < known:  # another file with the inode of one that is gone
-                    begin = 0
+                known = self._offsets.get(identity, 0)  # where a line begins
+                if size < known:  # another file with the inode of one that is gone
+                    known = 0
+                begin = max(known, size - MAX_BYTES)
                 file.seek(begin)
                 data = file.read(MAX_BYTES)
         except OSError:  # removed since it was listed
             return ""
         whole = data.rfind(b"\n") + 1
         self._offsets[identity] = begin + whole
-        skipped = data.find(b"\n") + 1 if begin and not known else 0
+        skipped = data.find(b"\n") + 1 if begin > known else 0
         return data[skipped:whole].decode(errors="replace")
 
 

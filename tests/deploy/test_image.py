@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import os
 import re
 import signal
+import ssl
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,8 +22,10 @@ import requests
 import yaml
 
 from serve_app.cluster.local.ports import reserved_block
+from serve_app.cluster.local.state import Instance, InstanceState
 from serve_app.system import preflight
 from tests.deploy import dockerfile
+from tests.system.certificates import self_signed
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = dockerfile.read((ROOT / "deploy" / "Dockerfile").read_text())
@@ -75,6 +83,45 @@ def test_both_devices_can_be_built_and_nothing_secret_is_in_a_layer() -> None:
     assert not [name for name in names if re.search("token|key|secret|password", name, re.IGNORECASE)]
 
 
+class _Healthz(http.server.BaseHTTPRequestHandler):
+    """Answers only the path of Serve's health check."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/-/healthz" and self.server.is_healthy else 503)  # type: ignore[attr-defined]
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_its_health_is_asked_where_the_instance_serves_with_and_without_tls(tmp_path: Path, scheme: str) -> None:
+    command = json.loads(LAST.last("HEALTHCHECK").rest.removeprefix("CMD "))
+    assert command[0] == "python3"
+    state = InstanceState(state_dir=tmp_path / ".local" / "state" / "serve-app")
+    state.create()
+    environment = {"HOME": str(tmp_path), "http_proxy": "http://127.0.0.1:1", "https_proxy": "http://127.0.0.1:1"}
+
+    def check() -> int:
+        return subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True).returncode
+
+    assert check(), "nothing has been started"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Healthz) as server:
+        if scheme == "https":
+            tls, context = self_signed(tmp_path / "tls"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls.certificate, tls.key)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        port = server.server_address[1]
+        state.write(Instance("default", "mark", "", "0.0.0.0", port, url=f"{scheme}://127.0.0.1:{port}"))
+        server.is_healthy = True  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert check() == 0
+        server.is_healthy = False  # type: ignore[attr-defined]
+        assert check()
+        server.shutdown()
+    assert check(), "nothing listens"
+
+
 @pytest.mark.long
 def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(image: Path, tmp_path: Path) -> None:
     environment = LAST.environment()
@@ -92,9 +139,7 @@ def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(ima
             stderr=output,
         )
         try:
-            path = re.search(r"127\.0\.0\.1:8000(/\S+)'", LAST.last("HEALTHCHECK").rest)
-            assert path is not None
-            _until_200(lambda: requests.get(url + path[1], timeout=REQUEST_S), process, log)
+            _until_200(lambda: requests.get(f"{url}/-/healthz", timeout=REQUEST_S), process, log)
             (first,) = psutil.Process(process.pid).children()  # of `unshare`: process 1 of the namespace
             # the endpoint is healthy before its model is
             headers = {"Authorization": f"Bearer {(tmp_path / KEY_FILE).read_text().strip()}"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from serve_app.engine import deployment
-from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.errors import ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.transport import NO_SLOTS, Submit
 from serve_app.types import Operation
@@ -142,6 +142,18 @@ def test_serve_ends_a_replica_by_del_and_the_garbage_collector_does_not_call_it_
             del replica
             gc.collect()
         assert not [one for one in told if "never awaited" in str(one.message)]
+
+    asyncio.run(scenario())
+
+
+def test_an_error_of_ours_ends_a_start_as_it_is_and_is_not_its_own_cause() -> None:
+    async def scenario() -> None:
+        replica: Any = object.__new__(deployment.EngineReplica)
+        settings = {"name": "m", "engine": "simulated", "max_model_len": 4096, "simulated": {"kv_cache_tokens": 1024}}
+        with pytest.raises(ConfigError) as caught:
+            await replica.__init__(settings)
+        assert caught.value.__cause__ is None
+        await replica.shutdown()
 
     asyncio.run(scenario())
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 
+import pytest
+
+from serve_app.http import local_routes
 from serve_app.router import replicas as replica_module
 from serve_app.settings import AuthSettings
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, cancel, running, started
@@ -60,13 +63,20 @@ def test_metrics_are_for_operators_and_scrapers() -> None:
     run(scenario)
 
 
-def test_the_versions_are_told() -> None:
+def test_the_version_that_runs_is_told_also_once_another_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = importlib.metadata.version("serve-app")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9.9")
+    local_routes.versions.cache_clear()
+
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
         told = json.loads((await client.get("/version")).body)
-        assert told["version"] == importlib.metadata.version("serve-app")
+        assert told["version"] == running
 
-    run(scenario)
+    try:
+        run(scenario)
+    finally:
+        local_routes.versions.cache_clear()
 
 
 def test_the_tokenizer_is_described_to_operators_alone() -> None:

@@ -61,6 +61,7 @@ def test_a_list_longer_than_the_batch_is_answered_as_by_one_engine(stream: bool)
         assert receipt is not None
         assert (receipt.slots, receipt.output_tokens) == (len(PROMPTS), len(PROMPTS) * TOKENS)
         assert client.figures("serve_app_completion_tokens_total") == {(): (len(PROMPTS) + 1) * TOKENS}
+        assert client.figures("serve_app_time_to_first_token_seconds_count") == {(): 2}, "one of each request"
         await until(client.at_rest, SOON_S, "all given back")
 
     run(scenario, model(slots=4))

@@ -39,7 +39,7 @@ def test_the_words_of_another_release_do_not_split_a_family() -> None:
     assert samples(text, "requests_total") == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize("model", ["a b", "a{b", 'a"b', "a\nb", "a\\"])
+@pytest.mark.parametrize("model", ["a b", "a{b", 'a"b', "a\nb", "a\\", "a\u2028b", "a\x0bb"])
 def test_a_label_of_any_characters_stays_what_it_is(model: str) -> None:
     text = merged({"r": exposition(3, model)}).decode()
     found = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == "requests_total"]

@@ -92,6 +92,17 @@ def test_of_a_large_file_only_the_end_is_read_from_a_whole_line_on(
     assert read(folder, source="router")[("router", "r1")] == ["INFO two"]
 
 
+def test_of_much_that_is_new_only_the_end_is_read_from_a_whole_line_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = LogReader(str(folder), LogFilter(source="router"))
+    reader.last(100)
+    monkeypatch.setattr(logs, "MAX_BYTES", 12)
+    with (folder / "serve/replica_serve_app_Router_r1.log").open("a") as file:
+        file.write("INFO three, which is long\nINFO four\n")
+    assert [part.lines for part in reader.new()] == [("INFO four",)]
+
+
 def test_a_process_marks_the_file_that_has_its_standard_error(tmp_path: Path) -> None:
     with (tmp_path / "worker-dd.err").open("wb") as file:
         file.write(b":actor_name:ServeReplica:serve_app:engine-m\n")

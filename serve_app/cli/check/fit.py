@@ -123,7 +123,7 @@ def _memory(
 
 def _length(path: str, model: ModelSettings, known: model_lookup.ModelFacts, kv_bytes: int) -> list[Finding]:
     """Whether a KV cache of so many bytes a rank holds one sequence of the longest length: else vLLM does not start."""
-    config = text_config(known.config)
+    config = text_config(model, known.config)
     length, each = model.max_model_len or longest_tokens(config), kv_bytes_per_token(model, config)
     if length is None or each is None or kv_bytes >= length * each:
         return []

@@ -12,6 +12,8 @@ from serve_app.cli.check.findings import Finding, Severity, finding
 from serve_app.engine import model_lookup
 from serve_app.settings import ModelSettings
 
+CONFIG_ARGUMENTS = frozenset({"hf_overrides", "hf_config_path"})  # of vLLM: its configuration is not the file
+
 
 def check_model(path: str, model: ModelSettings, facts: model_lookup.ModelFacts, *, here: bool) -> list[Finding]:
     """What is wrong with a model.
@@ -27,7 +29,7 @@ def check_model(path: str, model: ModelSettings, facts: model_lookup.ModelFacts,
     found: list[Finding] = []
     if model.task == "generate" and facts.has_template is False and model.chat_template is None:
         found.append(finding("no_chat_template", f"{path}.chat_template", model=model.path))
-    config = text_config(facts.config)
+    config = text_config(model, facts.config)
     longest = longest_tokens(config)
     if longest is not None and model.max_model_len is not None and model.max_model_len > longest:
         values: dict[str, Any] = {"length": model.max_model_len, "longest": longest}
@@ -39,8 +41,11 @@ def check_model(path: str, model: ModelSettings, facts: model_lookup.ModelFacts,
     return found
 
 
-def text_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The part of a `config.json` about text: of a model that sees images, a part of its own."""
+def text_config(model: ModelSettings, config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The part of a `config.json` about text: of a model that sees images, a part of its own. Nothing where vLLM is told
+    to read something else."""
+    if not CONFIG_ARGUMENTS.isdisjoint(model.extra_engine_args):
+        return {}
     inner = (config or {}).get("text_config")
     return inner if isinstance(inner, Mapping) else config or {}
 

@@ -147,4 +147,7 @@ def test_a_length_beyond_the_model_s_own_and_heads_that_do_not_divide_are_found(
     assert of_model({"max_model_len": 4096, "tensor_parallel_size": 4}, ModelFacts(config=config)) == []
     stretched = config | {"rope_scaling": {"factor": 4.0}}
     assert of_model({"max_model_len": 4097}, ModelFacts(config=stretched)) == []
+    for name, value in (("hf_overrides", {"rope_parameters": {"factor": 4.0}}), ("hf_config_path", "other")):
+        told = {"max_model_len": 16_384, "extra_engine_args": {name: value}}
+        assert of_model(told, ModelFacts(config=config)) == [], "vLLM reads another configuration"
     assert [one.code for one in of_model(settings, ModelFacts(config={"text_config": config}))] == ["too_long", "heads"]
