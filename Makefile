@@ -34,7 +34,7 @@ help: ## show this list
 	@echo '  DEVICE=cpu|gpu     which lock file; default: gpu where an NVIDIA GPU is visible'
 	@echo '  TORCH_INDEX=URL    where the CPU build of torch comes from if the usual index lacks it'
 	@echo '  PYTEST_ARGS=...    test: more arguments for pytest'
-	@echo '  GPU_CHECK_ARGS=... gpu-check: --quick, --device cpu, --out FILE, ...'
+	@echo '  GPU_CHECK_ARGS=... gpu-check: --quick, --clients 1,32, --out FILE, ...; DEVICE=cpu runs it without a GPU'
 
 setup: ## make .venv complete, and nothing else (the other targets do so first)
 	@$(PYTHON) -I scripts/install.py --device '$(DEVICE)'
@@ -61,7 +61,9 @@ test-first-hour: setup ## a newcomer's first hour, step by step, on the CPU (5 m
 	@exec $(BIN)/python -m tests.first_hour
 
 gpu-check: setup ## every check of a machine with GPUs, a report in gpu-check.md
-	@set --; if [ -n "$$MODEL" ]; then set -- "$$@" --model "$$MODEL"; fi; \
+	@set --; \
+	if [ -n "$$MODEL" ]; then set -- "$$@" --model "$$MODEL"; fi; \
+	if [ '$(DEVICE)' = cpu ]; then set -- "$$@" --device cpu; fi; \
 	exec $(BIN)/python -m benchmarks.gpu_check "$$@" $(GPU_CHECK_ARGS)
 
 lint: setup ## style and types

@@ -80,6 +80,7 @@ def test_make_alone_lists_the_targets(checkout: Path) -> None:
         "test-long",
         "test-cluster",
         "test-first-hour",
+        "gpu-check",
         "setup",
         "lint",
         "lock",
@@ -106,6 +107,18 @@ def test_make_serve_passes_model_configuration_and_port_on_as_they_are(checkout:
 
 def test_make_serve_fails_with_serve_app(checkout: Path) -> None:
     assert make(checkout, "serve", STATUS="7").returncode == 2
+
+
+def test_make_gpu_check_passes_model_device_and_arguments_on_and_fails_with_it(checkout: Path) -> None:
+    program = checkout / "benchmarks" / "gpu_check.py"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text("import os, sys; print('arguments', sys.argv[1:]); sys.exit(int(os.environ.get('STATUS', '0')))")
+    done = make(checkout, "gpu-check", "MODEL=org/a model", "GPU_CHECK_ARGS=--quick --out my.md")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "arguments ['--model', 'org/a model', '--device', 'cpu', '--quick', '--out', 'my.md']" in done.stdout
+    failed = make(checkout, "gpu-check", STATUS="1")
+    assert failed.returncode == 2  # make's own status of a failed command
+    assert "Error 1" in failed.stderr
 
 
 def test_an_unsupported_device_is_refused_before_anything(checkout: Path) -> None:

@@ -194,8 +194,9 @@ def graphs(part: str, facts: EngineFacts, counted_bytes: int, beside_bytes: Sequ
     return Result(GRAPHS, part, _outcome(max(rest, facts.graph_bytes or 0) <= counted_bytes), seen, figures)
 
 
-def throughput(part: str, measured: Mapping[str, Any]) -> Result:
-    """`measured`: the result object of `benchmarks.throughput`, vLLM's own server first."""
+def throughput(part: str, measured: Mapping[str, Any], crowded: str = "") -> Result:
+    """`measured`: the result object of `benchmarks.throughput`, vLLM's own server first. `crowded`: why there is no
+    verdict."""
     vllm, ours = measured["arms"]
     rows = []
     for count, ratio in measured["ratio"].items():
@@ -210,6 +211,8 @@ def throughput(part: str, measured: Mapping[str, Any]) -> Result:
     figures |= {"cores that other processes used, at most": foreign}
     seen = ", ".join(f"{row['ratio']} at {row['clients']} clients" for row in rows) + " of vLLM's own tokens/s"
     seen += f"; others used {foreign:g} cores, so it is noise" if foreign > FOREIGN_LIMIT_CORES else ""
+    if crowded:
+        return Result(THROUGHPUT, part, Outcome.NOT_APPLICABLE, f"{crowded}; {seen}", figures)
     return Result(THROUGHPUT, part, _outcome(bool(rows) and not slow), seen, figures)
 
 

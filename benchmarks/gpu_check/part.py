@@ -37,7 +37,6 @@ from serve_app.engine import environment, memory_size, model_lookup
 from serve_app.errors import ServeAppError
 from serve_app.settings import GB, ModelSettings, parse
 
-RECEIVED_TOKENS = 32  # of a stream, before its engine is killed
 BORDER_SEED, KILL_SEED = 101, 102  # of prompts that nothing else asks: a cached prefix is prefilled otherwise
 UNUSED_KEY = "gpu-check-settings-only"  # the settings are read for their sizes; no server gets this key
 ERRORS = (BenchmarkError, ServeAppError, requests.RequestException, OSError, LookupError, ValueError)
@@ -187,12 +186,12 @@ class PartChecks:
         self._say("a stream's engine is killed; another one starts")
         unbroken = client.complete(text, plan.KILL_TOKENS, margins=True)
         unbroken_whole = client.complete(other, plan.KILL_TOKENS, margins=True)
-        # looked up before: a search through all processes takes longer than a fast engine's answer
+        # looked up before: a fast engine answers sooner than all processes are searched
         replicas = [pid for pid in arm.members() if role_of(title_of(pid)) == ENGINE_REPLICA]
         living = list(replicas)
 
         def kill(count: int) -> None:
-            while count >= RECEIVED_TOKENS and living:
+            while count >= plan.KILL_AFTER_TOKENS and living:
                 os.kill(living.pop(), signal.SIGKILL)
 
         with ThreadPoolExecutor(1) as pool:
@@ -218,7 +217,8 @@ class PartChecks:
         foreign = round(max(window.foreign_cores for window in measured), 2)
         found = report.build(analysis, {"idle_cores": self._stage.idle_cores, "foreign_cores_max": foreign})
         report.print_tables(self._console, found)
-        return checks.throughput(self._part.name, found)
+        crowded = plan.crowded(self._options.device, len(os.sched_getaffinity(0)), self._part.ranks)
+        return checks.throughput(self._part.name, found, crowded)
 
     def _started(self, baseline: Baseline | None, arm: Arm | None, problem: str) -> Result:
         if baseline is None or arm is None:

@@ -23,7 +23,8 @@ PROMPTS, QUICK_PROMPTS = 8, 4
 TOKENS, QUICK_TOKENS = 64, 32  # of a compared answer
 BORDER_PROMPTS, QUICK_BORDER_PROMPTS = 3, 1
 BORDER_BLOCKS = 2  # an answer of so many blocks passes as many borders
-KILL_TOKENS = 1200  # a fast engine makes them in more than a second
+KILL_AFTER_TOKENS = 16  # of a stream: its client has a part
+KILL_TOKENS = 1700  # nearly all that fits: on a fast engine, too, the first come long before the last
 CLIENTS, QUICK_CLIENTS = (1, 8, 32), (1, 8)
 ROUNDS, QUICK_ROUNDS = 3, 2
 KV_CACHE_GB = {"gpu": 4.0, "cpu": 0.5}  # a rank; both servers get the same
@@ -121,6 +122,8 @@ def parse_arguments(arguments: Sequence[str], description: str) -> Options:
     parser.add_argument("--seed", type=int, default=1, help="of prompts and resampling")
     parser.add_argument("--out", type=Path, default=REPORT, help=f"the report; default: {REPORT}")
     given = parser.parse_args(arguments)
+    if not given.out.absolute().parent.is_dir():
+        parser.error(f"--out: there is no folder {given.out.absolute().parent}")
     default = QUICK_CLIENTS if given.quick else CLIENTS
     return Options(
         device=given.device,
@@ -166,6 +169,13 @@ def obstacle(device: Device, build: str, gpus: int, error: str) -> str:
         why = f"NVML says: {error}" if error else "NVML finds none"
         return f"no NVIDIA GPU is usable here ({why}); install the driver, or give the container its GPUs (--gpus all)"
     return "vLLM's CPU build is installed: `make setup DEVICE=gpu` first" if build == "cpu" else ""
+
+
+def crowded(device: Device, cores: int, ranks: int) -> str:
+    """Why the throughput on a CPU gets no verdict; empty: it gets one. A rank fills a core, and so do the servers."""
+    if device == "gpu" or cores >= 2 * ranks:
+        return ""
+    return f"no verdict: {ranks} ranks on {cores} cores leave the servers too little"
 
 
 def answer_tokens(prompt_tokens: int, block_tokens: int, longest: int) -> int:

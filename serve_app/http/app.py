@@ -30,7 +30,7 @@ from serve_app.http.error_responses import CLIENT_ID_HEADER, EXPOSED_HEADERS
 from serve_app.http.idempotency import IdempotencyCache, Owner, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
-from serve_app.http.prompt_list import MergedExchange, PromptExchange, bodies_of, run_together
+from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
 from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
 from serve_app.http.response import REPLAYED, HttpExchange, Send
@@ -63,6 +63,7 @@ class _HttpCall:
     exchange: HttpExchange
     comments: QueueComments | None
     part: PromptExchange | None = None  # of a list of prompts
+    on_granted: Callable[[], None] | None = None  # of such a part
 
 
 class RouterApp:
@@ -265,14 +266,14 @@ class RouterApp:
         """Run the prompts of a list, each as a request of its own."""
         merged = MergedExchange(call.exchange, len(bodies), sequences)
         record, parts = call.record, []
-        # As many wait or run at once as an engine runs: the list fills no queue, and waits for nothing of its own.
-        window = asyncio.Semaphore(max(1, call.model.limits.slots // sequences))
+        turns = PromptTurns(max(1, call.model.limits.slots // sequences))  # as many as an engine runs
 
         async def run(part: _HttpCall) -> None:
-            async with window:
-                if any(one.granted_at is not None for one in record.parts):
-                    part.record.deadline_s = None  # it bounds the start, and the list has started
-                await self._run_queued(part, sequences)
+            async with turns.turn() as part.on_granted:
+                has_begun = any(one.granted_at is not None for one in record.parts)
+                if has_begun:
+                    part.record.deadline_s = None  # it bounds the start of the list
+                await self._run_queued(part, sequences, accepted=has_begun)
 
         for number, body in enumerate(bodies):
             part = replace(record, request_id=f"{record.request_id}-{number}", trace=RequestTrace())
@@ -285,8 +286,8 @@ class RouterApp:
         finally:
             record.add_up_parts()
 
-    async def _run_queued(self, call: _HttpCall, sequences: int) -> None:
-        """Wait for a grant of so many sequences on a replica, and relay the answer."""
+    async def _run_queued(self, call: _HttpCall, sequences: int, *, accepted: bool = False) -> None:
+        """Wait for a grant of so many sequences on a replica, and relay the answer. `accepted`: see `Arrival`."""
         operation, body, record, model = call.record.operation, call.body, call.record, call.model
         submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
         limits = model.limits
@@ -309,6 +310,7 @@ class RouterApp:
             prompt_tokens=cost.prompt_tokens,
             deadline=None if record.deadline_s is None else record.started + record.deadline_s,
             affinity=None if session is None else session.engine,
+            accepted=accepted,
             session=None if session is None or sequences > 1 or call.part is not None else session.lease,
         )
         key = request_size.routing_key(operation, body, tenant, session_id, cost.prompt_tokens, limits.kv_block_tokens)
@@ -318,6 +320,8 @@ class RouterApp:
         """The message for the granted replica."""
         record = call.record
         record.granted_at = time.monotonic()
+        if call.on_granted is not None:
+            call.on_granted()
         return Submit(
             number=number,
             request_id=record.request_id,

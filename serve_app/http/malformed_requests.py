@@ -5,7 +5,7 @@ Serve runs uvicorn and decodes some headers before it calls the application (`X-
 that is not UTF-8 raises there, and the answer is a plain 500.
 
 Invariant: a malformed request is answered 400 with an OpenAI error, and the connection ends. The end of a stream to an
-HTTP/1.0 client is the end of its connection.
+HTTP/1.0 client is the end of its connection, and requests after it on that connection are not answered.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class StrictProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with refusals in OpenAI's format."""
 
     refused: BadRequest | None = None
+    _running: RequestResponseCycle | None = None  # of pipelined requests the one that is answered now
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Raises UnicodeDecodeError, which leads to `send_400_response`, for a value that is not UTF-8."""
@@ -37,15 +38,20 @@ class StrictProtocol(HttpToolsProtocol):
                 raise
         super().on_header(name, value)
 
-    def on_headers_complete(self) -> None:
-        """See uvicorn. A connection has one request of HTTP/1.0: it is closed after it."""
-        if self.parser.get_http_version() == "1.0":
-            self.app = functools.partial(self._run_without_chunks, self.app)
-        super().on_headers_complete()
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """See uvicorn, which calls this for each request of a connection as its turn comes."""
+        self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = functools.partial(_run_without_chunks, cycle, app)
+        super()._start_asgi_task(cycle, app)
 
-    async def _run_without_chunks(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
-        assert self.cycle is not None
-        await app(scope, receive, _close_delimited(self.cycle, send))
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See uvicorn, which tells the request that was read last; an earlier one may be the one that runs."""
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         """See uvicorn."""
@@ -55,6 +61,10 @@ class StrictProtocol(HttpToolsProtocol):
         head = b"".join(b"%s: %s\r\n" % header for header in headers)
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + body)
         self.transport.close()
+
+
+async def _run_without_chunks(cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
+    await app(scope, receive, _close_delimited(cycle, send))
 
 
 def _close_delimited(

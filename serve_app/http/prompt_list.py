@@ -1,6 +1,8 @@
 """A completion with a list of prompts: one request of the queue for each prompt, one answer to the client.
 
 Granted together, the prompts of a list would need as many free slots on one replica at once, and idle them meanwhile.
+Queued together, they would fill the queue and wait for each other. So one waits at a time. The first is an arrival as
+any other; with its grant the list has begun, and a full queue or a forecast refuses no later prompt of it.
 
 Invariant: the merged answer has the choices, numbers and usage that one engine would give for the whole list; events of
 one prompt stay in order.
@@ -9,7 +11,8 @@ one prompt stay in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -124,6 +127,27 @@ class PromptExchange:
             if frames[-1].usage is not None:
                 return frames[-1]
             frames = await stream.next()
+
+
+class PromptTurns:
+    """When the prompts of a list enter the queue, in their order.
+
+    Args:
+        at_once: how many may wait or run.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._places, self._waits = asyncio.Semaphore(at_once), asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[Callable[[], None]]:
+        """A prompt, from its arrival in the queue to its end. Call what this yields at its grant: the next one may
+        arrive then. Idempotent."""
+        async with self._places:
+            await self._waits.acquire()
+            with contextlib.ExitStack() as waits:
+                waits.callback(self._waits.release)
+                yield waits.close
 
 
 async def run_together(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -230,7 +230,7 @@ class ModelRouter:
         arrival = replace(
             request,
             affinity=affinity,
-            accepted=avoid is not None,
+            accepted=request.accepted or avoid is not None,
             cost_tokens=budget.tokens,
             session=request.session if avoid is None and affinity == request.affinity else None,
         )

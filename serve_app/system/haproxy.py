@@ -4,7 +4,8 @@ Serve's template has no settings for these changes, so Serve runs a wrapper as i
 written configuration. Statistics and metrics, which listen on all interfaces without a key, are moved to unix sockets
 in a private folder. With `option splice-request` a client's disconnect is not noticed if its body came in a later
 segment than its headers, as every SDK sends it (seen with HAProxy 2.8.25): the option is removed. With TLS the
-endpoint's port speaks nothing else (`serve_app.system.tls`). HAProxy's own errors are answered in OpenAI's format.
+endpoint's port speaks nothing else (`serve_app.system.tls`). HAProxy's own errors are answered in OpenAI's format, and
+web pages may read them.
 Connections to routers are probed: a router on an unresponsive machine would otherwise hold its clients as long as the
 machine is away. Clients are bounded in time and in connections of one source.
 
@@ -108,12 +109,18 @@ ERRORS = {
 }
 
 
+# A browser asks whether a page may send its request, and HAProxy answers with an error of its own.
+REFUSED_PREFLIGHT = "{ var(txn.preflight) -m found } { status 429 502 503 504 }"
+
+
 def error_file(status: int) -> bytes:
-    """A complete HTTP response with an error in OpenAI's format."""
+    """A complete HTTP response with an error in OpenAI's format, which scripts of any web page may read: HAProxy does
+    not know `http.cors_origins`, and the text is the same for everyone."""
     kind, code, message, retry_after_s = ERRORS[status]
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-    head += f"content-length: {len(body)}\r\n"
+    head += f"content-length: {len(body)}\r\naccess-control-allow-origin: *\r\n"
+    head += "access-control-expose-headers: retry-after\r\n"
     if retry_after_s is not None:
         head += f"retry-after: {retry_after_s}\r\n"
     return f"{head}cache-control: no-cache\r\nconnection: close\r\n\r\n{body}".encode()
@@ -142,7 +149,8 @@ def defaults_lines(folder: Path) -> list[str]:
 
 def frontend_lines(sources: Sources) -> list[str]:
     """The lines added to the frontend of the endpoint: bounds of one source; two headers that Serve obeys before the
-    router sees the request are removed, since only operators may set them; opening a session is not repeated."""
+    router sees the request are removed, since only operators may set them; opening a session is not repeated. While
+    no router answers, a preflight is granted for this one time, or the page could not read why its request fails."""
     spared = f" unless {{ src {' '.join(sources.trusted)} }}" if sources.trusted else ""
     return [
         "# of serve_app",
@@ -154,6 +162,12 @@ def frontend_lines(sources: Sources) -> list[str]:
         "http-request del-header x-request-timeout-seconds",
         "http-request del-header x-request-disconnect-disabled",
         "http-request disable-l7-retry if { path_beg /v1/sessions }",
+        "http-request set-var(txn.preflight) bool(true) if METH_OPTIONS"
+        " { req.hdr(access-control-request-method) -m found }",
+        f"http-after-response set-header access-control-allow-methods 'GET, POST, DELETE' if {REFUSED_PREFLIGHT}",
+        f"http-after-response set-header access-control-allow-headers 'authorization, *' if {REFUSED_PREFLIGHT}",
+        f"http-after-response set-header access-control-max-age 0 if {REFUSED_PREFLIGHT}",
+        f"http-after-response set-status 200 if {REFUSED_PREFLIGHT}",
     ]
 
 

@@ -279,14 +279,22 @@ def test_a_sync_stream_that_another_thread_closes_ends() -> None:
         llm, router = await started(cluster)
         stream = llm.sync.stream_complete("fills it", n=4, max_tokens=LONG)
         waits = llm.sync.stream_complete("waits in the line", max_tokens=LONG)
-        reading = asyncio.create_task(asyncio.to_thread(list, stream))
-        await until(lambda: cluster["r1"].work == 4, SOON_S, "in the engine")
+        chunks: list[Completion] = []
+
+        def read() -> None:
+            for chunk in stream:
+                chunks.append(chunk)
+
+        reading = asyncio.create_task(asyncio.to_thread(read))
+        await until(lambda: bool(chunks), SOON_S, "first chunks")
+        cluster["r1"].freeze()  # on a busy machine it would end before the other is closed
         queued = asyncio.create_task(asyncio.to_thread(list, waits))
         await until(lambda: router.model.queue.waiting == 1, SOON_S, "in the line")
         waits.close()
         assert await queued == []
         stream.close()
-        assert {type(chunk) for chunk in await reading} == {Completion}
+        await reading
+        assert {type(chunk) for chunk in chunks} == {Completion}
         await gone(router, Outcome.CANCELLED_RUNNING)
         await gone(router, Outcome.CANCELLED_QUEUED)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import requests
 
+from benchmarks.common.processes import title_of
 from serve_app.cluster.local import LocalCluster, driver
 from serve_app.errors import Unavailable
 from serve_app.names import APPLICATION, deployment_of
@@ -245,7 +246,7 @@ class Place:
     def processes(self, deployment: str) -> list[int]:
         """Of the replicas of a deployment."""
         name = f"ray::ServeReplica:{APPLICATION}:{deployment}"
-        return [pid for pid in self.cluster.pids() if title(pid) == name]
+        return [pid for pid in self.cluster.pids() if title_of(pid) == name]
 
     def process(self, deployment: str) -> int:
         """Of the one replica of a deployment, as soon as former ones, which end in their own time, are gone."""
@@ -276,15 +277,6 @@ def running(state: Mapping[str, Any], names: Sequence[str] = ()) -> dict[str, li
         for name, replicas in groups.items()
         if not names or name in names
     }
-
-
-def title(pid: int) -> str:
-    """What a process of Ray's calls itself; nothing once it is gone."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ""
-    return command.replace(b"\0", b" ").decode(errors="replace").split(" ")[0]
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.e2e.changing import CHANGED_S, POLL_S, Load, Place, title
+from benchmarks.common.processes import title_of
+from tests.e2e.changing import CHANGED_S, POLL_S, Load, Place
 from tests.e2e.stack import Stack
 
 ACTOR = "ray::GpuMemoryQuota"
@@ -50,7 +51,7 @@ def within(condition: Callable[[], Any], bound_s: float, what: str) -> float:
 def actor(there: Place | Stack) -> int | None:
     """The quota actor's process; Ray adds the method that runs there to its title."""
     assert there.cluster is not None
-    found = [pid for pid in there.cluster.pids() if (title(pid) or "").startswith(ACTOR)]
+    found = [pid for pid in there.cluster.pids() if title_of(pid).startswith(ACTOR)]
     return found[0] if len(found) == 1 else None
 
 

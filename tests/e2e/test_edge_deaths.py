@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from benchmarks.common.processes import title_of
 from serve_app.system.haproxy import BUFFER_BYTES, FRONT, PER_SOURCE, REFUSED_PER_SOURCE, REQUEST_S
 from tests.e2e import stack as stacks
-from tests.e2e.changing import title
 from tests.e2e.crashing import kill, within
 from tests.e2e.stack import PEOPLE_KEY, Stack
 from tests.requires import requires
@@ -66,7 +66,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def processes(there: Stack, name: str) -> list[int]:
     assert there.cluster is not None
-    return [pid for pid in there.cluster.pids() if (title(pid) or "").startswith(name)]
+    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(name)]
 
 
 def manager(there: Stack) -> int:

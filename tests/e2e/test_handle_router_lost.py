@@ -11,10 +11,10 @@ import httpx2
 import openai
 import pytest
 
+from benchmarks.common.processes import title_of
 from serve_app.client import Client
 from serve_app.errors import Unavailable
 from tests.e2e import stack as stacks
-from tests.e2e.changing import title
 from tests.e2e.crashing import kill
 from tests.e2e.joined import joined
 from tests.e2e.observe import within
@@ -44,7 +44,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def routers(there: Stack) -> list[int]:
     assert there.cluster is not None
-    return [pid for pid in there.cluster.pids() if (title(pid) or "").startswith(TITLE)]
+    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(TITLE)]
 
 
 def test_embeddings_are_those_over_http(there: Stack) -> None:

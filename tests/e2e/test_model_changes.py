@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.common.processes import title_of
 from serve_app.cluster.local import RemoteDriver
 from serve_app.names import deployment_of
 from serve_app.settings import application, parse
@@ -32,7 +33,6 @@ from tests.e2e.changing import (
     model,
     place,
     running,
-    title,
 )
 from tests.requires import requires
 
@@ -227,7 +227,7 @@ def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(there: Pl
     changed = configured(model(OTHER, generation=7), model("added"), admission={"max_queued": 5})
     there.become(changed)
     before = there.replicas()
-    (process,) = [pid for pid in there.cluster.pids() if title(pid).startswith("ray::ServeController")]
+    (process,) = [pid for pid in there.cluster.pids() if title_of(pid).startswith("ray::ServeController")]
     os.kill(process, signal.SIGKILL)
     there.wait_running(changed)
     assert there.replicas() == before

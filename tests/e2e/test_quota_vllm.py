@@ -12,10 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.common.processes import title_of
 from serve_app.engine.memory_size import CPU_OVERHEAD_BYTES
 from serve_app.names import deployment_of
 from serve_app.settings import GB
-from tests.e2e.changing import KEY, POLL_S, Place, place, title
+from tests.e2e.changing import KEY, POLL_S, Place, place
 from tests.requires import requires
 
 KV_GB, SMALL_GB = 0.5, 0.25
@@ -57,7 +58,7 @@ def small(there: Place) -> bool:
 def core_of(there: Place, name: str) -> int:
     """The EngineCore process of a model's one replica."""
     (replica,) = there.processes(deployment_of(name))
-    (found,) = [one.pid for one in psutil.Process(replica).children(recursive=True) if title(one.pid) == CORE]
+    (found,) = [one.pid for one in psutil.Process(replica).children(recursive=True) if title_of(one.pid) == CORE]
     return found
 
 

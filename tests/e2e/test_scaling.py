@@ -10,12 +10,12 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
+from benchmarks.common.processes import title_of
 from benchmarks.scaling.watch import Look, Watch, first
 from tests.e2e import stack as stacks
 from tests.e2e.stack import Stack
@@ -179,14 +179,7 @@ def test_tokenizing_waits_for_the_first_replica_too(scaled: Stack, watch: Watch)
 def router_pids(stack: Stack) -> list[int]:
     """The router replicas' processes, by the name Ray gives them."""
     assert stack.cluster is not None
-    return [pid for pid in stack.cluster.pids() if b"ServeReplica:serve_app:Router" in title(pid)]
-
-
-def title(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return b""
+    return [pid for pid in stack.cluster.pids() if title_of(pid).startswith("ray::ServeReplica:serve_app:Router")]
 
 
 def test_a_killed_routers_requests_stop_counting(scaled: Stack, watch: Watch, pool: ThreadPoolExecutor) -> None:

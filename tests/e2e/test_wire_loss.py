@@ -26,13 +26,13 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from benchmarks.common.processes import title_of
 from serve_app.core.receipts.receipts import MAX_RECEIPTS
 from serve_app.names import deployment_of
 from serve_app.system import Listener
 from serve_app.transport.tcp import HEADER_BYTES
 from serve_app.transport.tcp_server import TICKET_BYTES
 from tests.e2e import stack as stacks
-from tests.e2e.changing import title
 from tests.e2e.observe import ABORT_S, FILL_S, IDLE_S, Observer, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.requires import requires
@@ -89,7 +89,7 @@ def settle(stack: Stack) -> None:
 
 def processes(stack: Stack, deployment: str) -> list[int]:
     assert stack.cluster is not None
-    return [pid for pid in stack.cluster.pids() if title(pid) == f"ray::ServeReplica:serve_app:{deployment}"]
+    return [pid for pid in stack.cluster.pids() if title_of(pid) == f"ray::ServeReplica:serve_app:{deployment}"]
 
 
 def engines(stack: Stack) -> list[int]:

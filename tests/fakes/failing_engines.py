@@ -6,8 +6,8 @@ from typing import Any
 
 from serve_app.core.routing import outliers
 from serve_app.errors import EngineFailed
-from tests.fakes.engines import FakeCluster
-from tests.fakes.router import Router
+from tests.fakes.engines import FakeCluster, until
+from tests.fakes.router import SOON_S, Router
 
 SHORT = {(outliers, "FIRST_EJECTION_S"): 0.05}
 NEVER = {(outliers, "FIRST_EJECTION_S"): 60.0}  # is an ejection over
@@ -37,3 +37,18 @@ def takes(router: Router) -> dict[str, str]:
     replicas = router.model.replica_set
     words = {(True, False): "all", (True, True): "one", (False, False): "none"}
     return {name: words[replicas.takes_requests(name)] for name in replicas.running}
+
+
+async def ejected(router: Router, name: str) -> None:
+    """Requests that prefer this replica until it is ejected; by credit alone they may all run on another."""
+    while not router.model.replica_set.outliers.ejected_count:
+        await router.ask(affinity=name)
+
+
+async def probe_is_due(router: Router, name: str) -> None:
+    """Until the next request is this replica's probe: its ejection is over, and the router has credit there. Without
+    credit the request would run where there is some."""
+    accounts, replicas = router.model.queue.core.accounts, router.model.replica_set
+    await until(
+        lambda: replicas.replica_to_probe() == name and accounts.credit(name)[0] > 0, SOON_S, f"{name} may be probed"
+    )

@@ -18,6 +18,7 @@ from tests.first_hour.newcomer import Newcomer
 from tests.first_hour.walk import summary, table, walk
 
 SHORT = Path("/tmp")  # temporary files lie in it: where TMPDIR has a longer path, `serve-app up` takes /tmp instead
+PIPE_WIDTH = 200  # no row is broken where the table is read by programs, or goes into a document
 
 
 def main() -> int:
@@ -28,7 +29,7 @@ def main() -> int:
     newcomer = Newcomer(home)
     try:
         done = walk(FirstHour(newcomer).steps(), newcomer.begin, console)
-        console.print(table(done), soft_wrap=True)
+        console.print(table(done), width=None if console.is_terminal else PIPE_WIDTH, crop=False)
         write_json(summary(done))
     finally:
         newcomer.end()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -26,21 +28,30 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def _ask(sent: bytes) -> tuple[int, dict[str, str], bytes]:
+@contextlib.asynccontextmanager
+async def _connection(
+    app: Callable[..., Any] = _app,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """As Serve starts it: uvicorn with its automatic choice of a protocol."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(_app, lifespan="off", log_config=None, access_log=False))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         async with asyncio.timeout(BOUND_S):
             reader, writer = await asyncio.open_connection(*listening.getsockname())
-            writer.write(sent)
-            answer = await reader.read()
+            yield reader, writer
             writer.close()
     finally:
-        server.should_exit = True
+        server.should_exit = server.force_exit = True  # a request that goes on must not hold the test
         await serving
+
+
+async def _ask(sent: bytes, app: Callable[..., Any] = _app) -> tuple[int, dict[str, str], bytes]:
+    """The answer to all that was sent, up to the end of the connection."""
+    async with _connection(app) as (reader, writer):
+        writer.write(sent)
+        answer = await reader.read()
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
@@ -111,3 +122,51 @@ def test_a_whole_answer_to_an_http_1_0_client_keeps_its_length() -> None:
 def test_a_stream_to_an_http_1_1_client_has_chunks() -> None:
     _, headers, _ = asyncio.run(_ask(_request(b"x: y", b"/stream")))
     assert headers["transfer-encoding"] == "chunked"
+
+
+@pytest.mark.parametrize("then", [b"1.0", b"1.1"])
+def test_a_stream_of_http_1_0_is_whole_with_another_request_behind_it_which_is_not_answered(
+    then: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await _app(scope, receive, send)
+
+    kept = b"GET /stream HTTP/1.0\r\nconnection: keep-alive\r\n\r\n"
+    behind = b"GET /behind HTTP/" + then + b"\r\nhost: here\r\n\r\n"
+    status, headers, body = asyncio.run(_ask(kept + behind, app))
+    assert (status, headers["connection"], body) == (200, "close", b"first second")
+    assert asked == ["/stream"]
+    assert not caplog.records  # uvicorn has seen the answer to its end
+
+
+def test_a_request_of_http_1_0_behind_others_gets_its_answer_as_http_1_0_and_the_others_theirs() -> None:
+    first = b"GET /stream HTTP/1.1\r\nhost: here\r\n\r\n"
+    _, headers, body = asyncio.run(_ask(first + b"GET /stream HTTP/1.0\r\n\r\n"))
+    assert headers["transfer-encoding"] == "chunked"
+    chunks, _, second = body.partition(b"HTTP/1.1 200 OK\r\n")
+    assert chunks == b"6\r\nfirst \r\n6\r\nsecond\r\n0\r\n\r\n"
+    assert second.partition(b"\r\n\r\n")[2] == b"first second"
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_client_that_leaves_ends_the_request_that_runs_whatever_it_has_sent_behind_it(version: bytes) -> None:
+    async def scenario() -> None:
+        runs, left = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            runs.set()
+            if (await receive())["type"] == "http.disconnect":
+                left.set()
+
+        request = b"GET / HTTP/" + version + b"\r\nhost: here\r\nconnection: keep-alive\r\n\r\n"
+        async with _connection(app) as (_, writer):
+            writer.write(2 * request)
+            await runs.wait()
+            writer.transport.abort()
+            await left.wait()
+
+    asyncio.run(scenario())

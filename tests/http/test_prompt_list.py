@@ -11,8 +11,8 @@ import pytest
 from serve_app.errors import BadRequest
 from serve_app.http.prompt_list import bodies_of
 from serve_app.types import Operation, Outcome
-from tests.fakes.asgi_client import Reply, ask, cancel, running, started
-from tests.fakes.engines import FakeCluster, model, run, until
+from tests.fakes.asgi_client import BATCH_KEY, Reply, ask, cancel, running, started
+from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, said
 
 PROMPTS = [f"p {number}" for number in range(20)]  # LangChain's default batch
@@ -105,6 +105,41 @@ def test_a_list_fills_no_queue_and_its_deadline_bounds_its_start() -> None:
         assert len(texts(reply)) == len(PROMPTS)
 
     run(scenario, model(slots=2))
+
+
+def test_what_has_begun_is_not_shed_for_a_request_that_comes_later() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", admission={"max_queued": 1})
+        task, _ = await running(client)
+        reply = Reply()
+        listed = client.posting(ask(["a", "b", "c"], TOKENS), key=BATCH_KEY, reply=reply)
+        await until(lambda: bool(reply.chunks), SOON_S, "it has begun")
+        cluster["r1"].freeze()
+        await until(lambda: client.model.queue.waiting == 1, SOON_S, "the next prompt waits")
+        refused = await client.post(ask("p"))  # of a higher class
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        cluster["r1"].thaw()
+        await listed
+        assert texts(reply) == {number: said(prompt, TOKENS) for number, prompt in enumerate("abc")}
+        await cancel(task)
+
+    run(scenario, model(slots=2, step_s=0.1))
+
+
+def test_one_prompt_of_a_list_waits_at_a_time_and_the_first_is_refused_as_any_request() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", admission={"max_queued": 1})
+        task, _ = await running(client, n=4)
+        listed = client.posting(ask(["a", "b", "c"], stream=False))
+        await until(lambda: client.model.queue.waiting == 1, SOON_S, "the first prompt waits")
+        await turns(50)
+        assert client.model.queue.waiting == 1
+        refused = await client.post(ask(["a", "b", "c"]), key=BATCH_KEY)
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        await cancel(task)
+        assert sorted(texts(await listed)) == [0, 1, 2]
+
+    run(scenario, model(slots=4))
 
 
 def test_a_prompt_that_the_engine_refuses_ends_the_list() -> None:

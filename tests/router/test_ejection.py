@@ -18,7 +18,7 @@ from serve_app.transport import Frame, TokenUsage
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import Client, ask
 from tests.fakes.engines import FakeCluster, model, run, turns, until
-from tests.fakes.failing_engines import NEVER, Broken, takes
+from tests.fakes.failing_engines import NEVER, Broken, ejected, takes
 from tests.fakes.router import SOON_S, Router, freeze, thaw
 
 
@@ -226,8 +226,7 @@ def test_an_ejected_replica_that_leaves_is_no_longer_counted_and_is_as_new_when_
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken = Broken(cluster, "r1")
-        while not router.model.replica_set.outliers.ejected_count:
-            await router.ask()
+        await ejected(router, "r1")
         broken.mend()
         cluster.remove("r1")
         await turns(5)

@@ -104,7 +104,7 @@ def test_a_refusal_says_why_and_when_to_come_back(cause: str) -> None:
 
 def test_without_a_replica_a_request_waits_a_while_and_is_refused() -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        router = await Router(cluster, no_replica_wait_s=0.05).start()
+        router = await Router(cluster, no_replica_wait_s=0.5).start()
         with pytest.raises(Unavailable) as refused:
             await asyncio.wait_for(router.ask(), SOON_S)
         assert (refused.value.code, refused.value.status) == ("no_replica", 503)

@@ -15,7 +15,7 @@ from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.router.replicas import ResultReporter
 from tests.fakes.engines import FakeCluster, run, turns, until
-from tests.fakes.failing_engines import SHORT, Broken, takes
+from tests.fakes.failing_engines import SHORT, Broken, ejected, probe_is_due, takes
 from tests.fakes.router import LONG, NORMAL, SOON_S, Router, freeze, held, thaw
 
 
@@ -78,18 +78,18 @@ def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken, replicas = Broken(cluster, "r1"), router.model.replica_set
-        while not replicas.outliers.ejected_count:
-            await router.ask()
+        await ejected(router, "r1")
         broken.mend()
         freeze(cluster, "r1")
-        await until(lambda: replicas.is_on_probation("r1"), SOON_S, "its time is over")
         for _ in range(3):
+            await probe_is_due(router, "r1")
             probe = router.asking()
             await until(lambda: cluster["r1"].work == 1, SOON_S, "it is there")
             probe.cancel()
             await until(lambda: not cluster["r1"].work, SOON_S, "its client has left")
             assert (replicas.is_on_probation("r1"), takes(router)["r1"]) == (True, "one")
         thaw(cluster, "r1")
+        await probe_is_due(router, "r1")
         await router.ask()
         assert not replicas.outliers.ejected_count
         await router.settled()
@@ -102,13 +102,12 @@ def test_a_probes_place_that_nobody_used_is_for_the_next_request() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken, replicas = Broken(cluster, "r1"), router.model.replica_set
-        while not replicas.outliers.ejected_count:
-            await router.ask()
+        await ejected(router, "r1")
         broken.mend()
-        await until(lambda: replicas.replica_to_probe() == "r1", SOON_S, "its time is over")
+        await probe_is_due(router, "r1")
         async with held(router, Arrival("unsent", NORMAL, "tenant", affinity="r1")) as granted:
             assert (granted.replica_id, replicas.replica_to_probe()) == ("r1", None)
-        assert replicas.replica_to_probe() == "r1"
+        await probe_is_due(router, "r1")
         await router.ask()
         assert not replicas.outliers.ejected_count
         await router.settled()
@@ -121,10 +120,9 @@ def test_a_probe_counts_by_its_first_frame() -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
         broken, replicas = Broken(cluster, "r1"), router.model.replica_set
-        while not replicas.outliers.ejected_count:
-            await router.ask()
+        await ejected(router, "r1")
         broken.mend()
-        await until(lambda: replicas.is_on_probation("r1"), SOON_S, "its time is over")
+        await probe_is_due(router, "r1")
         probe = router.asking(LONG)
         await until(lambda: not replicas.outliers.ejected_count, SOON_S, "it is back")
         assert not probe.done()

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.fakes import quota
 from tests.fakes.engines import FakeCluster, model, run, turns, until
-from tests.fakes.failing_engines import SHORT, Broken
+from tests.fakes.failing_engines import SHORT, Broken, ejected
 from tests.fakes.quota import SOON_S
 from tests.fakes.router import LONG, Router, freeze
 
@@ -109,8 +109,7 @@ def test_an_ejected_engine_gets_one_probe_and_is_used_again_by_all() -> None:
         there = await stack(cluster)
         first = there.routers[0]
         broken = Broken(cluster, "r1")
-        while not first.model.replica_set.outliers.ejected_count:
-            await asyncio.wait_for(first.ask(), SOON_S)
+        await asyncio.wait_for(ejected(first, "r1"), SOON_S)
         calls = broken.calls
         await until(lambda: first.model.replica_set.replica_to_probe() == "r1", SOON_S, "its time is over")
         await until(lambda: credit(there, 0, "r1") > 0, SOON_S, "it may be used again")
@@ -139,8 +138,7 @@ def test_while_an_engine_is_on_probation_no_more_than_its_probe_is_sent_there() 
         there = await stack(cluster, 2)
         first = there.routers[0]
         broken = Broken(cluster, "r1")
-        while not first.model.replica_set.outliers.ejected_count:
-            await asyncio.wait_for(first.ask(), SOON_S)
+        await asyncio.wait_for(ejected(first, "r1"), SOON_S)
         full = [first.asking(LONG) for _ in range(SLOTS)]
         await until(lambda: cluster["r2"].work == SLOTS, SOON_S, "the engine that is well is full")
         calls = broken.calls

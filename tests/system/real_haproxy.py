@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(json.dumps({"router": self.server.name, "bytes": len(body)}).encode())
 
-    do_POST = do_GET
+    do_POST = do_OPTIONS = do_GET
 
     def _answer(self, body: bytes) -> None:
         self.send_response(200)
@@ -150,20 +150,27 @@ class Edge:
         """The process that has the endpoint's port."""
         return int((self.folder / haproxy.FRONT).read_text())
 
-    def ask(self, path: str = "/", body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+    def ask(
+        self, path: str = "/", body: bytes | None = None, method: str | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], Any]:
         """Status, headers and decoded body of one request on a connection of its own; 0 where there was none."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WITHIN_S)
         try:
-            return self.asked(connection, path, body, **headers)
+            return self.asked(connection, path, body, method, **headers)
         finally:
             connection.close()
 
     def asked(
-        self, connection: http.client.HTTPConnection, path: str, body: bytes | None = None, **headers: str
+        self,
+        connection: http.client.HTTPConnection,
+        path: str,
+        body: bytes | None = None,
+        method: str | None = None,
+        **headers: str,
     ) -> tuple[int, dict[str, str], Any]:
         """The same on this connection."""
         try:
-            connection.request("GET" if body is None else "POST", path, body, headers)
+            connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
             response = connection.getresponse()
             return response.status, dict(response.headers.items()), json.loads(response.read())
         except (OSError, http.client.HTTPException):

@@ -46,6 +46,33 @@ def test_while_no_application_is_known_the_answer_is_503_and_a_repeat_is_asked_f
     assert body["error"]["code"] == "no_router"
 
 
+PAGE = {"Origin": "https://chat.example"}
+PREFLIGHT = {
+    **PAGE,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}
+
+
+def test_a_web_page_can_read_that_no_router_takes_its_request(there: Edge) -> None:
+    there.start(app=False)
+    status, headers, _ = there.ask("/v1/models", method="OPTIONS", **PREFLIGHT)
+    assert (status, headers["access-control-allow-origin"], headers["access-control-max-age"]) == (200, "*", "0")
+    assert headers["access-control-allow-headers"].split(", ") == ["authorization", "*"]  # `*` alone leaves it out
+    assert "POST" in headers["access-control-allow-methods"]
+    status, headers, body = there.ask("/v1/models", **PAGE)
+    assert (status, headers["access-control-allow-origin"], body["error"]["code"]) == (503, "*", "no_router")
+    assert "retry-after" in headers["access-control-expose-headers"]
+    assert there.ask("/v1/models", method="OPTIONS")[0] == 503  # no browser's
+
+
+def test_whether_a_web_page_may_call_is_the_router_s_to_say(there: Edge, two: list[Router]) -> None:
+    there.start(*two)
+    status, headers, _ = there.ask("/v1/models", method="OPTIONS", **PREFLIGHT)
+    assert status == 200
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
 def test_a_router_set_that_is_empty_is_503_as_well(there: Edge, two: list[Router]) -> None:
     first = there.start(*two)
     there.start(reload=first)

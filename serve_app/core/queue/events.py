@@ -30,7 +30,8 @@ class Arrival:
         prompt_tokens: the prompt's part of `cost_tokens`.
         deadline: moment after which a grant is of no use; None: only the longest wait bounds the wait.
         affinity: the preferred replica; the request does not wait for it.
-        accepted: it was granted before and lost its replica; a full queue or a forecast does not refuse it.
+        accepted: it was granted before and lost its replica, or what it is a part of has begun; a full queue or a
+            forecast does not refuse it.
         only_replica: the one replica that it may run on (that of its session); None: any.
         avoid_replicas: replicas that it may not run on (its router cannot reach them).
         session: the KV lease of the open session whose tokens it uses first (`core.shared_queue.granting`); None: no

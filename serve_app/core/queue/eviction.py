@@ -1,8 +1,8 @@
 """The waiting requests of one class that may be evicted from a full queue, in eviction order.
 
 `core.queue.queue.RequestQueue.evict_for` decides how many are evicted, and of which class. In a class the tenant with
-most requests or tokens for its weight comes first, its youngest request first. A request that was granted before
-("accepted") is never evicted.
+most requests or tokens for its weight comes first, its youngest request first. A request that was granted before, or
+is a part of one that was ("accepted"), is never evicted.
 
 Invariant: every waiting request that is not accepted is here exactly once; a tenant's key in the heaps is never above
 its true key.
