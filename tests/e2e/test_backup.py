@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,23 +17,15 @@ import requests
 import yaml
 
 from serve_app.cluster.local.ports import reserved_block
+from tests.cli.test_backup import commands
 from tests.requires import requires
 
 requires("linux")
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
 CONFIG = {"models": [{"name": "sim", "engine": "simulated"}], "quota": {"reserved_gb": 0}}
 START_S, END_S = 300.0, 120.0  # half a minute and ten seconds on an idle machine
 POLL_S = 0.2
-
-
-def commands() -> tuple[str, str, str]:
-    """To back up, to put the key back, to start."""
-    section = (ROOT / "docs/operations.md").read_text().split("## What to keep")[1]
-    blocks = re.findall(r"^```console\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    back_up, restore, start = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-    return back_up, restore, start
 
 
 class Operator:
