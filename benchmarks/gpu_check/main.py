@@ -53,7 +53,7 @@ def run(options: plan.Options, found: list[machine.Gpu], results: list[Result], 
     if known.problem is not None:
         record(checks.failure("model", "", f"{path}: {known.problem} {known.detail}".strip()))
         return
-    heads = text_config(known.config).get("num_attention_heads")
+    heads = text_config(settings, known.config).get("num_attention_heads")
     for part in plan.parts(options.device, len(found), len(os.sched_getaffinity(0)), heads):
         if part.obstacle:
             for check in checks.OF_EACH_PART:

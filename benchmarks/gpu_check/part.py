@@ -140,7 +140,7 @@ class PartChecks:
         weights = model_lookup.weights_bytes(settings)
         kv_bytes = memory_size.kv_bytes_of(settings, environment.platform(), weights, granted)
         kv_bytes = min(kv_bytes, round((settings.kv_cache_gb or 0.0) * GB))
-        each = kv_bytes_per_token(settings, text_config(self._known.config))
+        each = kv_bytes_per_token(settings, text_config(settings, self._known.config))
         size = KvSize(granted, kv_bytes, each, baseline.block_tokens)
         return checks.kv(self._part.name, size, engine["kv_tokens"], facts.kv_tokens, baseline.facts.kv_tokens)
 

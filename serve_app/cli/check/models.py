@@ -42,8 +42,8 @@ def check_model(path: str, model: ModelSettings, facts: model_lookup.ModelFacts,
 
 
 def text_config(model: ModelSettings, config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The part of a `config.json` about text: of a model that sees images, a part of its own. Nothing where vLLM is told
-    to read something else."""
+    """The part of a `config.json` about text: of a model that sees images, a part of its own. Nothing where vLLM is
+    told to read something else."""
     if not CONFIG_ARGUMENTS.isdisjoint(model.extra_engine_args):
         return {}
     inner = (config or {}).get("text_config")
