@@ -57,7 +57,7 @@ test-cluster: setup ## `ray up` onto test hosts in namespaces of this machine (r
 	@$(BIN)/python -m tests.requires 'test hosts' vllm redis-server
 	@exec $(BIN)/python -m pytest tests/cluster/test_onprem.py -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
 
-test-first-hour: setup ## a newcomer's first hour, step by step, on the CPU (5 minutes on 2 cores)
+test-first-hour: setup ## a newcomer's first hour, step by step, on the CPU (under 10 minutes on 2 cores)
 	@exec $(BIN)/python -m tests.first_hour
 
 gpu-check: setup ## every check of a machine with GPUs, a report in gpu-check.md

@@ -158,6 +158,7 @@ class Conversation:
     console: Console
     priority: str | None
     messages: list[dict[str, str]]
+    max_tokens: int | None = None  # of an answer; None: as the server bounds it
 
     def send(self, text: str) -> None:
         """Run one exchange. A failed exchange is removed from the messages, so that it can be repeated."""
@@ -165,6 +166,8 @@ class Conversation:
         body: dict[str, Any] = {"model": self.model, "messages": asked, "stream": True}
         if self.priority is not None:
             body["priority"] = self.priority
+        if self.max_tokens is not None:
+            body["max_tokens"] = self.max_tokens
         pieces = []
         try:
             for piece in answer(self.endpoint, body):

@@ -256,6 +256,9 @@ def chat(
     priority: Annotated[
         str | None, typer.Option("--priority", help="Class: low, normal, high, critical; as far as the key allows.")
     ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Of an answer; by default the model ends it.")
+    ] = None,
     url: UrlOption = None,
     key: KeyOption = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
@@ -265,7 +268,7 @@ def chat(
     endpoint = _endpoint(url, key, instance, state_dir)
     chosen = talk.first_model(endpoint) if model is None else model
     messages = [{"role": "system", "content": system}] if system else []
-    conversation = talk.Conversation(endpoint, chosen, Console(), priority, messages)
+    conversation = talk.Conversation(endpoint, chosen, Console(), priority, messages, max_tokens)
     if prompt is None:
         conversation.interact()
     else:

@@ -112,6 +112,21 @@ def test_chat_prints_the_answer_as_it_comes(run: Callable[..., Result], serve: C
     assert seen[-1]["model"] == "other"
 
 
+def test_an_answer_is_bounded_where_that_is_asked_for(
+    run: Callable[..., Result], serve: Callable[[Answer], str]
+) -> None:
+    asked: list[dict[str, Any] | None] = []
+
+    def answer(request: BaseHTTPRequestHandler, body: dict[str, Any] | None) -> None:
+        asked.append(body)
+        reply(request, 200, sse("yes"))
+
+    url = serve(answer)
+    for more in ((), ("--max-tokens", "7")):
+        assert run("chat", "--url", url, "--key", KEY, "--model", "m", "hello", *more).exit_code == 0
+    assert [(body or {}).get("max_tokens") for body in asked] == [None, 7]
+
+
 def test_a_conversation_remembers_what_was_said(run: Callable[..., Result], serve: Callable[[Answer], str]) -> None:
     seen: list[Any] = []
     result = run("chat", "--url", serve(echo(seen)), "--key", KEY, text="one two\n\nthree\n")

@@ -23,13 +23,14 @@ PIPE_WIDTH = 200  # no row is broken where the table is read by programs, or goe
 
 def main() -> int:
     """Returns the exit status."""
-    console = Console()
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=PIPE_WIDTH)
     home = SHORT / f"fh-{secrets.token_hex(2)}"
     home.mkdir(mode=0o700)
     newcomer = Newcomer(home)
     try:
         done = walk(FirstHour(newcomer).steps(), newcomer.begin, console)
-        console.print(table(done), width=None if console.is_terminal else PIPE_WIDTH, crop=False)
+        console.print(table(done))
         write_json(summary(done))
     finally:
         newcomer.end()

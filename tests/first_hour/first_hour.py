@@ -119,7 +119,7 @@ class FirstHour:
         return "models, an answer, a stream"
 
     def _chat(self) -> str:
-        said = self._newcomer.serve_app("chat", "Hello!")
+        said = self._newcomer.serve_app("chat", "Hello!", "--max-tokens", "64")
         if not said.strip():
             raise StepFailedError("no text")
         return f"{len(said.split())} words"
