@@ -58,8 +58,6 @@ class GpuMemoryQuota:
     """
 
     async def __init__(self, settings: QuotaSettings) -> None:  # type: ignore[misc]  # Ray awaits it
-        if (installed := importlib.metadata.version(DISTRIBUTION)) != RELEASE:  # in a process that has run tasks
-            _restart_as(installed)
         self._shelf = GcsStore()
         stored = await _retry_until_done(self._shelf.load_all)
         # an actor that fails on an entry would fail on every restart
@@ -99,7 +97,8 @@ class GpuMemoryQuota:
         """Run the release of a replica that starts, if it is what is installed here: this process ends, Ray starts it
         again with the code on the disk, and the ledger is read as after a death."""
         if RELEASE != release == importlib.metadata.version(DISTRIBUTION):
-            _restart_as(release)
+            logger.warning("the quota actor of release %s restarts as %s", RELEASE, release)
+            os.kill(os.getpid(), signal.SIGKILL)  # Ray restarts no actor that exits by itself
 
     async def engine(self, report: EngineReport) -> EngineReply:
         """Process an engine's report; see `core.memory.engine_grants`. Raises LeaseConflict: the engine must end."""
@@ -352,12 +351,6 @@ def _log_failed_write(task: asyncio.Task[None]) -> None:
 
 def _with_relative_expiry(session: Session) -> Session:
     return dataclasses.replace(session, expires_at=session.expires_at - time.monotonic())
-
-
-def _restart_as(release: str) -> None:
-    """End this process; Ray starts the actor in another one, and starts none again that exits by itself."""
-    logger.warning("the quota actor of release %s restarts as %s", RELEASE, release)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def _retry_until_done(act: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Which release the quota actor runs: it ends its process where that is not the one to run, and Ray starts another."""
+"""Which release the quota actor runs: it ends its process for another release, and Ray starts it in a new one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from serve_app.names import RELEASE
 from serve_app.quota import actor as quotas
 from serve_app.quota.actor import GpuMemoryQuota
-from serve_app.settings import QuotaSettings
 
 OTHER = "9.9.9"
 
@@ -27,16 +26,6 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Killed
 
     monkeypatch.setattr(quotas.os, "kill", kill)
-
-
-def test_an_actor_that_ray_starts_in_a_process_with_the_code_of_before_an_upgrade_ends_that_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Ray starts an actor in an idle process that has run tasks, with the modules that these have loaded."""
-    monkeypatch.setattr(quotas.importlib.metadata, "version", lambda _: OTHER)
-    actor = GpuMemoryQuota.__new__(GpuMemoryQuota)
-    with pytest.raises(Killed):
-        asyncio.run(actor.__init__(QuotaSettings()))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
