@@ -17,7 +17,7 @@ from serve_app.settings.serve_config import as_change, split_release
 from serve_app.settings.settings import Settings, parse
 from serve_app.settings.versions import engine_version
 
-QUOTA = "GpuMemoryQuota"
+QUOTA, HAPROXY = "GpuMemoryQuota", "HAProxy"
 What = Literal["added", "removed", "restarted", "changed", "unchanged", "later"]
 
 
@@ -65,7 +65,10 @@ def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list
     found += _of_rest(before, wanted)
     if release != old_release:
         why = f"serve-app {release} replaces {old_release or 'another release'}"
-        found = [one if one.what in ("added", "removed") else replace(one, what="restarted", why=why) for one in found]
+        stay = [one.what in ("added", "removed") or one.deployment == HAPROXY for one in found]
+        found = [
+            one if stays else replace(one, what="restarted", why=why) for one, stays in zip(found, stay, strict=True)
+        ]
     return found
 
 
@@ -82,17 +85,20 @@ def _of_model(before: ModelSettings | None, after: ModelSettings, *, on_cpu: boo
 
 
 def _of_rest(before: Settings, after: Settings) -> Iterator[Change]:
-    """Of what is outside the models: the routers, and the quota actor."""
+    """Of what is outside the models: the routers, HAProxy and the quota actor."""
     old, new = (one.model_dump(mode="json", exclude={"models"}) for one in (before, after))
     fields = tuple(_differences(old, new))
     quota = tuple(one for one in fields if one.startswith("quota."))
-    routers = tuple(one for one in fields if one not in quota)
+    tls = tuple(one for one in fields if one.startswith("http.tls"))
+    routers = tuple(one for one in fields if one not in quota + tls)
     if before.router.cpus != after.router.cpus:
         yield Change(ROUTER, "restarted", "Ray gives CPUs to new processes only; new ones start first", routers)
     elif routers or before.models != after.models:
         yield Change(ROUTER, "changed", "taken over without a restart", routers)
     else:
         yield Change(ROUTER, "unchanged", "the same settings")
+    if tls:
+        yield Change(HAPROXY, "later", "read when an instance starts (serve-app up)", tls)
     if quota:
         yield Change(QUOTA, "later", "read when the quota actor starts, once in a cluster's life", quota)
 

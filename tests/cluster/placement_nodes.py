@@ -65,7 +65,8 @@ class Nodes:
 
     def declare(self, config: dict[str, Any], override: dict[str, Any]) -> None:
         """Deploy by Serve's own configuration, in which an operator may say other things of a deployment than we."""
-        entry = {"name": APPLICATION, "route_prefix": "/", "import_path": BUILD, "args": config}
+        arguments = application(parse(config).without_secrets())["args"]
+        entry = {"name": APPLICATION, "route_prefix": "/", "import_path": BUILD, "args": arguments}
         driver.declare(entry | {"deployments": [override]})
 
     def declare_ours(self, config: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from tests.requires import requires
 requires("linux")
 
 BUNDLE = {"CPU": 0.1, "GPU": 0.1}
-FULL_GB, PART_GB = 70, 45  # GiB of a device's 78 GB: none of these fit on one together
+FULL_GB, PART_GB = 70, 45  # of a device's 78 GB: none of these fit on one together
 SCALED = {
     "min_replicas": 1,
     "max_replicas": 4,
@@ -112,7 +112,7 @@ def test_shares_start_where_the_ledger_has_room_and_no_more_of_them_than_it_has_
         assert places(nodes, "part") == ["b/0", "b/1"]
         why = nodes.until(lambda: _short(nodes), "what is missing", lambda: nodes.status("part"))
         assert nodes.status("part")["target"] == 2
-    assert why.endswith("memory: at least 48.32 GB needed on one device, 29.68 GB free")
+    assert why.endswith("memory: at least 45.00 GB needed on one device, 33.00 GB free")
     assert nodes.ask("quota")["waiting"] == []
     assert set(load.seen) == {200}
 

@@ -76,6 +76,15 @@ def test_cpus_of_routers_restart_them_and_the_quota_s_settings_come_later() -> N
     assert (plan["GpuMemoryQuota"].what, plan["GpuMemoryQuota"].fields) == ("later", ("quota.reserved_gb: 2.0 -> 3.0",))
 
 
+@pytest.mark.parametrize("release", [RELEASE, "0.1.0"])
+def test_tls_is_not_called_taken_over_by_what_runs(release: str) -> None:
+    tls = {"certificate": "c.pem", "key": "k.pem"}
+    plan = planned({"models": [A], "http": {"tls": tls}}, {"models": [A]}, release)
+    assert plan["HAProxy"].what == "later"
+    assert plan["HAProxy"].fields == (f"http.tls: {tls} -> not set",)
+    assert plan["Router"].fields == ()
+
+
 def test_changed_keys_are_named_without_their_digests() -> None:
     keys = [{"auth": {"keys": [{"key_sha256": digit * 64}]}, "models": [A]} for digit in "01"]
     assert planned(keys[0], keys[1])["Router"].fields == ("auth.keys",)
