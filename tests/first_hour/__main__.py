@@ -19,6 +19,7 @@ from tests.first_hour.walk import summary, table, walk
 
 SHORT = Path("/tmp")  # temporary files lie in it: where TMPDIR has a longer path, `serve-app up` takes /tmp instead
 PIPE_WIDTH = 200  # no row is broken where the table is read by programs, or goes into a document
+EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 
 def main() -> int:
@@ -32,6 +33,8 @@ def main() -> int:
         done = walk(FirstHour(newcomer).steps(), newcomer.begin, console)
         console.print(table(done))
         write_json(summary(done))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED  # its line of progress has said so
     finally:
         newcomer.end()
         shutil.rmtree(home, ignore_errors=True)
