@@ -297,7 +297,7 @@ def test_serve_app_deploy_changes_the_running_instance(there: Place, tmp_path: P
     file.write_text(yaml.safe_dump({**configured(), "modles": []}))
     wrong = command(there, "deploy", "--config", str(file))
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == f"error: modles: unknown key\n  -> did you mean models?\n{file}: 1 error\n"
+    assert wrong.stderr.endswith(f"error: modles: unknown key\n  -> did you mean models?\n{file}: 1 error\n")
 
 
 def test_what_has_no_place_holds_up_no_deploy_and_goes_with_its_load(there: Place, tmp_path: Path) -> None:
