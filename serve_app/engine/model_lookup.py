@@ -13,11 +13,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
+from serve_app.engine.download_size import INDEX
 from serve_app.engine.engine_args import TINY, model_path
 from serve_app.settings import ModelSettings
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")  # vLLM loads the first of these kinds that is there
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")  # of weights in several files
+INDEXES = (INDEX, "pytorch_model.bin.index.json")  # of weights in several files
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 MISTRAL_CONFIG = "params.json"  # vLLM reads this format, too; nothing in it is checked

@@ -65,9 +65,10 @@ def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list
     found += _of_rest(before, wanted)
     if release != old_release:
         why = f"serve-app {release} replaces {old_release or 'another release'}"
-        stay = [one.what in ("added", "removed") or one.deployment == HAPROXY for one in found]
+        stay = {"added", "removed"}
         found = [
-            one if stays else replace(one, what="restarted", why=why) for one, stays in zip(found, stay, strict=True)
+            one if one.what in stay or one.deployment == HAPROXY else replace(one, what="restarted", why=why)
+            for one in found
         ]
     return found
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks.common.arms import free_port
 from serve_app.cli import up as module
 from serve_app.cli.up import UpOptions, up, with_kept_logs
 from serve_app.cluster.local import Instance, InstanceState, node
@@ -142,11 +143,6 @@ class Terminal:
 @pytest.fixture
 def terminal(tmp_path: Path) -> Terminal:
     return Terminal(tmp_path)
-
-
-def free_port() -> int:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        return server.server_port
 
 
 def interrupt() -> None:

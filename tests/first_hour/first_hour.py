@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 
+from benchmarks.common.arms import free_port
 from tests.first_hour import documents
 from tests.first_hour.asking import QUESTION, Endpoint, Streaming, require
 from tests.first_hour.documents import WrongConfiguration
@@ -39,7 +40,7 @@ class FirstHour:
 
     def __init__(self, newcomer: Newcomer) -> None:
         self._newcomer = newcomer
-        self._port = str(_free_port())
+        self._port = str(free_port())
         self._up: Background | None = None
         self._endpoint = Endpoint("", "")
         self._curl = ""
@@ -189,10 +190,3 @@ class FirstHour:
             raise StepFailedError("\n".join(left))
         self._newcomer.serve_app("status", status=3)
         return "no process, no port, no folder of Ray"
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

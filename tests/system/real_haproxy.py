@@ -21,6 +21,7 @@ from typing import Any
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions
 
+from benchmarks.common.arms import free_port
 from serve_app.system import Tls, haproxy
 from serve_app.system.tls import ADMIN_SOCKETS
 
@@ -33,12 +34,6 @@ def within(what: str, so: Callable[[], Any]) -> None:
     while not so():
         assert time.monotonic() < deadline, f"{what}: not within {WITHIN_S} s"
         time.sleep(0.02)  # bound: WITHIN_S
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Router(ThreadingHTTPServer):

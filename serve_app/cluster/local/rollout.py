@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.cluster.local.status import ENDPOINT, FAILED, IN_TROUBLE, declared, deployments_of, enum_value, unready
+from serve_app.cluster.local.status import (
+    ENDPOINT,
+    FAILED,
+    IN_TROUBLE,
+    declared,
+    deployments_of,
+    enum_value,
+    running_replicas,
+    unready,
+)
 from serve_app.settings import changes
 
 
@@ -85,12 +94,8 @@ def _serves(deployment: Mapping[str, Any]) -> bool:
     if not scaling or enum_value(deployment["status"]) in IN_TROUBLE:
         return False
     least = max(scaling["min_replicas"], scaling.get("initial_replicas") or 0, 1)
-    return _running(deployment) >= least and bool(deployment["target_num_replicas"] > least)
-
-
-def _running(deployment: Mapping[str, Any]) -> int:
-    return sum(enum_value(replica["state"]) == "RUNNING" for replica in deployment["replicas"])
+    return running_replicas(deployment) >= least and bool(deployment["target_num_replicas"] > least)
 
 
 def _count(deployment: Mapping[str, Any]) -> str:
-    return f"{_running(deployment)} of {deployment['target_num_replicas']}"
+    return f"{running_replicas(deployment)} of {deployment['target_num_replicas']}"

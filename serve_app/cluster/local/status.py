@@ -56,6 +56,11 @@ def deployments_of(details: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]
     return found
 
 
+def running_replicas(deployment: Mapping[str, Any]) -> int:
+    """The replicas of a deployment that run."""
+    return sum(enum_value(one["state"]) == "RUNNING" for one in deployment["replicas"])
+
+
 def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict[str, Any]:
     return {
         "deployment": deployment["name"],
@@ -239,7 +244,7 @@ def describe_load(deployment: Mapping[str, Any], reported: ReportedSeries) -> di
 def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: RouterCounts, executing: float) -> str:
     target = deployment["target_num_replicas"]
     signals = Signals(
-        running=sum(enum_value(one["state"]) == "RUNNING" for one in deployment["replicas"]),
+        running=running_replicas(deployment),
         target=target,
         waiting=counts.waiting,
         granted=counts.granted,

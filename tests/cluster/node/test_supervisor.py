@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.common.arms import free_port
 from serve_app.cluster.node import commands
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.system import environment, haproxy, marked, start_ticks
 from tests.fakes import ray_start
 from tests.requires import requires
-from tests.system.real_haproxy import free_port
 
 requires("linux")
 
