@@ -77,13 +77,20 @@ class Operation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller's identity and rights; the API key alone decides them."""
+    """The caller's identity and rights; the API key alone decides them.
+
+    Args:
+        key_id: the key's name in reports of use and limits; never the key or all of its digest.
+        models: names of the models that it may use; None: all.
+    """
 
     tenant: str
     max_class: RequestClass
     default_class: RequestClass
     admin: bool = False
     metrics: bool = False
+    key_id: str = ""
+    models: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,13 @@ from tests.import_rules import under
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("serve_app.types", "serve_app.errors", "serve_app.names"),
     ("serve_app.system", "serve_app.ray_adapter", "serve_app.core.keyed_heap", "serve_app.core.grammar_bounds"),
-    ("serve_app.core.queue", "serve_app.core.placement", "serve_app.core.routing", "serve_app.core.estimate"),
+    (
+        "serve_app.core.queue",
+        "serve_app.core.placement",
+        "serve_app.core.routing",
+        "serve_app.core.estimate",
+        "serve_app.core.limits",
+    ),
     ("serve_app.core.memory", "serve_app.core.receipts"),
     ("serve_app.core.shared_queue",),
     ("serve_app.core.quota",),

@@ -9,8 +9,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from serve_app.settings import Settings
+from serve_app.settings.settings import LimitSettings
 
-KEY_OF = {"classes": "<class>", "tenants": "<tenant>"}  # what stands for the key of a mapping
+KEY_OF = {"classes": "<class>", "tenants": "<tenant>", "models": "<model>"}  # what stands for the key of a mapping
+SHARED = {LimitSettings: "<limits>."}  # sections that stand in several places: told once, under this path
 
 
 def defaults(model: type[BaseModel] = Settings, at: str = "") -> dict[str, str]:
@@ -21,6 +23,9 @@ def defaults(model: type[BaseModel] = Settings, at: str = "") -> dict[str, str]:
         if get_origin(field.annotation) is dict and inner is not None:
             brackets = f".{KEY_OF[name]}"
         path = f"{at}{name}{brackets}"
+        if inner in SHARED:
+            found |= defaults(inner, SHARED[inner])
+            continue
         found |= {path.removesuffix("[]"): _shown(field)} if inner is None else defaults(inner, f"{path}.")
     return found
 

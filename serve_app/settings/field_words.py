@@ -12,10 +12,7 @@ _NO_BATCH_WAIT = (
     "none, since no request waits for a batch to fill: it joins the running one at its next step. "
     "models[].preset chooses between short steps and full ones"
 )
-_NO_RATE_LIMIT = (
-    "none, since nothing is refused while there is room: admission.tenants.<tenant>.weight and share say what a "
-    "tenant gets when others ask, too"
-)
+_LIMITS = "auth.keys[].limits and admission.tenants.<tenant>.limits:"
 
 FIELD_WORDS: Mapping[str, str] = {
     "num_replicas": "models[].replicas.min_replicas and max_replicas; both the same: a fixed number",
@@ -28,8 +25,9 @@ FIELD_WORDS: Mapping[str, str] = {
     "max_batch_size": "models[].max_num_seqs",
     "batch_timeout_ms": _NO_BATCH_WAIT,
     "batch_wait_timeout_s": _NO_BATCH_WAIT,
-    "requests_per_minute": _NO_RATE_LIMIT,
-    "tokens_per_minute": _NO_RATE_LIMIT,
+    "rpm_limit": f"{_LIMITS} requests_per_minute",
+    "tpm_limit": f"{_LIMITS} tokens_per_minute",
+    "max_parallel_requests": f"{_LIMITS} max_concurrent",
     "total_vram_gb": "quota.device_gb, of each GPU; without it NVML is asked",
     "num_gpus": f"models[].gpus_per_rank, {_RANKS}",
     "num_cpus": f"models[].cpus_per_rank, {_RANKS}",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serve_app.core.estimate import LengthRule
+from serve_app.core.limits import TokenPrices
 from serve_app.settings import presets
 
 DEFAULT_TARGET_ONGOING = 20.0  # requests per replica, waiting ones included; what the field's examples use
@@ -102,6 +103,18 @@ class SimulatedSettings(FrozenSettings):
     seed: int = 0
 
 
+class PriceSettings(FrozenSettings):
+    """What a million tokens cost, in any one currency: for reports of use, and budgets."""
+
+    prompt_per_million: float = Field(0.0, ge=0, allow_inf_nan=False)
+    cached_per_million: float | None = Field(None, ge=0, allow_inf_nan=False)  # of cached prompt tokens; None: the same
+    output_per_million: float = Field(0.0, ge=0, allow_inf_nan=False)
+
+    def token_prices(self) -> TokenPrices:
+        """The same for the core."""
+        return TokenPrices(**self.model_dump())
+
+
 class ModelSettings(FrozenSettings):
     """One model: an engine deployment of its own."""
 
@@ -145,6 +158,7 @@ class ModelSettings(FrozenSettings):
     grammar_cpu_s: float = Field(DEFAULT_GRAMMAR_CPU_S, gt=0)  # to compile a schema, a regex, a grammar or choices
     health_stall_s: float = Field(DEFAULT_HEALTH_STALL_S, gt=0)
     drain_s: float = Field(DEFAULT_DRAIN_S, gt=0)
+    prices: PriceSettings | None = None
     extra_engine_args: dict[str, Any] = {}  # passed to vLLM's AsyncEngineArgs as they are
     simulated: SimulatedSettings = SimulatedSettings()
 

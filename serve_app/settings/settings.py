@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 import yaml
-from pydantic import Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from serve_app.core.estimate import DEFAULT_QUANTILE
+from serve_app.core.limits import Limits
 from serve_app.core.queue import DEFAULT_MIN_SHARE, DEFAULT_NO_REPLICA_WAIT_S, MAX_GUARD_SLOTS_SHARE
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
@@ -43,16 +44,45 @@ DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it i
 ClassName = Literal["low", "normal", "high", "critical"]
 
 
+class LimitSettings(FrozenSettings):
+    """What a key, a tenant, or a tenant's use of one model may use; None: no limit."""
+
+    requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
+    tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)  # prompt and output
+    burst_requests: int | None = Field(None, ge=1)  # at once after a pause; None: those of a minute
+    burst_tokens: int | None = Field(None, ge=1)
+    max_concurrent: int | None = Field(None, ge=1)  # requests at once
+    requests_per_day: int | None = Field(None, ge=1)  # of UTC
+    tokens_per_day: int | None = Field(None, ge=1)
+    budget_per_month: float | None = Field(None, gt=0, allow_inf_nan=False)  # in the currency of `models[].prices`
+
+    @model_validator(mode="after")
+    def _has_a_rate(self) -> LimitSettings:
+        for kind in ("requests", "tokens"):
+            burst, rate = getattr(self, f"burst_{kind}"), getattr(self, f"{kind}_per_minute")
+            if burst is not None and rate is None:
+                raise ValueError(f"burst_{kind} without {kind}_per_minute: nothing would refill it")
+        return self
+
+    def limits(self) -> Limits:
+        """The same for the core."""
+        return Limits(**self.model_dump())
+
+
 class KeySettings(FrozenSettings):
     """One API key. Give the key itself, or its SHA-256 (hex) so that the file holds no secret."""
 
     key: str | None = Field(None, min_length=16)
     key_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    name: str | None = Field(None, min_length=1, max_length=64)  # in reports; None: of its digest, the first digits
     tenant: str = Field("default", min_length=1, max_length=64)
     max_class: ClassName = "high"
     default_class: ClassName = "normal"
     admin: bool = False  # may ask what concerns all tenants: /admin/quota, /metrics
     metrics: bool = False  # may read /metrics, as an operator's may: for a scraper
+    models: tuple[str, ...] | None = None  # that it may use; None: all
+    expires_at: AwareDatetime | None = None  # it is refused from then on; with its offset from UTC
+    limits: LimitSettings | None = None  # None: those of `auth.key_limits`
 
     @model_validator(mode="after")
     def _one_secret(self) -> KeySettings:
@@ -78,6 +108,7 @@ class AuthSettings(FrozenSettings):
 
     keys: tuple[KeySettings, ...] = ()
     key_file: str | None = None
+    key_limits: LimitSettings = LimitSettings()  # of every key without its own
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> AuthSettings:
@@ -104,6 +135,9 @@ class TenantSettings(FrozenSettings):
 
     weight: float = Field(DEFAULT_TENANT_WEIGHT, gt=0, allow_inf_nan=False)  # its part of a class, relative to others'
     share: float = Field(0.0, ge=0, le=1)  # of slots and KV tokens, its own as soon as it asks; others may borrow it
+    limits: LimitSettings = LimitSettings()  # of all its keys together
+    models: dict[str, LimitSettings] = {}  # the same for single models
+    over_limit: Literal["refuse", "wait"] = "refuse"  # a request over a limit: 429 with Retry-After, or it waits aside
 
 
 class AdmissionSettings(FrozenSettings):
@@ -197,6 +231,12 @@ class SessionSettings(FrozenSettings):
     per_tenant: int = Field(DEFAULT_SESSIONS_PER_TENANT, ge=0)  # open or waiting, of all models; 0: none at all
 
 
+class StoreSettings(FrozenSettings):
+    """The database of keys and of use."""
+
+    url: str | None = Field(None, min_length=1)  # SQLAlchemy's; None: a SQLite file on the head node
+
+
 class RouterSettings(FrozenSettings):
     """The router deployment."""
 
@@ -214,6 +254,7 @@ class Settings(FrozenSettings):
     router: RouterSettings = RouterSettings()
     quota: QuotaSettings = QuotaSettings()
     sessions: SessionSettings = SessionSettings()
+    store: StoreSettings = StoreSettings()
 
     @model_validator(mode="after")
     def _servable(self) -> Settings:

@@ -50,6 +50,7 @@ OTHERWISE: dict[str, Any] = {
     "reasoning_parser": "qwen3",
     "chat_template": "{{ messages }}",
     "media_domains": ["example.org"],
+    "prices": {"prompt_per_million": 1.0},
     "cpus_per_rank": 2.0,
     "gpus_per_rank": 0.5,
     "accelerator_type": "H200",
@@ -82,7 +83,7 @@ def test_every_field_is_here() -> None:
 @pytest.mark.parametrize("field", fields(ModelSettings))
 def test_every_setting_of_a_model_but_the_live_ones_replaces_its_replicas(field: str) -> None:
     other = version(changed(field, OTHERWISE[field]))
-    live = ("replicas", "drain_s", "buckets_gb", "max_long_seqs", "long_from_tokens")
+    live = ("replicas", "drain_s", "buckets_gb", "max_long_seqs", "long_from_tokens", "prices")
     assert (other == version(MODEL)) == (field in live)
 
 
