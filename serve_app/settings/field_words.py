@@ -12,7 +12,7 @@ _NO_BATCH_WAIT = (
     "none, since no request waits for a batch to fill: it joins the running one at its next step. "
     "models[].preset chooses between short steps and full ones"
 )
-_LIMITS = "auth.keys[].limits and admission.tenants.<tenant>.limits:"
+_LIMITED = "of a key (auth.keys[].limits) or of a tenant (its limits)"
 
 FIELD_WORDS: Mapping[str, str] = {
     "num_replicas": "models[].replicas.min_replicas and max_replicas; both the same: a fixed number",
@@ -25,9 +25,9 @@ FIELD_WORDS: Mapping[str, str] = {
     "max_batch_size": "models[].max_num_seqs",
     "batch_timeout_ms": _NO_BATCH_WAIT,
     "batch_wait_timeout_s": _NO_BATCH_WAIT,
-    "rpm_limit": f"{_LIMITS} requests_per_minute",
-    "tpm_limit": f"{_LIMITS} tokens_per_minute",
-    "max_parallel_requests": f"{_LIMITS} max_concurrent",
+    "rpm_limit": f"<limits>.requests_per_minute, {_LIMITED}",
+    "tpm_limit": f"<limits>.tokens_per_minute, {_LIMITED}",
+    "max_parallel_requests": f"<limits>.max_concurrent, {_LIMITED}",
     "total_vram_gb": "quota.device_gb, of each GPU; without it NVML is asked",
     "num_gpus": f"models[].gpus_per_rank, {_RANKS}",
     "num_cpus": f"models[].cpus_per_rank, {_RANKS}",

@@ -44,7 +44,7 @@ def test_the_error_names_the_key_and_its_counterpart_wherever_it_stands(place: d
 @pytest.mark.parametrize("word", sorted(FIELD_WORDS))
 def test_it_is_no_setting_and_what_it_names_is_one(word: str) -> None:
     assert not [path for path in DEFAULTS if path.rpartition(".")[2] == word]
-    named = re.findall(r"\b(?:models\[\]|admission|quota)\.[\w.<>\[\]]*\w", FIELD_WORDS[word])
+    named = re.findall(r"(?:\b(?:models\[\]|admission|quota)|<limits>)\.[\w.<>\[\]]*\w", FIELD_WORDS[word])
     assert named
     for path in named:
         assert [one for one in DEFAULTS if one == path or one.startswith(f"{path}.")], path
