@@ -14,6 +14,7 @@
     ├── LeaseConflict                409 lease_conflict            (the lease's kind or state forbids it)
     ├── AnswerNotKept                409 idempotency_answer_not_kept
     ├── Overloaded                   429 queue_full | deadline | shed
+    │   ├── RateLimited              429 rate_limit | concurrency | quota   (a limit of the key or the tenant)
     │   └── InsufficientMemory       429 insufficient_memory       (names the device and the shortage)
     └── Unavailable                  503 no_replica | draining
         └── EngineFailed             502 engine_failed             (the replica died with the request)
@@ -150,6 +151,12 @@ class Overloaded(ServeAppError):
     """Refused because of load: `code` is the reason, `retry_after_s` comes from the measured drain rate."""
 
     status, type, code = 429, "rate_limit_error", "queue_full"
+
+
+class RateLimited(Overloaded):
+    """A limit of the key, the tenant, or the tenant's use of the model; the message names it."""
+
+    code = "rate_limit"
 
 
 class InsufficientMemory(Overloaded):

@@ -32,10 +32,11 @@ from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
 from serve_app.http.queue_status import QueueComments
+from serve_app.http.request_limits import Charge, RequestLimits
 from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
 from serve_app.http.response import REPLAYED, HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
-from serve_app.router import ModelRouter, RequestTrace, RouterMetrics, SessionClient
+from serve_app.router import LimitClient, ModelRouter, RequestTrace, RouterMetrics, SessionClient
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
@@ -62,6 +63,7 @@ class _HttpCall:
     model: ModelRouter
     exchange: HttpExchange
     comments: QueueComments | None
+    charge: Charge
     part: PromptExchange | None = None  # of a list of prompts
     on_granted: Callable[[], None] | None = None  # of such a part
 
@@ -76,6 +78,7 @@ class RouterApp:
         session_client: finds and opens agent sessions.
         local_routes: answers the routes that need no engine.
         receipts: keeps the receipts of this router's requests.
+        limits: charges requests against the limits of keys and tenants, together with all routers.
 
     Raises:
         ConfigError: there is no key; so does `configure`, which changes nothing then.
@@ -90,6 +93,7 @@ class RouterApp:
         session_client: SessionClient,
         local_routes: LocalRoutes,
         receipts: Receipts,
+        limits: LimitClient,
     ) -> None:
         self.models = models
         self._metrics = metrics
@@ -100,11 +104,13 @@ class RouterApp:
         self._kept_answers = IdempotencyCache(time.monotonic)
         self._body_thread = BodyThread()
         self.estimator = Estimator()
+        self._limits = RequestLimits(limits, self.estimator, metrics, lambda identity: self.keys.limits_of(identity))
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on."""
         self.keys, self.settings = KeyRing(settings.auth), settings
+        self._limits.configure(settings)
         self.estimator.configure(settings.admission.output_quantile)
         self._service_levels = settings.admission.service_levels
         origins = settings.http.cors_origins
@@ -167,7 +173,8 @@ class RouterApp:
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
         try:
-            sent, size = await self._read_body(headers, receive) if query is None else (query, 0)
+            sent, raw = await self._read_body(headers, receive) if query is None else (query, b"")
+            size = len(raw)
             model = model_named(self.models, sent.get("model"))
             record.model = model.settings.name
             http, longest = self.settings.http, model.limits.max_model_len
@@ -182,7 +189,9 @@ class RouterApp:
             comments = None
             if wanted.queue_status:
                 comments = QueueComments(lambda: queue_status(model, record), exchange.send_comment)
-            call = _HttpCall(record, wanted, body, prompt_bytes, model, exchange, comments)
+            charge = self._limits.charge(identity, record, body, prompt_bytes, raw)
+            exchange.limit_headers = functools.partial(self._limits.headers, charge.scopes)
+            call = _HttpCall(record, wanted, body, prompt_bytes, model, exchange, comments, charge)
             if wanted.idempotency_key is None:
                 await self._run(call)
             else:
@@ -206,13 +215,13 @@ class RouterApp:
         query: dict[str, Any] = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         return {"model": next(iter(self.models)), **query} if len(self.models) == 1 else query
 
-    async def _read_body(self, headers: HeaderMap, receive: Receive) -> tuple[dict[str, Any], int]:
-        """The decoded body, and its size in bytes. Raises as `read`, `inflate` and `decode`."""
+    async def _read_body(self, headers: HeaderMap, receive: Receive) -> tuple[dict[str, Any], bytes]:
+        """The decoded body, and its bytes. Raises as `read`, `inflate` and `decode`."""
         bounds = self.settings.http
         raw = sent = await read(headers, receive, bounds)
         if is_gzip(headers):
             raw = await self._body_thread.run(bounds.max_body_bytes, lambda: inflate(sent, bounds.max_body_bytes))
-        return await self._body_thread.run(len(raw), lambda: decode(raw, bounds)), len(raw)
+        return await self._body_thread.run(len(raw), lambda: decode(raw, bounds)), raw
 
     def _record_end(self, record: RequestRecord) -> None:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
@@ -247,6 +256,11 @@ class RouterApp:
             self._kept_answers.finish(owner, head)
 
     async def _run(self, call: _HttpCall) -> None:
+        """Charge the request against its limits, and run it."""
+        async with self._limits.charged(call.charge, call.record, lambda: call.exchange.status):
+            await self._run_charged(call)
+
+    async def _run_charged(self, call: _HttpCall) -> None:
         """Wait for a replica, and relay its answer."""
         operation, body, model = call.record.operation, call.body, call.model
         if not operation.takes_slot:

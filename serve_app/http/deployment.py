@@ -24,7 +24,15 @@ from serve_app.ray_adapter import (
     in_fresh_context,
     on_fast_path,
 )
-from serve_app.router import ModelRegistry, QueueClient, ReceiptSearch, RouterMetrics, Scrape, SessionClient
+from serve_app.router import (
+    LimitClient,
+    ModelRegistry,
+    QueueClient,
+    ReceiptSearch,
+    RouterMetrics,
+    Scrape,
+    SessionClient,
+)
 from serve_app.settings import ModelSettings, parse
 
 logger = logging.getLogger("ray.serve")
@@ -65,7 +73,10 @@ class RouterReplica:
         self._scrape = Scrape(name, self._metrics, models, EveryReplica(ROUTER, replica.app_name, "metrics"))
         find, figures = self._receipt_search.find_anywhere, lambda: quota.call("figures")
         local = LocalRoutes(models, self._scrape.everywhere, figures, find)
-        self._app = RouterApp(settings, models, self._metrics, kv_store.cluster_secret(), sessions, local, receipts)
+        limits = LimitClient(self._queue_client)
+        self._app = RouterApp(
+            settings, models, self._metrics, kv_store.cluster_secret(), sessions, local, receipts, limits
+        )
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)

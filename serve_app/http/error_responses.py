@@ -28,6 +28,7 @@ REQUEST_ID_HEADER = b"x-serve-app-request-id"
 NO_RETRY = (b"x-should-retry", b"false")  # OpenAI's SDKs read it; by themselves they repeat a 409 and a 429 in vain
 MAX_RETRY_AFTER_S = 86_400.0  # a day; longer waits are sent as a day
 _RETRY_MS = b"retry-after-ms"
+_RATE_LIMIT_FIGURES = ("limit", "remaining", "reset")
 EXPOSED_HEADERS = (
     b"x-serve-app-wait-ms",
     b"x-serve-app-first-token-ms",
@@ -37,6 +38,7 @@ EXPOSED_HEADERS = (
     NO_RETRY[0],
     b"retry-after",
     _RETRY_MS,
+    *(f"x-ratelimit-{what}-{kind}".encode() for kind in ("requests", "tokens") for what in _RATE_LIMIT_FIGURES),
 )  # to scripts of web pages
 
 

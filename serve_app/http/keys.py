@@ -14,6 +14,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 
+from serve_app.core.limits import Limits
 from serve_app.errors import ConfigError, Unauthorized
 from serve_app.settings import AuthSettings
 from serve_app.types import Identity, RequestClass
@@ -30,14 +31,24 @@ class KeyRing:
         if not auth.keys:
             raise ConfigError("auth.keys: no API key, and nothing is served without one", param="auth.keys")
         self._identities: dict[bytes, Identity] = {}
+        self._limits: dict[str, Limits] = {}  # of the keys with limits of their own, by id
+        self._usual_limits = auth.key_limits.limits()
         for key in auth.keys:
+            if key.limits is not None:
+                self._limits[key.name or f"yaml-{(key.without_secret().key_sha256 or '')[:8]}"] = key.limits.limits()
             self._identities[bytes.fromhex(key.without_secret().key_sha256 or "")] = Identity(
                 tenant=key.tenant,
                 max_class=RequestClass[key.max_class.upper()],
                 default_class=RequestClass[key.default_class.upper()],
                 admin=key.admin,
                 metrics=key.metrics,
+                key_id=key.name or f"yaml-{(key.without_secret().key_sha256 or '')[:8]}",
+                models=None if key.models is None else frozenset(key.models),
             )
+
+    def limits_of(self, identity: Identity) -> Limits:
+        """The limits of a key: its own, or else those of all keys."""
+        return self._limits.get(identity.key_id, self._usual_limits)
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Identity:
         """The identity of the request's key, by headers with names in lower case.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from serve_app.core.estimate import ObservedUse
+from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import Receipt, ServedRequest, ServiceLevel, judge
 from serve_app.errors import EngineFailed, Overloaded, ServeAppError
@@ -18,7 +19,11 @@ from serve_app.transport import FINISH_STOP, ResponseStream, TokenUsage
 from serve_app.types import Operation, Outcome, RequestClass
 
 # By the error's code.
-_REASONS = {reason.value: reason for reason in RefusalReason} | {"kv_budget": RefusalReason.TIMEOUT}
+_REASONS: dict[str, RefusalReason | LimitReason] = {
+    **{reason.value: reason for reason in RefusalReason},
+    **{reason.value: reason for reason in LimitReason},
+    "kv_budget": RefusalReason.TIMEOUT,
+}
 
 
 @dataclass(slots=True)
@@ -31,6 +36,7 @@ class RequestRecord:
         slots: of a replica's batch.
         parts: the requests of its prompts, if they are a list.
         granted_at: when it was last submitted to a replica.
+        limit_wait_s: seconds that it waited aside for a limit of its key or tenant.
         error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
     """
@@ -55,6 +61,16 @@ class RequestRecord:
     service_level: ServiceLevel | None = None
     streamed: bool = True
     parts: list[RequestRecord] = field(default_factory=list)
+    limit_wait_s: float = 0.0
+
+    def tokens_so_far(self) -> tuple[int, int]:
+        """Tokens of prompt and output that the engine has used, also of an answer that was cut short."""
+        if self.usage is None and self.parts:
+            found = [part.tokens_so_far() for part in self.parts]
+            return sum(prompt for prompt, _ in found), sum(output for _, output in found)
+        if self.usage is not None:
+            return self.usage.prompt_tokens, self.usage.completion_tokens
+        return (0, 0) if self.stream is None else (self.cost.prompt_tokens, self.stream.tokens)
 
     def add_up_parts(self) -> None:
         """Take over what the prompts of a list cost, used and waited for: sums, the first token, the longest wait."""
@@ -126,6 +142,7 @@ class RequestRecord:
             model=self.model,
             outcome=self.outcome,
             arrived=self.started,
+            limit_wait_s=self.limit_wait_s,
             wait_s=(now if self.granted_at is None else self.granted_at) - self.started,
             total_s=now - self.started,
             granted=granted,

@@ -42,7 +42,16 @@ _SSE_HEADERS: Headers = [
 class HttpExchange:
     """The response of one HTTP exchange."""
 
-    __slots__ = ("_has_begun_stream", "_headers", "_send", "on_sent", "operation", "request_id", "status")
+    __slots__ = (
+        "_has_begun_stream",
+        "_headers",
+        "_send",
+        "limit_headers",
+        "on_sent",
+        "operation",
+        "request_id",
+        "status",
+    )
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -51,6 +60,7 @@ class HttpExchange:
         self.request_id = ""
         self.operation = Operation.CHAT
         self._headers: Headers = []
+        self.limit_headers: Callable[[], Headers] = list  # asked for when the answer begins
         self.on_sent: Callable[[bytes], None] | None = None  # receives the bytes sent
 
     def repeatable_head(self) -> tuple[int, Headers] | None:
@@ -69,7 +79,7 @@ class HttpExchange:
             event = sse_error(json.loads(body), self.operation)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
             return
-        headers = [*headers, *times, (b"content-length", b"%d" % len(body))]
+        headers = [*headers, *times, *self.limit_headers(), (b"content-length", b"%d" % len(body))]
         if self.request_id:
             headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -131,5 +141,5 @@ class HttpExchange:
         if self._has_begun_stream:
             return
         self._has_begun_stream = True
-        headers = [*_SSE_HEADERS, (REQUEST_ID_HEADER, self.request_id.encode())]
+        headers = [*_SSE_HEADERS, *self.limit_headers(), (REQUEST_ID_HEADER, self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

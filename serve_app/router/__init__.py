@@ -5,6 +5,7 @@ In: arrivals, grants of the queue, frames of replicas. Out: a stream of frames f
 Never: reads HTTP, and never orders requests itself; `core.queue` and the quota actor do.
 """
 
+from serve_app.router.limit_client import LimitClient
 from serve_app.router.metrics import RouterMetrics
 from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
@@ -15,6 +16,7 @@ from serve_app.router.scrape import Scrape
 from serve_app.router.sessions import SessionClient
 
 __all__ = [
+    "LimitClient",
     "ModelRegistry",
     "ModelRouter",
     "QueueClient",

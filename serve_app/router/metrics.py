@@ -41,6 +41,14 @@ class RouterMetrics:
             "Seconds that granted requests have waited in the queue, by what they waited for.",
             (*OF_CLASS, "reason"),
         )
+        self._limited = counter(
+            "serve_app_limited",
+            "Requests that a limit of their key or tenant refused, by reason.",
+            (*OF_TENANT, "reason"),
+        )
+        self._limit_wait = counter(
+            "serve_app_limit_wait_seconds", "Seconds that requests waited aside for a limit.", OF_TENANT
+        )
         self._granted = counter(
             "serve_app_granted_tokens", "Estimated tokens of the requests that the queue has granted.", OF_CLASS
         )
@@ -122,6 +130,14 @@ class RouterMetrics:
         if trace.waited_for is not None:
             self._waited.labels(*labels, trace.waited_for.value).inc(trace.waited_s)
         self._granted.labels(*labels).inc(tokens)
+
+    def count_limited(self, model: str, tenant: str, reason: str) -> None:
+        """Count a request that a limit refused."""
+        self._limited.labels(model, tenant, reason).inc()
+
+    def count_limit_wait(self, model: str, tenant: str, waited_s: float) -> None:
+        """Count the wait of a request for a limit."""
+        self._limit_wait.labels(model, tenant).inc(waited_s)
 
     def observe_first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
         self._ttft.labels(model, request_class.label).observe(seconds)

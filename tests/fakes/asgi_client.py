@@ -15,6 +15,7 @@ from serve_app.http.local_routes import LocalRoutes
 from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
+from tests.fakes.limits import FakeLimits
 from tests.fakes.router import LONG, SOON_S
 
 KEY = "sk-people-0123456789"
@@ -58,7 +59,9 @@ def ask(prompt: str | list[str], tokens: int = 5, **more: Any) -> dict[str, Any]
     return {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True} | more
 
 
-def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: RouterMetrics) -> RouterApp:
+def router_app(
+    settings: Settings, models: Mapping[str, ModelRouter], metrics: RouterMetrics, limits: FakeLimits | None = None
+) -> RouterApp:
     """An ASGI app that reaches no quota actor and no other router."""
 
     async def away(*_: Any) -> Any:
@@ -67,7 +70,9 @@ def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: R
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
     local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere)
-    return RouterApp(settings, models, metrics, SALT_SECRET, SessionClient(away, {}), local, receipts)
+    return RouterApp(
+        settings, models, metrics, SALT_SECRET, SessionClient(away, {}), local, receipts, limits or FakeLimits()
+    )
 
 
 class Client:
@@ -75,7 +80,7 @@ class Client:
 
     Args:
         routers: how many router replicas there are; `name` tells them apart.
-        admission, http: settings.
+        admission, http: settings; limits: of the key `KEY`.
     """
 
     def __init__(
@@ -86,22 +91,23 @@ class Client:
         *,
         admission: dict[str, Any] | None = None,
         http: dict[str, Any] | None = None,
+        limits: dict[str, Any] | None = None,
     ) -> None:
         keys = (
-            KeySettings(key=KEY, tenant="people", max_class="high", metrics=True),
+            KeySettings(key=KEY, tenant="people", max_class="high", metrics=True, name="desk", limits=limits),
             KeySettings(key=BATCH_KEY, tenant="batch", max_class="low", default_class="low"),
         )
         told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}
         settings = Settings.model_validate(told)
         self.handle = cluster.handle()
         self._cluster, self._name, self._routers, self._settings = cluster, name, routers, settings
-        self.metrics = RouterMetrics()
+        self.metrics, self.limits = RouterMetrics(), FakeLimits()
 
     async def start(self) -> Client:
         client = await self._cluster.queues(self._name)
         admission = self._settings.admission
         self.model = ModelRouter(self._cluster.settings, self.handle, admission, self._name, self._routers, client)
-        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics)
+        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics, self.limits)
         await self.model.start()
         await turns(20)
         return self

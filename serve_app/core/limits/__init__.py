@@ -5,6 +5,13 @@ In: requests with their estimated tokens, their end with the tokens used. Out: c
 Never: reads a clock; every event carries its time.
 """
 
-from serve_app.core.limits.policy import Limits, TokenPrices
+from serve_app.core.limits.policy import (
+    BucketStanding,
+    LimitedRequest,
+    LimitReason,
+    Limits,
+    Standing,
+    TokenPrices,
+)
 
-__all__ = ["Limits", "TokenPrices"]
+__all__ = ["BucketStanding", "LimitReason", "LimitedRequest", "Limits", "Standing", "TokenPrices"]

@@ -6,6 +6,7 @@ at most burst + rate x t is charged. A limit a day is whole again at midnight UT
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 MICRO = 1_000_000  # costs are counted in millionths of the prices' currency: sums of whole numbers are exact
@@ -41,3 +42,34 @@ class TokenPrices:
         cached = self.prompt_per_million if self.cached_per_million is None else self.cached_per_million
         fresh = prompt_tokens - cached_tokens  # a price per million tokens is one in millionths per token
         return round(fresh * self.prompt_per_million + cached_tokens * cached + output_tokens * self.output_per_million)
+
+
+class LimitReason(enum.StrEnum):
+    """Why a limit refuses a request: the error's code."""
+
+    RATE_LIMIT = "rate_limit"  # requests or tokens a minute
+    CONCURRENCY = "concurrency"
+    QUOTA = "quota"  # of the day or the month
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedRequest:
+    request_id: str
+    scopes: tuple[tuple[str, Limits], ...]
+    tokens: int
+    cost_micro: int
+    fingerprint: bytes
+    may_wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStanding:
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    requests: BucketStanding | None = None
+    tokens: BucketStanding | None = None

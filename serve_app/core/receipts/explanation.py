@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serve_app.core.estimate import EstimateSource
+from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.receipts import Receipt
 from serve_app.core.receipts.slo import SloVerdict
@@ -21,7 +22,10 @@ _OUTCOMES = {
     Outcome.ENGINE_FAILED: "the engine failed",
     Outcome.INTERNAL_ERROR: "failed by an internal error",
 }
-_REFUSALS = {
+_REFUSALS: dict[RefusalReason | LimitReason, str] = {
+    LimitReason.RATE_LIMIT: "its key or tenant had used its requests or tokens a minute",
+    LimitReason.CONCURRENCY: "its key or tenant had as many requests at once as it may have",
+    LimitReason.QUOTA: "its key or tenant had used its day's requests or tokens, or its month's budget",
     RefusalReason.QUEUE_FULL: "the queue, or its class in it, was full of requests with as much right to wait",
     RefusalReason.SHED: "a higher class or a lighter tenant needed its place in the full queue",
     RefusalReason.DEADLINE: "it could not start before its deadline",
@@ -98,6 +102,8 @@ def _waiting(receipt: Receipt) -> str:
         if ahead:
             named = " and ".join(f"{_counted(count, 'request')} of class {who.label}" for who, count in ahead)
             text += f": {named} {'was' if sum(count for _, count in ahead) == 1 else 'were'} ahead"
+        if receipt.limit_wait_s >= AT_ONCE_S:
+            text += f", {_duration(receipt.limit_wait_s)} of it for a limit of its key or tenant"
         if receipt.waited_for is not None:
             text += f"; {_WAITS[receipt.waited_for]}"
     if receipt.deadline_s is not None:

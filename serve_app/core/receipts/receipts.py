@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from serve_app.core.estimate import EstimateSource
+from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.routing import Route
@@ -29,6 +30,7 @@ class Receipt:
         arrived: moment on the host's monotonic clock; all durations below count from it, in seconds.
         wait_s: until it was last handed to a replica, or until the end if it never was; reading the body and earlier
             attempts count.
+        limit_wait_s: of these, aside, until a limit of its key or tenant let it into the queue.
         granted: whether it was ever granted.
         ahead: requests of its class and above, of all tenants, that waited when it arrived, by class.
         waited_for: what kept it waiting in the queue before its last grant; None: nothing, or it was not granted.
@@ -71,7 +73,7 @@ class Receipt:
     output_tokens: int | None = None
     kv_token_s: float = 0.0
     client_id: str | None = None
-    refused: RefusalReason | None = None
+    refused: RefusalReason | LimitReason | None = None
     retry_after_s: float | None = None
     deadline_s: float | None = None
     itl_s: float | None = None
@@ -79,6 +81,7 @@ class Receipt:
     slo: SloVerdict | None = None
     ttft_slo_s: float | None = None
     itl_slo_s: float | None = None
+    limit_wait_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("request_id", "client_id", "tenant", "model", "replica_id"):

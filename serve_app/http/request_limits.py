@@ -1,0 +1,186 @@
+"""Charges each request against the limits of its key, of its tenant, and of its tenant's use of the model.
+
+Invariant: a charge is ended exactly once, however the request ends: settled by the tokens that the engine made, or
+refunded if the request was refused or failed.
+
+The rate-limit headers are OpenAI's. Of several limits of one kind, they tell the one with the least left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.core.estimate import Estimator
+from serve_app.core.limits import LimitedRequest, Limits, TokenPrices
+from serve_app.core.queue import RefusalReason, Refuse, refusal_error
+from serve_app.errors import RateLimited
+from serve_app.http import request_size
+from serve_app.http.error_responses import Headers
+from serve_app.http.request_record import RequestRecord
+from serve_app.router import LimitClient, RouterMetrics
+from serve_app.settings import Settings
+from serve_app.types import Identity
+
+FINGERPRINT_BYTES = 16  # of the body: two requests of one key that are alike by chance only share a reservation
+
+Scopes = tuple[tuple[str, Limits], ...]
+NO_PRICES = TokenPrices()
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a request is charged to and as.
+
+    Args:
+        fingerprint: recognises the repeat of a refused request: clients send the same bytes again.
+        prompt_tokens, output_tokens: by the estimate.
+    """
+
+    scopes: Scopes
+    fingerprint: bytes = b""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class RequestLimits:
+    """The limits that concern each request, and its charge against them.
+
+    Args:
+        client: charges them, together with all other routers.
+        limits_of: the limits of a key.
+    """
+
+    def __init__(
+        self,
+        client: LimitClient,
+        estimator: Estimator,
+        metrics: RouterMetrics,
+        limits_of: Callable[[Identity], Limits],
+    ) -> None:
+        self._client, self._estimator, self._metrics, self._limits_of = client, estimator, metrics, limits_of
+        self._of_tenant: dict[str, tuple[str, Limits]] = {}
+        self._of_model: dict[tuple[str, str], tuple[str, Limits]] = {}  # by tenant and model
+        self._waiting_tenants: frozenset[str] = frozenset()  # whose requests wait aside instead of being refused
+        self._prices: Mapping[str, TokenPrices] = {}
+
+    def configure(self, settings: Settings) -> None:
+        """Apply changed settings to requests that arrive from now on."""
+        tenants = settings.admission.tenants
+        self._of_tenant = {name: (f"tenant:{name}", one.limits.limits()) for name, one in tenants.items()}
+        self._of_model = {
+            (name, model): (f"model:{name}/{model}", limits.limits())
+            for name, one in tenants.items()
+            for model, limits in one.models.items()
+        }
+        self._waiting_tenants = frozenset(name for name, one in tenants.items() if one.over_limit == "wait")
+        self._prices = {one.name: one.prices.token_prices() for one in settings.models if one.prices is not None}
+
+    def _scopes(self, identity: Identity, model: str) -> Scopes:
+        """The scopes with limits that a request of this key to this model is charged to."""
+        found = (
+            (f"key:{identity.key_id}", self._limits_of(identity)),
+            self._of_tenant.get(identity.tenant),
+            self._of_model.get((identity.tenant, model)),
+        )
+        return tuple(one for one in found if one is not None and one[1] != Limits())
+
+    def charge(
+        self, identity: Identity, record: RequestRecord, body: Mapping[str, Any], prompt_bytes: int, raw: bytes
+    ) -> Charge:
+        """The charge of a request. Work that takes no slot is charged as a request without tokens.
+
+        Args:
+            body: as it is forwarded; `prompt_bytes`: the size of its prompts.
+            raw: the body as it was sent.
+        """
+        scopes = self._scopes(identity, record.model)
+        if not scopes:
+            return Charge(scopes)
+        digest = hashlib.blake2b(raw, digest_size=FINGERPRINT_BYTES).digest()
+        if not record.operation.takes_slot:
+            return Charge(scopes, digest)
+        cost = request_size.estimate(self._estimator, record.operation, body, record.tenant, record.model, prompt_bytes)
+        return Charge(scopes, digest, cost.prompt_tokens, cost.output_tokens)
+
+    def _prices_of(self, model: str) -> TokenPrices:
+        return self._prices.get(model, NO_PRICES)
+
+    def headers(self, scopes: Scopes) -> Headers:
+        """OpenAI's rate-limit headers: of the limits a minute, as far as there are any, over all routers."""
+        standing = self._client.standing(scopes)
+        found: Headers = []
+        for kind, bucket in (("requests", standing.requests), ("tokens", standing.tokens)):
+            if bucket is not None:
+                found += [
+                    (f"x-ratelimit-limit-{kind}".encode(), b"%d" % bucket.limit),
+                    (f"x-ratelimit-remaining-{kind}".encode(), b"%d" % max(0, bucket.remaining)),
+                    (f"x-ratelimit-reset-{kind}".encode(), duration(bucket.reset_s).encode()),
+                ]
+        return found
+
+    @contextlib.asynccontextmanager
+    async def charged(self, charge: Charge, record: RequestRecord, status: Callable[[], int]) -> AsyncIterator[None]:
+        """Charge a request, and end the charge with it. `status`: of its answer, once it is sent.
+
+        Raises:
+            RateLimited: a limit refuses it. Overloaded: its deadline passes while it waits aside. Unavailable: the
+            limits cannot be charged at the moment.
+        """
+        if not charge.scopes:
+            yield
+            return
+        prompt, output = charge.prompt_tokens, charge.output_tokens
+        prices = self._prices_of(record.model)
+        request = LimitedRequest(
+            record.request_id,
+            charge.scopes,
+            prompt + output,
+            prices.cost_micro(prompt, 0, output),
+            charge.fingerprint,
+            record.tenant in self._waiting_tenants,
+        )
+        left_s = None if record.deadline_s is None else max(0.0, record.started + record.deadline_s - time.monotonic())
+        try:
+            async with asyncio.timeout(left_s):
+                charged = await self._client.acquire(request)
+        except RateLimited as error:
+            self._metrics.count_limited(record.model, record.tenant, error.code)
+            raise
+        except TimeoutError:
+            raise refusal_error(Refuse(record.request_id, RefusalReason.DEADLINE, None)) from None
+        record.limit_wait_s = charged.waited_s
+        if charged.waited_s:
+            self._metrics.count_limit_wait(record.model, record.tenant, charged.waited_s)
+        failed = True
+        try:
+            yield
+            failed = status() >= 400
+        except asyncio.CancelledError:  # the client left: what the engine made until then is used
+            failed = record.stream is None and not record.parts
+            raise
+        finally:
+            if failed:
+                charged.refund()
+            else:
+                prompt, output = record.tokens_so_far()
+                charged.settle(prompt + output, prices.cost_micro(prompt, 0, output))
+
+
+def duration(seconds: float) -> str:
+    """A duration as OpenAI's headers have it: `250ms`, `8.64s`, `6m0s`, `1h2m3s`; rounded up to milliseconds."""
+    ms = max(0, math.ceil(round(seconds * 1000, 3)))
+    if ms < 1000:
+        return f"{ms}ms"
+    hours, rest = divmod(ms, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    text = f"{rest / 1000:g}s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
