@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import replace
 
+from serve_app.core.limits import ActorLimits
 from serve_app.core.memory import (
     LOADING_TTL_S,
     OWNER_TTL_S,
@@ -72,9 +73,16 @@ class Quota:
         self.grants = EngineGrants(self.ledger, self.checkpoint)
         self.relocation = Relocation(self.ledger, self.grants)
         self.sessions = SessionLeases(self.ledger, self.checkpoint, epoch, now)
-        self.queue = ActorQueue(epoch, self.ledger, self.sessions, self.grants.running)
-        self.starts = StartPlanner(self.ledger, self.grants)
         self._unreported = {name for kind, name in checkpoint if kind in (EntryKind.ENGINE, EntryKind.ROUTER)}
+        is_recovering = bool(self._unreported_routers())
+        self.queue = ActorQueue(
+            epoch,
+            self.ledger,
+            self.sessions,
+            self.grants.running,
+            lambda to: ActorLimits(epoch, to.send, lambda: len(to.sessions), now, is_recovering=is_recovering),
+        )
+        self.starts = StartPlanner(self.ledger, self.grants)
         self._recovers_until = now + RECOVERY_S
         self._restored = not checkpoint
         self._ticked_at = now
@@ -184,6 +192,7 @@ class Quota:
             self.queue.closed_engines = self._closed_engines()
             raise
         self._unreported.discard(message.router)
+        self._end_recovery_of_limits(now, is_complete=True)
         return reply
 
     def on_watch(self, message: RouterMessage, now: float, *, timed_out: bool) -> ActorReply | None:
@@ -215,7 +224,9 @@ class Quota:
         if self._restored and now >= self._recovers_until:
             for key in self._unreadable():
                 self.checkpoint.forget(key)
+            is_complete = not self._unreported_routers()
             self._unreported.clear()
+            self._end_recovery_of_limits(now, is_complete=is_complete)
         blocked = dict(Counter(one.model for one in self.grants.blocked(now)))
         self.queue.actor_sessions.set_state(self.queue.actor_sessions.state._replace(blocked=blocked))
         self.grants.reservations.keep_restarts(set(self.grants.owners()), now)
@@ -239,6 +250,14 @@ class Quota:
             self.relocation.step(now)
         self.queue.sync_engines(self.grants.owners(), now)
         self.queue.on_tick(now)
+
+    def _unreported_routers(self) -> list[str]:
+        return [name for name in self._unreported if (EntryKind.ROUTER, name) in self.checkpoint]
+
+    def _end_recovery_of_limits(self, now: float, *, is_complete: bool) -> None:
+        """Routers are charged again once all that may hold credit have reported; engines hold none."""
+        if self.queue.limits.is_recovering and not self._unreported_routers():
+            self.queue.limits.on_recovered(now, is_complete=is_complete)
 
     # Checkpoint
 

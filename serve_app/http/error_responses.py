@@ -13,8 +13,9 @@ import json
 import math
 from typing import Any
 
+from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason
-from serve_app.errors import MethodNotAllowed, ServeAppError
+from serve_app.errors import MethodNotAllowed, RateLimited, ServeAppError
 from serve_app.types import Operation
 
 Header = tuple[bytes, bytes]
@@ -48,7 +49,8 @@ def error_response(error: ServeAppError) -> Answer:
     headers = JSON + _retry_headers(error.retry_after_s)
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if error.code == RefusalReason.DEADLINE or is_final(error.status):
+    is_in_vain = isinstance(error, RateLimited) and (error.retry_after_s is None or error.code == LimitReason.QUOTA)
+    if error.code == RefusalReason.DEADLINE or is_in_vain or is_final(error.status):
         headers.append(NO_RETRY)
     if isinstance(error, MethodNotAllowed) and error.allow:
         headers.append((b"allow", ", ".join(error.allow).encode()))

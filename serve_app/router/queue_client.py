@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from serve_app.core.limits import LimitDecision
 from serve_app.core.memory import FENCE_S
 from serve_app.core.queue import Action
 from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue
@@ -60,6 +61,7 @@ class QueueClient:
         self.core = RouterQueue(router_id)
         self.engines: dict[str, set[str]] = {}  # by model: those that its present queue has not dropped
         self.requests: dict[str, PendingGrant] = {}
+        self.charges: dict[str, asyncio.Future[LimitDecision]] = {}  # requests that wait to be charged
         self.calls: set[asyncio.Task[bool]] = set()
         self.tasks: list[asyncio.Task[None]] = []
         self._flush_scheduled = self._stopped = False
@@ -96,6 +98,11 @@ class QueueClient:
             request = self.requests.get(action.request_id)
             if request is not None and not request.decision.done():
                 request.decision.set_result(action)
+        decided, self.core.limits.decided = self.core.limits.decided, []
+        for decision in decided:
+            charge = self.charges.get(decision.request_id)
+            if charge is not None and not charge.done():
+                charge.set_result(decision)
         try:
             if not self._flush_scheduled:
                 # Not in a request's context: Ray cancels the calls of a cancelled request, and this call serves all.

@@ -5,13 +5,35 @@ In: requests with their estimated tokens, their end with the tokens used. Out: c
 Never: reads a clock; every event carries its time.
 """
 
+from serve_app.core.limits.actor_limits import ActorLimits
+from serve_app.core.limits.messages import LimitAction, LimitEvent, LimitGrant, LimitRecall, LimitRefuse, LimitState
 from serve_app.core.limits.policy import (
-    BucketStanding,
+    Bucket,
     LimitedRequest,
     LimitReason,
     Limits,
+    Scopes,
     Standing,
     TokenPrices,
 )
+from serve_app.core.limits.router_limits import Charged, LimitDecision, RouterLimits
 
-__all__ = ["BucketStanding", "LimitReason", "LimitedRequest", "Limits", "Standing", "TokenPrices"]
+__all__ = [
+    "ActorLimits",
+    "Bucket",
+    "Charged",
+    "LimitAction",
+    "LimitDecision",
+    "LimitEvent",
+    "LimitGrant",
+    "LimitReason",
+    "LimitRecall",
+    "LimitRefuse",
+    "LimitState",
+    "LimitedRequest",
+    "Limits",
+    "RouterLimits",
+    "Scopes",
+    "Standing",
+    "TokenPrices",
+]

@@ -8,12 +8,54 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MICRO = 1_000_000  # costs are counted in millionths of the prices' currency: sums of whole numbers are exact
+MINUTE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Kind(enum.IntEnum):
+    """What is limited; the position in an `Amounts`."""
+
+    REQUESTS = 0
+    TOKENS = 1
+    CONCURRENT = 2
+    REQUESTS_OF_DAY = 3
+    TOKENS_OF_DAY = 4
+    COST_OF_MONTH = 5
+
+
+BUCKETS = (Kind.REQUESTS, Kind.TOKENS)
+QUOTAS = (Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY, Kind.COST_OF_MONTH)
+NAMES = {
+    Kind.REQUESTS: "requests per minute",
+    Kind.TOKENS: "tokens per minute",
+    Kind.CONCURRENT: "requests at once",
+    Kind.REQUESTS_OF_DAY: "requests per day",
+    Kind.TOKENS_OF_DAY: "tokens per day",
+    Kind.COST_OF_MONTH: "budget per month",
+}
+
+Amounts = tuple[float, ...]  # one number for each `Kind`
+NOTHING: Amounts = (0.0,) * len(Kind)
+
+
+class LimitReason(enum.StrEnum):
+    """Why a limit refuses a request: the code of its error."""
+
+    RATE_LIMIT = "rate_limit"  # requests or tokens a minute
+    CONCURRENCY = "concurrency"
+    QUOTA = "quota"  # of the day or the month
+
+
+REASONS = {
+    **dict.fromkeys(BUCKETS, LimitReason.RATE_LIMIT),
+    **dict.fromkeys(QUOTAS, LimitReason.QUOTA),
+    Kind.CONCURRENT: LimitReason.CONCURRENCY,
+}
+
+
+class Limits(NamedTuple):
     """The limits of one scope; None: none. The bursts default to one minute's."""
 
     requests_per_minute: float | None = None
@@ -25,8 +67,73 @@ class Limits:
     tokens_per_day: int | None = None
     budget_per_month: float | None = None  # in the currency of the prices
 
+    def capacities(self) -> dict[Kind, float]:
+        """The capacity of each pool that this scope has. A bucket holds one request at least."""
+        budget = self.budget_per_month
+        found = {
+            Kind.REQUESTS: _burst(self.requests_per_minute, self.burst_requests),
+            Kind.TOKENS: _burst(self.tokens_per_minute, self.burst_tokens),
+            Kind.CONCURRENT: self.max_concurrent,
+            Kind.REQUESTS_OF_DAY: self.requests_per_day,
+            Kind.TOKENS_OF_DAY: self.tokens_per_day,
+            Kind.COST_OF_MONTH: None if budget is None else round(budget * MICRO),
+        }
+        return {kind: float(capacity) for kind, capacity in found.items() if capacity is not None}
 
-NO_LIMITS = Limits()
+    def rate(self, kind: Kind) -> float:
+        """What a pool refills a second."""
+        minute = {Kind.REQUESTS: self.requests_per_minute, Kind.TOKENS: self.tokens_per_minute}.get(kind)
+        return 0.0 if minute is None else minute / MINUTE_S
+
+
+def _burst(per_minute: float | None, burst: int | None) -> float | None:
+    if per_minute is None:
+        return None
+    return max(1.0, per_minute) if burst is None else float(burst)
+
+
+Scopes = tuple[tuple[str, Limits], ...]  # with the id of each
+
+
+class LimitedRequest(NamedTuple):
+    """A request to charge.
+
+    Args:
+        scopes: the scopes with limits that it is charged to.
+        tokens: of prompt and answers, by estimate; `cost_micro`: what they cost, in millionths.
+        fingerprint: of its body: clients repeat a refused request with the same bytes.
+        may_wait: it waits aside rather than being refused.
+        is_repeat: whether the client says that it repeats a request; None: it does not say.
+    """
+
+    request_id: str
+    scopes: Scopes
+    tokens: int
+    cost_micro: int
+    fingerprint: bytes = b""
+    may_wait: bool = False
+    is_repeat: bool | None = None
+
+    @property
+    def need(self) -> Amounts:
+        """What it takes of each scope."""
+        tokens = float(self.tokens)
+        return (1.0, tokens, 1.0, 1.0, tokens, float(self.cost_micro))
+
+
+class Bucket(NamedTuple):
+    """A limit a minute, as a client is told. `reset_s`: seconds until it is whole, if nothing more is charged."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+class Standing(NamedTuple):
+    """The limits a minute that concern a request, of each kind the one with the least left; None: there is none."""
+
+    requests: Bucket | None = None
+    tokens: Bucket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +149,3 @@ class TokenPrices:
         cached = self.prompt_per_million if self.cached_per_million is None else self.cached_per_million
         fresh = prompt_tokens - cached_tokens  # a price per million tokens is one in millionths per token
         return round(fresh * self.prompt_per_million + cached_tokens * cached + output_tokens * self.output_per_million)
-
-
-class LimitReason(enum.StrEnum):
-    """Why a limit refuses a request: the error's code."""
-
-    RATE_LIMIT = "rate_limit"  # requests or tokens a minute
-    CONCURRENCY = "concurrency"
-    QUOTA = "quota"  # of the day or the month
-
-
-@dataclass(frozen=True, slots=True)
-class LimitedRequest:
-    request_id: str
-    scopes: tuple[tuple[str, Limits], ...]
-    tokens: int
-    cost_micro: int
-    fingerprint: bytes
-    may_wait: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BucketStanding:
-    limit: int
-    remaining: int
-    reset_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    requests: BucketStanding | None = None
-    tokens: BucketStanding | None = None

@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
+from serve_app.core.limits import ActorLimits
 from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionLeases, SessionRequest, slots_of
 from serve_app.core.queue import Arrival, Grant, Refuse
 from serve_app.core.shared_queue import messages
@@ -47,12 +48,19 @@ class ActorQueue:
         ledger: has the engines and their slots.
         sessions: the open sessions.
         engines_of: returns the running engines of a model.
+        limits: makes the limits, which answer routers by these sessions.
     """
 
     def __init__(
-        self, epoch: int, ledger: Ledger, sessions: SessionLeases, engines_of: Callable[[str], list[str]]
+        self,
+        epoch: int,
+        ledger: Ledger,
+        sessions: SessionLeases,
+        engines_of: Callable[[str], list[str]],
+        limits: Callable[[ActorSessions], ActorLimits],
     ) -> None:
         self.actor_sessions = ActorSessions(epoch)
+        self.limits = limits(self.actor_sessions)
         self._sessions = sessions
         self.accounts = ActorCredit(ledger)
         self.granting = Granting(ledger, sessions, self._send, self.accounts)
@@ -97,6 +105,7 @@ class ActorQueue:
             self._end_sessions(routers, now)
             for router in routers:
                 self.granting.remove_router(router, now)
+                self.limits.remove_router(router, now)
             self._after_event(now)
 
     def take_notes(self) -> list[str]:
@@ -153,13 +162,14 @@ class ActorQueue:
             for router in self.actor_sessions.unresponsive(now):
                 self._end_sessions([router], now)
             self.granting.on_tick(now)
+            self.limits.on_tick(now)
             self.session_admission.on_tick(now)
             self._after_event(now)
 
     def next_due(self) -> float | None:
         """Time of the next `on_tick`; None: nothing is scheduled. O(models)."""
         queues = (one.admission.next_due() for one in self.granting.models.values())
-        dues = (*queues, *self.calm_at.values(), *self._gather_until.values())
+        dues = (*queues, *self.calm_at.values(), *self._gather_until.values(), self.limits.next_due())
         return min((due for due in dues if due is not None), default=None)
 
     # Inside
@@ -241,6 +251,9 @@ class ActorQueue:
                 granting.set_policy(router, model, policy, now)
             case messages.Hello(holds):
                 self._hello(router, holds, now)
+            case _:
+                if not isinstance(event, messages.CreditRequest):
+                    self.limits.on_event(router, event, now)
 
     def _arrive(self, router: str, model: str, arrival: Arrival, waited_s: float, now: float) -> None:
         if arrival.deadline is not None:
@@ -262,6 +275,8 @@ class ActorQueue:
 
     def _forget(self, routers: Sequence[str], now: float) -> None:
         """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
+        for router in routers:
+            self.limits.end_session(router, now)
         for ticket in [one for one, (router, *_) in self.postponed.items() if router in routers]:
             del self.postponed[ticket]
         for engine in self.granting.kv_debt.forget_routers(routers):
@@ -301,6 +316,7 @@ class ActorQueue:
 
     def _after_event(self, now: float, arrived: Set[str] = frozenset()) -> None:
         """Update the state sent to routers after an event; `arrived`: models with new requests."""
+        self.limits.after_event(now)
         state = self.actor_sessions.state
         recovering = state.recovering
         if self.closed_engines != self.granting.requests.closed_engines:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from serve_app.core.limits import LimitAction, LimitEvent
 from serve_app.core.memory import SessionEntry
 from serve_app.core.queue import Arrival, Backlog, Grant, Preempt, QueuePolicy, QueueStatus, Refuse
 from serve_app.types import RequestClass
@@ -242,11 +243,11 @@ class Reclaim(NamedTuple):
 
 RequestEvent = Arrive | Cancel | TokenProgress | Done | KvTokenRequest | CancelKvTokenRequest | StatusRequest
 CreditEvent = CreditUsage | GiveBack | CreditRequest | AccountReport
-RouterEvent = RequestEvent | CreditEvent | Hello | ModelPolicy | EngineReachability | EngineDropped
+RouterEvent = RequestEvent | CreditEvent | LimitEvent | Hello | ModelPolicy | EngineReachability | EngineDropped
 
 RequestAction = Grant | Refuse | Preempt | KvTokenGrant | QueueStatus | SessionDraw
 CreditAction = CreditChange | CreditGrant | Reclaim
-ActorAction = RequestAction | CreditAction | Booked | EngineDropAcknowledged | SessionEntry | SessionEnded
+ActorAction = RequestAction | CreditAction | LimitAction | Booked | EngineDropAcknowledged | SessionEntry | SessionEnded
 
 
 # Both directions: the numbered batches

@@ -30,6 +30,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from serve_app.core.limits import (
+    LimitDecision,
+    LimitedRequest,
+    LimitGrant,
+    LimitRecall,
+    LimitRefuse,
+    LimitState,
+    RouterLimits,
+)
 from serve_app.core.memory import FENCE_S
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.shared_queue import messages
@@ -57,6 +66,7 @@ class RouterQueue:
         self._policies: dict[str, QueuePolicy] = {}
         self.pending = PendingRequests()
         self.in_flight = InFlight(self.accounts, self.router_session)
+        self.limits = RouterLimits(router, lambda event: self.router_session.put(event))
         self._ticket_numbers = itertools.count(1)
         self.early_refusal = EarlyRefusal(self.router_session, self._policies)
         self.credit_valid_until = -math.inf
@@ -115,6 +125,12 @@ class RouterQueue:
         self._add_pending(waiting, now)
         return self._serve_alone(now, model)
 
+    def charge(self, request: LimitedRequest, now: float) -> LimitDecision | None:
+        """Charge a request against its limits; None: the decision comes later (`RouterLimits.decided`)."""
+        is_fenced = now >= self.credit_valid_until
+        may_ask = not self.alone and self.router_session.arrivals_left > 0
+        return self.limits.on_arrive(request, now, is_fenced=is_fenced, may_ask=may_ask)
+
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """Cancel a waiting or running request; its generated tokens count. An unknown id changes nothing."""
         if self._withdraw(request_id) is not None or (run := self.in_flight.running.get(request_id)) is None:
@@ -137,6 +153,8 @@ class RouterQueue:
 
     def on_tick(self, now: float) -> list[Action]:
         """Refuse requests whose wait is over, submitted ones included."""
+        if self.alone:
+            self.limits.refuse_pending(now)
         actions: list[Action] = []
         while (late := self.pending.first_overdue(now)) is not None:
             self._withdraw(late.request_id)
@@ -178,6 +196,8 @@ class RouterQueue:
         if len(self.router_session.sending) > MAX_UNACKED_EVENTS:
             self.begin_incarnation(self.router_session.epoch, now)
         self._balance_credit(now, every=beat)
+        if beat and not self.alone:
+            self.limits.on_heartbeat(now)
         return self.router_session.next_message(beat=beat)
 
     def reconcile(self, alive: Mapping[str, bool], now: float) -> tuple[list[Action], list[str], list[str]]:
@@ -233,6 +253,7 @@ class RouterQueue:
             return actions
         for waiting in self.pending.not_handed_in(session.arrivals_left, self.decides_alone):
             self._hand_in(waiting, now)
+        self.limits.ask_pending(session.arrivals_left)
         changed = (session.state.contended, session.state.recovering) != (before.contended, before.recovering)
         self._balance_credit(now, every=changed)
         return actions
@@ -252,6 +273,7 @@ class RouterQueue:
             epoch,
             (
                 messages.Hello(accounts + self._session_draws()),
+                self.limits.begin_incarnation(now),
                 *(messages.ModelPolicy(model, policy) for model, policy in self._policies.items()),
                 *(messages.EngineReachability(one.model, engine, one.usable) for engine, one in engines),
                 *(
@@ -292,6 +314,8 @@ class RouterQueue:
                 again = self.in_flight.dropped_engines.pop(engine, None)
                 if again is not None:
                     return self.set_reachability(again[0], engine, again[1], now, single_request=again[2])
+            case LimitGrant() | LimitRefuse() | LimitRecall() | LimitState():
+                self.limits.on_action(action, now)
             case _:
                 self.in_flight.on_action(action, now)
         return []

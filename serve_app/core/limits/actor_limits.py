@@ -1,0 +1,426 @@
+"""The limits at the quota actor: one count of each scope for all routers.
+
+Rules
+- While a scope has plenty left, a router gets credit with each charge, and charges the next requests without asking. A
+  request that the rest cannot cover makes the scope near its limit: all routers give their credit back, and each
+  request is decided here, until plenty is left again.
+- What cannot be charged now is reserved: charged at once, for the moment when it will be covered. The client is told
+  that moment, or its request waits for it (`may_wait`). A client that comes back is recognised by the bytes of its
+  request; from its moment on it is not refused again: it waits here for what may still be missing.
+- A reservation whose client does not come within `GRACE_S` is given up. What is given up or refunded is spare: it
+  serves those who are here, in order, then whoever comes.
+- Concurrency is not reserved: a slot that is free goes to the first who is here. The moment told for it is an estimate.
+- A router that is gone has used its credit; its concurrency comes back.
+- After a restart nothing is decided until all routers have reported what they hold and the newest state they remember.
+  If one is lost, a scope that no other router remembers has only what has refilled since.
+
+Invariant: see `core.limits.pools`; and each `LimitRequest` is answered exactly once, unless its router's session ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from serve_app.core.limits.messages import (
+    LimitAccounts,
+    LimitAction,
+    LimitCancel,
+    LimitEvent,
+    LimitGrant,
+    LimitRecall,
+    LimitRefuse,
+    LimitReport,
+    LimitRequest,
+    ScopeAccount,
+)
+from serve_app.core.limits.policy import NOTHING, QUOTAS, REASONS, Amounts, Kind, LimitReason, Limits
+from serve_app.core.limits.pools import new_pools
+from serve_app.core.limits.recovery import Recovery
+from serve_app.core.limits.reservations import Entry, Reservations
+from serve_app.core.limits.scopes import Calendar, Scope, version_counter
+
+EARLY_S = 0.05  # a client that comes so much before its moment waits for it
+RECALL_S = 0.25  # for routers to give credit back: many round trips; one that is frozen delays nobody longer
+MORE = 4  # requests: with credit for fewer, asking for each costs about the same
+MAX_MORE = 256
+QUOTA_CREDIT = 0.01  # of a quota, at most, with one router: it is lost for the day if that router dies
+MAX_ENTRIES = 1000  # reservations and waiting requests of a scope; beyond, moments are estimates
+MAX_ALIKE = 64  # reservations for the same bytes: more are a loop that does not wait
+MAX_WAIT_S = 600.0  # of a request that waits aside; OpenAI's SDK waits no longer for an answer
+EARLY_SLOT = 0.75  # of the estimated moment of a free slot: who comes early waits here, who comes late wastes it
+UNKNOWN_S = 2.0  # for the store to tell what was used of a quota; then it counts as unused
+
+Send = Callable[[str, LimitAction], None]
+
+
+@dataclass(slots=True)
+class _Undecided:
+    """A request that waits for answers: of routers to a recall, or of the store (by scope and router)."""
+
+    router: str
+    request: LimitRequest
+    until: float = math.inf  # during recovery
+    answers: set[tuple[str, str]] = field(default_factory=set)
+    scopes: tuple[Scope, ...] = ()
+
+
+class ActorLimits:
+    """See the module. O(pools of a request + log n) per event, O(waiting) where something comes back.
+
+    Args:
+        epoch: of the actor.
+        send: sends an action to a router.
+        routers: how many routers there are.
+        is_recovering: routers of an earlier actor may still report.
+        asks_store: `take_unknown` is read, and answered by `on_used`.
+    """
+
+    def __init__(
+        self, epoch: int, send: Send, routers: Callable[[], int], now: float, *, is_recovering: bool = False
+    ) -> None:
+        self._send, self._routers = send, routers
+        self.scopes: dict[str, Scope] = {}
+        self.calendar = Calendar()
+        self.is_recovering, self.asks_store = is_recovering, False
+        self._empty_since: float | None = now if is_recovering else None  # new scopes have what has refilled since
+        self._recovery = Recovery()
+        self._versions = version_counter(epoch)
+        self.reservations = Reservations(self._on_granted)
+        self._undecided: dict[str, _Undecided] = {}
+        self._unknown: list[str] = []
+
+    # Events
+
+    def on_event(self, router: str, event: LimitEvent, now: float) -> None:
+        match event:
+            case LimitRequest():
+                self._on_request(router, event, now)
+            case LimitReport(name, spent, returned, is_answer, wants_state):
+                scope = self.scopes.get(name)
+                if scope is not None:
+                    scope.refill(now)
+                    scope.report(router, spent, returned)
+                    if is_answer:
+                        scope.recalled.discard(router)
+                    self.reservations.touched[name] = scope
+                    if scope.is_near and any(one > 0.0 for one in scope.credit_of(router)):
+                        self._send(router, LimitRecall(name))  # what was refunded to it since
+                    elif wants_state:
+                        self._tell(router, scope)
+                if is_answer:
+                    self._on_answer((name, router))
+            case LimitCancel(ticket):
+                self._on_cancel(ticket)
+            case LimitAccounts() if self.is_recovering:
+                self._recovery.add(router, event, now)
+            case LimitAccounts(accounts):
+                self._on_accounts(router, accounts, now)
+
+    def after_event(self, now: float) -> None:
+        """Decide what can be decided after the events of a message or a tick."""
+        if self.is_recovering:
+            return
+        self.reservations.serve(now)
+        for ticket in [one for one, what in self._undecided.items() if not what.answers or what.until <= now]:
+            what = self._take_undecided(ticket)
+            self._decide(what.router, what.request, now, is_last=what.until < math.inf)
+        self.reservations.serve(now)
+
+    def on_tick(self, now: float) -> None:
+        """Serve reservations whose moment has come, and give up those whose clients stay away."""
+        self.reservations.on_tick(now)
+        self.after_event(now)
+
+    def next_due(self) -> float | None:
+        """When `on_tick` has something to do; None: nothing is due."""
+        dues = [what.until for what in self._undecided.values() if what.until < math.inf]
+        timer = self.reservations.next_due()
+        return min(dues if timer is None else [*dues, timer], default=None)
+
+    def set_clock(self, wall_s: float, now: float) -> None:
+        """Tell the time of day; quotas begin anew with the day and the month. Drops scopes that are as new ones."""
+        renewed = self.calendar.set_clock(wall_s, now)
+        for name, scope in list(self.scopes.items()):
+            for kind in renewed & scope.pools.keys():
+                scope.pools[kind].renew()
+                self.reservations.touched[name] = scope
+            scope.refill(now)
+            if scope.is_idle and scope.is_known:
+                del self.scopes[name]
+                self.reservations.touched.pop(name, None)
+
+    def end_session(self, router: str, now: float) -> None:
+        """A router's session has ended: its waiting requests will be handed in again, and keep their places."""
+        for ticket in [one for one, what in self._undecided.items() if what.router == router]:
+            self._take_undecided(ticket)
+        self.reservations.end_session(router, now)
+        for scope in self.scopes.values():
+            scope.recalled.discard(router)
+        for what in self._undecided.values():
+            what.answers = {one for one in what.answers if one[1] != router}
+
+    def remove_router(self, router: str, now: float) -> None:
+        """A router is gone for good."""
+        self.end_session(router, now)
+        for name, scope in self.scopes.items():
+            scope.refill(now)
+            for kind, pool in scope.pools.items():
+                if router in pool.credit:
+                    pool.drop_router(router, returns=kind is Kind.CONCURRENT)
+                    self.reservations.touched[name] = scope
+        self._recovery.remove(router)
+
+    def on_recovered(self, now: float, *, is_complete: bool) -> None:
+        """All routers that live have reported. `is_complete`: none of those that the last actor knew is lost."""
+        self.is_recovering = False
+        if is_complete:
+            self._empty_since = None
+        recovery, self._recovery = self._recovery, Recovery()
+        for scope in recovery.scopes(now):
+            self.scopes[scope.name] = self.reservations.touched[scope.name] = scope
+        for told in recovery.reservations:
+            scopes = [self._scope(name, limits, now) for name, limits in told.scopes]
+            entry = Entry(scopes, told.need, told.fingerprint, now + told.due_in_s)
+            self.reservations.add(entry, is_charged=True)
+            self.reservations.send_away(entry)
+        self.after_event(now)
+
+    # What was used of quotas, by the store
+
+    def take_unknown(self) -> list[str]:
+        """Scopes with quotas of which nothing is known yet, since the last call."""
+        found, self._unknown = self._unknown, []
+        return found
+
+    def on_used(self, name: str, used: Amounts, now: float) -> None:
+        """What the store has of a scope's quotas, since the day or the month began."""
+        scope = self.scopes.get(name)
+        if scope is None or scope.is_counted:
+            return
+        scope.is_known = scope.is_counted = True
+        for kind in QUOTAS:
+            if kind in scope.pools:
+                scope.pools[kind].put(-used[kind])
+        self._on_answer((name, ""))
+        self.after_event(now)
+
+    # Inside
+
+    def _scope(self, name: str, limits: Limits, now: float) -> Scope:
+        scope = self.scopes.get(name)
+        if scope is None:
+            pools = new_pools(limits, now, self._empty_since)
+            scope = self.scopes[name] = Scope(name, limits, pools)
+            if self.asks_store and any(kind in QUOTAS for kind in pools):
+                scope.is_known = scope.is_counted = False
+                self._unknown.append(name)
+            return scope
+        if scope.limits != limits:
+            scope.change(limits, now)
+            self.reservations.touched[name] = scope
+        scope.refill(now)
+        return scope
+
+    def _on_request(self, router: str, request: LimitRequest, now: float) -> None:
+        if self.is_recovering:
+            self._postpone(_Undecided(router, request))
+            return
+        self._decide(router, request, now, is_last=False)
+
+    def _on_answer(self, answer: tuple[str, str]) -> None:
+        for what in self._undecided.values():
+            what.answers.discard(answer)
+
+    def _decide(self, router: str, request: LimitRequest, now: float, *, is_last: bool) -> None:
+        """Grant, reserve or refuse a request; or wait for answers first, unless it is the last time."""
+        scopes = [self._scope(name, limits, now) for name, limits in request.scopes]
+        self.reservations.serve(now)  # who waits here comes before who comes now
+        need = request.need
+        for scope in scopes:
+            for kind, pool in scope.pools.items():
+                if need[kind] > pool.capacity:
+                    self._refuse(router, request, scope, kind, None)
+                    return
+        if self._claim(router, request, scopes, now):
+            return
+        if is_last:
+            for scope in scopes:
+                scope.is_known = True
+        short = [(scope, kind) for scope in scopes for kind, pool in scope.pools.items() if not pool.has(need[kind])]
+        answers = {(scope.name, "") for scope in scopes if not scope.is_known}
+        wait_s = UNKNOWN_S if answers else RECALL_S
+        if short and not is_last:
+            for scope in {scope.name: scope for scope, _ in short}.values():
+                answers |= self._recall(scope, router, (kind for one, kind in short if one is scope))
+        if answers and not is_last:
+            self._postpone(_Undecided(router, request, now + wait_s, answers, tuple(scopes)))
+            return
+        if not short:
+            self._grant(router, request, scopes, now)
+            return
+        quota = next(((scope, kind) for scope, kind in short if kind in QUOTAS), None)
+        if quota is not None:
+            self._refuse(router, request, *quota, self.calendar.reset_s(quota[1], now))
+        else:
+            self._reserve(router, request, scopes, now)
+
+    def _postpone(self, what: _Undecided) -> None:
+        self._undecided[what.request.ticket] = what
+        for scope in what.scopes:
+            scope.undecided += 1
+
+    def _take_undecided(self, ticket: str) -> _Undecided:
+        what = self._undecided.pop(ticket)
+        for scope in what.scopes:
+            scope.undecided -= 1
+        return what
+
+    def _recall(self, scope: Scope, router: str, kinds: Iterable[Kind]) -> set[tuple[str, str]]:
+        """Have the other routers give back their credit of a scope; returns the answers to wait for."""
+        if not scope.is_near and scope.holders(kinds, router):
+            scope.is_near = True
+            scope.recalled = scope.holders(scope.pools, "")
+            for holder in scope.recalled:
+                self._send(holder, LimitRecall(scope.name))
+        return {(scope.name, holder) for holder in scope.recalled}
+
+    def _grant(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> None:
+        """Charge a request that is here now, and give the router credit where plenty is left."""
+        need = request.need
+        for scope in scopes:
+            for kind, pool in scope.pools.items():
+                pool.take(need[kind])
+                if kind is Kind.CONCURRENT:
+                    pool.credit[router] = pool.credit.get(router, 0.0) + 1.0
+        more, slots = self._credit(router, scopes, need)
+        for scope in scopes:
+            if more:
+                scope.is_near, scope.recalled = False, set()
+            for kind, pool in scope.pools.items():
+                given = float(slots) if kind is Kind.CONCURRENT else more * need[kind]
+                if given:
+                    pool.level -= given
+                    pool.credit[router] = pool.credit.get(router, 0.0) + given
+        self._send(router, LimitGrant(request.ticket, more, slots))
+        for scope in scopes:
+            self._tell(router, scope)
+
+    def _credit(self, router: str, scopes: list[Scope], need: Amounts) -> tuple[int, int]:
+        """Requests for which the router gets credit, and slots of concurrency."""
+        routers = max(1, self._routers())
+        more, slots = float(MAX_MORE), MAX_MORE
+        for scope in scopes:
+            for kind, pool in scope.pools.items():
+                if scope.entries or scope.undecided or not scope.is_known:
+                    return 0, 0
+                if kind is Kind.CONCURRENT:
+                    slots = min(slots, int(scope.slots_kept(routers) - pool.credit[router]), int(pool.level))
+                    more = 0.0 if pool.level < routers else more
+                elif need[kind]:
+                    given = pool.level / (2 * routers)
+                    if kind in QUOTAS:
+                        given = min(given, QUOTA_CREDIT * pool.capacity - pool.credit.get(router, 0.0))
+                    more = min(more, given / need[kind])
+        if more < MORE:
+            return 0, 0
+        has_slots = any(Kind.CONCURRENT in scope.pools for scope in scopes)
+        return int(more), max(0, min(slots, int(more))) if has_slots else 0
+
+    def _reserve(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> None:
+        """Reserve the first moment at which a request is covered; it waits for it here, or its client is told."""
+        wait_s, at = 0.0, (scopes[0], Kind.CONCURRENT)
+        for scope in scopes:
+            for kind, pool in scope.pools.items():
+                if kind is Kind.CONCURRENT:
+                    position = scope.entries + 1 if pool.level < 1.0 else 0
+                    found_s = EARLY_SLOT * request.mean_s * position / pool.capacity
+                else:
+                    found_s = pool.wait_s(request.need[kind])
+                if found_s > wait_s:
+                    wait_s, at = found_s, (scope, kind)
+        if any(scope.entries >= MAX_ENTRIES for scope in scopes):
+            self._refuse(router, request, *at, wait_s)
+            return
+        entry = Entry(scopes, request.need, request.fingerprint, now + wait_s)
+        self.reservations.add(entry)
+        if request.may_wait and wait_s <= MAX_WAIT_S:
+            self.reservations.wait(entry, router, request.ticket, now)
+            return
+        self.reservations.send_away(entry)
+        self._refuse(router, request, *at, wait_s, is_reserved=True)
+
+    def _claim(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> bool:
+        """Let a client that comes back have its reservation; False: it has none."""
+        if request.is_repeat is False:
+            return False
+        alike = self.reservations.away.get((tuple(scope.name for scope in scopes), request.fingerprint))
+        if not alike:
+            return False
+        entry = alike[0]
+        if entry.due > now + EARLY_S:
+            if request.is_repeat is None and len(alike) < MAX_ALIKE:
+                return False  # it may be another client
+            if not request.may_wait:
+                self._refuse(router, request, scopes[0], next(iter(scopes[0].pools)), entry.due - now, is_reserved=True)
+                return True
+        self.reservations.come_back(entry, request.need)
+        self.reservations.wait(entry, router, request.ticket, now)
+        return True
+
+    def _on_granted(self, entry: Entry) -> None:
+        """A request that waited here may run."""
+        self._send(entry.router, LimitGrant(entry.ticket, 0, 0))
+        for scope in entry.scopes:
+            self._tell(entry.router, scope)
+
+    def _on_cancel(self, ticket: str) -> None:
+        """A client is gone: what its request was charged comes back. One that was answered already changes nothing: its
+        router returns the charge."""
+        what = self._take_undecided(ticket) if ticket in self._undecided else None
+        entry = self.reservations.tickets.get(ticket)
+        if what is not None:
+            router = what.router
+        elif entry is not None:
+            router = entry.router
+            self.reservations.leave(entry)
+            self.reservations.give_up(entry)
+        else:
+            return
+        self._send(router, LimitRefuse(ticket, LimitReason.RATE_LIMIT, Kind.REQUESTS, "", None, False))
+
+    def _on_accounts(self, router: str, accounts: tuple[ScopeAccount, ...], now: float) -> None:
+        """A router begins another session: book what it holds by its own report; the rest of what it had is used."""
+        named = {one.scope: one for one in accounts}
+        for name, scope in self.scopes.items():
+            if name in named or any(router in pool.credit for pool in scope.pools.values()):
+                scope.refill(now)
+                scope.book(router, named[name].account if name in named else NOTHING)
+                self.reservations.touched[name] = scope
+        for one in accounts:
+            if one.scope not in self.scopes and any(one.account):
+                scope = self._scope(one.scope, one.limits, now)
+                for kind, pool in scope.pools.items():
+                    if kind is not Kind.CONCURRENT:
+                        pool.level -= one.account[kind]
+                scope.book(router, one.account)
+
+    def _refuse(
+        self,
+        router: str,
+        request: LimitRequest,
+        scope: Scope,
+        kind: Kind,
+        retry_after_s: float | None,
+        *,
+        is_reserved: bool = False,
+    ) -> None:
+        action = LimitRefuse(request.ticket, REASONS[kind], kind, scope.name, retry_after_s, is_reserved)
+        self._send(router, action)
+        for name, _ in request.scopes:
+            self._tell(router, self.scopes[name])
+
+    def _tell(self, router: str, scope: Scope) -> None:
+        scope.version = next(self._versions)
+        self._send(router, scope.state(scope.version, self._routers()))

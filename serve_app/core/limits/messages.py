@@ -1,0 +1,140 @@
+"""Messages about limits: events of a router to the quota actor, and actions of the actor to a router.
+
+They travel in the stream of `core.shared_queue.delivery`: each takes effect once, in order. Durations only, no moments:
+each side has its own clock.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serve_app.core.limits.policy import Amounts, Kind, LimitReason, Limits, Scopes
+
+Version = tuple[int, int]  # the actor's epoch, and a number that rises with every state it sends
+
+
+class LimitState(NamedTuple):
+    """Action: what is left of a scope.
+
+    Args:
+        level: at the actor, without the credit of routers; below zero: as much is reserved.
+        left: with the credit of all routers.
+        is_near: routers keep no credit of it.
+        slots_kept: concurrency that a router may keep between its requests.
+    """
+
+    scope: str
+    version: Version
+    level: Amounts
+    left: Amounts
+    is_near: bool
+    slots_kept: int
+
+
+class LimitRequest(NamedTuple):
+    """Event: a request wants to be charged. Answered by `LimitGrant` or `LimitRefuse`, once.
+
+    Args:
+        ticket: never used twice.
+        need: of each scope.
+        mean_s: how long requests of these scopes run.
+    """
+
+    ticket: str
+    scopes: Scopes
+    need: Amounts
+    fingerprint: bytes
+    may_wait: bool
+    is_repeat: bool | None
+    mean_s: float
+
+
+class LimitCancel(NamedTuple):
+    """Event: the client of a `LimitRequest` is gone."""
+
+    ticket: str
+
+
+class LimitReport(NamedTuple):
+    """Event: what a router has spent of its credit since its last report, and what it gives back of it; a refund is
+    spent negatively, a debt given back negatively.
+
+    Args:
+        is_answer: to a `LimitRecall`.
+        wants_state: answered by a `LimitState`.
+    """
+
+    scope: str
+    spent: Amounts
+    returned: Amounts
+    is_answer: bool = False
+    wants_state: bool = False
+
+
+class ScopeAccount(NamedTuple):
+    """What a router knows of a scope.
+
+    Args:
+        account: its credit; of the concurrency also what its requests hold.
+        version, level: of the last state it received, `age_s` ago, if it was of this scope.
+    """
+
+    scope: str
+    limits: Limits
+    account: Amounts
+    version: Version
+    level: Amounts
+    age_s: float
+
+
+class Reservation(NamedTuple):
+    """A refused request whose client was told to come back in `due_in_s`."""
+
+    scopes: Scopes
+    need: Amounts
+    fingerprint: bytes
+    due_in_s: float
+
+
+class LimitAccounts(NamedTuple):
+    """Event, one of the first of every incarnation: all that a router holds and remembers. What it does not name, it
+    does not have."""
+
+    accounts: tuple[ScopeAccount, ...]
+    reservations: tuple[Reservation, ...]
+
+
+class LimitGrant(NamedTuple):
+    """Action: the request is charged. The router also gets credit for `more` such requests, and `slots` of concurrency
+    of each scope."""
+
+    ticket: str
+    more: int
+    slots: int
+
+
+class LimitRefuse(NamedTuple):
+    """Action: the request is refused.
+
+    Args:
+        kind, scope: of the limit.
+        retry_after_s: the moment reserved for it; None: it never can be charged.
+        is_reserved: whether the moment is reserved, and not an estimate.
+    """
+
+    ticket: str
+    reason: LimitReason
+    kind: Kind
+    scope: str
+    retry_after_s: float | None
+    is_reserved: bool
+
+
+class LimitRecall(NamedTuple):
+    """Action: give back all credit of a scope, and keep none; answered by a `LimitReport`."""
+
+    scope: str
+
+
+LimitEvent = LimitRequest | LimitCancel | LimitReport | LimitAccounts
+LimitAction = LimitGrant | LimitRefuse | LimitRecall | LimitState

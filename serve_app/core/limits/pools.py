@@ -1,0 +1,143 @@
+"""One limited amount of one scope, as the quota actor counts it: a bucket, a quota of a period, or a concurrency.
+
+- `level`: what is left here. A reservation is charged when it is made, so a bucket's level may be below zero: it says
+  how long the line of reservations is (virtual scheduling, as in GCRA, ITU-T I.371).
+- `reserved`: charged for reservations whose requests have not come back yet.
+- `spare`: what came back while the level was below zero (refunds, estimates that were too high, reservations given up).
+  Requests that are here now may take it, since those with a reservation keep the moment they were told.
+- `credit`: what routers may charge without asking, by router; of a concurrency also what their requests hold.
+
+Invariant: level + spare + reserved + credit <= capacity. So what is charged in any window of t seconds is at most
+capacity + rate x t, plus what requests used beyond their estimates: a debt, which the next ones pay.
+"""
+
+from __future__ import annotations
+
+from serve_app.core.limits.policy import BUCKETS, Kind, Limits
+
+ROUNDING = 1e-6  # of floats: a bucket with 0.9999999 of a request has one
+
+
+class Pool:
+    """See the module.
+
+    Args:
+        level: at the beginning.
+    """
+
+    __slots__ = ("_refilled_at", "capacity", "credit", "kind", "level", "rate", "reserved", "spare")
+
+    def __init__(self, kind: Kind, limits: Limits, level: float, now: float) -> None:
+        self.kind = kind
+        self.capacity, self.rate = limits.capacities()[kind], limits.rate(kind)
+        self.level = level
+        self.spare = self.reserved = 0.0
+        self.credit: dict[str, float] = {}
+        self._refilled_at = now
+
+    @property
+    def balance(self) -> float:
+        """What is not used: never above the capacity."""
+        return self.level + self.spare + self.reserved + sum(self.credit.values())
+
+    @property
+    def available(self) -> float:
+        """What a request that is here now may take."""
+        return max(self.level, 0.0) + self.spare
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is as a new one, so that nothing is lost with it."""
+        return self.level >= self.capacity - ROUNDING
+
+    def has(self, need: float) -> bool:
+        return need <= 0.0 or self.available >= need - ROUNDING
+
+    def refill(self, now: float) -> None:
+        """Add what has come since the last call. A clock that steps back adds nothing."""
+        gone_s = now - self._refilled_at
+        if gone_s <= 0.0 or not self.rate:
+            return
+        self._refilled_at = now
+        more = min(self.rate * gone_s, self.capacity - self.balance)
+        if more > 0.0:
+            self.level += more
+        self._settle_spare()
+
+    def take(self, need: float) -> None:
+        """Charge a request that is here now, of the spare first."""
+        of_spare = min(self.spare, need)
+        self.spare -= of_spare
+        self.level -= need - of_spare
+
+    def put(self, amount: float) -> None:
+        """Take back an amount; a negative one is a debt."""
+        if amount < 0.0:
+            self.take(-amount)
+            return
+        self._add(amount, max(0.0, -(self.level + self.reserved)))
+
+    def overflow(self) -> None:
+        """Drop what no longer fits: a refund to a bucket that has refilled since."""
+        over = self.balance - self.capacity
+        if over > 0.0:
+            of_spare = min(self.spare, over)
+            self.spare -= of_spare
+            self.level -= over - of_spare
+
+    def reserve(self, need: float) -> None:
+        """Charge a reservation."""
+        self.level -= need
+        self.reserved += need
+
+    def release(self, need: float, *, is_used: bool) -> None:
+        """End a reservation: its request runs, or it is given up."""
+        debt = max(0.0, -(self.level + self.reserved))
+        self.reserved -= need
+        if not is_used:
+            self._add(need, debt)
+
+    def wait_s(self, need: float) -> float:
+        """Seconds until a reservation of this much that is made now is covered."""
+        missing = need - self.level
+        return max(0.0, missing / self.rate) if self.rate and missing > ROUNDING else 0.0
+
+    def renew(self) -> None:
+        """A new day or month begins: all is there but what is in other hands."""
+        self.spare = 0.0
+        self.level = self.capacity - self.reserved - sum(self.credit.values())
+
+    def change(self, limits: Limits) -> None:
+        """Take over a changed limit; what was used stays used."""
+        capacity = limits.capacities()[self.kind]
+        self.level += capacity - self.capacity
+        self.capacity, self.rate = capacity, limits.rate(self.kind)
+
+    def drop_router(self, router: str, *, returns: bool) -> None:
+        """A router is gone; `returns`: its credit comes back, otherwise it counts as used."""
+        had = self.credit.pop(router, 0.0)
+        if returns:
+            self.put(had)
+
+    def _add(self, amount: float, debt: float) -> None:
+        """Add what comes back: it pays the debt first."""
+        paid = min(amount, debt)
+        self.level += paid
+        self.spare += amount - paid
+        self._settle_spare()
+        self.overflow()
+
+    def _settle_spare(self) -> None:
+        """Without a line, the spare is part of the level."""
+        if self.spare and self.level >= 0.0:
+            self.level += self.spare
+            self.spare = 0.0
+
+
+def new_pools(limits: Limits, now: float, empty_since: float | None) -> dict[Kind, Pool]:
+    """The pools of a scope. `empty_since`: its buckets have what has refilled since; None: they are whole."""
+    pools = {kind: Pool(kind, limits, capacity, now) for kind, capacity in limits.capacities().items()}
+    for kind in BUCKETS:
+        if kind in pools and empty_since is not None:
+            pools[kind].level = min(pools[kind].capacity, pools[kind].rate * (now - empty_since))
+    return pools

@@ -1,0 +1,49 @@
+"""After a restart of the quota actor: what the routers hold of each scope, and the newest state that one remembers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from serve_app.core.limits.messages import LimitAccounts, Reservation, ScopeAccount
+from serve_app.core.limits.policy import Amounts, Kind
+from serve_app.core.limits.scopes import Scope, restored
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The reports of the routers so far.
+
+    Args:
+        newest: by scope: the report with the newest state, and the moment at which that router received it.
+    """
+
+    newest: dict[str, tuple[ScopeAccount, float]] = field(default_factory=dict)
+    accounts: defaultdict[str, dict[str, Amounts]] = field(default_factory=lambda: defaultdict(dict))
+    reservations: list[Reservation] = field(default_factory=list)
+
+    def add(self, router: str, report: LimitAccounts, now: float) -> None:
+        """Add a router's report; it replaces an earlier one."""
+        self.remove(router)
+        for one in report.accounts:
+            self.accounts[one.scope][router] = one.account
+            known = self.newest.get(one.scope)
+            if known is None or known[0].version < one.version:
+                self.newest[one.scope] = one, now - one.age_s
+        self.reservations += report.reservations
+
+    def remove(self, router: str) -> None:
+        """Forget what a router holds: it is gone."""
+        for booked in self.accounts.values():
+            booked.pop(router, None)
+
+    def scopes(self, now: float) -> Iterator[Scope]:
+        """The scopes as the last actor had them."""
+        for name, (one, heard_at) in self.newest.items():
+            booked = self.accounts[name]
+            credit = tuple(sum(account[kind] for account in booked.values()) for kind in Kind)
+            scope = restored(one._replace(age_s=max(0.0, now - heard_at)), credit, now)
+            for router, account in booked.items():
+                scope.book(router, account)
+            yield scope

@@ -1,0 +1,390 @@
+"""The limits in a router: charges requests on its credit, asks the quota actor for the others, and settles their use.
+
+Rules
+- A request whose scopes all have credit here is charged without a message. Before any other asks the actor, the router
+  gives back what it has of those scopes, debts included: the actor decides by all that there is.
+- At its end a request's estimate is settled by its use, or refunded. The difference is credit, or a debt. Of a scope
+  that is near its limit it is given back at once, else if there is more than the router may keep.
+- What was spent on credit is reported at heartbeats, in sums; so each router learns what the others have left.
+- While the actor is away, requests without credit wait for it. Credit of a concurrency is not used once the actor may
+  have given it to others (`is_fenced`); of a bucket it is, since the actor counts a lost router's credit as used.
+
+Invariant: a request is pending, charged, or neither; each charge ends once, settled or refunded. A scope that is idle
+is forgotten, with nothing held.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from serve_app.core.limits.messages import (
+    LimitAccounts,
+    LimitAction,
+    LimitCancel,
+    LimitEvent,
+    LimitGrant,
+    LimitRecall,
+    LimitRefuse,
+    LimitReport,
+    LimitRequest,
+    LimitState,
+    Reservation,
+    ScopeAccount,
+    Version,
+)
+from serve_app.core.limits.policy import (
+    NAMES,
+    NOTHING,
+    Amounts,
+    Bucket,
+    Kind,
+    LimitedRequest,
+    LimitReason,
+    Limits,
+    Scopes,
+    Standing,
+)
+from serve_app.core.limits.reservations import GRACE_S
+
+MEAN_S = 0.25  # of a request, before one has ended: a client that comes too early waits, one too late wastes a slot
+MEAN_GAIN = 0.2  # of the newest request's time in the mean
+IDLE_S = 10.0  # then the credit of a scope goes back; a minute later it is forgotten
+FORGET_S = 70.0  # above the time in which a bucket fills by default: its state is of use until then
+MAX_REPORTS = 128  # scopes reported in one heartbeat, in turn
+AWAY_S = 10.0  # the actor may be away so long before requests are refused; Ray restarts it in seconds
+KEEP_TIMES = 2.0  # of the credit given last: surplus above it goes back
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What a router has of one scope. `spent`: since its last report; `given`: credit given last."""
+
+    limits: Limits
+    kinds: tuple[Kind, ...]
+    account: list[float] = field(default_factory=lambda: list(NOTHING))
+    spent: list[float] = field(default_factory=lambda: list(NOTHING))
+    given: list[float] = field(default_factory=lambda: list(NOTHING))
+    in_use: int = 0  # of the concurrency, by requests
+    version: Version = (0, 0)
+    level: Amounts = NOTHING
+    left: Amounts | None = None  # of all routers, at `heard_at`
+    heard_at: float = 0.0
+    is_near: bool = False
+    slots_kept: int = 0
+    mean_s: float = MEAN_S
+    used_at: float = 0.0
+
+    def has(self, need: Amounts) -> bool:
+        return all(self.account[kind] >= need[kind] for kind in self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not charged. `limit`: in words, empty if the limits could not be charged at all."""
+
+    request_id: str
+    reason: LimitReason
+    limit: str
+    retry_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Charged:
+    """A request is charged, and may run; `waited_s` after it came."""
+
+    request_id: str
+    waited_s: float
+
+
+LimitDecision = Charged | Refusal
+
+
+@dataclass(slots=True)
+class _Pending:
+    request: LimitedRequest
+    arrived_s: float
+    ticket: str = ""
+    is_cancelled: bool = False
+    is_repeat: bool = False  # it was handed in to an earlier session
+
+
+@dataclass(slots=True)
+class _Running:
+    request: LimitedRequest
+    began_s: float
+
+
+class RouterLimits:
+    """See the module. O(scopes of a request) per event.
+
+    Args:
+        router: its name.
+        put: sends an event to the actor.
+    """
+
+    def __init__(self, router: str, put: Callable[[LimitEvent], object]) -> None:
+        self._router, self._put = router, put
+        self.scopes: dict[str, _Scope] = {}  # used last at the end
+        self.pending: dict[str, _Pending] = {}
+        self.running: dict[str, _Running] = {}
+        self._tickets: dict[str, _Pending] = {}
+        self._numbers = itertools.count()
+        self.decided: list[LimitDecision] = []  # since the shell has taken them
+        self._told: dict[tuple[tuple[str, ...], bytes, float], tuple[LimitedRequest, float]] = {}  # with the moment
+
+    # Requests
+
+    def on_arrive(self, request: LimitedRequest, now: float, *, is_fenced: bool, may_ask: bool) -> LimitDecision | None:
+        """Charge a request; None: it waits for the actor. Raises ValueError if one of this id is known.
+
+        Args:
+            is_fenced: credit of concurrency may be others' by now.
+            may_ask: the actor is there, and takes more events.
+        """
+        if request.request_id in self.pending or request.request_id in self.running:
+            raise ValueError(f"{request.request_id!r} is charged already")
+        scopes = [self._scope(name, limits, now) for name, limits in request.scopes]
+        fenced = is_fenced and any(Kind.CONCURRENT in scope.kinds for scope in scopes)
+        if not fenced and all(scope.has(request.need) for scope in scopes):
+            for scope in scopes:
+                for kind in scope.kinds:
+                    scope.account[kind] -= request.need[kind]
+                    if kind is not Kind.CONCURRENT:
+                        scope.spent[kind] += request.need[kind]
+            return self._begin(request, now, 0.0)
+        waiting = self.pending[request.request_id] = _Pending(request, now)
+        if may_ask:
+            self._ask(waiting)
+        return None
+
+    def on_cancel(self, request_id: str) -> None:
+        """The client of a pending request is gone."""
+        waiting = self.pending.pop(request_id, None)
+        if waiting is not None and waiting.ticket:
+            waiting.is_cancelled = True
+            self._put(LimitCancel(waiting.ticket))
+
+    def on_end(self, request_id: str, tokens: int | None, cost_micro: int, now: float) -> None:
+        """A charged request has ended; `tokens`: that it used, None: all of it is refunded. An unknown id changes
+        nothing."""
+        run = self.running.pop(request_id, None)
+        if run is None:
+            return
+        used = NOTHING if tokens is None else run.request._replace(tokens=tokens, cost_micro=cost_micro).need
+        for name, _ in run.request.scopes:
+            scope = self.scopes[name]  # of one that is in use nothing is forgotten
+            scope.used_at = now
+            scope.in_use -= 1
+            scope.mean_s += MEAN_GAIN * (now - run.began_s - scope.mean_s)
+            for kind in scope.kinds:
+                more = 1.0 if kind is Kind.CONCURRENT else run.request.need[kind] - used[kind]
+                scope.account[kind] += more
+                if kind is not Kind.CONCURRENT:
+                    scope.spent[kind] -= more
+            self._return_surplus(name, scope)
+
+    # The actor
+
+    def on_action(self, action: LimitAction, now: float) -> None:
+        """Take an action; decisions are added to `decided`."""
+        match action:
+            case LimitGrant(ticket, more, slots):
+                self._on_grant(ticket, more, slots, now)
+            case LimitRefuse():
+                self._on_refuse(action, now)
+            case LimitRecall(name):
+                scope = self.scopes.get(name)
+                if scope is None:
+                    self._put(LimitReport(name, NOTHING, NOTHING, True))
+                else:
+                    scope.is_near = True
+                    self._report(name, scope, scope.account, is_answer=True)
+            case LimitState(name, version, level, left, is_near, slots_kept):
+                scope = self.scopes.get(name)
+                if scope is not None and scope.version < version:
+                    scope.version, scope.level, scope.left = version, level, left
+                    scope.is_near, scope.slots_kept, scope.heard_at = is_near, slots_kept, now
+                    self._return_surplus(name, scope)
+
+    def ask_pending(self, room: int) -> None:
+        """Hand in so many requests that were not yet."""
+        waiting = [one for one in self.pending.values() if not one.ticket] if room > 0 else []
+        for one in waiting[:room]:
+            self._ask(one)
+
+    def begin_incarnation(self, now: float) -> LimitAccounts:
+        """Begin another session with the actor: pending requests lose their tickets."""
+        self._tickets.clear()
+        for waiting in self.pending.values():
+            waiting.is_repeat, waiting.ticket = waiting.is_repeat or bool(waiting.ticket), ""
+        accounts = tuple(
+            ScopeAccount(
+                name, scope.limits, self._held(scope), scope.version, scope.level, max(0.0, now - scope.heard_at)
+            )
+            for name, scope in self.scopes.items()
+        )
+        for scope in self.scopes.values():
+            scope.spent = list(NOTHING)  # the account tells it
+        told = tuple(
+            Reservation(request.scopes, request.need, request.fingerprint, due - now)
+            for request, due in self._told.values()
+        )
+        return LimitAccounts(accounts, told)
+
+    def on_heartbeat(self, now: float) -> None:
+        """Report what was spent, give back what is not used, and forget scopes that are idle."""
+        for key in [one for one, (_, due) in self._told.items() if now >= due + GRACE_S]:
+            del self._told[key]
+        for name, scope in list(itertools.islice(self.scopes.items(), MAX_REPORTS)):
+            is_idle = not scope.in_use and now >= scope.used_at + IDLE_S
+            debts = [min(0.0, one) for one in scope.account]
+            back = scope.account if is_idle else debts
+            if any(scope.spent) or any(back):
+                self._report(name, scope, back)
+            if is_idle and now >= scope.used_at + FORGET_S and not self._is_waited_for(name):
+                del self.scopes[name]
+            else:
+                self.scopes[name] = self.scopes.pop(name)  # the next heartbeat begins with others
+
+    def refuse_pending(self, now: float) -> None:
+        """Refuse what has waited too long for an actor that is away."""
+        late = [one for one in self.pending.values() if now >= one.arrived_s + AWAY_S]
+        for one in late:
+            self.on_cancel(one.request.request_id)
+            self.decided.append(Refusal(one.request.request_id, LimitReason.RATE_LIMIT, "", 1.0))
+
+    def standing(self, scopes: Scopes, now: float) -> Standing:
+        """The limits a minute of these scopes, over all routers, as far as this one has heard."""
+        found: dict[Kind, Bucket] = {}
+        for name, _ in scopes:
+            scope = self.scopes.get(name)
+            for kind in (Kind.REQUESTS, Kind.TOKENS):
+                if scope is None or kind not in scope.kinds or scope.left is None:
+                    continue
+                capacity, rate = scope.limits.capacities()[kind], scope.limits.rate(kind)
+                left = min(capacity, scope.left[kind] + rate * (now - scope.heard_at)) - scope.spent[kind]
+                one = Bucket(int(capacity), max(0, int(left + 1e-6)), max(0.0, capacity - left) / rate)
+                if kind not in found or one.remaining < found[kind].remaining:
+                    found[kind] = one
+        return Standing(found.get(Kind.REQUESTS), found.get(Kind.TOKENS))
+
+    # Inside
+
+    def _scope(self, name: str, limits: Limits, now: float) -> _Scope:
+        scope = self.scopes.get(name)
+        if scope is None:
+            scope = self.scopes[name] = _Scope(limits, tuple(limits.capacities()))
+        elif scope.limits != limits:  # its credit is of the old ones
+            self._report(name, scope, scope.account)
+            scope.limits, scope.kinds = limits, tuple(limits.capacities())
+        scope.used_at = now
+        return scope
+
+    def _begin(self, request: LimitedRequest, now: float, waited_s: float) -> Charged:
+        self.running[request.request_id] = _Running(request, now)
+        for name, _ in request.scopes:
+            self.scopes[name].in_use += 1
+        return Charged(request.request_id, waited_s)
+
+    def _ask(self, waiting: _Pending) -> None:
+        request = waiting.request
+        for name, _ in request.scopes:
+            scope = self.scopes[name]
+            if any(scope.account) or any(scope.spent):
+                self._report(name, scope, scope.account, is_silent=True)
+        waiting.ticket = f"{self._router}:{next(self._numbers)}"
+        self._tickets[waiting.ticket] = waiting
+        mean_s = max(self.scopes[name].mean_s for name, _ in request.scopes)
+        is_repeat = True if waiting.is_repeat else request.is_repeat
+        self._put(
+            LimitRequest(
+                waiting.ticket,
+                request.scopes,
+                request.need,
+                request.fingerprint,
+                request.may_wait,
+                is_repeat,
+                mean_s,
+            )
+        )
+
+    def _on_grant(self, ticket: str, more: int, slots: int, now: float) -> None:
+        waiting = self._tickets.pop(ticket, None)
+        if waiting is None:
+            return  # of an earlier session
+        request = waiting.request
+        for name, limits in request.scopes:
+            scope = self._scope(name, limits, now)
+            for kind in scope.kinds:
+                given = float(slots) if kind is Kind.CONCURRENT else more * request.need[kind]
+                scope.account[kind] += given
+                if given:
+                    scope.given[kind] = given
+        decision = self._begin(request, now, now - waiting.arrived_s)
+        if waiting.is_cancelled:
+            self.on_end(request.request_id, None, 0, now)
+        else:
+            del self.pending[request.request_id]
+            self.decided.append(decision)
+
+    def _on_refuse(self, refused: LimitRefuse, now: float) -> None:
+        waiting = self._tickets.pop(refused.ticket, None)
+        if waiting is None:
+            return
+        request = waiting.request
+        if refused.is_reserved and refused.retry_after_s is not None:
+            due = now + refused.retry_after_s
+            self._told[tuple(name for name, _ in request.scopes), request.fingerprint, due] = request, due
+        if waiting.is_cancelled:
+            return
+        del self.pending[request.request_id]
+        words = _in_words(dict(request.scopes).get(refused.scope), refused.kind, refused.scope)
+        self.decided.append(Refusal(request.request_id, refused.reason, words, refused.retry_after_s))
+
+    def _return_surplus(self, name: str, scope: _Scope) -> None:
+        """Give back what the router may not keep."""
+        if scope.is_near:
+            back = list(scope.account)
+        else:
+            back = list(NOTHING)
+            for kind in scope.kinds:
+                had = scope.account[kind]
+                kept = scope.slots_kept if kind is Kind.CONCURRENT else KEEP_TIMES * scope.given[kind]
+                if had > kept:
+                    back[kind] = had - kept
+        if any(back):
+            self._report(name, scope, back, is_silent=True)
+
+    def _report(
+        self, name: str, scope: _Scope, back: Iterable[float], *, is_answer: bool = False, is_silent: bool = False
+    ) -> None:
+        """Report what was spent, and give back so much of the account. `is_silent`: no state is asked for."""
+        returned = tuple(back)
+        for kind in Kind:
+            scope.account[kind] -= returned[kind]
+        self._put(LimitReport(name, tuple(scope.spent), returned, is_answer, not (is_silent or is_answer)))
+        scope.spent = list(NOTHING)
+
+    def _held(self, scope: _Scope) -> Amounts:
+        """The account, with the concurrency that requests hold."""
+        held = list(scope.account)
+        if Kind.CONCURRENT in scope.kinds:
+            held[Kind.CONCURRENT] += scope.in_use
+        return tuple(held)
+
+    def _is_waited_for(self, name: str) -> bool:
+        return any(name == one for waiting in self.pending.values() for one, _ in waiting.request.scopes)
+
+
+def _in_words(limits: Limits | None, kind: Kind, scope: str) -> str:
+    """A limit as an error names it: `60 requests per minute of this key`."""
+    if limits is None:
+        return NAMES[kind]
+    capacity = limits.capacities()[kind]
+    figure = {Kind.REQUESTS: limits.requests_per_minute, Kind.TOKENS: limits.tokens_per_minute}.get(kind, capacity)
+    if kind is Kind.COST_OF_MONTH:
+        figure = limits.budget_per_month
+    of = {"key": "this key", "tenant": "this tenant", "model": "this tenant for this model"}[scope.partition(":")[0]]
+    return f"{figure:,g} {NAMES[kind]} of {of}"

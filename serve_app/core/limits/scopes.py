@@ -1,0 +1,154 @@
+"""The scopes of the quota actor, each with its pools, and the calendar of the quotas.
+
+Invariant: a quota begins anew once for each day and month of UTC, also if the clock is set back.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from serve_app.core.limits.messages import LimitState, ScopeAccount, Version
+from serve_app.core.limits.policy import NOTHING, Amounts, Kind, Limits
+from serve_app.core.limits.pools import ROUNDING, Pool
+
+DAY_S = 86_400.0
+
+
+@dataclass(slots=True)
+class Scope:
+    """One scope.
+
+    Args:
+        pools: of its limits, by kind.
+        is_near: no router keeps credit of it; `recalled`: routers that have not given it back yet.
+        waiting: numbers of the requests here that wait for it, in order.
+        entries: these, and the reservations of clients that have left.
+        undecided: requests that wait for an answer before they can be decided.
+        is_known: requests need not wait for what was used of its quotas; `is_counted`: it is counted.
+    """
+
+    name: str
+    limits: Limits
+    pools: dict[Kind, Pool]
+    version: Version = (0, 0)
+    is_near: bool = False
+    recalled: set[str] = field(default_factory=set)
+    waiting: dict[int, None] = field(default_factory=dict)
+    entries: int = 0
+    undecided: int = 0
+    is_known: bool = True
+    is_counted: bool = True
+
+    def refill(self, now: float) -> None:
+        for pool in self.pools.values():
+            pool.refill(now)
+
+    def change(self, limits: Limits, now: float) -> None:
+        """Take over changed limits; what was used of those that stay is kept."""
+        wanted = limits.capacities()
+        for kind in self.pools.keys() - wanted.keys():
+            del self.pools[kind]
+        for kind, capacity in wanted.items():
+            if kind in self.pools:
+                self.pools[kind].change(limits)
+            else:
+                self.pools[kind] = Pool(kind, limits, capacity, now)
+        self.pools = {kind: self.pools[kind] for kind in sorted(self.pools)}
+        self.limits = limits
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is as a new one."""
+        return not self.entries and not self.undecided and all(pool.is_whole for pool in self.pools.values())
+
+    def credit_of(self, router: str) -> list[float]:
+        """What a router has of each pool; not of the concurrency, which its requests may hold."""
+        return [pool.credit.get(router, 0.0) for kind, pool in self.pools.items() if kind is not Kind.CONCURRENT]
+
+    def holders(self, kinds: Iterable[Kind], router: str) -> set[str]:
+        """The other routers with credit of these pools."""
+        found = (name for kind in kinds for name, had in self.pools[kind].credit.items() if had > 0.0)
+        return {name for name in found if name != router}
+
+    def state(self, version: Version, routers: int) -> LimitState:
+        level, left = list(NOTHING), list(NOTHING)
+        for kind, pool in self.pools.items():
+            level[kind] = pool.level + pool.spare
+            left[kind] = level[kind] + sum(pool.credit.values())
+        kept = self.slots_kept(routers)
+        return LimitState(self.name, version, tuple(level), tuple(left), self.is_near, kept)
+
+    def slots_kept(self, routers: int) -> int:
+        """Concurrency that each router may keep while the scope is not near: half of it over all routers, or one."""
+        pool = self.pools.get(Kind.CONCURRENT)
+        return 0 if pool is None else max(1, int(pool.capacity) // (2 * max(1, routers)))
+
+    def report(self, router: str, spent: Amounts, returned: Amounts) -> None:
+        """A router has spent credit, and gives some back."""
+        for kind, pool in self.pools.items():
+            had = pool.credit.pop(router, 0.0) - spent[kind] - returned[kind]
+            if abs(had) > ROUNDING:
+                pool.credit[router] = had
+            pool.put(returned[kind])
+            pool.overflow()
+
+    def book(self, router: str, account: Amounts) -> None:
+        """Book a router's account as it is by its own report; the rest of what it had is used."""
+        for kind, pool in self.pools.items():
+            pool.drop_router(router, returns=kind is Kind.CONCURRENT)
+            if account[kind]:
+                pool.credit[router] = account[kind]
+                if kind is Kind.CONCURRENT:
+                    pool.level -= account[kind]
+
+
+def restored(account: ScopeAccount, credit: Amounts, now: float) -> Scope:
+    """A scope after a restart of the actor, by the newest state that a router had received of it.
+
+    Args:
+        credit: of all routers, by their reports.
+    """
+    pools = {}
+    for kind, capacity in account.limits.capacities().items():
+        level = capacity  # what requests hold of a concurrency is in the accounts
+        if kind is not Kind.CONCURRENT:
+            level = min(account.level[kind] + account.limits.rate(kind) * account.age_s, capacity - credit[kind])
+        pools[kind] = Pool(kind, account.limits, level, now)
+    return Scope(account.scope, account.limits, pools)
+
+
+class Calendar:
+    """The present day and month of UTC, of a wall clock that may be wrong."""
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0  # of the wall clock to the monotonic one
+        self.day = self.month = ""
+
+    def set_clock(self, wall_s: float, now: float) -> set[Kind]:
+        """Set the clock; returns the quotas that begin anew. `wall_s`: seconds since 1970."""
+        self._offset_s = wall_s - now
+        date = datetime.datetime.fromtimestamp(wall_s, datetime.UTC)
+        day, month, renewed = date.strftime("%Y-%m-%d"), date.strftime("%Y-%m"), set[Kind]()
+        if day > self.day:
+            renewed |= {Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY} if self.day else set()
+            self.day = day
+        if month > self.month:
+            renewed |= {Kind.COST_OF_MONTH} if self.month else set()
+            self.month = month
+        return renewed
+
+    def reset_s(self, kind: Kind, now: float) -> float:
+        """Seconds until a quota begins anew."""
+        date = datetime.datetime.fromtimestamp(now + self._offset_s, datetime.UTC)
+        midnight = date.replace(hour=0, minute=0, second=0, microsecond=0)
+        begins = midnight + datetime.timedelta(days=1)
+        if kind is Kind.COST_OF_MONTH:
+            begins = (midnight.replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
+        return (begins - date).total_seconds()
+
+
+def version_counter(epoch: int) -> Iterator[Version]:
+    return ((epoch, number) for number in itertools.count(1))
