@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -76,6 +77,7 @@ class GpuMemoryQuota:
         self._inventory = Inventory(settings, before)
         self._defrag_above = settings.defrag_above
         self._news: dict[str, asyncio.Event] = {}  # by watching router
+        self._calls: Counter[str] = Counter()  # of routers, since the actor began
         self.queue_timer: asyncio.TimerHandle | None = None  # the next tick of the queues
         self.session_waiters: dict[str, asyncio.Future[Session]] = {}  # pending openings, by session
         self._acknowledgement = asyncio.Event()  # set after every event
@@ -120,11 +122,13 @@ class GpuMemoryQuota:
 
     async def exchange(self, message: RouterMessage) -> ActorReply:
         """Process a router's message; see `core.shared_queue.delivery`."""
+        self._calls["exchange"] += 1
         await self.devices_known.wait()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
 
     async def watch(self, message: RouterMessage) -> ActorReply:
         """Long poll of a router for later actions: returns once there are any, or after `WATCH_S`."""
+        self._calls["watch"] += 1
         await self.devices_known.wait()
         news = self._news.setdefault(message.router, asyncio.Event())
         news.clear()
@@ -236,7 +240,7 @@ class GpuMemoryQuota:
 
     async def figures(self) -> dict[str, Any]:
         """The report for `serve-app quota` and GET /admin/quota."""
-        return figures(self.core, time.monotonic(), self._defrag_above)
+        return figures(self.core, time.monotonic(), self._defrag_above) | {"router_calls": dict(self._calls)}
 
     async def _run_event(self, act: Callable[[float], T], name: str = "", *kinds: EntryKind) -> T:
         """Run one event of the core. Returns after the checkpoint entries that the answer depends on are stored: those
