@@ -79,6 +79,7 @@ class Reservations:
         for pool, amount in entry.charges():
             if is_charged:
                 pool.reserved += amount
+                pool.overflow()
             else:
                 pool.reserve(amount)
         for scope in entry.scopes:
