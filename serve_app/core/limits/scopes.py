@@ -103,6 +103,7 @@ class Scope:
                 pool.credit[router] = account[kind]
                 if kind is Kind.CONCURRENT:
                     pool.level -= account[kind]
+            pool.overflow()
 
 
 def restored(account: ScopeAccount, credit: Amounts, now: float) -> Scope:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.core.limits import ActorLimits, Charged, LimitedRequest, Limits, RouterLimits
-from serve_app.core.limits.policy import Kind
+from serve_app.core.limits.policy import NOTHING, Amounts, Kind
 from serve_app.core.limits.router_limits import Refusal
 
 ROUND_TRIP_S = 0.002
 HEARTBEAT_S = 1.0
+CHECK_EVERY = 16  # events: the check costs more than they do
 SCOPE = "key:k"
 
 
@@ -42,6 +43,7 @@ class World:
     delay_s: float = ROUND_TRIP_S / 2
     now: float = 1000.0
     charged: list[tuple[float, LimitedRequest]] = field(default_factory=list)
+    refunded: list[tuple[float, LimitedRequest, Amounts]] = field(default_factory=list)  # what came back
     used: list[tuple[float, LimitedRequest, float]] = field(default_factory=list)  # tokens beyond the estimate
     running: Counter[str] = field(default_factory=Counter)  # by scope
     most: Counter[str] = field(default_factory=Counter)
@@ -52,7 +54,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._clients: dict[str, Client] = {}
-        self.epoch = 0
+        self.epoch = self._steps = 0
         self.sessions: dict[str, int] = {}
         self.outbox: dict[str, list[Any]] = {}
         self.actions: defaultdict[str, list[Any]] = defaultdict(list)
@@ -78,8 +80,11 @@ class World:
         while self._events and self._events[0][0] <= end:
             self.now, _, act = heapq.heappop(self._events)
             act()
-            self.check()
+            self._steps += 1
+            if self._steps % CHECK_EVERY == 0:
+                self.check()
         self.now = end
+        self.check()
 
     # Processes
 
@@ -156,6 +161,9 @@ class World:
         if client is None:
             return
         self._leave(client.request)
+        used = NOTHING if tokens is None else client.request._replace(tokens=tokens).need
+        back = tuple(max(0.0, had - was) for had, was in zip(client.request.need, used, strict=True))
+        self.refunded.append((self.now, client.request, back))
         if tokens is not None and tokens > client.request.tokens:
             self.used.append((self.now, client.request, tokens - client.request.tokens))
         self.cores[client.router].on_end(request_id, tokens, 0, self.now)
@@ -271,15 +279,17 @@ class World:
                     assert pool.level >= -1e-6, (scope.name, pool.level, pool.credit)
 
     def excess(self, scope: str, limits: Limits, kind: Kind) -> float:
-        """By how much any window had more charged than burst + rate x t: what an ideal bucket would lack at most."""
+        """By how much any window had more charged, less what came back, than burst + rate x t: what an ideal bucket
+        would lack at most."""
         burst, rate = limits.capacities()[kind], limits.rate(kind)
         level, at, worst = burst, None, 0.0
-        for when, request in self.charged:
+        took = [(when, request, request.need[kind]) for when, request in self.charged]
+        took += [(when, request, -back[kind]) for when, request, back in self.refunded]
+        for when, request, amount in sorted(took, key=lambda one: one[0]):
             if scope not in dict(request.scopes):
                 continue
-            level = min(burst, level + rate * (0.0 if at is None else when - at))
+            level = min(burst, level + rate * (0.0 if at is None else when - at) - amount)
             at = when
-            level -= request.need[kind]
             worst = max(worst, -level)
         return worst
 
