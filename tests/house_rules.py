@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("serve_app.core.memory", "serve_app.core.receipts"),
     ("serve_app.core.shared_queue",),
     ("serve_app.core.quota",),
-    ("serve_app.settings", "serve_app.transport"),
+    ("serve_app.settings", "serve_app.transport", "serve_app.store"),
     ("serve_app.router", "serve_app.quota", "autoscaling.policies"),
     ("serve_app.http", "serve_app.engine", "autoscaling"),
     ("serve_app.app", "serve_app.cluster.local", "serve_app.cli.check"),
