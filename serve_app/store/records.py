@@ -77,7 +77,7 @@ USAGE_COUNTS = tuple(field.name for field in fields(UsageRow) if field.name not 
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlightUse:
     """Requests of one kind that a source has begun and not settled."""
 
     day: str
@@ -99,7 +99,7 @@ class UsageBatch:
     source: str
     seq: int
     rows: tuple[UsageRow, ...]
-    in_flight: tuple[InFlight, ...] = ()
+    in_flight: tuple[InFlightUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ class Used:
     cost_micro: int = 0
 
 
-def in_flight_json(entries: tuple[InFlight, ...]) -> str:
+def in_flight_json(entries: tuple[InFlightUse, ...]) -> str:
     return json.dumps([asdict(entry) for entry in entries])
 
 
-def in_flight_of(text: str) -> tuple[InFlight, ...]:
-    return tuple(InFlight(**entry) for entry in json.loads(text))
+def in_flight_of(text: str) -> tuple[InFlightUse, ...]:
+    return tuple(InFlightUse(**entry) for entry in json.loads(text))
