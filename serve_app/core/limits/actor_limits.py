@@ -112,7 +112,7 @@ class ActorLimits:
                 if is_answer:
                     self._on_answer((name, router))
             case LimitCancel(ticket):
-                self._on_cancel(ticket)
+                self._on_cancel(ticket, now)
             case LimitAccounts() if self.is_recovering:
                 self._recovery.add(router, event, now)
             case LimitAccounts(accounts):
@@ -183,7 +183,7 @@ class ActorLimits:
         for told in recovery.reservations:
             scopes = [self._scope(name, limits, now) for name, limits in told.scopes]
             entry = Entry(scopes, told.need, told.fingerprint, now + told.due_in_s)
-            self.reservations.add(entry, is_charged=True)
+            self.reservations.add(entry, now)
             self.reservations.send_away(entry)
         self.after_event(now)
 
@@ -334,19 +334,19 @@ class ActorLimits:
         for scope in scopes:
             for kind, pool in scope.pools.items():
                 if kind is Kind.CONCURRENT:
-                    position = scope.entries + 1 if pool.level < 1.0 else 0
+                    position = len(scope.entries) + 1 if pool.level < 1.0 else 0
                     found_s = EARLY_SLOT * request.mean_s * position / pool.capacity
                 else:
                     found_s = pool.wait_s(request.need[kind])
                 if found_s > wait_s:
                     wait_s, at = found_s, (scope, kind)
-        if any(scope.entries >= MAX_ENTRIES for scope in scopes):
+        if any(len(scope.entries) >= MAX_ENTRIES for scope in scopes):
             self._refuse(router, request, *at, wait_s)
             return
         entry = Entry(scopes, request.need, request.fingerprint, now + wait_s)
-        self.reservations.add(entry)
+        self.reservations.add(entry, now)
         if request.may_wait and wait_s <= MAX_WAIT_S:
-            self.reservations.wait(entry, router, request.ticket, now)
+            self.reservations.wait(entry, router, request.ticket, request.need, now)
             return
         self.reservations.send_away(entry)
         self._refuse(router, request, *at, wait_s, is_reserved=True)
@@ -365,8 +365,7 @@ class ActorLimits:
             if not request.may_wait:
                 self._refuse(router, request, scopes[0], next(iter(scopes[0].pools)), entry.due - now, is_reserved=True)
                 return True
-        self.reservations.come_back(entry, request.need)
-        self.reservations.wait(entry, router, request.ticket, now)
+        self.reservations.wait(entry, router, request.ticket, request.need, now)
         return True
 
     def _on_granted(self, entry: Entry) -> None:
@@ -375,7 +374,7 @@ class ActorLimits:
         for scope in entry.scopes:
             self._tell(entry.router, scope)
 
-    def _on_cancel(self, ticket: str) -> None:
+    def _on_cancel(self, ticket: str, now: float) -> None:
         """A client is gone: what its request was charged comes back. One that was answered already changes nothing: its
         router returns the charge."""
         what = self._take_undecided(ticket) if ticket in self._undecided else None
@@ -384,8 +383,7 @@ class ActorLimits:
             router = what.router
         elif entry is not None:
             router = entry.router
-            self.reservations.leave(entry)
-            self.reservations.give_up(entry)
+            self.reservations.cancel(entry, now)
         else:
             return
         self._send(router, LimitRefuse(ticket, LimitReason.RATE_LIMIT, Kind.REQUESTS, "", None, False))

@@ -17,8 +17,8 @@ class LimitState(NamedTuple):
     """Action: what is left of a scope.
 
     Args:
-        level: at the actor, without the credit of routers; below zero: as much is reserved.
-        left: with the credit of all routers.
+        level: at the actor, with what is reserved, and without the credit of routers.
+        left: with the credit of all routers, and without what is reserved.
         is_near: routers keep no credit of it.
         slots_kept: concurrency that a router may keep between its requests.
     """

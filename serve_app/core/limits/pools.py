@@ -2,9 +2,11 @@
 
 - `level`: what is left here. A reservation is charged when it is made, so a bucket's level may be below zero: it says
   how long the line of reservations is (virtual scheduling, as in GCRA, ITU-T I.371).
-- `reserved`: charged for reservations whose requests have not come back yet.
+- `reserved`: charged for reservations that are not over.
 - `spare`: what came back while the level was below zero (refunds, estimates that were too high, reservations given up).
   Requests that are here now may take it, since those with a reservation keep the moment they were told.
+- Slack: a reservation waits for the last of its pools, so the others have more than all reservations need by their
+  moments. The least such surplus may be taken, too, as far as it is here already.
 - `credit`: what routers may charge without asking, by router; of a concurrency also what their requests hold.
 
 Invariant: level + spare + reserved + credit <= capacity. So what is charged in any window of t seconds is at most
@@ -13,6 +15,7 @@ capacity + rate x t, plus what requests used beyond their estimates: a debt, whi
 
 from __future__ import annotations
 
+from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.limits.policy import BUCKETS, Kind, Limits
 
 ROUNDING = 1e-6  # of floats: a bucket with 0.9999999 of a request has one
@@ -25,7 +28,18 @@ class Pool:
         level: at the beginning.
     """
 
-    __slots__ = ("_refilled_at", "capacity", "credit", "kind", "level", "rate", "reserved", "spare")
+    __slots__ = (
+        "_refilled_at",
+        "_slacks",
+        "_taken",
+        "capacity",
+        "credit",
+        "kind",
+        "level",
+        "rate",
+        "reserved",
+        "spare",
+    )
 
     def __init__(self, kind: Kind, limits: Limits, level: float, now: float) -> None:
         self.kind = kind
@@ -34,6 +48,8 @@ class Pool:
         self.spare = self.reserved = 0.0
         self.credit: dict[str, float] = {}
         self._refilled_at = now
+        self._slacks = KeyedHeap()  # of each reservation, plus what was `_taken` before it was made
+        self._taken = 0.0  # of the level, by others than reservations
 
     @property
     def balance(self) -> float:
@@ -42,8 +58,11 @@ class Pool:
 
     @property
     def available(self) -> float:
-        """What a request that is here now may take."""
-        return max(self.level, 0.0) + self.spare
+        """What a request that is here now may take. O(log n), amortised."""
+        free, least = self.level, self._slacks.peek()
+        if free < 0.0 and least is not None:
+            free = min(least[0][0] - self._taken, self.level + self.reserved)
+        return max(free, 0.0) + self.spare
 
     @property
     def is_whole(self) -> bool:
@@ -51,7 +70,7 @@ class Pool:
         return self.level >= self.capacity - ROUNDING
 
     def has(self, need: float) -> bool:
-        return need <= 0.0 or self.available >= need - ROUNDING
+        return need <= 0.0 or self.spare >= need or self.available >= need - ROUNDING
 
     def refill(self, now: float) -> None:
         """Add what has come since the last call. A clock that steps back adds nothing."""
@@ -68,7 +87,7 @@ class Pool:
         """Charge a request that is here now, of the spare first."""
         of_spare = min(self.spare, need)
         self.spare -= of_spare
-        self.level -= need - of_spare
+        self._lower(need - of_spare)
 
     def put(self, amount: float) -> None:
         """Take back an amount; a negative one is a debt."""
@@ -83,19 +102,28 @@ class Pool:
         if over > 0.0:
             of_spare = min(self.spare, over)
             self.spare -= of_spare
-            self.level -= over - of_spare
+            self._lower(over - of_spare)
 
-    def reserve(self, need: float) -> None:
-        """Charge a reservation."""
+    def reserve(self, number: str, need: float, in_s: float) -> None:
+        """Charge a reservation for a moment `in_s` from now, at which the level covers it."""
         self.level -= need
         self.reserved += need
+        self._slacks.set(number, (self.level + self.rate * in_s + self._taken,))
 
-    def release(self, need: float, *, is_used: bool) -> None:
+    def release(self, number: str, need: float, *, is_used: bool) -> None:
         """End a reservation: its request runs, or it is given up."""
+        self._slacks.discard(number)
         debt = max(0.0, -(self.level + self.reserved))
         self.reserved -= need
         if not is_used:
             self._add(need, debt)
+
+    def undo(self, number: str, need: float) -> None:
+        """Undo the newest reservation."""
+        self._slacks.discard(number)
+        self.reserved -= need
+        self.level += need
+        self._settle_spare()
 
     def wait_s(self, need: float) -> float:
         """Seconds until a reservation of this much that is made now is covered."""
@@ -122,7 +150,7 @@ class Pool:
     def _add(self, amount: float, debt: float) -> None:
         """Add what comes back: it pays the debt first."""
         paid = min(amount, debt)
-        self.level += paid
+        self._lower(-paid)
         self.spare += amount - paid
         self._settle_spare()
         self.overflow()
@@ -130,8 +158,13 @@ class Pool:
     def _settle_spare(self) -> None:
         """Without a line, the spare is part of the level."""
         if self.spare and self.level >= 0.0:
-            self.level += self.spare
+            self._lower(-self.spare)
             self.spare = 0.0
+
+    def _lower(self, amount: float) -> None:
+        """Lower the level by what no reservation has."""
+        self.level -= amount
+        self._taken += amount
 
 
 def new_pools(limits: Limits, now: float, empty_since: float | None) -> dict[Kind, Pool]:

@@ -1,10 +1,12 @@
 """Reservations at the quota actor: of clients that were told a moment and left, and of requests that wait here for it.
 
 What a request may have used of its pools is charged when its reservation is made (`Pool.reserve`). One that waits here
-runs from its moment on, or sooner if the spare covers it, and as soon as slots of the concurrency are free. One whose
-client stays away is given up `GRACE_S` after its moment.
+runs from its moment on, or sooner by what is free meanwhile, and as soon as slots of the concurrency are free. A
+reservation is vacant once nobody will use it: its request ran sooner, or left. Its amounts stay reserved until its
+moment, because they have not come before, and are spare then. One whose client stays away is vacant `GRACE_S` after it.
 
-Invariant: a reservation is of a client that is away, or of a request that waits here, or over; and ends once.
+Invariant: a reservation is of a client that is away, or of a request that waits here, or vacant, or over.
+Invariant: a moment is kept, and what is reserved is used by its moment or spare from then on: the line loses nothing.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from serve_app.core.limits.policy import Amounts, Kind
 from serve_app.core.limits.pools import ROUNDING, Pool
 from serve_app.core.limits.scopes import Scope
 
 GRACE_S = 1.5  # a client that reads whole seconds of Retry-After comes up to one second late
+MAX_SKIPPED = 32  # requests in a row that cannot run yet: then a scope has served all that it can, or nearly
 
 Key = tuple[tuple[str, ...], bytes]  # scopes, and the fingerprint of the request
 
@@ -29,29 +32,27 @@ class Entry:
     """One reservation.
 
     Args:
+        need: as reserved; `wanted`: of the request that came back, since estimates change.
         due: its moment.
-        router, ticket: of the request that waits here; empty: the client is away.
+        held: what is still reserved of which pool.
+        router, ticket: of the request that waits here; empty: there is none.
     """
 
     scopes: list[Scope]
     need: Amounts
     fingerprint: bytes
     due: float
-    number: int = 0
+    number: str = ""
+    wanted: Amounts = ()
+    held: list[tuple[Scope, Kind, Pool]] = field(default_factory=list)
     router: str = ""
     ticket: str = ""
+    is_vacant: bool = False
     is_over: bool = False
 
     @property
     def key(self) -> Key:
         return tuple(scope.name for scope in self.scopes), self.fingerprint
-
-    def charges(self) -> Iterator[tuple[Pool, float]]:
-        """What is reserved of which pool."""
-        for scope in self.scopes:
-            for kind, pool in scope.pools.items():
-                if kind is not Kind.CONCURRENT:
-                    yield pool, self.need[kind]
 
     def slots(self) -> Iterable[Pool]:
         return (scope.pools[Kind.CONCURRENT] for scope in self.scopes if Kind.CONCURRENT in scope.pools)
@@ -61,7 +62,7 @@ class Reservations:
     """All reservations.
 
     Args:
-        on_granted: called with the router and the ticket of a request that waited, once it may run.
+        on_granted: called with a reservation once its request, which waited here, may run.
     """
 
     def __init__(self, on_granted: Callable[[Entry], None]) -> None:
@@ -69,64 +70,45 @@ class Reservations:
         self.tickets: dict[str, Entry] = {}  # of the requests that wait here
         self.away: dict[Key, deque[Entry]] = {}
         self.touched: dict[str, Scope] = {}  # something has come back to them
-        self._waiting: dict[int, Entry] = {}
+        self._entries: dict[str, Entry] = {}  # by number
         self._timers: list[tuple[float, int, Entry]] = []
         self._numbers = itertools.count()
 
-    def add(self, entry: Entry, *, is_charged: bool = False) -> None:
-        """Reserve what an entry needs. `is_charged`: the level is charged for it already."""
-        entry.number = next(self._numbers)
-        for pool, amount in entry.charges():
-            if is_charged:
-                pool.reserved += amount
-            else:
-                pool.reserve(amount)
+    def add(self, entry: Entry, now: float) -> None:
+        """Reserve what an entry needs."""
+        entry.number, entry.wanted = str(next(self._numbers)), entry.need
+        self._entries[entry.number] = entry
         for scope in entry.scopes:
-            scope.entries += 1
+            scope.entries[entry.number] = None
+            for kind, pool in scope.pools.items():
+                if kind is not Kind.CONCURRENT:
+                    pool.reserve(entry.number, entry.need[kind], entry.due - now)
+                    entry.held.append((scope, kind, pool))
 
     def send_away(self, entry: Entry) -> None:
         """Keep a reservation for a client that was told its moment."""
         self.away.setdefault(entry.key, deque()).append(entry)
         self._set_timer(entry.due + GRACE_S, entry)
 
-    def come_back(self, entry: Entry, need: Amounts) -> None:
-        """The client is here; its request may need something else by now, as estimates change."""
+    def wait(self, entry: Entry, router: str, ticket: str, wanted: Amounts, now: float) -> None:
+        """The request is here, and waits unless it can run at once."""
         self._forget_away(entry)
-        before = list(entry.charges())
-        entry.need = need
-        for (pool, had), (_, amount) in zip(before, entry.charges(), strict=True):
-            if amount > had:
-                pool.reserve(amount - had)
-            elif amount < had:
-                pool.release(had - amount, is_used=False)
-
-    def wait(self, entry: Entry, router: str, ticket: str, now: float) -> None:
-        """The request waits here, unless it can run at once."""
-        entry.router, entry.ticket = router, ticket
-        self._waiting[entry.number] = self.tickets[ticket] = entry
+        entry.router, entry.ticket, entry.wanted = router, ticket, wanted
+        self.tickets[ticket] = entry
         for scope in entry.scopes:
             scope.waiting[entry.number] = None
         if not self._grant(entry, now):
             self._set_timer(max(entry.due, now), entry)
 
-    def leave(self, entry: Entry) -> None:
-        """The request no longer waits here."""
-        del self._waiting[entry.number], self.tickets[entry.ticket]
-        for scope in entry.scopes:
-            del scope.waiting[entry.number]
-        entry.router = entry.ticket = ""
-
-    def give_up(self, entry: Entry) -> None:
-        """End a reservation that nobody uses."""
-        self._forget_away(entry)
-        for pool, amount in entry.charges():
-            pool.release(amount, is_used=False)
-        self._end(entry)
+    def cancel(self, entry: Entry, now: float) -> None:
+        """The request that waited here has left for good."""
+        self._leave(entry)
+        self._vacate(entry, now)
 
     def end_session(self, router: str, now: float) -> None:
         """A router's session has ended: its waiting requests keep their places until they are handed in again."""
-        for entry in [one for one in self._waiting.values() if one.router == router]:
-            self.leave(entry)
+        for entry in [one for one in self.tickets.values() if one.router == router]:
+            self._leave(entry)
             entry.due = max(entry.due, now)
             self.send_away(entry)
 
@@ -135,13 +117,12 @@ class Reservations:
         while self.touched:
             scope = self.touched.pop(next(iter(self.touched)))
             scope.refill(now)
-            slots = scope.pools.get(Kind.CONCURRENT)
+            slots, skipped = scope.pools.get(Kind.CONCURRENT), 0
             for number in list(scope.waiting):
-                if slots is not None and slots.level < 1.0 - ROUNDING:
+                if skipped == MAX_SKIPPED or (slots is not None and slots.level < 1.0 - ROUNDING):
                     break
-                entry = self._waiting.get(number)
-                if entry is not None:
-                    self._grant(entry, now)
+                if not self._grant(self._entries[number], now):
+                    skipped += 1
 
     def on_tick(self, now: float) -> None:
         """Run what is due."""
@@ -151,8 +132,9 @@ class Reservations:
                 continue
             if entry.ticket:
                 self._grant(entry, now)
-            elif now >= entry.due + GRACE_S:
-                self.give_up(entry)
+            elif entry.is_vacant or now >= entry.due + GRACE_S:
+                self._forget_away(entry)
+                self._end(entry)
             else:  # of an earlier wait
                 self._set_timer(entry.due + GRACE_S, entry)
 
@@ -163,22 +145,59 @@ class Reservations:
         """Let a waiting request run, if it can."""
         if any(pool.level < 1.0 - ROUNDING for pool in entry.slots()):
             return False
-        if entry.due > now:
-            uncovered = [(pool, amount) for pool, amount in entry.charges() if pool.level < -ROUNDING]
-            if any(pool.spare < amount for pool, amount in uncovered):
+        wanted, early = entry.wanted, []
+        for scope in entry.scopes:
+            scope.refill(now)
+        if entry.due > now:  # a level that is not below zero covers all reservations already
+            early = [one for one in entry.held if one[2].level < -ROUNDING]
+            if not all(pool.has(wanted[kind]) for _, kind, pool in early):
                 return False
-            for pool, amount in uncovered:  # the spare takes the place of what was reserved
-                pool.spare -= amount
-                pool.level += amount
-        for pool, amount in entry.charges():
-            pool.release(amount, is_used=True)
+        for one in entry.held:
+            _, kind, pool = one
+            if one in early:
+                pool.take(wanted[kind])
+            else:
+                pool.release(entry.number, entry.need[kind], is_used=True)
+                pool.put(entry.need[kind] - wanted[kind])
         for pool in entry.slots():
             pool.take(1.0)
             pool.credit[entry.router] = pool.credit.get(entry.router, 0.0) + 1.0
+        entry.held = early
         self._on_granted(entry)
-        self.leave(entry)
-        self._end(entry)
+        self._leave(entry)
+        self._vacate(entry, now)
         return True
+
+    def _leave(self, entry: Entry) -> None:
+        """The request no longer waits here."""
+        del self.tickets[entry.ticket]
+        for scope in entry.scopes:
+            del scope.waiting[entry.number]
+        entry.router = entry.ticket = ""
+
+    def _vacate(self, entry: Entry, now: float) -> None:
+        """Nobody will use what is still reserved."""
+        if not entry.held or entry.due <= now:
+            self._end(entry)
+            return
+        entry.is_vacant = True
+        self._set_timer(entry.due, entry)
+        for scope in entry.scopes:  # no other reservation goes by the newest ones: these can be undone
+            while scope.entries and (last := self._entries[next(reversed(scope.entries))]).is_vacant:
+                for held in [one for one in last.held if one[0] is scope]:
+                    held[2].undo(last.number, last.need[held[1]])
+                    last.held.remove(held)
+                del scope.entries[last.number]
+
+    def _end(self, entry: Entry) -> None:
+        """End a reservation: what it still has is spare."""
+        entry.is_over = True
+        del self._entries[entry.number]
+        for _, kind, pool in entry.held:
+            pool.release(entry.number, entry.need[kind], is_used=False)
+        for scope in entry.scopes:
+            scope.entries.pop(entry.number, None)
+            self.touched[scope.name] = scope
 
     def _forget_away(self, entry: Entry) -> None:
         alike = self.away.get(entry.key)
@@ -186,12 +205,6 @@ class Reservations:
             alike.remove(entry)
             if not alike:
                 del self.away[entry.key]
-
-    def _end(self, entry: Entry) -> None:
-        entry.is_over = True
-        for scope in entry.scopes:
-            scope.entries -= 1
-            self.touched[scope.name] = scope
 
     def _set_timer(self, at: float, entry: Entry) -> None:
         heapq.heappush(self._timers, (at, next(self._numbers), entry))

@@ -25,7 +25,7 @@ class Scope:
         pools: of its limits, by kind.
         is_near: no router keeps credit of it; `recalled`: routers that have not given it back yet.
         waiting: numbers of the requests here that wait for it, in order.
-        entries: these, and the reservations of clients that have left.
+        entries: numbers of all its reservations, in order.
         undecided: requests that wait for an answer before they can be decided.
         is_known: requests need not wait for what was used of its quotas; `is_counted`: it is counted.
     """
@@ -36,8 +36,8 @@ class Scope:
     version: Version = (0, 0)
     is_near: bool = False
     recalled: set[str] = field(default_factory=set)
-    waiting: dict[int, None] = field(default_factory=dict)
-    entries: int = 0
+    waiting: dict[str, None] = field(default_factory=dict)
+    entries: dict[str, None] = field(default_factory=dict)
     undecided: int = 0
     is_known: bool = True
     is_counted: bool = True
@@ -76,8 +76,8 @@ class Scope:
     def state(self, version: Version, routers: int) -> LimitState:
         level, left = list(NOTHING), list(NOTHING)
         for kind, pool in self.pools.items():
-            level[kind] = pool.level + pool.spare
-            left[kind] = level[kind] + sum(pool.credit.values())
+            level[kind] = pool.level + pool.spare + pool.reserved
+            left[kind] = pool.level + pool.spare + sum(pool.credit.values())
         kept = self.slots_kept(routers)
         return LimitState(self.name, version, tuple(level), tuple(left), self.is_near, kept)
 
@@ -103,6 +103,7 @@ class Scope:
                 pool.credit[router] = account[kind]
                 if kind is Kind.CONCURRENT:
                     pool.level -= account[kind]
+            pool.overflow()
 
 
 def restored(account: ScopeAccount, credit: Amounts, now: float) -> Scope:

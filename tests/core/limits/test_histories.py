@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.limits import Charged, Limits
@@ -21,7 +21,9 @@ SCOPES = {
 }
 CLIENTS = (("key:a", "tenant:t", "model:t/m"), ("key:b", "tenant:t", "model:t/m"), ("key:a",), ("key:b", "tenant:t"))
 MAX_ESTIMATE = 120
-HISTORY_S = 60.0
+HISTORY_S = 20.0
+REST_S = 1500.0  # after it: the longest line has been given up
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # a history of a minute shrinks for hours
 
 
 class Load:
@@ -30,6 +32,7 @@ class Load:
     def __init__(self, world: World, draw: random.Random, per_s: float, *, overdraws: bool) -> None:
         self._world, self._draw, self._per_s, self._overdraws = world, draw, per_s, overdraws
         self._until = world.now + HISTORY_S
+        self._loops = 200  # repeats that do not wait, in all
         self.broken = 0  # moments that were not kept
         self.disturbed_at = -1e9  # the last failure: a moment told before may be lost with a router
         self._arrive()
@@ -56,15 +59,15 @@ class Load:
             if manner < 0.5 and told.retry_after_s is not None and world.now + told.retry_after_s < self._until:
                 told_now = world.now
                 world.after(told.retry_after_s, lambda: self._come(names, tokens, manner, told_now))
-            elif manner < 0.6:
+            elif manner < 0.53 and self._loops:
+                self._loops -= 1
                 world.after(0.1, lambda: self._come(names, tokens, manner + 1e-9, None))
 
         limits = {name: SCOPES[name] for name in names}
         repeat = None if manner > 0.4 else told_at is not None
         router = draw.choice(sorted(world.cores))
-        request_id = world.ask(
-            router, limits, tokens, decided, fingerprint=print_, may_wait=manner > 0.8, is_repeat=repeat
-        )
+        more = {"fingerprint": print_, "may_wait": manner > 0.8, "is_repeat": repeat}
+        request_id = world.ask(router, limits, tokens, decided, **more)
         if manner > 0.95:
             world.after(draw.random(), lambda: request_id in world.cores_pending() and world.leave(request_id))
 
@@ -82,8 +85,8 @@ def disturb(world: World, load: Load, draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 3, 20])
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 2**32), per_s=st.sampled_from([1.0, 10.0, 60.0]), failures=st.integers(0, 4))
+@settings(max_examples=8, deadline=None, phases=PHASES)
+@given(seed=st.integers(0, 2**32), per_s=st.sampled_from([1.0, 10.0, 30.0]), failures=st.integers(0, 4))
 def test_no_window_has_more_charged_than_its_bucket_allows(
     routers: int, seed: int, per_s: float, failures: int
 ) -> None:
@@ -102,7 +105,7 @@ def test_no_window_has_more_charged_than_its_bucket_allows(
             if limits.max_concurrent is not None:
                 assert world.most[name] <= limits.max_concurrent
         assert not load.broken
-    world.run(30)
+    world.run(REST_S)
     assert world.is_at_rest()
     assert not world.actor.reservations.tickets
     assert not world.actor.reservations.away
@@ -122,8 +125,9 @@ def test_overdrafts_are_paid_so_use_keeps_to_the_rate(seed: int) -> None:
     assert load.broken == 0
     limits = SCOPES["tenant:t"]
     charged = sum(request.tokens for _, request in world.charged if "tenant:t" in dict(request.scopes))
+    charged -= sum(back[Kind.TOKENS] for _, request, back in world.refunded if "tenant:t" in dict(request.scopes))
     beyond = sum(more for _, request, more in world.used if "tenant:t" in dict(request.scopes))
     allowed = limits.capacities()[Kind.TOKENS] + limits.rate(Kind.TOKENS) * (world.now - start)
     in_flight = 9 * MAX_ESTIMATE  # what runs may still overdraw
-    assert charged <= allowed + in_flight
     assert beyond > 0
+    assert charged + beyond <= allowed + in_flight

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.core.limits import ActorLimits, Charged, LimitedRequest, Limits, RouterLimits
-from serve_app.core.limits.policy import Kind
+from serve_app.core.limits.policy import NOTHING, Amounts, Kind
 from serve_app.core.limits.router_limits import Refusal
 
 ROUND_TRIP_S = 0.002
 HEARTBEAT_S = 1.0
+RECOVERY_S = 10.0
+CHECK_EVERY = 16  # events: the check costs more than they do
 SCOPE = "key:k"
 
 
@@ -42,6 +44,7 @@ class World:
     delay_s: float = ROUND_TRIP_S / 2
     now: float = 1000.0
     charged: list[tuple[float, LimitedRequest]] = field(default_factory=list)
+    refunded: list[tuple[float, LimitedRequest, Amounts]] = field(default_factory=list)  # what came back
     used: list[tuple[float, LimitedRequest, float]] = field(default_factory=list)  # tokens beyond the estimate
     running: Counter[str] = field(default_factory=Counter)  # by scope
     most: Counter[str] = field(default_factory=Counter)
@@ -52,13 +55,13 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._clients: dict[str, Client] = {}
-        self.epoch = 0
+        self.epoch = self._steps = 0
         self.sessions: dict[str, int] = {}
         self.outbox: dict[str, list[Any]] = {}
         self.actions: defaultdict[str, list[Any]] = defaultdict(list)
         self._links: dict[tuple[str, str], float] = {}  # when the last message of a link arrives: it keeps the order
         self.cores: dict[str, RouterLimits] = {}
-        self.frozen: set[str] = set()
+        self.roster: set[str] = set()  # routers that the actor remembers over its restart
         self._tick_at = float("inf")
         self.start_actor()
         for number in range(self.routers):
@@ -78,24 +81,37 @@ class World:
         while self._events and self._events[0][0] <= end:
             self.now, _, act = heapq.heappop(self._events)
             act()
-            self.check()
+            self._steps += 1
+            if self._steps % CHECK_EVERY == 0:
+                self.check()
         self.now = end
+        self.check()
 
     # Processes
 
     def start_actor(self) -> None:
         """Start the actor, anew after a crash: then no router has a session with it."""
         self.epoch += 1
-        self.waited_for = set(self.cores)
+        self.waited_for = set(self.roster)
         self.sessions.clear()
         self.actor = ActorLimits(
-            self.epoch, self._from_actor, lambda: len(self.cores), self.now, is_recovering=bool(self.cores)
+            self.epoch, self._from_actor, lambda: len(self.cores), self.now, is_recovering=bool(self.roster)
         )
+        epoch = self.epoch
+        self.after(RECOVERY_S, lambda: self._end_recovery(epoch))
         self.actor.set_clock(1_700_000_000.0 + self.now, self.now)
         for name in self.cores:
             self.begin_session(name)
 
+    def _end_recovery(self, epoch: int) -> None:
+        """Routers that have not reported by now are lost."""
+        if epoch == self.epoch and self.actor.is_recovering:
+            self.roster -= self.waited_for
+            self.actor.on_recovered(self.now, is_complete=False)
+            self._after_actor()
+
     def add_router(self, name: str) -> None:
+        self.roster.add(name)
         self.outbox[name] = []
         self.cores[name] = RouterLimits(name, lambda event: self._put(name, event))
         self.begin_session(name)
@@ -122,12 +138,9 @@ class World:
 
     def _remove(self, name: str, epoch: int) -> None:
         if epoch == self.epoch:
+            self.roster.discard(name)
             self.actor.remove_router(name, self.now)
             self._after_actor()
-            if self.actor.is_recovering and name in self.waited_for:
-                self.waited_for.discard(name)
-                if not self.waited_for:
-                    self.actor.on_recovered(self.now, is_complete=False)
 
     # Requests
 
@@ -156,6 +169,9 @@ class World:
         if client is None:
             return
         self._leave(client.request)
+        used = NOTHING if tokens is None else client.request._replace(tokens=tokens).need
+        back = tuple(max(0.0, had - was) for had, was in zip(client.request.need, used, strict=True))
+        self.refunded.append((self.now, client.request, back))
         if tokens is not None and tokens > client.request.tokens:
             self.used.append((self.now, client.request, tokens - client.request.tokens))
         self.cores[client.router].on_end(request_id, tokens, 0, self.now)
@@ -208,8 +224,8 @@ class World:
         for event in events:
             self.actor.on_event(name, event, self.now)
         self.waited_for.discard(name)
-        if self.actor.is_recovering and not self.waited_for & self.cores.keys():
-            self.actor.on_recovered(self.now, is_complete=not self.waited_for)
+        if self.actor.is_recovering and not self.waited_for:
+            self.actor.on_recovered(self.now, is_complete=True)
         self._after_actor()
 
     def _after_actor(self) -> None:
@@ -271,15 +287,17 @@ class World:
                     assert pool.level >= -1e-6, (scope.name, pool.level, pool.credit)
 
     def excess(self, scope: str, limits: Limits, kind: Kind) -> float:
-        """By how much any window had more charged than burst + rate x t: what an ideal bucket would lack at most."""
+        """By how much any window had more charged, less what came back, than burst + rate x t: what an ideal bucket
+        would lack at most."""
         burst, rate = limits.capacities()[kind], limits.rate(kind)
         level, at, worst = burst, None, 0.0
-        for when, request in self.charged:
+        took = [(when, request, request.need[kind]) for when, request in self.charged]
+        took += [(when, request, -back[kind]) for when, request, back in self.refunded]
+        for when, request, amount in sorted(took, key=lambda one: one[0]):
             if scope not in dict(request.scopes):
                 continue
-            level = min(burst, level + rate * (0.0 if at is None else when - at))
+            level = min(burst, level + rate * (0.0 if at is None else when - at) - amount)
             at = when
-            level -= request.need[kind]
             worst = max(worst, -level)
         return worst
 
