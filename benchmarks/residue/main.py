@@ -39,7 +39,7 @@ from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
 from serve_app.http import app, local_routes
-from serve_app.router import ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient
+from serve_app.router import LimitClient, ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 
 MODEL = "simulated"
@@ -117,10 +117,6 @@ class Router:
         self.metrics = RouterMetrics()
         self.receipts = Receipts()
         self._models: dict[str, ModelRouter] = {}
-        models, sessions = self._models, SessionClient(_away, {})
-        scrape = Scrape("router", self.metrics, models, _away)
-        local = local_routes.LocalRoutes(models, scrape.everywhere, _away, _away)
-        self._edge = app.RouterApp(self._settings, models, self.metrics, bytes(32), sessions, local, self.receipts)
         self._made = itertools.count()
         self.ended = 0
 
@@ -132,6 +128,7 @@ class Router:
                 self._model, self.engines, self._settings.admission, "router", 1, shared
             )
             await shared.start()
+            self._edge = self._app(shared)
             names = [await self._engine(quota) for _ in range(REPLICAS)]
             await router.start()
             before = asyncio.all_tasks()
@@ -143,6 +140,14 @@ class Router:
                 await router.close()
                 await shared.stop()
                 await self.engines.end()
+
+    def _app(self, shared: QueueClient) -> app.RouterApp:
+        scrape = Scrape("router", self.metrics, self._models, _away)
+        local = local_routes.LocalRoutes(self._models, scrape.everywhere, _away, _away)
+        sessions, limits = SessionClient(_away, {}), LimitClient(shared)
+        return app.RouterApp(
+            self._settings, self._models, self.metrics, bytes(32), sessions, local, self.receipts, limits
+        )
 
     async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:
         callers = [asyncio.create_task(self._caller(until)) for _ in range(CALLERS)]

@@ -12,6 +12,7 @@ from typing import Any
 from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.local_routes import LocalRoutes
+from serve_app.http.stored_keys import KeyFollower
 from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
@@ -60,7 +61,11 @@ def ask(prompt: str | list[str], tokens: int = 5, **more: Any) -> dict[str, Any]
 
 
 def router_app(
-    settings: Settings, models: Mapping[str, ModelRouter], metrics: RouterMetrics, limits: FakeLimits | None = None
+    settings: Settings,
+    models: Mapping[str, ModelRouter],
+    metrics: RouterMetrics,
+    limits: FakeLimits | None = None,
+    follower: KeyFollower | None = None,
 ) -> RouterApp:
     """An ASGI app that reaches no quota actor and no other router."""
 
@@ -70,9 +75,8 @@ def router_app(
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
     local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere)
-    return RouterApp(
-        settings, models, metrics, SALT_SECRET, SessionClient(away, {}), local, receipts, limits or FakeLimits()
-    )
+    sessions, limits = SessionClient(away, {}), limits or FakeLimits()
+    return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, limits, follower)
 
 
 class Client:

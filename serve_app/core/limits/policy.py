@@ -55,7 +55,8 @@ REASONS = {
 }
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Limits:
     """The limits of one scope; None: none. The bursts default to one minute's."""
 
     requests_per_minute: float | None = None

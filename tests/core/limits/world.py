@@ -16,6 +16,7 @@ from serve_app.core.limits.router_limits import Refusal
 
 ROUND_TRIP_S = 0.002
 HEARTBEAT_S = 1.0
+RECOVERY_S = 10.0
 CHECK_EVERY = 16  # events: the check costs more than they do
 SCOPE = "key:k"
 
@@ -60,7 +61,7 @@ class World:
         self.actions: defaultdict[str, list[Any]] = defaultdict(list)
         self._links: dict[tuple[str, str], float] = {}  # when the last message of a link arrives: it keeps the order
         self.cores: dict[str, RouterLimits] = {}
-        self.frozen: set[str] = set()
+        self.roster: set[str] = set()  # routers that the actor remembers over its restart
         self._tick_at = float("inf")
         self.start_actor()
         for number in range(self.routers):
@@ -91,16 +92,26 @@ class World:
     def start_actor(self) -> None:
         """Start the actor, anew after a crash: then no router has a session with it."""
         self.epoch += 1
-        self.waited_for = set(self.cores)
+        self.waited_for = set(self.roster)
         self.sessions.clear()
         self.actor = ActorLimits(
-            self.epoch, self._from_actor, lambda: len(self.cores), self.now, is_recovering=bool(self.cores)
+            self.epoch, self._from_actor, lambda: len(self.cores), self.now, is_recovering=bool(self.roster)
         )
+        epoch = self.epoch
+        self.after(RECOVERY_S, lambda: self._end_recovery(epoch))
         self.actor.set_clock(1_700_000_000.0 + self.now, self.now)
         for name in self.cores:
             self.begin_session(name)
 
+    def _end_recovery(self, epoch: int) -> None:
+        """Routers that have not reported by now are lost."""
+        if epoch == self.epoch and self.actor.is_recovering:
+            self.roster -= self.waited_for
+            self.actor.on_recovered(self.now, is_complete=False)
+            self._after_actor()
+
     def add_router(self, name: str) -> None:
+        self.roster.add(name)
         self.outbox[name] = []
         self.cores[name] = RouterLimits(name, lambda event: self._put(name, event))
         self.begin_session(name)
@@ -127,12 +138,9 @@ class World:
 
     def _remove(self, name: str, epoch: int) -> None:
         if epoch == self.epoch:
+            self.roster.discard(name)
             self.actor.remove_router(name, self.now)
             self._after_actor()
-            if self.actor.is_recovering and name in self.waited_for:
-                self.waited_for.discard(name)
-                if not self.waited_for:
-                    self.actor.on_recovered(self.now, is_complete=False)
 
     # Requests
 
@@ -216,8 +224,8 @@ class World:
         for event in events:
             self.actor.on_event(name, event, self.now)
         self.waited_for.discard(name)
-        if self.actor.is_recovering and not self.waited_for & self.cores.keys():
-            self.actor.on_recovered(self.now, is_complete=not self.waited_for)
+        if self.actor.is_recovering and not self.waited_for:
+            self.actor.on_recovered(self.now, is_complete=True)
         self._after_actor()
 
     def _after_actor(self) -> None:

@@ -1,0 +1,9 @@
+"""The store: keys and use, durable. SQLite behind one actor on the head node, or PostgreSQL, direct.
+
+In come records of keys and batches of use, out come what changed and sums. It decides nothing about a request.
+"""
+
+from serve_app.store.records import KeyRecord, is_key_id, new_key_id
+from serve_app.store.store import Store
+
+__all__ = ["KeyRecord", "Store", "is_key_id", "new_key_id"]

@@ -1,0 +1,1 @@
+"""Alembic's environment of the store, and in `versions` one module for each change of its tables."""

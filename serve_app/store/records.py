@@ -1,0 +1,136 @@
+"""What the store keeps, as values: keys, batches of use, and questions about use. They cross process boundaries."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import asdict, dataclass, fields
+
+from serve_app.core.limits import Limits
+from serve_app.types import RequestClass
+
+KEY_ID = re.compile("key_[0-9a-f]{16}")
+
+
+def new_key_id() -> str:
+    return f"key_{secrets.token_hex(8)}"
+
+
+def is_key_id(text: str) -> bool:
+    return KEY_ID.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """One key of the store. Times are seconds since 1970 UTC.
+
+    Args:
+        digest: SHA-256 of the key; the key itself is nowhere.
+        previous_digest: of the key before a rotation, valid until `previous_until`.
+        models: that it may use; None: all.
+        limits: its own; None: the default ones of the configuration.
+        version: of the change that made it what it is; the store sets it.
+    """
+
+    key_id: str
+    name: str
+    tenant: str
+    digest: bytes
+    previous_digest: bytes | None = None
+    previous_until: float | None = None
+    max_class: RequestClass = RequestClass.HIGH
+    default_class: RequestClass = RequestClass.NORMAL
+    admin: bool = False
+    metrics: bool = False
+    models: tuple[str, ...] | None = None
+    limits: Limits | None = None
+    created_at: float = 0.0
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """Use of one day (of UTC, as 2026-11-25), key, tenant and model; in an answer empty where it is not grouped by it.
+
+    Args:
+        prompt_tokens: with the cached ones.
+        kv_token_ms: tokens in the KV cache times milliseconds.
+        wait_ms: in the queue.
+        cost_micro: in millionths of the prices' currency, by the prices of the time.
+        unsettled: requests whose router died before their use was known; not in `requests`.
+    """
+
+    day: str = ""
+    key_id: str = ""
+    tenant: str = ""
+    model: str = ""
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    kv_token_ms: int = 0
+    wait_ms: int = 0
+    cost_micro: int = 0
+    unsettled: int = 0
+
+
+USAGE_KEY = ("day", "key_id", "tenant", "model")
+USAGE_COUNTS = tuple(field.name for field in fields(UsageRow) if field.name not in USAGE_KEY)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightUse:
+    """Requests of one kind that a source has begun and not settled."""
+
+    day: str
+    key_id: str
+    tenant: str
+    model: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageBatch:
+    """What a source (a router replica) adds: the use since its last batch, and what is in flight after it.
+
+    Args:
+        seq: from 1 upwards; a batch sent twice counts once.
+        rows: at most one for each day, key, tenant and model.
+    """
+
+    source: str
+    seq: int
+    rows: tuple[UsageRow, ...]
+    in_flight: tuple[InFlightUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UsageQuery:
+    """Which use, and by what it is summed: any of day, key_id, tenant, model. Days are inclusive; None: all."""
+
+    by: tuple[str, ...] = ("day", "key_id", "tenant", "model")
+    from_day: str | None = None
+    to_day: str | None = None
+    tenant: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What one scope has used: `requests` with the unsettled ones, `tokens` of prompts and outputs."""
+
+    requests: int = 0
+    tokens: int = 0
+    cost_micro: int = 0
+
+
+def in_flight_json(entries: tuple[InFlightUse, ...]) -> str:
+    return json.dumps([asdict(entry) for entry in entries])
+
+
+def in_flight_of(text: str) -> tuple[InFlightUse, ...]:
+    return tuple(InFlightUse(**entry) for entry in json.loads(text))

@@ -1,0 +1,45 @@
+"""Brings the tables of a database to what this release needs.
+
+Invariant: of several processes that start at once, one migrates, and the others wait for it; a migration that fails
+changes nothing. Migrations only add, so that the release before goes on with tables of a newer one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+
+logger = logging.getLogger("ray.serve")
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+ADVISORY_LOCK = 7_236_114_025  # of PostgreSQL: any number that no other program of the database takes
+
+ALEMBIC = threading.Lock()  # its context of a migration is a global of its module
+
+
+def upgrade(engine: Engine) -> None:
+    """Run the migrations that are missing."""
+    with ALEMBIC, engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
+        config = _config(connection)
+        found = MigrationContext.configure(connection).get_current_revision()
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if found is None or found in known:
+            command.upgrade(config, "head")
+        else:
+            logger.warning("the store has tables of a newer release (revision %s); they are used as they are", found)
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,262 @@
+"""The store over SQLAlchemy: each method is one transaction, durable when it returns. Its calls block.
+
+Invariant: versions of keys become visible in their order, so nobody who asks for what changed since a version misses a
+change; a batch of use counts once, however often it is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    CursorResult,
+    Row,
+    Select,
+    and_,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
+
+from serve_app.core.limits import Limits
+from serve_app.errors import KeyConflict
+from serve_app.store import database, schema
+from serve_app.store.records import (
+    USAGE_COUNTS,
+    USAGE_KEY,
+    KeyRecord,
+    UsageBatch,
+    UsageQuery,
+    UsageRow,
+    Used,
+    in_flight_json,
+    in_flight_of,
+)
+from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
+from serve_app.types import RequestClass
+
+SOURCE_KEPT_S = 7 * 86400.0  # an ended source is remembered this long, so that a batch repeated late counts once
+
+
+class SqlStore:
+    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again.
+
+    Args:
+        url: SQLAlchemy's, of SQLite or PostgreSQL; the first call makes or upgrades the tables.
+        now: seconds since 1970 UTC.
+    """
+
+    def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
+        self._engine, self._now = database.engine_of(url), now
+        self._upgraded, self._upgrading = False, threading.Lock()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:
+        """The version now, and the keys changed after `version`; all, if the store is behind it (a restored backup)."""
+        with self._reading() as connection:
+            # the version first: what is committed in between is told twice, and not lost
+            current = connection.execute(select(VERSIONS.c.version).where(VERSIONS.c.name == KEYS_VERSION)).scalar_one()
+            after = version if version <= current else 0
+            rows = connection.execute(select(API_KEYS).where(API_KEYS.c.version > after).order_by(API_KEYS.c.version))
+            return current, [_record(row) for row in rows]
+
+    def keys(self) -> list[KeyRecord]:
+        """All keys, the oldest first."""
+        with self._reading() as connection:
+            rows = connection.execute(select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.key_id))
+            return [_record(row) for row in rows]
+
+    def key(self, key_id: str) -> KeyRecord:
+        """Raises KeyError: there is no such key."""
+        with self._reading() as connection:
+            return _one(connection, key_id)
+
+    def create_key(self, record: KeyRecord) -> KeyRecord:
+        """Raises KeyConflict: another key has its id or its digest. The same record again changes nothing."""
+        try:
+            with self._writing() as connection:
+                columns = _columns(asdict(record)) | {"version": _next_version(connection)}
+                connection.execute(insert(API_KEYS).values(columns))
+                return _one(connection, record.key_id)
+        except IntegrityError:
+            with self._reading() as connection:
+                same = API_KEYS.c.key_id == record.key_id, API_KEYS.c.digest == record.digest
+                row = connection.execute(select(API_KEYS).where(*same)).one_or_none()
+            if row is None:
+                raise KeyConflict("there is a key with this id or this digest already") from None
+            return _record(row)
+
+    def change_key(self, key_id: str, *, if_version: int | None = None, **changes: Any) -> KeyRecord:
+        """Change fields of a key. The same changes again change nothing.
+
+        Args:
+            if_version: only of the key as it was with this version.
+
+        Raises:
+            KeyError: there is no such key. KeyConflict: it has another version and other values.
+        """
+        with self._writing() as connection:
+            version, columns = _next_version(connection), _columns(changes)
+            row = connection.execute(select(API_KEYS).where(API_KEYS.c.key_id == key_id)).one_or_none()
+            if row is None:
+                raise KeyError(key_id)
+            if all(row._mapping[name] == value for name, value in columns.items()):
+                return _record(row)
+            if if_version not in (None, row.version):
+                raise KeyConflict("the key was changed at the same time: look at it, then try again")
+            columns["version"] = version
+            connection.execute(update(API_KEYS).where(API_KEYS.c.key_id == key_id).values(columns))
+            return _one(connection, key_id)
+
+    def add_usage(self, batch: UsageBatch) -> None:
+        """Add a batch, once."""
+        with self._writing() as connection:
+            source, now = USAGE_SOURCES.c, self._now()
+            fresh = self._insert(USAGE_SOURCES).values(source=batch.source, seq=0, in_flight="[]", seen_at=now)
+            connection.execute(fresh.on_conflict_do_nothing())
+            named = source.source == batch.source
+            if connection.execute(select(source.seq).where(named).with_for_update()).scalar_one() >= batch.seq:
+                return
+            self._add(connection, batch.rows)
+            state = {"seq": batch.seq, "in_flight": in_flight_json(batch.in_flight), "seen_at": now}
+            connection.execute(update(USAGE_SOURCES).where(named).values(state))
+
+    def end_source(self, source: str) -> int:
+        """Count what a source that is gone had in flight as unsettled. Returns how many requests; again: 0."""
+        with self._writing() as connection:
+            table, now = USAGE_SOURCES.c, self._now()
+            named = table.source == source
+            text = connection.execute(select(table.in_flight).where(named).with_for_update()).scalar()
+            entries = in_flight_of(text or "[]")
+            rows = [UsageRow(e.day, e.key_id, e.tenant, e.model, unsettled=e.count) for e in entries]
+            self._add(connection, rows)
+            connection.execute(update(USAGE_SOURCES).where(named).values(in_flight="[]", seen_at=now))
+            old = and_(table.in_flight == "[]", table.seen_at < now - SOURCE_KEPT_S)
+            connection.execute(delete(USAGE_SOURCES).where(old))
+            return sum(entry.count for entry in entries)
+
+    def usage(self, query: UsageQuery) -> list[UsageRow]:
+        """Sums of use, ordered by what they are grouped by. Raises ValueError: `by` has an unknown word."""
+        if unknown := set(query.by) - set(USAGE_KEY):
+            raise ValueError(f"usage is not kept by {sorted(unknown)[0]!r}")
+        groups = [USAGE.c[name] for name in query.by]
+        sums = _filtered(select(*groups, *(func.sum(USAGE.c[name]).label(name) for name in USAGE_COUNTS)), query)
+        with self._reading() as connection:
+            rows = connection.execute(sums.group_by(*groups).order_by(*groups)).mappings()
+            return [_usage_row(dict(row)) for row in rows if row["requests"] is not None]
+
+    def used(self, scope: str, start_day: str) -> Used:
+        """What a scope (`key:ID`, `tenant:NAME`, `model:TENANT/MODEL`) has used since a day, with that day."""
+        requests = func.sum(USAGE.c.requests + USAGE.c.unsettled)
+        tokens, cost = func.sum(USAGE.c.prompt_tokens + USAGE.c.output_tokens), func.sum(USAGE.c.cost_micro)
+        with self._reading() as connection:
+            chosen = select(requests, tokens, cost).where(USAGE.c.day >= start_day, _of_scope(scope))
+            return Used(*(int(value or 0) for value in connection.execute(chosen).one()))
+
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return self._transaction(reading=True)
+
+    def _writing(self) -> AbstractContextManager[Connection]:
+        """Commits at its end; an error rolls back."""
+        return self._transaction(reading=False)
+
+    @contextmanager
+    def _transaction(self, *, reading: bool) -> Iterator[Connection]:
+        with database.own_errors():
+            with self._upgrading:
+                if not self._upgraded:
+                    schema.upgrade(self._engine)
+                    self._upgraded = True
+            with self._engine.connect().execution_options(reading=reading) as connection, connection.begin():
+                yield connection
+
+    def _insert(self, table: Any) -> Any:
+        """An INSERT that can say ON CONFLICT: SQLAlchemy has it for each database apart."""
+        return (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(table)
+
+    def _add(self, connection: Connection, rows: Iterable[UsageRow]) -> None:
+        # in the same order everywhere: two transactions of PostgreSQL that lock rows crosswise would end one of them
+        values = sorted((asdict(row) for row in rows), key=lambda row: tuple(row[name] for name in USAGE_KEY))
+        if values:
+            adding = self._insert(USAGE)
+            sums = {name: USAGE.c[name] + adding.excluded[name] for name in USAGE_COUNTS}
+            connection.execute(adding.on_conflict_do_update(index_elements=USAGE_KEY, set_=sums), values)
+
+
+def _next_version(connection: Connection) -> int:
+    counted = update(VERSIONS).where(VERSIONS.c.name == KEYS_VERSION).values(version=VERSIONS.c.version + 1)
+    result: CursorResult[Any] = connection.execute(counted.returning(VERSIONS.c.version))
+    return int(result.scalar_one())
+
+
+def _one(connection: Connection, key_id: str) -> KeyRecord:
+    row = connection.execute(select(API_KEYS).where(API_KEYS.c.key_id == key_id)).one_or_none()
+    if row is None:
+        raise KeyError(key_id)
+    return _record(row)
+
+
+def _columns(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a `KeyRecord` as columns."""
+    columns = dict(fields)
+    if columns.get("models") is not None:
+        columns["models"] = json.dumps(columns["models"])
+    limits = columns.get("limits")
+    if limits is not None:
+        columns["limits"] = json.dumps(asdict(limits) if isinstance(limits, Limits) else limits)
+    for name in ("max_class", "default_class"):
+        if name in columns:
+            columns[name] = int(columns[name])
+    return columns
+
+
+def _record(row: Row[Any]) -> KeyRecord:
+    values = dict(row._mapping)
+    for name in ("max_class", "default_class"):
+        values[name] = RequestClass(values[name])
+    if values["models"] is not None:
+        values["models"] = tuple(json.loads(values["models"]))
+    if values["limits"] is not None:
+        values["limits"] = Limits(**json.loads(values["limits"]))
+    return KeyRecord(**values)
+
+
+def _usage_row(values: dict[str, Any]) -> UsageRow:
+    counts = {name: int(values[name]) for name in USAGE_COUNTS}  # PostgreSQL's sums are Decimal
+    return UsageRow(**(values | counts))
+
+
+def _filtered(chosen: Select[Any], query: UsageQuery) -> Select[Any]:
+    for name, wanted in (("tenant", query.tenant), ("key_id", query.key_id), ("model", query.model)):
+        if wanted is not None:
+            chosen = chosen.where(USAGE.c[name] == wanted)
+    if query.from_day is not None:
+        chosen = chosen.where(USAGE.c.day >= query.from_day)
+    return chosen if query.to_day is None else chosen.where(USAGE.c.day <= query.to_day)
+
+
+def _of_scope(scope: str) -> Any:
+    """The condition for the rows of a scope. Raises ValueError: no such scope."""
+    kind, _, name = scope.partition(":")
+    if kind == "key":
+        return USAGE.c.key_id == name
+    if kind == "tenant":
+        return USAGE.c.tenant == name
+    if kind == "model" and "/" in name:  # both names may have a slash
+        cuts = [at for at, letter in enumerate(name) if letter == "/"]
+        return or_(*(and_(USAGE.c.tenant == name[:at], USAGE.c.model == name[at + 1 :]) for at in cuts))
+    raise ValueError(f"no scope of limits: {scope!r}")
