@@ -38,6 +38,7 @@ from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import DISTRIBUTION, RELEASE
 from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
+from serve_app.quota.limit_use import LimitUse, UsedSince
 from serve_app.quota.report import figures
 from serve_app.settings import QuotaSettings
 
@@ -55,9 +56,10 @@ class GpuMemoryQuota:
 
     Args:
         settings: what counts as a device, and when defragmentation starts automatically.
+        used: what was used of limits a day and a month so far; None: nothing.
     """
 
-    async def __init__(self, settings: QuotaSettings) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(self, settings: QuotaSettings, used: UsedSince | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
         self._shelf = GcsStore()
         stored = await _retry_until_done(self._shelf.load_all)
         # an actor that fails on an entry would fail on every restart
@@ -70,6 +72,9 @@ class GpuMemoryQuota:
         await _retry_until_done(lambda: self._shelf.put(EPOCH, epoch))
         roster = dict(checkpoint_entries(stored))
         self.core = Quota(epoch, roster, time.monotonic())
+        self._set_clock()
+        limits = self.core.queue.limits
+        self.limit_use = None if used is None else LimitUse(limits, used, self._after_queue_event)
         # devices, as stored
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
@@ -147,6 +152,8 @@ class GpuMemoryQuota:
         self._acknowledgement.set()
         for name, outcome in self.core.queue.session_admission.take_outcomes().items():
             self._resolve_session(name, outcome)
+        if self.limit_use is not None:
+            self.limit_use.ask()
         for note in self.core.queue.take_notes():
             logger.error("%s", note)
         for router in self.core.queue.actor_sessions.take_woken():
@@ -277,6 +284,7 @@ class GpuMemoryQuota:
                 relocation, above = self.core.relocation, self._defrag_above
                 if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
                     relocation.begin()
+                self._set_clock()
                 self.core.on_tick(time.monotonic())
                 for router in [name for name in self._news if not self.core.ledger.knows(name)]:
                     del self._news[router]
@@ -285,6 +293,10 @@ class GpuMemoryQuota:
                 self._store()
             except Exception:
                 logger.exception("periodic task of the quota actor failed and goes on")
+
+    def _set_clock(self) -> None:
+        """Limits a day and a month go by the clock on the wall."""
+        self.core.queue.limits.set_clock(time.time(), time.monotonic())
 
     def _warn(self) -> None:
         """Log each alarm once, when it is raised."""

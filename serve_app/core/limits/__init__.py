@@ -9,6 +9,7 @@ from serve_app.core.limits.actor_limits import ActorLimits
 from serve_app.core.limits.messages import LimitAction, LimitEvent, LimitGrant, LimitRecall, LimitRefuse, LimitState
 from serve_app.core.limits.policy import (
     Bucket,
+    Kind,
     LimitedRequest,
     LimitReason,
     Limits,
@@ -22,6 +23,7 @@ __all__ = [
     "ActorLimits",
     "Bucket",
     "Charged",
+    "Kind",
     "LimitAction",
     "LimitDecision",
     "LimitEvent",

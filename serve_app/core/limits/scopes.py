@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from serve_app.core.limits.messages import LimitState, ScopeAccount, Version
-from serve_app.core.limits.policy import NOTHING, Amounts, Kind, Limits
+from serve_app.core.limits.policy import NOTHING, QUOTAS, Amounts, Kind, Limits
 from serve_app.core.limits.pools import ROUNDING, Pool
-
-DAY_S = 86_400.0
 
 
 @dataclass(slots=True)
@@ -106,7 +104,7 @@ class Scope:
             pool.overflow()
 
 
-def restored(account: ScopeAccount, credit: Amounts, now: float) -> Scope:
+def restored(account: ScopeAccount, credit: Amounts, calendar: Calendar, now: float) -> Scope:
     """A scope after a restart of the actor, by the newest state that a router had received of it.
 
     Args:
@@ -115,7 +113,9 @@ def restored(account: ScopeAccount, credit: Amounts, now: float) -> Scope:
     pools = {}
     for kind, capacity in account.limits.capacities().items():
         level = capacity  # what requests hold of a concurrency is in the accounts
-        if kind is not Kind.CONCURRENT:
+        if kind in QUOTAS and account.age_s > calendar.begun_s(kind, now):
+            level = capacity - credit[kind]
+        elif kind is not Kind.CONCURRENT:
             level = min(account.level[kind] + account.limits.rate(kind) * account.age_s, capacity - credit[kind])
         pools[kind] = Pool(kind, account.limits, level, now)
     return Scope(account.scope, account.limits, pools)
@@ -143,12 +143,24 @@ class Calendar:
 
     def reset_s(self, kind: Kind, now: float) -> float:
         """Seconds until a quota begins anew."""
+        date, began = self._period(kind, now)
+        if kind is Kind.COST_OF_MONTH:
+            return ((began + datetime.timedelta(days=32)).replace(day=1) - date).total_seconds()
+        return (began + datetime.timedelta(days=1) - date).total_seconds()
+
+    def begun_s(self, kind: Kind, now: float) -> float:
+        """Seconds since a quota began anew."""
+        date, began = self._period(kind, now)
+        return (date - began).total_seconds()
+
+    def first_day(self, kind: Kind) -> str:
+        """The day on which a quota began anew."""
+        return f"{self.month}-01" if kind is Kind.COST_OF_MONTH else self.day
+
+    def _period(self, kind: Kind, now: float) -> tuple[datetime.datetime, datetime.datetime]:
         date = datetime.datetime.fromtimestamp(now + self._offset_s, datetime.UTC)
         midnight = date.replace(hour=0, minute=0, second=0, microsecond=0)
-        begins = midnight + datetime.timedelta(days=1)
-        if kind is Kind.COST_OF_MONTH:
-            begins = (midnight.replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
-        return (begins - date).total_seconds()
+        return date, midnight.replace(day=1) if kind is Kind.COST_OF_MONTH else midnight
 
 
 def version_counter(epoch: int) -> Iterator[Version]:

@@ -153,8 +153,7 @@ class RouterQueue:
 
     def on_tick(self, now: float) -> list[Action]:
         """Refuse requests whose wait is over, submitted ones included."""
-        if self.alone:
-            self.limits.refuse_pending(now)
+        self.limits.on_tick(now, is_away=self.alone)
         actions: list[Action] = []
         while (late := self.pending.first_overdue(now)) is not None:
             self._withdraw(late.request_id)
