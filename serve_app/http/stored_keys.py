@@ -103,6 +103,14 @@ class KeyFollower:
 
     async def run(self) -> None:
         """Follow until cancelled."""
+        # at once: a store that is away is known to be so only after seconds
+        asking = asyncio.create_task(self._learn_from_routers(), name="keys of other routers")
+        try:
+            await self._follow_on()
+        finally:
+            asking.cancel()
+
+    async def _follow_on(self) -> None:
         while True:
             try:
                 await self.follow()
@@ -141,7 +149,7 @@ class KeyFollower:
             logger.warning("no list of keys yet; keys that are not in the configuration get 503 until there is one")
 
     async def _learn_from_routers(self) -> None:
-        """The newest list that another router knows."""
+        """Take the newest list that another router knows, unless one came from the store meanwhile."""
         lists: list[KeyList] = []
         try:
             async with asyncio.timeout(ROUTERS_S):
@@ -150,7 +158,7 @@ class KeyFollower:
                         lists.append(found)
         except NO_ANSWER as error:
             logger.info("not every router told its keys: %s", type(error).__name__)
-        if lists:
+        if lists and self.stored.version is None:
             version, records = max(lists, key=lambda one: one[0])
             self.stored.replace(version, records)
             self._since = version
