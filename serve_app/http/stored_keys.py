@@ -99,6 +99,7 @@ class KeyFollower:
     def configure(self, url: str | None) -> None:
         """Follow the store of this URL from now on; until its list is here, the keys known so far stay."""
         if url != self._url:
+            self.store.close()
             self._url, self.store, self._since = url, self._open(url), 0
 
     async def run(self) -> None:
@@ -106,23 +107,24 @@ class KeyFollower:
         # at once: a store that is away is known to be so only after seconds
         asking = asyncio.create_task(self._learn_from_routers(), name="keys of other routers")
         try:
-            await self._follow_on()
+            while True:
+                try:
+                    await self._follow_or_ask()
+                except Exception:
+                    logger.exception("the keys of the store could not be read; trying again")
+                await asyncio.sleep(POLL_S)
         finally:
             asking.cancel()
 
-    async def _follow_on(self) -> None:
-        while True:
-            try:
-                await self.follow()
-            except StoreAway as error:
-                if not self._away:
-                    logger.warning("%s; keys known so far stay valid, and changes are seen once it is back", error)
-                self._away = True
-                if self.stored.version is None:
-                    await self._learn_from_routers()
-            except Exception:
-                logger.exception("the keys of the store could not be read; trying again")
-            await asyncio.sleep(POLL_S)
+    async def _follow_or_ask(self) -> None:
+        try:
+            await self.follow()
+        except StoreAway as error:
+            if not self._away:
+                logger.warning("%s; keys known so far stay valid, and changes are seen once it is back", error)
+            self._away = True
+            if self.stored.version is None:
+                await self._learn_from_routers()
 
     async def follow(self) -> None:
         """Take over what has changed since the last time. Raises StoreAway."""
