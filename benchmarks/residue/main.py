@@ -39,7 +39,7 @@ from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
 from serve_app.http import app, local_routes
-from serve_app.router import ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient
+from serve_app.router import ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient, UsageReporter
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 
 MODEL = "simulated"
@@ -119,8 +119,11 @@ class Router:
         self._models: dict[str, ModelRouter] = {}
         models, sessions = self._models, SessionClient(_away, {})
         scrape = Scrape("router", self.metrics, models, _away)
-        local = local_routes.LocalRoutes(models, scrape.everywhere, _away, _away)
-        self._edge = app.RouterApp(self._settings, models, self.metrics, bytes(32), sessions, local, self.receipts)
+        local = local_routes.LocalRoutes(models, scrape.everywhere, _away, _away, _away)
+        self.usage = UsageReporter("router", _away)
+        self._edge = app.RouterApp(
+            self._settings, models, self.metrics, bytes(32), sessions, local, self.receipts, self.usage
+        )
         self._made = itertools.count()
         self.ended = 0
 

@@ -35,7 +35,7 @@ from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
 from serve_app.http.response import REPLAYED, HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
-from serve_app.router import ModelRouter, RequestTrace, RouterMetrics, SessionClient
+from serve_app.router import ModelRouter, RequestTrace, RouterMetrics, SessionClient, UsageReporter
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
@@ -76,6 +76,7 @@ class RouterApp:
         session_client: finds and opens agent sessions.
         local_routes: answers the routes that need no engine.
         receipts: keeps the receipts of this router's requests.
+        usage: counts what they use.
 
     Raises:
         ConfigError: there is no key; so does `configure`, which changes nothing then.
@@ -90,13 +91,14 @@ class RouterApp:
         session_client: SessionClient,
         local_routes: LocalRoutes,
         receipts: Receipts,
+        usage: UsageReporter,
     ) -> None:
         self.models = models
         self._metrics = metrics
         self._salt = functools.cache(functools.partial(tenant_salt, salt_secret))
         self._session_client, self._session_routes = session_client, SessionRoutes(session_client, models)
         self._local_routes = local_routes
-        self.receipts = receipts
+        self.receipts, self.usage = receipts, usage
         self._kept_answers = IdempotencyCache(time.monotonic)
         self._body_thread = BodyThread()
         self.estimator = Estimator()
@@ -114,9 +116,11 @@ class RouterApp:
         if scope["type"] == "http":
             await self._handler(scope, receive, send)
         elif scope["type"] == "lifespan":  # the router replica's constructor does the set-up
-            for event in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{event}.complete"})
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()  # Serve sends it once the last request has ended
+            await self.usage.close()
+            await send({"type": "lifespan.shutdown.complete"})
         else:  # a websocket: not supported
             await send({"type": "websocket.close", "code": 1000})
 
@@ -140,7 +144,7 @@ class RouterApp:
                 session_id, per_tenant = headers.get(b"x-session-id"), self.settings.sessions.per_tenant
                 answer = await self._session_routes.answer(route, identity, session_id, body, per_tenant)
             else:
-                answer = await self._local_routes.answer(route, identity)
+                answer = await self._local_routes.answer(route, identity, scope.get("query_string", b""))
             await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")
         except Unauthorized as error:
             self._metrics.count_ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)
@@ -166,6 +170,7 @@ class RouterApp:
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
+        record.key_id = identity.key_id
         try:
             sent, size = await self._read_body(headers, receive) if query is None else (query, 0)
             model = model_named(self.models, sent.get("model"))
@@ -217,6 +222,7 @@ class RouterApp:
     def _record_end(self, record: RequestRecord) -> None:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
         self._metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
+        self.usage.end(record.request_id, record.use())
         receipt = record.receipt(time.monotonic())
         self.receipts.add(receipt)
         if receipt.slo is not None:
@@ -320,6 +326,11 @@ class RouterApp:
         """The message for the granted replica."""
         record = call.record
         record.granted_at = time.monotonic()
+        if record.operation.takes_slot:
+            settings = call.model.settings
+            prices = None if settings.prices is None else settings.prices.token_prices()
+            # a list of prompts is one request, and has the id of its answer
+            self.usage.begin(call.exchange.request_id, record.key_id, record.tenant, settings.name, prices)
         if call.on_granted is not None:
             call.on_granted()
         return Submit(
@@ -340,7 +351,7 @@ class RouterApp:
             await call.comments.end()
         tokens = record.cost.tokens if record.operation.takes_slot else 0
         self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
-        record.stream = stream
+        record.stream, record.prompt = stream, frames[0].prompt
         if record.operation.generates:
             first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started
             # a repeat after a lost replica has had its first token already, and a list has one

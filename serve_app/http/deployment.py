@@ -24,8 +24,17 @@ from serve_app.ray_adapter import (
     in_fresh_context,
     on_fast_path,
 )
-from serve_app.router import ModelRegistry, QueueClient, ReceiptSearch, RouterMetrics, Scrape, SessionClient
+from serve_app.router import (
+    ModelRegistry,
+    QueueClient,
+    ReceiptSearch,
+    RouterMetrics,
+    Scrape,
+    SessionClient,
+    UsageReporter,
+)
 from serve_app.settings import ModelSettings, parse
+from serve_app.store import Store
 
 logger = logging.getLogger("ray.serve")
 
@@ -64,8 +73,12 @@ class RouterReplica:
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
         self._scrape = Scrape(name, self._metrics, models, EveryReplica(ROUTER, replica.app_name, "metrics"))
         find, figures = self._receipt_search.find_anywhere, lambda: quota.call("figures")
-        local = LocalRoutes(models, self._scrape.everywhere, figures, find)
-        self._app = RouterApp(settings, models, self._metrics, kv_store.cluster_secret(), sessions, local, receipts)
+        store = Store.at(settings.store.url)
+        usage = UsageReporter(name, store.add_usage)
+        usage.start()
+        local = LocalRoutes(models, self._scrape.everywhere, figures, find, store.usage)
+        secret = kv_store.cluster_secret()
+        self._app = RouterApp(settings, models, self._metrics, secret, sessions, local, receipts, usage)
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)

@@ -32,6 +32,7 @@ class LocalCall(enum.StrEnum):
     METRICS = "metrics"
     QUOTA = "quota"
     REQUEST = "request"
+    USAGE = "usage"
 
 
 class SessionCall(enum.StrEnum):
@@ -70,6 +71,7 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("GET", "/ready", LocalCall.READY),
     ("GET", "/metrics", LocalCall.METRICS),
     ("GET", "/admin/quota", LocalCall.QUOTA),
+    ("GET", "/admin/usage", LocalCall.USAGE),
 )
 _ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what comes before and after an id; methods
     ("/v1/models/", "", {"GET": LocalCall.MODEL, "HEAD": LocalCall.MODEL}),

@@ -13,6 +13,7 @@ from serve_app.router.receipt_search import ReceiptSearch
 from serve_app.router.request_grant import RequestTrace
 from serve_app.router.scrape import Scrape
 from serve_app.router.sessions import SessionClient
+from serve_app.router.usage_reporter import UsageReporter
 
 __all__ = [
     "ModelRegistry",
@@ -23,4 +24,5 @@ __all__ = [
     "RouterMetrics",
     "Scrape",
     "SessionClient",
+    "UsageReporter",
 ]

@@ -3,18 +3,15 @@
 In come records of keys and batches of use, out come what changed and sums. It decides nothing about a request.
 """
 
-from serve_app.store.records import InFlight, KeyRecord, UsageBatch, UsageQuery, UsageRow, Used, new_key_id
+from serve_app.store.records import KeyRecord, UsageQuery, Used, new_key_id
 from serve_app.store.sql import SqlStore
 from serve_app.store.store import Store
 
 __all__ = [
-    "InFlight",
     "KeyRecord",
     "SqlStore",
     "Store",
-    "UsageBatch",
     "UsageQuery",
-    "UsageRow",
     "Used",
     "new_key_id",
 ]

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from serve_app.store.records import KeyRecord, UsageBatch, UsageQuery, UsageRow, Used
+from serve_app.core.usage import UsageBatch, UsageRow
+from serve_app.store.records import KeyRecord, UsageQuery, Used
 from serve_app.store.sql import SqlStore
 
 Call = Callable[..., Awaitable[Any]]  # the name of a method of `SqlStore`, and its arguments
@@ -29,6 +30,11 @@ class Store:
             return await asyncio.to_thread(getattr(sql, method), *arguments, **named)
 
         return cls(call)
+
+    @classmethod
+    def at(cls, url: str | None) -> Store:
+        """The store of a URL."""
+        return cls.direct(SqlStore(url or "sqlite://"))
 
     async def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:
         """The version now, and the keys changed after `version`; all, if the store is behind it (a restored backup)."""

@@ -12,7 +12,7 @@ from typing import Any
 from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.local_routes import LocalRoutes
-from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient
+from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient, UsageReporter
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.router import LONG, SOON_S
@@ -66,8 +66,9 @@ def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: R
 
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
-    local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere)
-    return RouterApp(settings, models, metrics, SALT_SECRET, SessionClient(away, {}), local, receipts)
+    local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
+    usage = UsageReporter("router", away)
+    return RouterApp(settings, models, metrics, SALT_SECRET, SessionClient(away, {}), local, receipts, usage)
 
 
 class Client:
