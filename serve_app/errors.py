@@ -13,9 +13,11 @@
     ├── MethodNotAllowed             405 method_not_allowed
     ├── LeaseConflict                409 lease_conflict            (the lease's kind or state forbids it)
     ├── AnswerNotKept                409 idempotency_answer_not_kept
+    ├── KeyConflict                  409 key_conflict              (the key's state or origin forbids it)
     ├── Overloaded                   429 queue_full | deadline | shed
     │   └── InsufficientMemory       429 insufficient_memory       (names the device and the shortage)
     └── Unavailable                  503 no_replica | draining
+        ├── StoreAway                503 no_store                  (the database of keys and use)
         └── EngineFailed             502 engine_failed             (the replica died with the request)
             └── EngineUnreachable    502 engine_unreachable        (the replica never got the request)
 
@@ -139,6 +141,12 @@ class AnswerNotKept(ServeAppError):
     status, type, code = 409, "conflict_error", "idempotency_answer_not_kept"
 
 
+class KeyConflict(ServeAppError):
+    """The key's state, its origin, or a change at the same time does not allow the call."""
+
+    status, type, code = 409, "conflict_error", "key_conflict"
+
+
 class MethodNotAllowed(ServeAppError):
     """`allow`: the methods of the path, for the `Allow` header."""
 
@@ -162,6 +170,12 @@ class Unavailable(ServeAppError):
     """No replica can serve this now."""
 
     status, type, code = 503, "service_unavailable", "no_replica"
+
+
+class StoreAway(Unavailable):
+    """The store of keys and use cannot be reached or used now; the message has its own reason."""
+
+    code = "no_store"
 
 
 class EngineFailed(Unavailable):

@@ -44,6 +44,8 @@ from serve_app.errors import DROPPED, NO_ROUTER, BodyTooLarge, EngineUnreachable
 REPLICA_ID = "replica_id"  # the keyword argument that names the replica of a directed call
 POPULATE_PERIOD_S = 0.05  # between checks whether Serve has sent the replicas to a new handle
 
+HEAD = {"node:__internal_head__": 0.001}  # Ray's own resource of the head node
+
 QUIET_S = 5.0  # for cancelled tasks to end; they take milliseconds
 ACCEPT_S = 30.0  # for a router replica to accept a call; a crashed one restarts within ten
 

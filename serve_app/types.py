@@ -92,6 +92,9 @@ class Identity:
     key_id: str = ""
     models: frozenset[str] | None = None
 
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
 
 @dataclass(frozen=True, slots=True)
 class Contract:

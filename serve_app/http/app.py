@@ -28,6 +28,7 @@ from serve_app.http import contract, request_size, routes
 from serve_app.http.body import BodyThread, Receive, decode, inflate, is_gzip, read
 from serve_app.http.error_responses import CLIENT_ID_HEADER, EXPOSED_HEADERS
 from serve_app.http.idempotency import IdempotencyCache, Owner, fingerprint
+from serve_app.http.key_routes import KeyRoutes
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
@@ -35,6 +36,7 @@ from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
 from serve_app.http.response import REPLAYED, HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
+from serve_app.http.stored_keys import KeyFollower
 from serve_app.router import ModelRouter, RequestTrace, RouterMetrics, SessionClient, UsageReporter
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
@@ -77,6 +79,7 @@ class RouterApp:
         local_routes: answers the routes that need no engine.
         receipts: keeps the receipts of this router's requests.
         usage: counts what they use.
+        follower: follows the keys of the store; None: there is none.
 
     Raises:
         ConfigError: there is no key; so does `configure`, which changes nothing then.
@@ -92,12 +95,15 @@ class RouterApp:
         local_routes: LocalRoutes,
         receipts: Receipts,
         usage: UsageReporter,
+        follower: KeyFollower | None = None,
     ) -> None:
         self.models = models
         self._metrics = metrics
         self._salt = functools.cache(functools.partial(tenant_salt, salt_secret))
         self._session_client, self._session_routes = session_client, SessionRoutes(session_client, models)
         self._local_routes = local_routes
+        self._stored = None if follower is None else follower.stored
+        self._key_routes = KeyRoutes(follower, lambda: self.keys, lambda: self.settings)
         self.receipts, self.usage = receipts, usage
         self._kept_answers = IdempotencyCache(time.monotonic)
         self._body_thread = BodyThread()
@@ -106,7 +112,7 @@ class RouterApp:
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on."""
-        self.keys, self.settings = KeyRing(settings.auth), settings
+        self.keys, self.settings = KeyRing(settings.auth, self._stored), settings
         self.estimator.configure(settings.admission.output_quantile)
         self._service_levels = settings.admission.service_levels
         origins = settings.http.cors_origins
@@ -143,6 +149,8 @@ class RouterApp:
                 body = (await self._read_body(headers, receive))[0] if opens else {}
                 session_id, per_tenant = headers.get(b"x-session-id"), self.settings.sessions.per_tenant
                 answer = await self._session_routes.answer(route, identity, session_id, body, per_tenant)
+            elif isinstance(route.target, routes.KeyCall):
+                answer = await self._key_routes.answer(route, identity, lambda: self._read_body(headers, receive))
             else:
                 answer = await self._local_routes.answer(route, identity, scope.get("query_string", b""))
             await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")
@@ -173,7 +181,7 @@ class RouterApp:
         record.key_id = identity.key_id
         try:
             sent, size = await self._read_body(headers, receive) if query is None else (query, 0)
-            model = model_named(self.models, sent.get("model"))
+            model = model_named(self.models, sent.get("model"), identity)
             record.model = model.settings.name
             http, longest = self.settings.http, model.limits.max_model_len
             body, wanted = await self._body_thread.run(

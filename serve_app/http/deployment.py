@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from serve_app.http.error_responses import Headers
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
+from serve_app.http.stored_keys import FIRST_LIST_S, KeyFollower, KeyList
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
 from serve_app.quota import QuotaActor, kv_store
 from serve_app.ray_adapter import (
@@ -77,12 +79,14 @@ class RouterReplica:
         usage = UsageReporter(name, store.add_usage)
         usage.start()
         local = LocalRoutes(models, self._scrape.everywhere, figures, find, store.usage)
+        self._follower = KeyFollower(settings.store.url, EveryReplica(ROUTER, replica.app_name, "known_keys"))
+        in_fresh_context(self._follower.run(), "keys of the store")
         secret = kv_store.cluster_secret()
-        self._app = RouterApp(settings, models, self._metrics, secret, sessions, local, receipts, usage)
+        self._app = RouterApp(settings, models, self._metrics, secret, sessions, local, receipts, usage, self._follower)
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
-        await self._registry.wait_settled()
+        await asyncio.gather(self._registry.wait_settled(), self._follower.wait_for_list(FIRST_LIST_S))
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Apply a changed configuration; Serve calls this at the start, too, and for each change after that."""
@@ -90,6 +94,7 @@ class RouterReplica:
             return
         settings = parse(config)
         self._app.configure(settings)
+        self._follower.configure(settings.store.url)
         for model in self._registry.apply(settings):
             self._metrics.remove_model(model)
         self._config = config
@@ -105,6 +110,10 @@ class RouterReplica:
     async def receipt(self, request_id: str, tenant: str | None = None) -> dict[str, Any] | None:
         """The receipt of a request that this replica received; the other router replicas call this."""
         return self._receipt_search.find_here(request_id, tenant)
+
+    async def known_keys(self) -> KeyList | None:
+        """The store's keys as this replica knows them; a router replica that starts without the store calls this."""
+        return self._follower.stored.known()
 
     async def metrics(self) -> tuple[str, bytes]:
         """This replica's id and metrics; the router replica that is scraped calls this."""

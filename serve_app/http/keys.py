@@ -1,7 +1,10 @@
 """API keys: the key alone decides the tenant and its rights, and a key is never logged.
 
+There are keys of the configuration (`auth.keys`) and keys of the store, which come and go while routers run.
+
 Invariant: no key is ever part of an error, a log line, or a comparison that stops early. Only the SHA-256 of a key is
 kept and looked up: a guess cannot be steered towards the digest of a key, so the time of a lookup reveals nothing.
+A key that is right is never called wrong because the store is away: while there was no list yet, the answer is a 503.
 
 A key is sent as `Authorization: Bearer <key>`, `x-api-key: <key>` or `api-key: <key>` (Azure's clients): the first of
 these counts.
@@ -12,38 +15,50 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
-from serve_app.errors import ConfigError, Unauthorized
-from serve_app.settings import AuthSettings
+from serve_app.core.limits import Limits
+from serve_app.errors import ConfigError, StoreAway, Unauthorized
+from serve_app.http.stored_keys import StoredKeys, identity_of
+from serve_app.settings import AuthSettings, KeySettings
+from serve_app.store import KeyRecord
 from serve_app.types import Identity, RequestClass
+
+ID_DIGITS = 8  # of its digest, in the id of a key of the configuration that has no name
+NO_LIST_RETRY_S = 1.0  # a list comes within a second once the store is back
+INCORRECT = "Incorrect API key provided"  # OpenAI's words: LiteLLM tells this error from other wrong requests by them
 
 
 class KeyRing:
-    """The keys that may call.
+    """The keys that may call. `configured`: those of the configuration, by id.
+
+    Args:
+        stored: the keys of the store; None: there is no store.
+        now: seconds since 1970 UTC.
 
     Raises:
-        ConfigError: there is no key at all.
+        ConfigError: there is no key in the configuration.
     """
 
-    def __init__(self, auth: AuthSettings) -> None:
+    def __init__(
+        self, auth: AuthSettings, stored: StoredKeys | None = None, now: Callable[[], float] = time.time
+    ) -> None:
         if not auth.keys:
             raise ConfigError("auth.keys: no API key, and nothing is served without one", param="auth.keys")
-        self._identities: dict[bytes, Identity] = {}
-        for key in auth.keys:
-            self._identities[bytes.fromhex(key.without_secret().key_sha256 or "")] = Identity(
-                tenant=key.tenant,
-                max_class=RequestClass[key.max_class.upper()],
-                default_class=RequestClass[key.default_class.upper()],
-                admin=key.admin,
-                metrics=key.metrics,
-            )
+        self._stored, self._now = stored, now
+        self.configured = {record.key_id: record for record in map(configured_key, auth.keys)}
+        self._records = {record.digest: record for record in map(configured_key, auth.keys)}
+        self._identities = {digest: identity_of(record) for digest, record in self._records.items()}
+        self._key_limits = auth.key_limits.limits()
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Identity:
         """The identity of the request's key, by headers with names in lower case.
 
         Raises:
-            Unauthorized: no key, a malformed key, or an unknown one.
+            Unauthorized: no key, a malformed key, an unknown one, or one that is no longer valid.
+            StoreAway: the key is not in the configuration, and no list of the store's keys has come yet.
         """
         value = headers.get(b"authorization")
         if value is None:
@@ -55,11 +70,65 @@ class KeyRing:
         key = key.strip()
         if not key:
             raise Unauthorized("no API key was sent: an `Authorization: Bearer <API key>` header is needed")
-        identity = self._identities.get(hashlib.sha256(key).digest())
-        if identity is None:
-            # OpenAI's words: LiteLLM tells this error from other wrong requests by them
-            raise Unauthorized("Incorrect API key provided: this endpoint has no such key")
-        return identity
+        return self._identify(hashlib.sha256(key).digest())
+
+    def _identify(self, digest: bytes) -> Identity:
+        record = self._records.get(digest)
+        if record is not None:
+            self._check(record, digest)
+            return self._identities[digest]
+        if self._stored is not None:
+            record = self._stored.find(digest)
+            if record is not None:
+                self._check(record, digest)
+                return self._stored.identity(record)
+            if self._stored.version is None:
+                raise StoreAway(
+                    "this key is not in the configuration, and the store of keys cannot be read yet",
+                    retry_after_s=NO_LIST_RETRY_S,
+                )
+        raise Unauthorized(f"{INCORRECT}: this endpoint has no such key")
+
+    def _check(self, record: KeyRecord, digest: bytes) -> None:
+        """Raises Unauthorized: the key is no longer valid."""
+        now = self._now()
+        if record.revoked_at is not None:
+            raise Unauthorized(f"{INCORRECT}: it was revoked")
+        if record.expires_at is not None and now >= record.expires_at:
+            raise Unauthorized(f"{INCORRECT}: it expired at {utc(record.expires_at)}")
+        if digest != record.digest and now >= (record.previous_until or 0.0):
+            raise Unauthorized(f"{INCORRECT}: another one has replaced it")
+
+    def limits_of(self, identity: Identity) -> Limits:
+        """The limits of a key: its own, else those of `auth.key_limits`."""
+        record = self.configured.get(identity.key_id)
+        if record is None and self._stored is not None:
+            record = self._stored.get(identity.key_id)
+        return self._key_limits if record is None or record.limits is None else record.limits
+
+
+def configured_key(key: KeySettings) -> KeyRecord:
+    """A key of the configuration in the form of the store's."""
+    digest = bytes.fromhex(key.without_secret().key_sha256 or "")
+    key_id = key.name or f"yaml-{digest.hex()[:ID_DIGITS]}"
+    return KeyRecord(
+        key_id=key_id,
+        name=key.name or "",
+        tenant=key.tenant,
+        digest=digest,
+        max_class=RequestClass[key.max_class.upper()],
+        default_class=RequestClass[key.default_class.upper()],
+        admin=key.admin,
+        metrics=key.metrics,
+        models=key.models,
+        limits=None if key.limits is None else key.limits.limits(),
+        expires_at=None if key.expires_at is None else key.expires_at.timestamp(),
+    )
+
+
+def utc(time_s: float) -> str:
+    """A time in ISO 8601, in whole seconds of UTC."""
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def tenant_salt(secret: bytes, tenant: str) -> str:

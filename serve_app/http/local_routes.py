@@ -74,10 +74,11 @@ class LocalRoutes:
             case LocalCall.READY:
                 found: object = self._readiness()
             case LocalCall.MODELS:
-                cards = await asyncio.gather(*(self._card(model) for model in self.models.values()))
+                allowed = (one for name, one in self.models.items() if identity.may_use(name))
+                cards = await asyncio.gather(*(self._card(model) for model in allowed))
                 found = {"object": "list", "data": cards}
             case LocalCall.MODEL:
-                found = await self._card(model_named(self.models, route.argument))
+                found = await self._card(model_named(self.models, route.argument, identity))
             case LocalCall.METRICS:
                 if not (identity.admin or identity.metrics):
                     raise Forbidden(
@@ -138,12 +139,16 @@ def versions() -> dict[str, str]:
     return found
 
 
-def model_named(models: Mapping[str, ModelRouter], name: object) -> ModelRouter:
+def model_named(models: Mapping[str, ModelRouter], name: object, identity: Identity) -> ModelRouter:
+    """The model of this name. Raises BadRequest, NotFound; Forbidden: the key may not use it, whether it exists or
+    not."""
     if not isinstance(name, str):
         raise BadRequest("`model` must be a string, the name of a model", param="model")
+    if not identity.may_use(name):
+        raise Forbidden(f"this key may not use the model {name!r}", param="model", code="model_not_allowed")
     model = models.get(name)
     if model is None:
-        known = ", ".join(sorted(models))
+        known = ", ".join(sorted(filter(identity.may_use, models)))
         raise NotFound(
             f"the model {name!r} does not exist here; there is {known}", param="model", code="model_not_found"
         )

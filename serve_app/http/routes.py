@@ -44,12 +44,22 @@ class SessionCall(enum.StrEnum):
     CLOSE = "close"
 
 
-RouteTarget = Operation | LocalCall | SessionCall
+class KeyCall(enum.StrEnum):
+    """Calls on the keys of the store."""
+
+    LIST = "list"
+    CREATE = "create"
+    GET = "get"
+    ROTATE = "rotate"
+    REVOKE = "revoke"
+
+
+RouteTarget = Operation | LocalCall | SessionCall | KeyCall
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """The target of a request. `argument` is the id of the model, the session or the request in the path, if any."""
+    """The target of a request. `argument` is the id of the model, session, request or key in the path, if any."""
 
     target: RouteTarget
     argument: str = ""
@@ -72,17 +82,26 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("GET", "/metrics", LocalCall.METRICS),
     ("GET", "/admin/quota", LocalCall.QUOTA),
     ("GET", "/admin/usage", LocalCall.USAGE),
+    ("GET", "/admin/keys", KeyCall.LIST),
+    ("POST", "/admin/keys", KeyCall.CREATE),
 )
 _ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what comes before and after an id; methods
     ("/v1/models/", "", {"GET": LocalCall.MODEL, "HEAD": LocalCall.MODEL}),
     ("/admin/requests/", "", {"GET": LocalCall.REQUEST, "HEAD": LocalCall.REQUEST}),
+    ("/admin/keys/", "/rotate", {"POST": KeyCall.ROTATE}),
+    ("/admin/keys/", "", {"GET": KeyCall.GET, "HEAD": KeyCall.GET, "DELETE": KeyCall.REVOKE}),
     ("/v1/sessions/", "/renew", {"POST": SessionCall.RENEW}),
     ("/v1/sessions/", "", {"GET": SessionCall.GET, "HEAD": SessionCall.GET, "DELETE": SessionCall.CLOSE}),
 )
 _SLASHES = re.compile("/{2,}")
 _TABLE = {
-    path: {one: HttpRoute(target) for one in (("GET", "HEAD") if method == "GET" else (method,))}
-    for method, path, target in ROUTES
+    path: {
+        one: HttpRoute(target)
+        for method, other, target in ROUTES
+        if other == path
+        for one in (("GET", "HEAD") if method == "GET" else (method,))
+    }
+    for _, path, _ in ROUTES
 }
 
 

@@ -114,7 +114,7 @@ class SessionRoutes:
     ) -> Session:
         asked = _parse(body)
         session_id = _session_id(asked.session_id, header)
-        found = model_named(self._models, asked.model)
+        found = model_named(self._models, asked.model, identity)
         model = found.settings
         sizes = asked.model_dump(include={"vram_gb", "kv_tokens"}, exclude_none=True)
         if len(sizes) != 1:

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
 from serve_app.core.usage import USAGE_COUNTS, UsageRow
-from serve_app.errors import BadRequest, Forbidden, Unavailable
+from serve_app.errors import BadRequest, Forbidden, StoreAway
 from serve_app.store import UsageQuery
 from serve_app.types import Identity
-
-logger = logging.getLogger("ray.serve")
 
 ANSWER_TIMEOUT_S = 10.0  # sums over some 100,000 rows of a year take a second
 FIELDS = {"day": "day", "tenant": "tenant", "key": "key_id", "model": "model"}  # of a row, by their words here
@@ -33,15 +30,14 @@ async def usage_report(get_usage: GetUsage, identity: Identity, query: bytes) ->
     """The sums that the query of the URL asks for.
 
     Raises:
-        BadRequest: an unknown parameter, word or day. Forbidden: another tenant's. Unavailable: the store is away.
+        BadRequest: an unknown parameter, word or day. Forbidden: another tenant's. StoreAway: no answer.
     """
     asked = usage_query(identity, query)
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             rows = await get_usage(asked)
-    except Exception as error:  # whatever keeps it away
-        logger.warning("the store does not answer a question about use: %r", error)
-        raise Unavailable("the store of use does not answer at the moment", code="no_store") from error
+    except TimeoutError as error:
+        raise StoreAway(f"the store has not answered within {ANSWER_TIMEOUT_S:g} s") from error
     by = [word for word, field in FIELDS.items() if field in asked.by]
     shown = {**{word: FIELDS[word] for word in by}, **{name: name for name in USAGE_COUNTS}}
     data = [{word: getattr(row, field) for word, field in shown.items()} for row in rows]

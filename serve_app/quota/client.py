@@ -11,14 +11,13 @@ from ray.exceptions import ActorDiedError
 
 from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
 from serve_app.core.shared_queue import ActorReply, RouterMessage
-from serve_app.names import RELEASE
+from serve_app.names import NAMESPACE, RELEASE
 from serve_app.quota.actor import GpuMemoryQuota
+from serve_app.ray_adapter import HEAD
 from serve_app.settings import QuotaSettings
 
 ACTOR = "quota"
-NAMESPACE = "serve_app"
 MAX_CONCURRENCY = 10_000  # waiting calls (routers, sessions) must not block calls that answer at once
-HEAD = {"node:__internal_head__": 0.001}  # Ray's own resource of the head node
 
 
 class QuotaActor:

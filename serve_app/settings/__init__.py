@@ -6,7 +6,7 @@ Never: starts anything, or imports Ray.
 """
 
 from serve_app.settings.changes import Change, changes
-from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key
+from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key, new_key
 from serve_app.settings.mistakes import nearest
 from serve_app.settings.model import DEFAULT_KV_CACHE_GB, GB, AutoscaleSettings, ModelSettings, SimulatedSettings
 from serve_app.settings.presets import PRESETS
@@ -22,6 +22,7 @@ from serve_app.settings.settings import (
     AuthSettings,
     HttpSettings,
     KeySettings,
+    LimitSettings,
     QuotaSettings,
     Settings,
     examine,
@@ -42,6 +43,7 @@ __all__ = [
     "Change",
     "HttpSettings",
     "KeySettings",
+    "LimitSettings",
     "ModelSettings",
     "ProxyLocation",
     "QuotaSettings",
@@ -55,6 +57,7 @@ __all__ = [
     "load",
     "load_or_create_key",
     "nearest",
+    "new_key",
     "parse",
     "read_yaml",
     "router_version",

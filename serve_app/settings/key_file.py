@@ -22,6 +22,11 @@ MAX_KEY_CHARS = 512  # a file with more in it is not a key file
 KEY_FOLDER_MODE = 0o700
 
 
+def new_key() -> str:
+    """A new API key."""
+    return KEY_PREFIX + secrets.token_urlsafe(KEY_RANDOM_BYTES)
+
+
 def load_or_create_key(path: str | os.PathLike[str]) -> str:
     """The key kept in the file `path`; made, with mode 0600, where the file does not exist yet.
 
@@ -35,7 +40,7 @@ def load_or_create_key(path: str | os.PathLike[str]) -> str:
         with contextlib.suppress(FileNotFoundError):
             return _read_key(file)
         file.parent.mkdir(mode=KEY_FOLDER_MODE, parents=True, exist_ok=True)
-        _publish(file, KEY_PREFIX + secrets.token_urlsafe(KEY_RANDOM_BYTES))
+        _publish(file, new_key())
         return _read_key(file)
     except OSError as error:
         raise _bad_file(file, error.strerror or str(error)) from None

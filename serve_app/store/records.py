@@ -10,7 +10,7 @@ import secrets
 from dataclasses import asdict, dataclass
 
 from serve_app.core.limits import Limits
-from serve_app.core.usage import InFlightCount
+from serve_app.core.usage import InFlightUse
 from serve_app.types import RequestClass
 
 KEY_ID_PREFIX = "key_"
@@ -71,9 +71,9 @@ class Used:
     cost_micro: int = 0
 
 
-def in_flight_json(entries: tuple[InFlightCount, ...]) -> str:
+def in_flight_json(entries: tuple[InFlightUse, ...]) -> str:
     return json.dumps([asdict(entry) for entry in entries])
 
 
-def in_flight_of(text: str) -> tuple[InFlightCount, ...]:
-    return tuple(InFlightCount(**entry) for entry in json.loads(text))
+def in_flight_of(text: str) -> tuple[InFlightUse, ...]:
+    return tuple(InFlightUse(**entry) for entry in json.loads(text))

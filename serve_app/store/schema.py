@@ -1,16 +1,21 @@
 """Brings the tables of a database to what this release needs.
 
 Invariant: of several processes that start at once, one migrates, and the others wait for it; a migration that fails
-changes nothing.
+changes nothing. Migrations only add, so that the release before goes on with tables of a newer one.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
+
+logger = logging.getLogger("ray.serve")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 ADVISORY_LOCK = 7_236_114_025  # of PostgreSQL: any number that no other program of the database takes
@@ -21,7 +26,13 @@ def upgrade(engine: Engine) -> None:
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
-        command.upgrade(_config(connection), "head")
+        config = _config(connection)
+        found = MigrationContext.configure(connection).get_current_revision()
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if found is None or found in known:
+            command.upgrade(config, "head")
+        else:
+            logger.warning("the store has tables of a newer release (revision %s); they are used as they are", found)
 
 
 def _config(connection: Connection) -> Config:

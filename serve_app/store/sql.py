@@ -7,8 +7,10 @@ change; a batch of use counts once, however often it is sent.
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -16,13 +18,10 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     CursorResult,
-    Engine,
     Row,
     Select,
     and_,
-    create_engine,
     delete,
-    event,
     func,
     insert,
     or_,
@@ -30,32 +29,34 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
 
 from serve_app.core.limits import Limits
-from serve_app.core.usage import USAGE_COUNTS, USAGE_KEY, InFlightCount, UsageBatch, UsageRow
-from serve_app.store import schema
+from serve_app.core.usage import USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
+from serve_app.errors import KeyConflict
+from serve_app.store import database, schema
 from serve_app.store.records import KeyRecord, UsageQuery, Used, in_flight_json, in_flight_of
 from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
 from serve_app.types import RequestClass
 
-BUSY_TIMEOUT_MS = 5000  # of SQLite: the wait for another process that holds the file, such as a backup
-CONNECT_TIMEOUT_S = 5  # of PostgreSQL: a lost server must not hold a thread for minutes
 SILENT_S = 15.0  # a source with requests in flight reports every 5 s; after three such spans its router is gone
 SOURCE_KEPT_S = 7 * 86400.0  # an ended source is remembered this long, so that a batch repeated late counts once
 
 
 class SqlStore:
-    """Args:
-    url: SQLAlchemy's, of SQLite or PostgreSQL; the tables are made or upgraded.
-    now: seconds since 1970 UTC.
+    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again.
+
+    Args:
+        url: SQLAlchemy's, of SQLite or PostgreSQL; the first call makes or upgrades the tables.
+        now: seconds since 1970 UTC.
     """
 
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
-        self.engine, self._now = _engine(url), now
-        schema.upgrade(self.engine)
+        self._engine, self._now = database.engine_of(url), now
+        self._upgraded, self._upgrading = False, threading.Lock()
 
     def close(self) -> None:
-        self.engine.dispose()
+        self._engine.dispose()
 
     def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:
         """The version now, and the keys changed after `version`; all, if the store is behind it (a restored backup)."""
@@ -72,24 +73,52 @@ class SqlStore:
             rows = connection.execute(select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.key_id))
             return [_record(row) for row in rows]
 
-    def create_key(self, record: KeyRecord) -> KeyRecord:
-        """Raises IntegrityError: the id or the digest is there already."""
-        with self.engine.begin() as connection:
-            columns = _columns(asdict(record)) | {"version": _next_version(connection)}
-            connection.execute(insert(API_KEYS).values(columns))
-            return _one(connection, record.key_id)
+    def key(self, key_id: str) -> KeyRecord:
+        """Raises KeyError: there is no such key."""
+        with self._reading() as connection:
+            return _one(connection, key_id)
 
-    def change_key(self, key_id: str, **changes: Any) -> KeyRecord:
-        """Change fields of a key. Raises KeyError: there is no such key."""
-        with self.engine.begin() as connection:
-            columns = _columns(changes) | {"version": _next_version(connection)}
+    def create_key(self, record: KeyRecord) -> KeyRecord:
+        """Raises KeyConflict: another key has its id or its digest. The same record again changes nothing."""
+        try:
+            with self._writing() as connection:
+                columns = _columns(asdict(record)) | {"version": _next_version(connection)}
+                connection.execute(insert(API_KEYS).values(columns))
+                return _one(connection, record.key_id)
+        except IntegrityError:
+            with self._reading() as connection:
+                same = API_KEYS.c.key_id == record.key_id, API_KEYS.c.digest == record.digest
+                row = connection.execute(select(API_KEYS).where(*same)).one_or_none()
+            if row is None:
+                raise KeyConflict("there is a key with this id or this digest already") from None
+            return _record(row)
+
+    def change_key(self, key_id: str, *, if_version: int | None = None, **changes: Any) -> KeyRecord:
+        """Change fields of a key. The same changes again change nothing.
+
+        Args:
+            if_version: only of the key as it was with this version.
+
+        Raises:
+            KeyError: there is no such key. KeyConflict: it has another version and other values.
+        """
+        with self._writing() as connection:
+            version, columns = _next_version(connection), _columns(changes)
+            row = connection.execute(select(API_KEYS).where(API_KEYS.c.key_id == key_id)).one_or_none()
+            if row is None:
+                raise KeyError(key_id)
+            if all(row._mapping[name] == value for name, value in columns.items()):
+                return _record(row)
+            if if_version not in (None, row.version):
+                raise KeyConflict("the key was changed at the same time: look at it, then try again")
+            columns["version"] = version
             connection.execute(update(API_KEYS).where(API_KEYS.c.key_id == key_id).values(columns))
             return _one(connection, key_id)
 
     def add_usage(self, batch: UsageBatch) -> None:
         """Add a batch, once. A source that was ended has come back with it, and what it had in flight is no longer
         unsettled: this batch, or a later one, has it."""
-        with self.engine.begin() as connection:
+        with self._writing() as connection:
             source, now = USAGE_SOURCES.c, self._now()
             fresh = self._insert(USAGE_SOURCES).values(
                 source=batch.source, seq=0, in_flight="[]", ended=False, seen_at=now
@@ -125,7 +154,7 @@ class SqlStore:
         self._end_sources(silent)
 
     def _end_sources(self, chosen: ColumnElement[bool]) -> int:
-        with self.engine.begin() as connection:
+        with self._writing() as connection:
             table = USAGE_SOURCES.c
             chosen = and_(chosen, ~table.ended)
             found = select(table.source, table.in_flight).where(chosen).order_by(table.source).with_for_update()
@@ -146,7 +175,7 @@ class SqlStore:
         sums = _filtered(select(*groups, *(func.sum(USAGE.c[name]).label(name) for name in USAGE_COUNTS)), query)
         with self._reading() as connection:
             rows = connection.execute(sums.group_by(*groups).order_by(*groups)).mappings()
-            return [_usage_row(dict(row)) for row in rows if row["requests"] is not None]
+            return [_usage_row(dict(row)) for row in rows if row["requests"] or row["unsettled"]]
 
     def used(self, scope: str, start_day: str) -> Used:
         """What a scope (`key:ID`, `tenant:NAME`, `model:TENANT/MODEL`) has used since a day, with that day."""
@@ -157,12 +186,26 @@ class SqlStore:
             chosen = select(requests, tokens, cost).where(USAGE.c.day >= start_day, _of_scope(scope))
             return Used(*(int(value or 0) for value in connection.execute(chosen).one()))
 
-    def _reading(self) -> Connection:
-        return self.engine.connect().execution_options(reading=True)
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return self._transaction(reading=True)
+
+    def _writing(self) -> AbstractContextManager[Connection]:
+        """Commits at its end; an error rolls back."""
+        return self._transaction(reading=False)
+
+    @contextmanager
+    def _transaction(self, *, reading: bool) -> Iterator[Connection]:
+        with database.own_errors():
+            with self._upgrading:
+                if not self._upgraded:
+                    schema.upgrade(self._engine)
+                    self._upgraded = True
+            with self._engine.connect().execution_options(reading=reading) as connection, connection.begin():
+                yield connection
 
     def _insert(self, table: Any) -> Any:
         """An INSERT that can say ON CONFLICT: SQLAlchemy has it for each database apart."""
-        return (postgresql if self.engine.dialect.name == "postgresql" else sqlite).insert(table)
+        return (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(table)
 
     def _add(self, connection: Connection, rows: Iterable[UsageRow]) -> None:
         # in the same order everywhere: two transactions of PostgreSQL that lock rows crosswise would end one of them
@@ -173,28 +216,8 @@ class SqlStore:
             connection.execute(adding.on_conflict_do_update(index_elements=USAGE_KEY, set_=sums), values)
 
 
-def _unsettled(in_flight: Iterable[InFlightCount], sign: int) -> list[UsageRow]:
+def _unsettled(in_flight: Iterable[InFlightUse], sign: int) -> list[UsageRow]:
     return [UsageRow(one.day, one.key_id, one.tenant, one.model, unsettled=sign * one.count) for one in in_flight]
-
-
-def _engine(url: str) -> Engine:
-    if url.startswith("sqlite"):
-        engine = create_engine(url)
-        event.listen(engine, "connect", _set_up_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-        return engine
-    return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
-
-
-def _set_up_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # Python's own BEGIN comes too late for a schema change and for a read
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_MS}"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    reading = connection.get_execution_options().get("reading")
-    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 def _next_version(connection: Connection) -> int:

@@ -1,22 +1,33 @@
 """The store as the rest of the system asks it: the same calls whether the database is reached directly or through the
-actor that owns it. A call that cannot reach it raises `StoreAway`."""
+actor that owns it.
+
+Every call may be repeated: what was applied changes nothing twice. A call that cannot reach the database raises
+`StoreAway`; the next one tries again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from serve_app.core.usage import UsageBatch, UsageRow
+from serve_app.store.owner import OwnerCalls
 from serve_app.store.records import KeyRecord, UsageQuery, Used
 from serve_app.store.sql import SqlStore
+
+THREADS = 4  # calls of one process at once; they have threads of their own, since a lost server holds them for seconds
 
 Call = Callable[..., Awaitable[Any]]  # the name of a method of `SqlStore`, and its arguments
 
 
 class Store:
-    """Args:
-    call: runs a method of the `SqlStore`, wherever that is.
+    """The database of keys and use.
+
+    Args:
+        call: runs a method of the `SqlStore`, wherever that is.
     """
 
     def __init__(self, call: Call) -> None:
@@ -26,15 +37,20 @@ class Store:
     def direct(cls, sql: SqlStore) -> Store:
         """The store over a database that this process reaches itself."""
 
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
+
         async def call(method: str, *arguments: Any, **named: Any) -> Any:
-            return await asyncio.to_thread(getattr(sql, method), *arguments, **named)
+            run = partial(getattr(sql, method), *arguments, **named)
+            return await asyncio.get_running_loop().run_in_executor(threads, run)
 
         return cls(call)
 
     @classmethod
     def at(cls, url: str | None) -> Store:
-        """The store of a URL."""
-        return cls.direct(SqlStore(url or "sqlite://"))
+        """The store of a URL: PostgreSQL is reached directly, SQLite through the actor that owns the file."""
+        if url is None or url.startswith("sqlite"):
+            return cls(OwnerCalls(url))
+        return cls.direct(SqlStore(url))
 
     async def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:
         """The version now, and the keys changed after `version`; all, if the store is behind it (a restored backup)."""
@@ -44,13 +60,21 @@ class Store:
         """All keys, the oldest first."""
         return await self._call("keys")  # type: ignore[no-any-return]
 
+    async def key(self, key_id: str) -> KeyRecord:
+        """Raises KeyError: there is no such key."""
+        return await self._call("key", key_id)  # type: ignore[no-any-return]
+
     async def create_key(self, record: KeyRecord) -> KeyRecord:
-        """Returns it with its version."""
+        """Returns it with its version. Raises KeyConflict: another key has its id or its digest."""
         return await self._call("create_key", record)  # type: ignore[no-any-return]
 
-    async def change_key(self, key_id: str, **changes: Any) -> KeyRecord:
-        """Change fields of a key. Raises KeyError: there is no such key."""
-        return await self._call("change_key", key_id, **changes)  # type: ignore[no-any-return]
+    async def change_key(self, key_id: str, *, if_version: int | None = None, **changes: Any) -> KeyRecord:
+        """Change fields of a key; with `if_version` only as it was with this version.
+
+        Raises:
+            KeyError: there is no such key. KeyConflict: it was changed since that version.
+        """
+        return await self._call("change_key", key_id, if_version=if_version, **changes)  # type: ignore[no-any-return]
 
     async def add_usage(self, batch: UsageBatch) -> None:
         """Add a batch of use; one sent twice counts once."""

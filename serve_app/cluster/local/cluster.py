@@ -24,6 +24,7 @@ from serve_app.cluster.local import node
 from serve_app.cluster.local.ports import require_free, reserved_block
 from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState, read_text
 from serve_app.errors import ConfigError, Unavailable
+from serve_app.names import STORE_FILE
 from serve_app.system import Listener, Tls, await_start, end_marked, listening_ports, marked, spawn, start_ticks
 
 SUPERVISOR = "serve_app.cluster.local.supervisor"
@@ -196,7 +197,7 @@ class LocalCluster:
             )
             self.state.write(self.instance)
             command = node.ray_command(run_dir, block, num_cpus=num_cpus, dashboard=dashboard)
-            environment = node.usable_environment(os.environ)
+            environment = node.usable_environment(os.environ) | {STORE_FILE: str(self.state.store_file)}
             environment |= node.node_environment(self.mark, self._token, run_dir, block, host, tls) | dict(
                 extra_environment
             )

@@ -34,7 +34,7 @@ from serve_app.cluster.local import holders, status
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
 from serve_app.errors import Unavailable
-from serve_app.names import APPLICATION, MARK
+from serve_app.names import APPLICATION, MARK, NAMESPACE, STORE_ACTOR
 from serve_app.quota import client as quota_actor
 from serve_app.ray_adapter import quiet_router_thread
 from serve_app.settings import as_change, with_other_applications
@@ -48,7 +48,6 @@ RELEASE_S = 10.0  # the GCS asks all nodes in parallel
 REPLACE_S = 120.0
 DRAIN_POLL_S = 0.5
 HEAD_RESOURCE = "node:__internal_head__"  # a resource that only Ray's head has
-NAMESPACE = "serve_app"
 FORBIDDEN = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",
@@ -234,17 +233,14 @@ def shut_down() -> None:
     """End Serve and its replicas within SERVE_SHUTDOWN_S, and disconnect."""
     try:
         _client().shutdown(timeout_s=SERVE_SHUTDOWN_S)  # serve.shutdown() is the same with 30 s
-        # It outlives the application, and the next application may need other settings of it.
-        with contextlib.suppress(ValueError, RayError):  # there is no actor, or Ray has ended
-            ray.kill(_quota_actor())
+        # They outlive the application, and the next application may need other settings of them.
+        for name in (quota_actor.ACTOR, STORE_ACTOR):
+            with contextlib.suppress(ValueError, RayError):  # there is no actor, or Ray has ended
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE))
     except RayServeException:
         return  # Serve was never started
     finally:
         disconnect()
-
-
-def _quota_actor() -> Any:
-    return ray.get_actor(quota_actor.ACTOR, namespace=quota_actor.NAMESPACE)
 
 
 def release_others() -> list[str]:
@@ -348,6 +344,8 @@ def ask_quota(method: str, *args: Any) -> Any:
         Unavailable: there is no actor, or it does not answer.
     """
     try:
-        return ray.get(getattr(_quota_actor(), method).remote(*args), timeout=ANSWER_S)
+        return ray.get(
+            getattr(ray.get_actor(quota_actor.ACTOR, namespace=NAMESPACE), method).remote(*args), timeout=ANSWER_S
+        )
     except (ValueError, RayError) as error:
         raise Unavailable(f"the quota actor does not answer: {str(error).splitlines()[0]}", code="no_quota") from None

@@ -7,6 +7,7 @@
         ├── status.json            the newest status, written by its owner
         ├── token                  0600, Ray's, new for each start
         ├── api_key                0600, generated once and reused
+        ├── store.sqlite           0600, keys and use (docs/keys.md); made by the store's actor
         ├── configured_api_key     0600, while it runs: the key of the configuration, for `status` and `chat`
         └── logs/                  of the last run
 
@@ -121,6 +122,7 @@ class InstanceState:
         self.token_file = folder / "token"
         self.generated_key_file = folder / "api_key"
         self.configured_key_file = folder / "configured_api_key"
+        self.store_file = folder / "store.sqlite"
         self.logs = folder / "logs"
         self._record, self._status = folder / "instance.json", folder / "status.json"
         self._lock = FileLock(folder / "lock", thread_local=False)

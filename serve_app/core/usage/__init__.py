@@ -9,7 +9,7 @@ from serve_app.core.usage.meter import UsageMeter
 from serve_app.core.usage.records import (
     USAGE_COUNTS,
     USAGE_KEY,
-    InFlightCount,
+    InFlightUse,
     RequestUse,
     UsageBatch,
     UsageKey,
@@ -19,7 +19,7 @@ from serve_app.core.usage.records import (
 __all__ = [
     "USAGE_COUNTS",
     "USAGE_KEY",
-    "InFlightCount",
+    "InFlightUse",
     "RequestUse",
     "UsageBatch",
     "UsageKey",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 
 from serve_app.core.limits import TokenPrices
-from serve_app.core.usage.records import InFlightCount, RequestUse, UsageBatch, UsageKey, UsageRow
+from serve_app.core.usage.records import InFlightUse, RequestUse, UsageBatch, UsageKey, UsageRow
 
 
 def cost_of(prices: TokenPrices | None, use: RequestUse) -> int:
@@ -34,7 +34,7 @@ class UsageMeter:
         self._open: dict[str, tuple[UsageKey, TokenPrices | None]] = {}  # by request id
         self._sums: dict[UsageKey, list[int]] = {}  # in the order of `USAGE_COUNTS`
         self._sent: UsageBatch | None = None  # not acknowledged
-        self._reported: tuple[InFlightCount, ...] = ()  # in flight, as in the last batch
+        self._reported: tuple[InFlightUse, ...] = ()  # in flight, as in the last batch
 
     def begin(self, request_id: str, key: UsageKey, prices: TokenPrices | None = None) -> None:
         """A request is handed to an engine. Again, after the loss of the first one: it keeps its day and prices."""
@@ -64,9 +64,9 @@ class UsageMeter:
         """Whether the store lacks something: use, or a change of what is in flight."""
         return self._sent is not None or bool(self._sums) or self._in_flight() != self._reported
 
-    def _in_flight(self) -> tuple[InFlightCount, ...]:
+    def _in_flight(self) -> tuple[InFlightUse, ...]:
         counts = Counter(key for key, _ in self._open.values())
-        return tuple(InFlightCount(*key, count) for key, count in sorted(counts.items()))
+        return tuple(InFlightUse(*key, count) for key, count in sorted(counts.items()))
 
     def next_batch(self, *, heartbeat: bool = False) -> UsageBatch | None:
         """What to send now; None: the store knows all. `heartbeat`: also what it knows, if anything is in flight."""

@@ -65,7 +65,7 @@ USAGE_COUNTS = tuple(field.name for field in fields(UsageRow) if field.name not 
 
 
 @dataclass(frozen=True, slots=True)
-class InFlightCount:
+class InFlightUse:
     """Requests of one kind that a source has begun and not settled."""
 
     day: str
@@ -87,4 +87,4 @@ class UsageBatch:
     source: str
     seq: int
     rows: tuple[UsageRow, ...]
-    in_flight: tuple[InFlightCount, ...] = ()
+    in_flight: tuple[InFlightUse, ...] = ()

@@ -1,0 +1,284 @@
+"""Keys of the store over HTTP, for keys with `admin`.
+
+    GET    /admin/keys                all keys, those of the configuration too; never a key itself or a digest
+    POST   /admin/keys                {"name", "tenant", ...} -> 201 with `key`, which is shown this once
+    GET    /admin/keys/{id}           one key, with the limits that hold for it
+    POST   /admin/keys/{id}/rotate    {"grace_s"} -> the key with a new `key`; the old one is valid for the grace
+    DELETE /admin/keys/{id}           revokes it; requests that run are finished
+
+Invariant: the key itself is in one answer and nowhere else; who may not ask is refused before the body is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from serve_app.core.limits import Limits
+from serve_app.errors import BadRequest, KeyConflict, NotFound, StoreAway
+from serve_app.http.error_responses import JSON, Answer
+from serve_app.http.keys import KeyRing, utc
+from serve_app.http.local_routes import not_an_operator
+from serve_app.http.routes import HttpRoute, KeyCall
+from serve_app.http.stored_keys import KeyFollower
+from serve_app.settings import LimitSettings, Settings, new_key
+from serve_app.store import KeyRecord, new_key_id
+from serve_app.types import Identity, RequestClass
+
+logger = logging.getLogger("ray.serve")
+
+DEFAULT_GRACE_S = 86_400.0  # a day: every program that has the old key gets the new one at its next deployment
+MAX_GRACE_S = 90 * 86_400.0  # of a rotation; what is to last longer is another key
+MAX_MODELS = 256  # that a key may name
+SHOWN_ID_CHARS = 64  # of an unknown id, in the error
+NOT_KEPT = (b"cache-control", b"no-store")  # of an answer with a key
+
+F = TypeVar("F", bound=BaseModel)
+ReadBody = Callable[[], Awaitable[tuple[Mapping[str, Any], int]]]  # with its size
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable() or not text.strip():
+        raise ValueError("must have printable characters only, and not only spaces")
+    return text
+
+
+def _class(name: str) -> str:
+    if name.upper() not in RequestClass.__members__:
+        raise ValueError(f"must be one of {', '.join(one.label for one in RequestClass)}")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_printable)]
+ModelName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
+ClassName = Annotated[str, AfterValidator(_class)]
+
+
+class _KeyFields(BaseModel):
+    """The body that makes a key; the same names and defaults as `auth.keys`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    name: Name
+    tenant: Name = "default"
+    max_class: ClassName = "high"
+    default_class: ClassName = "normal"
+    admin: bool = False
+    metrics: bool = False
+    models: list[ModelName] | None = Field(None, max_length=MAX_MODELS)
+    expires_at: str | None = None
+    limits: LimitSettings | None = None
+
+
+class _RotateFields(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    grace_s: float = Field(DEFAULT_GRACE_S, ge=0, le=MAX_GRACE_S)
+
+
+class KeyRoutes:
+    """Answers the routes.
+
+    Args:
+        follower: of this router; it learns of a change made here at once. None: there is no store.
+        keys, settings: those that hold now.
+        now: seconds since 1970 UTC.
+    """
+
+    def __init__(
+        self,
+        follower: KeyFollower | None,
+        keys: Callable[[], KeyRing],
+        settings: Callable[[], Settings],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._follower, self._keys, self._settings, self._now = follower, keys, settings, now
+
+    async def answer(self, route: HttpRoute, identity: Identity, read: ReadBody) -> Answer:
+        """The complete answer.
+
+        Args:
+            read: the body, for the calls that have one.
+
+        Raises:
+            Forbidden: not an operator's key. BadRequest: a wrong field, see `param`. NotFound: no such key.
+            KeyConflict: the key is one of the configuration, revoked, or changed at the same time. StoreAway.
+        """
+        if not identity.admin:
+            raise not_an_operator()
+        match route.target:
+            case KeyCall.LIST:
+                stored = await self._following().store.keys()
+                shown = [self._shown(record) for record in (*self._keys().configured.values(), *stored)]
+                return 200, JSON, msgspec.json.encode({"object": "list", "data": shown})
+            case KeyCall.CREATE:
+                return await self._create((await read())[0], identity)
+            case KeyCall.GET:
+                record = await self._record(route.argument)
+                found = self._shown(record) | {"effective_limits": effective_limits(record, self._settings())}
+                return 200, JSON, msgspec.json.encode(found)
+            case KeyCall.ROTATE:
+                return await self._rotate(route.argument, (await read())[0], identity)
+            case _:
+                return await self._revoke(route.argument, identity)
+
+    async def _create(self, body: Mapping[str, Any], identity: Identity) -> Answer:
+        asked = _parse(_KeyFields, body)
+        max_class, default_class = RequestClass[asked.max_class.upper()], RequestClass[asked.default_class.upper()]
+        if default_class > max_class:
+            raise BadRequest("`default_class` is above `max_class`", param="default_class")
+        now, key = self._now(), new_key()
+        record = KeyRecord(
+            key_id=new_key_id(),
+            name=asked.name,
+            tenant=asked.tenant,
+            digest=_digest(key),
+            max_class=max_class,
+            default_class=default_class,
+            admin=asked.admin,
+            metrics=asked.metrics,
+            models=None if asked.models is None else tuple(asked.models),
+            limits=None if asked.limits is None else asked.limits.limits(),
+            created_at=now,
+            expires_at=None if asked.expires_at is None else _expiry(asked.expires_at, now),
+        )
+        made = await self._following().store.create_key(record)
+        return self._done("created", made, identity, key, 201)
+
+    async def _rotate(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
+        asked = _parse(_RotateFields, body)
+        record, now, key = await self._stored(key_id), self._now(), new_key()
+        if record.revoked_at is not None or (record.expires_at is not None and now >= record.expires_at):
+            raise KeyConflict("the key is revoked or expired: make a new one")
+        changed = await self._following().store.change_key(
+            key_id,
+            if_version=record.version,
+            digest=_digest(key),
+            previous_digest=record.digest if asked.grace_s else None,
+            previous_until=now + asked.grace_s if asked.grace_s else None,
+        )
+        return self._done("rotated", changed, identity, key)
+
+    async def _revoke(self, key_id: str, identity: Identity) -> Answer:
+        record = await self._stored(key_id)
+        if record.revoked_at is None:
+            record = await self._following().store.change_key(key_id, revoked_at=self._now())
+        return self._done("revoked", record, identity)
+
+    def _done(
+        self, what: str, record: KeyRecord, identity: Identity, key: str | None = None, status: int = 200
+    ) -> Answer:
+        """The answer to a change."""
+        self._following().stored.learn(record)
+        logger.info("key %s of tenant %r was %s by %s", record.key_id, record.tenant, what, identity.key_id)
+        shown = self._shown(record) | ({} if key is None else {"key": key})
+        return status, [*JSON, NOT_KEPT], msgspec.json.encode(shown)
+
+    def _following(self) -> KeyFollower:
+        if self._follower is None:
+            raise StoreAway("this router has no store of keys")
+        return self._follower
+
+    async def _stored(self, key_id: str) -> KeyRecord:
+        """A key of the store."""
+        if key_id in self._keys().configured:
+            raise KeyConflict(f"{key_id} is a key of the configuration (auth.keys): change it there")
+        return await self._record(key_id)
+
+    async def _record(self, key_id: str) -> KeyRecord:
+        if key_id in self._keys().configured:
+            return self._keys().configured[key_id]
+        try:
+            return await self._following().store.key(key_id)
+        except KeyError:
+            raise NotFound(f"there is no key {key_id[:SHOWN_ID_CHARS]!r}", code="key_not_found") from None
+
+    def _shown(self, record: KeyRecord) -> dict[str, Any]:
+        """A key without its digest."""
+        times = {
+            name: None if value is None else utc(value)
+            for name, value in (
+                ("created_at", record.created_at or None),
+                ("expires_at", record.expires_at),
+                ("revoked_at", record.revoked_at),
+                ("previous_until", record.previous_until),
+            )
+        }
+        return {
+            "object": "api_key",
+            "id": record.key_id,
+            "name": record.name,
+            "tenant": record.tenant,
+            "state": _state(record, self._now()),
+            "source": "configuration" if record.key_id in self._keys().configured else "store",
+            "max_class": record.max_class.label,
+            "default_class": record.default_class.label,
+            "admin": record.admin,
+            "metrics": record.metrics,
+            "models": record.models,
+            "limits": None if record.limits is None else shown_limits(record.limits),
+            **times,
+        }
+
+
+def effective_limits(record: KeyRecord, settings: Settings) -> dict[str, Any]:
+    """All limits that a request of this key has to be within: of the key, of its tenant, of single models."""
+    tenant = settings.admission.tenants.get(record.tenant)
+    key = settings.auth.key_limits.limits() if record.limits is None else record.limits
+    models = {} if tenant is None else tenant.models
+    return {
+        "key": shown_limits(key),
+        "tenant": {} if tenant is None else shown_limits(tenant.limits.limits()),
+        "models": {name: shown_limits(limits.limits()) for name, limits in models.items()},
+        "over_limit": "refuse" if tenant is None else tenant.over_limit,
+    }
+
+
+def shown_limits(limits: Limits) -> dict[str, Any]:
+    """Those that are set."""
+    return {name: value for name, value in asdict(limits).items() if value is not None}
+
+
+def _state(record: KeyRecord, now: float) -> str:
+    if record.revoked_at is not None:
+        return "revoked"
+    return "expired" if record.expires_at is not None and now >= record.expires_at else "active"
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _expiry(text: str, now: float) -> float:
+    """Seconds since 1970 UTC."""
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise ValueError
+        seconds = time.timestamp()
+    except (ValueError, OverflowError):
+        raise BadRequest(
+            "`expires_at` must be a time with its offset from UTC, such as 2027-01-31T00:00:00Z", param="expires_at"
+        ) from None
+    if seconds <= now:
+        raise BadRequest("`expires_at` has passed", param="expires_at")
+    return seconds
+
+
+def _parse(fields: type[F], body: Mapping[str, Any]) -> F:
+    try:
+        return fields.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field, reason = ".".join(map(str, first["loc"])), first["msg"]
+        if first["type"] == "extra_forbidden":
+            reason = f"there is no such field; there are {', '.join(fields.model_fields)}"
+        raise BadRequest(f"`{field}`: {reason}", param=field) from None

@@ -1,0 +1,176 @@
+"""The keys of the store that a router knows, and how it follows the store.
+
+Invariant: a router that knows a key goes on knowing it while the store is away, and every router knows a change within
+a second while it is there. A router that starts while the store is away asks the other routers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from serve_app.errors import StoreAway
+from serve_app.ray_adapter import CALL_ERRORS, NO_ANSWER
+from serve_app.store import KeyRecord, Store
+from serve_app.types import Identity
+
+logger = logging.getLogger("ray.serve")
+
+POLL_S = 0.5  # a change reaches every router within a second
+ROUTERS_S = 2.0  # for the other routers to answer, which takes milliseconds
+FIRST_LIST_S = 15.0  # a router that starts waits so long for its first list: the store's actor may start with it
+
+KeyList = tuple[int, list[KeyRecord]]  # the version of a list, and its keys
+AskRouters = Callable[[], Awaitable[Iterable[Awaitable[KeyList | None]]]]
+
+
+class StoredKeys:
+    """Keys of the store by their digests.
+
+    `version`: of the store, up to which every change is known; None: there never was a list.
+    """
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self._by_id: dict[str, KeyRecord] = {}
+        self._by_digest: dict[bytes, KeyRecord] = {}
+        self._identities: dict[str, Identity] = {}
+
+    def replace(self, version: int, records: Iterable[KeyRecord]) -> None:
+        """Know these keys and no others."""
+        self._by_id, self._by_digest, self._identities = {}, {}, {}
+        self.update(version, records)
+
+    def update(self, version: int, records: Iterable[KeyRecord]) -> None:
+        """All changes up to a version."""
+        for record in records:
+            self.learn(record)
+        self.version = version
+
+    def learn(self, record: KeyRecord) -> None:
+        """One key as it is now, unless a newer state of it is known."""
+        old = self._by_id.get(record.key_id)
+        if old is not None:
+            if old.version > record.version:
+                return
+            for digest in (old.digest, old.previous_digest):
+                if digest is not None:
+                    self._by_digest.pop(digest, None)
+        self._by_id[record.key_id] = record
+        for digest in (record.digest, record.previous_digest):
+            if digest is not None:
+                self._by_digest[digest] = record
+        self._identities[record.key_id] = identity_of(record)
+
+    def find(self, digest: bytes) -> KeyRecord | None:
+        """The key with this digest, or that had it before its last rotation."""
+        return self._by_digest.get(digest)
+
+    def get(self, key_id: str) -> KeyRecord | None:
+        return self._by_id.get(key_id)
+
+    def identity(self, record: KeyRecord) -> Identity:
+        return self._identities[record.key_id]
+
+    def known(self) -> KeyList | None:
+        """For a router that starts: all of it; None: nothing is known here."""
+        return None if self.version is None else (self.version, list(self._by_id.values()))
+
+
+class KeyFollower:
+    """Keeps `stored` as the store has it.
+
+    Args:
+        url: of the store.
+        ask_routers: asks every router for `StoredKeys.known`; the call and the answers may raise CALL_ERRORS.
+        open_store: makes the store of a URL.
+    """
+
+    def __init__(
+        self, url: str | None, ask_routers: AskRouters, open_store: Callable[[str | None], Store] = Store.at
+    ) -> None:
+        self._url, self._open, self._ask_routers = url, open_store, ask_routers
+        self.store, self.stored = open_store(url), StoredKeys()
+        self._since = 0  # the version of this store up to which its changes are known; 0: its whole list is needed
+        self._away = False
+        self._listed = asyncio.Event()
+
+    def configure(self, url: str | None) -> None:
+        """Follow the store of this URL from now on; until its list is here, the keys known so far stay."""
+        if url != self._url:
+            self._url, self.store, self._since = url, self._open(url), 0
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            try:
+                await self.follow()
+            except StoreAway as error:
+                if not self._away:
+                    logger.warning("%s; keys known so far stay valid, and changes are seen once it is back", error)
+                self._away = True
+                if self.stored.version is None:
+                    await self._learn_from_routers()
+            except Exception:
+                logger.exception("the keys of the store could not be read; trying again")
+            await asyncio.sleep(POLL_S)
+
+    async def follow(self) -> None:
+        """Take over what has changed since the last time. Raises StoreAway."""
+        store, since = self.store, self._since
+        version, records = await store.keys_since(since)
+        if store is not self.store:
+            return  # configured anew meanwhile
+        if since == 0 or version < since:  # an older version than was seen: the store was restored from a backup
+            self.stored.replace(version, records)
+        else:
+            self.stored.update(version, records)
+        self._since = version
+        self._listed.set()
+        if self._away:
+            logger.warning("the store of keys and use is back")
+        self._away = False
+
+    async def wait_for_list(self, timeout_s: float) -> None:
+        """Until there is a list, `timeout_s` at most."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._listed.wait()
+        except TimeoutError:
+            logger.warning("no list of keys yet; keys that are not in the configuration get 503 until there is one")
+
+    async def _learn_from_routers(self) -> None:
+        """The newest list that another router knows."""
+        lists: list[KeyList] = []
+        try:
+            async with asyncio.timeout(ROUTERS_S):
+                for answer in asyncio.as_completed([_or_none(one) for one in await self._ask_routers()]):
+                    if (found := await answer) is not None:
+                        lists.append(found)
+        except NO_ANSWER as error:
+            logger.info("not every router told its keys: %s", type(error).__name__)
+        if lists:
+            version, records = max(lists, key=lambda one: one[0])
+            self.stored.replace(version, records)
+            self._since = version
+            self._listed.set()
+
+
+def identity_of(record: KeyRecord) -> Identity:
+    return Identity(
+        tenant=record.tenant,
+        max_class=record.max_class,
+        default_class=record.default_class,
+        admin=record.admin,
+        metrics=record.metrics,
+        key_id=record.key_id,
+        models=None if record.models is None else frozenset(record.models),
+    )
+
+
+async def _or_none(answer: Awaitable[KeyList | None]) -> KeyList | None:
+    try:
+        return await answer
+    except CALL_ERRORS:
+        return None

@@ -1,0 +1,81 @@
+"""Connections to SQLite and PostgreSQL, set up so that a commit is durable, and their errors as ours.
+
+Invariant: no error that leaves this module has a value of a row in it, and none is SQLAlchemy's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, TimeoutError
+
+from serve_app.errors import StoreAway
+
+BUSY_TIMEOUT_MS = 5000  # of SQLite: the wait for another process that holds the file, such as a backup
+CONNECT_TIMEOUT_S = 5  # of PostgreSQL: a lost server must not hold a thread for minutes
+STATEMENT_TIMEOUT_S = 30  # a year of use of 10,000 keys is summed in seconds
+SILENT_S = 10  # after this a PostgreSQL that answers no packet counts as lost
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+
+
+def engine_of(url: str) -> Engine:
+    """The engine of a URL of SQLite or PostgreSQL; connects to nothing."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        if parsed.database:
+            _make_private(Path(parsed.database))
+        # parameters are hidden in errors: they are digests
+        engine = create_engine(parsed, hide_parameters=True)
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    options: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s",
+        "tcp_user_timeout": SILENT_S * 1000,
+        "keepalives_idle": SILENT_S,
+        "prepare_threshold": None,  # a pooler between (PgBouncer) knows no statement prepared on another connection
+    }
+    address = parsed.set(drivername="postgresql+psycopg")
+    return create_engine(address, module=psycopg, pool_pre_ping=True, hide_parameters=True, connect_args=options)
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raises StoreAway for what the database refuses, except IntegrityError and DataError, which the caller caused."""
+    try:
+        yield
+    except (IntegrityError, DataError):
+        raise
+    except (DBAPIError, TimeoutError, CommandError, OSError) as error:
+        why = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+        raise StoreAway(f"the store of keys and use cannot be used at the moment: {why}", retry_after_s=1.0) from None
+
+
+def _make_private(file: Path) -> None:
+    """Make the file for its owner alone: SQLite gives the files beside it the same mode."""
+    try:
+        file.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        os.fchmod(descriptor, FILE_MODE)
+        os.close(descriptor)
+    except OSError as error:
+        raise StoreAway(f"the store's file {file} cannot be made: {error.strerror}") from None
+
+
+def _set_up_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # Python's own BEGIN comes too late for a schema change and for a read
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_MS}"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    reading = connection.get_execution_options().get("reading")
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")

@@ -1,0 +1,114 @@
+"""The process that owns SQLite files: one named actor on the head node, through which every other process goes.
+
+Invariant: a call that was answered is on the disk; a call repeated after the actor's death changes nothing twice, as
+`SqlStore` has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+
+from serve_app.errors import StoreAway
+from serve_app.names import DISTRIBUTION, NAMESPACE, RELEASE, STORE_ACTOR, STORE_FILE
+from serve_app.ray_adapter import HEAD
+from serve_app.store.sql import SqlStore
+
+logger = logging.getLogger("ray.serve")
+
+THREADS = 8  # calls at once; a long sum of use holds no other call up
+DEFAULT_FILE = "~/.local/state/serve-app/store.sqlite"  # of the user that runs Ray on the head node
+CALL_S = 10.0  # an answer takes milliseconds, the actor's restart a few seconds
+RETRY_S = 0.25  # between calls while the actor restarts
+
+
+class StoreOwner:
+    """The actor's class. It owns every SQLite file that it is asked for."""
+
+    def __init__(self) -> None:
+        self._stores: dict[str, SqlStore] = {}
+        self._opening = threading.Lock()
+
+    def upgrade(self, release: str) -> None:
+        """Run the release of a router that starts, if it is what is installed here: this process ends, and Ray starts
+        it again with the code on the disk."""
+        if RELEASE != release == importlib.metadata.version(DISTRIBUTION):
+            logger.warning("the store's actor of release %s restarts as %s", RELEASE, release)
+            os.kill(os.getpid(), signal.SIGKILL)  # Ray restarts no actor that exits by itself
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def run(self, url: str | None, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """A method of the `SqlStore` of `url`; None: of the file that this machine's environment names."""
+        with self._opening:
+            url = url or default_url()
+            if url not in self._stores:
+                self._stores[url] = SqlStore(url)
+        return getattr(self._stores[url], method)(*arguments, **named)
+
+
+def default_url() -> str:
+    """The SQLite file of an instance or a head node."""
+    return f"sqlite:///{Path(os.environ.get(STORE_FILE) or DEFAULT_FILE).expanduser().absolute()}"
+
+
+class OwnerCalls:
+    """Calls of the actor; starts it if it does not exist, and finds it again after its end. Ray must be initialised."""
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+        self._actor: ActorHandle[Any] | None = None
+
+    async def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Raises StoreAway: no answer within `CALL_S`; what the method raises otherwise."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                while True:
+                    try:
+                        actor = await self._find()
+                        return await actor.run.remote(self._url, method, arguments, named)
+                    except RayTaskError:
+                        raise
+                    except ActorDiedError:
+                        self._actor = None
+                    except RayError as error:
+                        logger.info("the store's actor does not answer (%s); trying again", type(error).__name__)
+                    await asyncio.sleep(RETRY_S)
+        except RayTaskError as error:
+            raise error.cause from None
+        except TimeoutError:
+            raise StoreAway(f"the store's actor has not answered within {CALL_S:g} s", retry_after_s=1.0) from None
+
+    async def _find(self) -> ActorHandle[Any]:
+        if self._actor is None:
+            self._actor = await asyncio.to_thread(store_actor)
+            self._actor.upgrade.remote(RELEASE)  # not waited for: an actor that restarts is found again
+        return self._actor
+
+
+def store_actor() -> ActorHandle[Any]:
+    """The cluster's actor; the first caller starts it."""
+    made: Any = ray.remote(StoreOwner).options(
+        name=STORE_ACTOR,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        num_cpus=0,
+        resources=HEAD,
+        max_concurrency=THREADS,
+        scheduling_strategy="DEFAULT",  # not in the placement group of the router that happens to start it
+    )
+    started: ActorHandle[Any] = made.remote()
+    return started
