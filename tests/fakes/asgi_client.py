@@ -115,6 +115,7 @@ class Client:
         headers: dict[str, str] | None = None,
         *,
         key: str | None = KEY,
+        query: str = "",
         reply: Reply | None = None,
         reading: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> Reply:
@@ -151,7 +152,8 @@ class Client:
             if reading is not None:
                 await reading(got)
 
-        await self.edge({"type": "http", "method": method, "path": path, "headers": sent}, receive, send)
+        scope = {"type": "http", "method": method, "path": path, "headers": sent, "query_string": query.encode()}
+        await self.edge(scope, receive, send)
         assert got.ended
         return got
 
