@@ -94,6 +94,10 @@ def _not_installed(*packages: str) -> str:
     return f"not installed: {names} (apt-get update && apt-get install -y {names})"
 
 
+def _postgresql() -> str | None:
+    return None if preflight.postgres_programs() else _not_installed("postgresql")
+
+
 def _root_file_system() -> str | None:
     """A root file system of Debian's packages, and namespaces to run in it."""
     if os.geteuid() != 0:
@@ -118,6 +122,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "redis-server": _redis_server,
     "nginx": _nginx,
     "promtool": _promtool,
+    "postgresql": _postgresql,
     "root file system": _root_file_system,
     "systemd-analyze": _systemd_analyze,
 }

@@ -7,6 +7,7 @@ changes nothing. Migrations only add, so that the release before goes on with ta
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -20,10 +21,12 @@ logger = logging.getLogger("ray.serve")
 MIGRATIONS = Path(__file__).parent / "migrations"
 ADVISORY_LOCK = 7_236_114_025  # of PostgreSQL: any number that no other program of the database takes
 
+ALEMBIC = threading.Lock()  # its context of a migration is a global of its module
+
 
 def upgrade(engine: Engine) -> None:
     """Run the migrations that are missing."""
-    with engine.begin() as connection:
+    with ALEMBIC, engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
         config = _config(connection)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import glob
 import importlib.util
 import os
 import platform
@@ -28,6 +29,7 @@ ARCHITECTURES = ("x86_64", "aarch64")  # Linux; the lock files have wheels for b
 DISK_GB = {"cpu": 5.0, "gpu": 16.0}  # .venv: 3.8 GB measured on CPU; CUDA's libraries add about 9 GB (inferred)
 PROBE_S = 20.0  # nvidia-smi takes seconds on a machine with many GPUs; a hung driver must not block this script
 NVIDIA_PROC = Path("/proc/driver/nvidia/gpus")
+POSTGRES_PROGRAMS = "/usr/lib/postgresql/*/bin"  # Debian's, outside of PATH
 
 
 class Missing(NamedTuple):
@@ -152,6 +154,20 @@ def check_libraries(
     return found
 
 
+def postgres_programs() -> Path | None:
+    """The folder with the programs of a PostgreSQL server."""
+    found = sorted(glob.glob(POSTGRES_PROGRAMS))
+    return Path(found[-1]) if found else None
+
+
+def check_for_tests() -> list[Missing]:
+    """Check what only tests need."""
+    if postgres_programs() is not None:
+        return []
+    packages = {"apt-get": "postgresql", "dnf": "postgresql-server"}
+    return [Missing("PostgreSQL's server", "tests run the store on a real one", packages)]
+
+
 def _runs(python: str) -> bool:
     """Whether a Python of this name runs (a pyenv shim can exist and fail)."""
     done = _run(python, "-I", "-c", "")
@@ -204,9 +220,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=sorted(DISK_GB), help="default: gpu where an NVIDIA GPU is visible")
     parser.add_argument("--venv-folder", type=Path, help="also check the disk this folder is on")
     parser.add_argument("--packages", action="store_true", help="print only the names of missing packages, on one line")
+    parser.add_argument("--tests", action="store_true", help="also check what only tests need")
     options = parser.parse_args(arguments)
     device = choose_device(options.device)
-    found = check(device, options.venv_folder)
+    found = check(device, options.venv_folder) + (check_for_tests() if options.tests else [])
     if options.packages:
         manager = package_manager()
         print(" ".join(missing.packages[manager] for missing in found if manager and manager in missing.packages))

@@ -1,0 +1,69 @@
+"""The tables and their migrations."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from serve_app.errors import StoreAway
+from serve_app.store import database, schema
+from serve_app.store.sql import SqlStore
+from serve_app.store.tables import METADATA
+from tests.store.records import key
+
+AT_ONCE = 8
+
+
+def test_the_migrations_make_the_tables_of_the_code(url: str) -> None:
+    engine = database.engine_of(url)
+    schema.upgrade(engine)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, METADATA) == []
+
+
+def test_several_processes_that_start_at_once_migrate_once(url: str) -> None:
+    stores = [SqlStore(url) for _ in range(AT_ONCE)]
+    together, errors = threading.Barrier(AT_ONCE), []
+
+    def start(store: SqlStore) -> None:
+        together.wait()
+        try:
+            store.create_key(key())
+        except StoreAway as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert stores[0].keys_since(0)[0] == AT_ONCE
+
+
+def test_an_upgrade_keeps_what_is_stored(url: str) -> None:
+    made = SqlStore(url).create_key(key())
+    assert SqlStore(url).keys() == [made]
+
+
+def test_tables_of_a_newer_release_are_used_as_they_are(url: str) -> None:
+    made = SqlStore(url).create_key(key())
+    with database.engine_of(url).begin() as connection:
+        connection.execute(text("ALTER TABLE api_keys ADD COLUMN colour TEXT"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    older = SqlStore(url)
+    assert older.keys() == [made]
+    assert older.change_key(made.key_id, metrics=True).metrics
+
+
+def test_an_upgrade_that_fails_changes_nothing(url: str) -> None:
+    with database.engine_of(url).begin() as connection:
+        connection.execute(text("CREATE TABLE usage_sources (mine INTEGER)"))  # the last one that the migration makes
+    with pytest.raises(StoreAway, match="usage_sources"):
+        SqlStore(url).keys()
+    assert inspect(database.engine_of(url)).get_table_names() == ["usage_sources"]

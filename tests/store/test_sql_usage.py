@@ -1,0 +1,72 @@
+"""Use in the store, the same on every database."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from serve_app.store.records import InFlightUse, UsageBatch, UsageQuery, UsageRow, Used
+from tests.store.conftest import OpenStore
+
+ROW = UsageRow("2026-11-25", "k", "t", "m/x", 2, 10, 4, 5, kv_token_ms=2**40, wait_ms=9, cost_micro=7)
+FLYING = InFlightUse("2026-11-25", "k", "t", "m/x", 3)
+
+
+def test_a_batch_counts_once_however_often_it_is_sent(open_store: OpenStore) -> None:
+    async def scenario() -> None:
+        store, batch = open_store(), UsageBatch("router", 1, (ROW,))
+        await asyncio.gather(*(store.add_usage(batch) for _ in range(4)))
+        assert await store.usage(UsageQuery()) == [ROW]
+        await store.add_usage(replace(batch, seq=2))
+        await store.add_usage(batch)
+        await store.add_usage(replace(batch, source="another"))
+        (found,) = await store.usage(UsageQuery())
+        assert (found.requests, found.kv_token_ms) == (3 * ROW.requests, 3 * ROW.kv_token_ms)
+
+    asyncio.run(scenario())
+
+
+def test_what_an_ended_source_had_in_flight_is_unsettled_once(open_store: OpenStore) -> None:
+    async def scenario() -> None:
+        store = open_store()
+        await store.add_usage(UsageBatch("router", 1, (ROW,), (FLYING,)))
+        assert (await store.end_source("router"), await store.end_source("router")) == (3, 0)
+        assert await store.end_source("nobody") == 0
+        assert await store.usage(UsageQuery()) == [replace(ROW, unsettled=3)]
+        assert await store.used("key:k", "2026-11-25") == Used(5, 15, 7)
+
+    asyncio.run(scenario())
+
+
+def test_use_is_summed_by_what_is_asked_for(open_store: OpenStore) -> None:
+    async def scenario() -> None:
+        store = open_store()
+        rows = (ROW, replace(ROW, day="2026-11-26"), replace(ROW, key_id="l"), replace(ROW, tenant="u"))
+        await store.add_usage(UsageBatch("router", 1, rows))
+        by_tenant = await store.usage(UsageQuery(by=("tenant",)))
+        assert [(one.tenant, one.day, one.requests) for one in by_tenant] == [("t", "", 6), ("u", "", 2)]
+        (total,) = await store.usage(UsageQuery(by=(), from_day="2026-11-25", to_day="2026-11-25"))
+        assert total.requests == 6
+        assert [one.key_id for one in await store.usage(UsageQuery(key_id="l"))] == ["l"]
+        assert await store.usage(UsageQuery(by=(), tenant="' OR 1=1")) == []
+        with pytest.raises(ValueError, match="hour"):
+            await store.usage(UsageQuery(by=("hour",)))
+
+    asyncio.run(scenario())
+
+
+def test_what_a_scope_has_used_counts_from_its_day_on(open_store: OpenStore) -> None:
+    async def scenario() -> None:
+        store = open_store()
+        await store.add_usage(UsageBatch("router", 1, (ROW, replace(ROW, day="2026-11-24"))))
+        for scope in ("key:k", "tenant:t", "model:t/m/x"):
+            assert await store.used(scope, "2026-11-25") == Used(2, 15, 7)
+            assert await store.used(scope, "2026-11-01") == Used(4, 30, 14)
+            assert await store.used(scope, "2026-11-26") == Used()
+        assert await store.used("model:t/m", "2026-11-01") == Used()
+        with pytest.raises(ValueError, match="nothing"):
+            await store.used("nothing", "2026-11-01")
+
+    asyncio.run(scenario())
