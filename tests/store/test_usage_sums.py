@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from serve_app.core.usage import USAGE_COUNTS, InFlightUse, RequestUse, UsageBat
 from serve_app.store.records import UsageQuery, Used
 from serve_app.store.sql import SILENT_S, SqlStore
 
-HISTORIES, STEPS = 12, 150
+HISTORIES, STEPS = 8, 150
 PRICES = TokenPrices(3.0, 0.3, 15.0)
 ROW = UsageRow("d1", "k", "t", "m/x", requests=2, prompt_tokens=10, output_tokens=5, cost_micro=7)
 OPEN = InFlightUse("d1", "k", "t", "m/x", 3)
@@ -35,8 +34,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[SqlStore]:
-    made = SqlStore(f"sqlite:///{tmp_path}/store.sqlite", clock)
+def store(url: str, clock: Clock) -> Iterator[SqlStore]:
+    made = SqlStore(url, clock)
     yield made
     made.close()
 
@@ -197,10 +196,8 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_sums_are_the_truth_but_for_the_unsettled_whatever_is_lost_repeated_or_killed(
-    seed: int, tmp_path: Path
-) -> None:
-    history = History(seed, f"sqlite:///{tmp_path}/store.sqlite")
+def test_sums_are_the_truth_but_for_the_unsettled_whatever_is_lost_repeated_or_killed(seed: int, url: str) -> None:
+    history = History(seed, url)
     history.run()
     assert history.killed
     for router in history.routers:
