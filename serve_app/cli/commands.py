@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -28,6 +29,8 @@ from serve_app.cli import logs as reading
 from serve_app.cli import presets as telling
 from serve_app.cli import quota as ledger
 from serve_app.cli import up as running
+from serve_app.cli import usage as usages
+from serve_app.cli.usage import UsageGroup
 from serve_app.cluster.local import DEFAULT_INSTANCE, LOOPBACK, InstanceState
 from serve_app.errors import BadRequest, ConfigError, ServeAppError
 from serve_app.settings import ProxyLocation, Settings
@@ -319,6 +322,29 @@ def explain(
     """Show how a request ended, and why: its wait, its replica, its tokens, its refusal."""
     endpoint = _endpoint(url, key, instance, state_dir)
     _print(explaining.receipt(endpoint, request_id), as_json, explaining.show)
+
+
+@_command
+def usage(
+    by: Annotated[
+        list[UsageGroup] | None, typer.Option("--by", help="A sum for each; may be given again. By default tenant.")
+    ] = None,
+    from_day: Annotated[str | None, typer.Option("--from", help="The first day of UTC, as 2026-11-25.")] = None,
+    to_day: Annotated[str | None, typer.Option("--to", help="The last day.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV instead of a table.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> None:
+    """Show what keys, tenants and models have used, and its cost; with a tenant's key that of the tenant."""
+    groups = by or [UsageGroup.TENANT]
+    found = usages.report(_endpoint(url, key, instance, state_dir), groups, from_day, to_day)
+    if as_csv:
+        usages.write_csv(found, sys.stdout)
+    else:
+        _print(found, as_json, usages.show)
 
 
 @_command

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.usage import USAGE_COUNTS, UsageRow
+from serve_app.core.usage import USAGE_COUNTS, UsageBatch, UsageRow
 from serve_app.errors import BadRequest, Forbidden
 from serve_app.http.usage_report import usage_report
+from serve_app.router import UsageReporter
 from serve_app.store import UsageQuery
 from serve_app.types import Identity, Outcome, RequestClass
 from tests.fakes.asgi_client import CHAT, Client, Reply, ask, cancel, running, started
@@ -164,6 +165,33 @@ def test_the_cost_is_by_the_prices_at_the_beginning() -> None:
         assert used(client).cost_micro == 3 * 2 + 5 * 10
 
     run(scenario, model(prices={"prompt_per_million": 2.0, "output_per_million": 10.0}))
+
+
+def test_the_end_of_the_app_reports_what_is_left() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reported: list[UsageBatch] = []
+
+        async def add_usage(batch: UsageBatch) -> None:
+            reported.append(batch)
+
+        client.edge.usage = UsageReporter("router", add_usage)
+        await client.post(ask("a b", 3))
+        sent: list[str] = []
+        events = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+        async def receive() -> dict[str, Any]:
+            return next(events)
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+            assert len(reported) == len(sent) - 1
+
+        await client.edge({"type": "lifespan"}, receive, send)
+        assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        assert tokens(reported[0].rows[0]) == (1, 2, 3)
+
+    run(scenario)
 
 
 def asked_by(identity: Identity, query: str, rows: list[UsageRow] | None = None) -> tuple[UsageQuery, dict[str, Any]]:
