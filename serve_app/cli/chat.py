@@ -64,7 +64,7 @@ def session(endpoint: Endpoint) -> requests.Session:
 
 
 def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, **options: Any) -> requests.Response:
-    """The answer with status 200.
+    """The answer, with status 200 or 201.
 
     Raises:
         ServeAppError: refused or unreachable, with a message for the user: the server's own if there is one, when to
@@ -80,7 +80,7 @@ def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, 
     except requests.RequestException as error:
         raise BadRequest(f"{url}: {error}", param="url") from None
     status = response.status_code
-    if status == 200:
+    if status in (200, 201):
         return response
     message = error_message(response.text) or response.reason or "no reason given"
     if status == 401:

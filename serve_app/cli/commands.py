@@ -1,5 +1,5 @@
 """The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | explain |
-chat | down`.
+keys | usage | chat | down`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -7,13 +7,11 @@ for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,24 +22,36 @@ from serve_app.cli import check_command as checking
 from serve_app.cli import deploy as deploying
 from serve_app.cli import doctor as examining
 from serve_app.cli import explain as explaining
-from serve_app.cli import instances
+from serve_app.cli import instances, key_commands
 from serve_app.cli import logs as reading
 from serve_app.cli import presets as telling
 from serve_app.cli import quota as ledger
 from serve_app.cli import up as running
 from serve_app.cli import usage as usages
+from serve_app.cli.command_line import (
+    EXIT_FAILED,
+    EXIT_NOTHING_RUNS,
+    EXIT_USAGE,
+    AddressOption,
+    CheckOption,
+    ConfigOption,
+    InstanceOption,
+    JsonOption,
+    KeyOption,
+    StateOption,
+    UrlOption,
+    command,
+    endpoint_at,
+    print_found,
+)
 from serve_app.cli.usage import UsageGroup
 from serve_app.cluster.local import DEFAULT_INSTANCE, LOOPBACK, InstanceState
-from serve_app.errors import BadRequest, ConfigError, ServeAppError
+from serve_app.errors import ConfigError
 from serve_app.settings import ProxyLocation, Settings
 
 DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
 LINES, MAX_LINES = 100, 100_000
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_NOTHING_RUNS = 3
 
-P = ParamSpec("P")
 app = typer.Typer(
     name="serve-app",
     help="Serve open-weight models on this machine through one OpenAI-compatible endpoint.",
@@ -50,43 +60,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-InstanceOption = Annotated[str, typer.Option("--instance", help="Name of the instance.")]
-ConfigOption = Annotated[Path, typer.Option("--config", help="YAML configuration; see docs/settings.md.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
-AddressOption = Annotated[
-    str | None, typer.Option("--address", help="A cluster instead of an instance here.", show_default=False)
-]
-CheckOption = Annotated[
-    bool, typer.Option("--check/--no-check", help="Check the configuration first, as `serve-app check` does.")
-]
-UrlOption = Annotated[str | None, typer.Option("--url", help="Another endpoint than the instance's.")]
-KeyOption = Annotated[
-    str | None, typer.Option("--key", envvar="SERVE_APP_API_KEY", help="API key; of `explain` an operator's.")
-]
-StateOption = Annotated[
-    str | None,
-    typer.Option("--state-dir", envvar="SERVE_APP_STATE", help="Where instances are recorded.", show_default=False),
-]
-
-
-def _command(command: Callable[P, int | None]) -> Callable[P, None]:
-    """Add a command to `app`. Its result becomes the exit status, a `ServeAppError` one line."""
-
-    @app.command()
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            code = command(*args, **kwargs) or 0
-        except ServeAppError as error:
-            Console(stderr=True).print(
-                f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
-            )
-            code = EXIT_USAGE if isinstance(error, ConfigError | BadRequest) else EXIT_FAILED
-        except KeyboardInterrupt:
-            code = running.EXIT_INTERRUPTED
-        raise typer.Exit(code)
-
-    return run
+app.add_typer(key_commands.app, name="keys")
+_command = command(app)
 
 
 def configured(config: Path | None, model: str | None) -> Settings:
@@ -221,7 +196,7 @@ def status(
     if found is None:
         print(json.dumps({"instance": instance, "state": "stopped"}) if as_json else f"{instance}: nothing runs")
         return EXIT_NOTHING_RUNS
-    _print(found, as_json, instances.show)
+    print_found(found, as_json, instances.show)
     return 0
 
 
@@ -234,7 +209,7 @@ def quota(
 ) -> None:
     """Show how GPU memory is used: devices, engines, sessions, and the engines that wait for memory."""
     target = deploying.find(address, InstanceState(instance, state_dir))
-    _print(ledger.ask_actor("quota", target.environment), as_json, ledger.show)
+    print_found(ledger.ask_actor("quota", target.environment), as_json, ledger.show)
 
 
 @_command
@@ -248,7 +223,7 @@ def defrag(
     """Free memory for a waiting engine: other engines drain and restart, one at a time; no request is lost."""
     target = deploying.find(address, InstanceState(instance, state_dir))
     answer = ledger.ask_actor("defrag", target.environment, begin=not plan_only)
-    _print(answer | {"begun": answer["plan"] is not None and not plan_only}, as_json, ledger.show_plan)
+    print_found(answer | {"begun": answer["plan"] is not None and not plan_only}, as_json, ledger.show_plan)
 
 
 @_command
@@ -268,7 +243,7 @@ def chat(
     state_dir: StateOption = None,
 ) -> None:
     """Chat with a model of a running instance; the answer is streamed."""
-    endpoint = _endpoint(url, key, instance, state_dir)
+    endpoint = endpoint_at(url, key, instance, state_dir)
     chosen = talk.first_model(endpoint) if model is None else model
     messages = [{"role": "system", "content": system}] if system else []
     conversation = talk.Conversation(endpoint, chosen, Console(), priority, messages, max_tokens)
@@ -304,7 +279,7 @@ def doctor(
 ) -> int:
     """Check this machine, the endpoint's port, and the instance or cluster if one runs. Exit status 1 for a failure."""
     found = examining.as_json(examining.checks(InstanceState(instance, state_dir), address, host, port))
-    _print(found, as_json, examining.show)
+    print_found(found, as_json, examining.show)
     return EXIT_FAILED if found["state"] == "fail" else 0
 
 
@@ -320,8 +295,8 @@ def explain(
     state_dir: StateOption = None,
 ) -> None:
     """Show how a request ended, and why: its wait, its replica, its tokens, its refusal."""
-    endpoint = _endpoint(url, key, instance, state_dir)
-    _print(explaining.receipt(endpoint, request_id), as_json, explaining.show)
+    endpoint = endpoint_at(url, key, instance, state_dir)
+    print_found(explaining.receipt(endpoint, request_id), as_json, explaining.show)
 
 
 @_command
@@ -340,11 +315,11 @@ def usage(
 ) -> None:
     """Show what keys, tenants and models have used, and its cost; with a tenant's key that of the tenant."""
     groups = by or [UsageGroup.TENANT]
-    found = usages.report(_endpoint(url, key, instance, state_dir), groups, from_day, to_day)
+    found = usages.report(endpoint_at(url, key, instance, state_dir), groups, from_day, to_day)
     if as_csv:
         usages.write_csv(found, sys.stdout)
     else:
-        _print(found, as_json, usages.show)
+        print_found(found, as_json, usages.show)
 
 
 @_command
@@ -372,33 +347,6 @@ def logs(
     hint = f"; `serve-app explain {request}` shows its receipt" if request else ""
     Console(stderr=True).print(f"there is no such line{hint}", markup=False, highlight=False, soft_wrap=True)
     return EXIT_FAILED
-
-
-def _print(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any], Console], None]) -> None:
-    if as_json:
-        print(json.dumps(found))
-    else:
-        show(found, Console())
-
-
-def _endpoint(url: str | None, key: str | None, instance: str, state_dir: str | None) -> talk.Endpoint:
-    """The endpoint at `url`, by default the instance's.
-
-    Raises:
-        typer.Exit: the instance does not run, and a message was printed.
-        ConfigError: the instance's key cannot be read.
-    """
-    if url is not None:
-        return talk.Endpoint(url, key)
-    found = InstanceState(instance, state_dir).read()
-    if found is None:
-        Console(stderr=True).print(f"{instance}: nothing runs; start it with `serve-app up`", markup=False)
-        raise typer.Exit(EXIT_NOTHING_RUNS)
-    path = found.api_key_file
-    try:
-        return talk.Endpoint(found.url, key or (Path(path).read_text().strip() if path else None), found.certificate)
-    except OSError as error:
-        raise ConfigError(f"{path}: the API key cannot be read: {error.strerror}; give one with --key") from None
 
 
 def main() -> None:

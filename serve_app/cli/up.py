@@ -24,6 +24,7 @@ from rich.text import Text
 
 from serve_app.cli import keys
 from serve_app.cli.chat import Endpoint, session
+from serve_app.cli.command_line import EXIT_INTERRUPTED
 from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import LOOPBACK, InstanceState, LocalCluster, RemoteDriver, clean_up, require_free
 from serve_app.errors import ServeAppError, Unavailable
@@ -35,7 +36,6 @@ TICK_S = 0.25  # the period of checks of the progress and of the driver
 READY_S = 120.0  # from Serve's "running" to the first 200 of /ready: HAProxy reloads within seconds
 READY_REQUEST_S = 5.0
 SHUTDOWN_S = 25.0  # for Serve's end; above the driver's own bound
-EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 
 @contextlib.contextmanager

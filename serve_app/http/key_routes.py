@@ -30,7 +30,7 @@ from serve_app.http.local_routes import not_an_operator
 from serve_app.http.routes import HttpRoute, KeyCall
 from serve_app.http.stored_keys import KeyFollower
 from serve_app.settings import LimitSettings, Settings, new_key
-from serve_app.store import KeyRecord, new_key_id
+from serve_app.store import KeyRecord, is_key_id, new_key_id
 from serve_app.types import Identity, RequestClass
 
 logger = logging.getLogger("ray.serve")
@@ -197,6 +197,8 @@ class KeyRoutes:
         if key_id in self._keys().configured:
             return self._keys().configured[key_id]
         try:
+            if not is_key_id(key_id):
+                raise KeyError(key_id)
             return await self._following().store.key(key_id)
         except KeyError:
             raise NotFound(f"there is no key {key_id[:SHOWN_ID_CHARS]!r}", code="key_not_found") from None

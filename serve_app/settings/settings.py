@@ -11,10 +11,11 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import pydantic
 import yaml
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from serve_app.core.estimate import DEFAULT_QUANTILE
 from serve_app.core.limits import Limits
@@ -117,6 +118,10 @@ class AuthSettings(FrozenSettings):
         for index, digest in enumerate(digests):
             if digest in digests[:index]:
                 raise ValueError(f"auth.keys.{index}: this key is given twice")
+        names = [key.name for key in self.keys if key.name is not None]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"keys: two of them have the name {name!r}, and reports could not tell them apart")
         return self
 
 
@@ -231,10 +236,30 @@ class SessionSettings(FrozenSettings):
     per_tenant: int = Field(DEFAULT_SESSIONS_PER_TENANT, ge=0)  # open or waiting, of all models; 0: none at all
 
 
+POSTGRES_DRIVER = "postgresql+psycopg"  # SQLAlchemy's name of the driver that is installed with this package
+
+
 class StoreSettings(FrozenSettings):
     """The database of keys and of use."""
 
     url: str | None = Field(None, min_length=1)  # SQLAlchemy's; None: a SQLite file on the head node
+
+    @field_validator("url")
+    @classmethod
+    def _reachable(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parsed = urlsplit(url)
+        if parsed.scheme not in ("postgresql", POSTGRES_DRIVER, "sqlite"):
+            raise ValueError(f"must begin with postgresql:, {POSTGRES_DRIVER}: or sqlite:")
+        if parsed.scheme == "sqlite" and not parsed.path.startswith("//"):
+            raise ValueError("must name the file on the head node by its full path: sqlite:////its/path")
+        if parsed.password is not None or "password=" in parsed.query:
+            raise ValueError(
+                "must hold no password, since whoever may look at Serve sees the configuration: "
+                "put it into PGPASSWORD or a PGPASSFILE on every node, as PostgreSQL's own programs read it"
+            )
+        return url
 
 
 class RouterSettings(FrozenSettings):

@@ -6,6 +6,7 @@ Use itself is in `core.usage`.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from dataclasses import asdict, dataclass
 
@@ -13,11 +14,15 @@ from serve_app.core.limits import Limits
 from serve_app.core.usage import InFlightUse
 from serve_app.types import RequestClass
 
-KEY_ID_PREFIX = "key_"
+KEY_ID = re.compile("key_[0-9a-f]{16}")
 
 
 def new_key_id() -> str:
-    return KEY_ID_PREFIX + secrets.token_hex(8)
+    return f"key_{secrets.token_hex(8)}"
+
+
+def is_key_id(text: str) -> bool:
+    return KEY_ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ def serve() -> Iterator[Callable[[Answer], str]]:
             def do_GET(self) -> None:
                 answer(self, None)
 
+            do_DELETE = do_GET
+
             def do_POST(self) -> None:
                 answer(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 

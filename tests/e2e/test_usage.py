@@ -108,7 +108,7 @@ def test_a_killed_router_loses_at_most_what_it_had_not_reported(three: Stack) ->
 
     async def kill() -> None:
         nonlocal killed_at
-        await asyncio.sleep(KILLED_AFTER_S)
+        await asyncio.sleep(KILLED_AFTER_S)  # bound: the load goes on meanwhile
         os.kill(pid, signal.SIGKILL)
         killed_at = time.monotonic()
 

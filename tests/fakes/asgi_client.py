@@ -12,6 +12,7 @@ from typing import Any
 from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.local_routes import LocalRoutes
+from serve_app.http.stored_keys import KeyFollower
 from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient, UsageReporter
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
@@ -58,7 +59,12 @@ def ask(prompt: str | list[str], tokens: int = 5, **more: Any) -> dict[str, Any]
     return {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True} | more
 
 
-def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: RouterMetrics) -> RouterApp:
+def router_app(
+    settings: Settings,
+    models: Mapping[str, ModelRouter],
+    metrics: RouterMetrics,
+    follower: KeyFollower | None = None,
+) -> RouterApp:
     """An ASGI app that reaches no quota actor and no other router."""
 
     async def away(*_: Any) -> Any:
@@ -67,8 +73,8 @@ def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: R
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
     local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
-    usage = UsageReporter("router", away)
-    return RouterApp(settings, models, metrics, SALT_SECRET, SessionClient(away, {}), local, receipts, usage)
+    usage, sessions = UsageReporter("router", away), SessionClient(away, {})
+    return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, usage, follower)
 
 
 class Client:

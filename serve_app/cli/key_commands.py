@@ -1,0 +1,227 @@
+"""`serve-app keys`: the keys of a running endpoint, through its /admin/keys; with an operator's key.
+
+Invariant: a key is printed once, by the command that made it, and is in no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+
+from serve_app.cli.chat import Endpoint, request, session
+from serve_app.cli.command_line import (
+    InstanceOption,
+    JsonOption,
+    KeyOption,
+    StateOption,
+    UrlOption,
+    command,
+    endpoint_at,
+    print_found,
+)
+from serve_app.cli.layout import Listing
+from serve_app.cluster.local import DEFAULT_INSTANCE
+from serve_app.errors import BadRequest
+
+PATH = "/admin/keys"
+COLUMNS = ("id", "name", "tenant", "state", "class", "models", "rights", "expires")
+LIMIT_COLUMNS = ("of", "limit", "value")
+STYLES = {"revoked": "dim", "expired": "yellow"}  # by state
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+MAX_DURATION_S = 100 * 365 * 86_400  # a century; a longer one is a mistake, and datetime ends
+
+app = typer.Typer(help="Make, list and end API keys while the endpoint runs.", no_args_is_help=True)
+_command = command(app)
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Of the key, as `serve-app keys list` shows it.")]
+
+
+def limit(flag: str, text: str) -> Any:
+    return typer.Option(flag, help=text, show_default=False)
+
+
+@_command
+def create(
+    name: Annotated[str, typer.Argument(help="Whose it is, or what for; in reports.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="Its tenant.")] = "default",
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="A model that it may use; may be given again. By default all.")
+    ] = None,
+    max_class: Annotated[str, typer.Option("--max-class", help="The highest class that it may ask for.")] = "high",
+    default_class: Annotated[str, typer.Option("--default-class", help="Of requests that name none.")] = "normal",
+    admin: Annotated[bool, typer.Option("--admin", help="May do what operators may.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="May read /metrics.")] = False,
+    expires: Annotated[
+        str | None, typer.Option("--expires", help="A date (2027-01-31), a time, or from now on: 90d, 12h.")
+    ] = None,
+    requests_per_minute: Annotated[float | None, limit("--requests-per-minute", "Limit.")] = None,
+    tokens_per_minute: Annotated[float | None, limit("--tokens-per-minute", "Limit, of prompts and answers.")] = None,
+    burst_requests: Annotated[int | None, limit("--burst-requests", "At once; by default those of a minute.")] = None,
+    burst_tokens: Annotated[int | None, limit("--burst-tokens", "The same in tokens.")] = None,
+    max_concurrent: Annotated[int | None, limit("--max-concurrent", "Limit: requests at once.")] = None,
+    requests_per_day: Annotated[int | None, limit("--requests-per-day", "Limit, from midnight UTC.")] = None,
+    tokens_per_day: Annotated[int | None, limit("--tokens-per-day", "Limit, from midnight UTC.")] = None,
+    budget_per_month: Annotated[float | None, limit("--budget-per-month", "Limit, by the models' prices.")] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> None:
+    """Make a key and print it, this once. Every router takes it within a second."""
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "burst_requests": burst_requests,
+        "burst_tokens": burst_tokens,
+        "max_concurrent": max_concurrent,
+        "requests_per_day": requests_per_day,
+        "tokens_per_day": tokens_per_day,
+        "budget_per_month": budget_per_month,
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
+    body = {
+        "name": name,
+        "tenant": tenant,
+        "models": model,
+        "max_class": max_class,
+        "default_class": default_class,
+        "admin": admin,
+        "metrics": metrics,
+        "expires_at": None if expires is None else expiry(expires, datetime.now(UTC)),
+        "limits": given or None,
+    }
+    _print_change(_ask(endpoint_at(url, key, instance, state_dir), "POST", json=body), as_json)
+
+
+@command(app, "list")
+def list_keys(
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> None:
+    """Show all keys, those of the configuration and revoked ones too; never a key itself."""
+    print_found(_ask(endpoint_at(url, key, instance, state_dir), "GET"), as_json, show)
+
+
+@_command
+def revoke(
+    key_id: IdArgument,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> None:
+    """End a key: every router refuses it within a second. Requests that run are finished."""
+    _print_change(_ask(endpoint_at(url, key, instance, state_dir), "DELETE", key_id), as_json)
+
+
+@_command
+def rotate(
+    key_id: IdArgument,
+    grace: Annotated[
+        str, typer.Option("--grace", help="How long the old key stays valid; 0: it ends at once.")
+    ] = "24h",
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> None:
+    """Replace a key by a new one with the same id and rights, and print the new one, this once."""
+    body = {"grace_s": seconds(grace, "--grace")}
+    _print_change(_ask(endpoint_at(url, key, instance, state_dir), "POST", key_id, "/rotate", json=body), as_json)
+
+
+@_command
+def show_limits(
+    key_id: IdArgument,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> None:
+    """Show all limits that requests of a key have to be within: its own, its tenant's, those of single models."""
+    print_found(_ask(endpoint_at(url, key, instance, state_dir), "GET", key_id), as_json, show_key_limits)
+
+
+def _ask(endpoint: Endpoint, method: str, key_id: str = "", after: str = "", **options: Any) -> dict[str, Any]:
+    """The answer of a route of keys. Raises ServeAppError."""
+    path = f"{PATH}/{quote(key_id, safe='')}{after}" if key_id else PATH
+    with session(endpoint) as http:
+        return request(http, endpoint, method, path, **options).json()  # type: ignore[no-any-return]
+
+
+def seconds(text: str, option: str) -> float:
+    """Seconds of `90d`, `12h`, `30m`, `45s` or `45`. Raises BadRequest."""
+    found = DURATION.fullmatch(text)
+    length = float(found[1]) * UNITS_S[found[2] or "s"] if found else -1.0
+    if not 0 <= length <= MAX_DURATION_S:
+        raise BadRequest(f"{option} {text}: a number with s, m, h or d, such as 24h", param=option)
+    return length
+
+
+def expiry(text: str, now: datetime) -> str:
+    """A time in ISO 8601 with its offset, of a date (of UTC), a time or a duration from now on. Raises BadRequest."""
+    if DURATION.fullmatch(text):
+        return (now + timedelta(seconds=seconds(text, "--expires"))).isoformat(timespec="seconds")
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(f"--expires {text}: a date (2027-01-31), a time, or 90d, 12h", param="--expires") from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
+
+
+def _print_change(found: dict[str, Any], as_json: bool) -> None:
+    print_found(found, as_json, show_change)
+
+
+def show_change(found: Mapping[str, Any], console: Console) -> None:
+    """Print a key that was made, replaced or ended."""
+    listing = Listing(console)
+    record = ("key", *_row(found), found.get("key", ""))
+    if "key" in found:
+        listing.flow((found["key"],), record, style="bold")
+        listing.say(f"Shown this once: the key {found['id']} of {found['name']!r}, tenant {found['tenant']}.", ())
+        if found["previous_until"]:
+            listing.say(f"The old one is valid until {found['previous_until']}.", ())
+    else:
+        listing.say(f"{found['id']} of {found['name']!r} is {found['state']}.", record)
+
+
+def show(found: Mapping[str, Any], console: Console) -> None:
+    """Print the list of keys."""
+    keys = found["data"]
+    Listing(console).table("key", COLUMNS, map(_row, keys), styles=[STYLES.get(one["state"], "") for one in keys])
+
+
+def show_key_limits(found: Mapping[str, Any], console: Console) -> None:
+    """Print what limits a key."""
+    listing, limits = Listing(console), found["effective_limits"]
+    listing.say(f"{found['id']} of {found['name']!r}, tenant {found['tenant']}", ())
+    scopes = [("key", limits["key"]), (f"tenant {found['tenant']}", limits["tenant"])]
+    scopes += [(f"{model} of tenant {found['tenant']}", one) for model, one in limits["models"].items()]
+    rows = [(scope, name, f"{value:,g}") for scope, one in scopes for name, value in one.items()]
+    if rows:
+        listing.table("limit", LIMIT_COLUMNS, rows)
+        listing.say(f"Over a limit: {limits['over_limit']}.", ("over_limit", limits["over_limit"]))
+    else:
+        listing.say("Nothing limits it.", ())
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    rights = " ".join(right for right in ("admin", "metrics") if one[right])
+    models = "all" if one["models"] is None else " ".join(one["models"])
+    named = (one[name] for name in ("id", "name", "tenant", "state", "max_class"))
+    return *named, models, rights, one["expires_at"] or ""

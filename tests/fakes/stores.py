@@ -1,0 +1,60 @@
+"""A store in a file of the test, which can be away."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from serve_app.errors import StoreAway
+from serve_app.http.stored_keys import KeyFollower, KeyList
+from serve_app.store import KeyRecord, Store, new_key_id
+from serve_app.store.sql import SqlStore
+
+
+class FakeStore(Store):
+    """Answers in the calling thread, so that a test has no threads. `away`: every call fails."""
+
+    def __init__(self, folder: Path) -> None:
+        self.away, self.calls = False, 0
+        self.file = folder / "store.sqlite"
+        self.sql = SqlStore(f"sqlite:///{self.file}")
+        super().__init__(self._answer)
+
+    async def _answer(self, method: str, *arguments: Any, **named: Any) -> Any:
+        self.calls += 1
+        if self.away:
+            raise StoreAway("the store is away")
+        return getattr(self.sql, method)(*arguments, **named)
+
+
+class Routers:
+    """The other routers, which know these lists."""
+
+    def __init__(self, *lists: KeyList | BaseException | None) -> None:
+        self.lists, self.asked = lists, 0
+
+    async def __call__(self) -> list[Any]:
+        self.asked += 1
+
+        async def answer(one: KeyList | BaseException | None) -> KeyList | None:
+            if isinstance(one, BaseException):
+                raise one
+            return one
+
+        return [answer(one) for one in self.lists]
+
+
+def follower_of(store: Store, routers: Routers | None = None) -> KeyFollower:
+    return KeyFollower(None, routers or Routers(), lambda _: store)
+
+
+def record(secret: str, **fields: Any) -> KeyRecord:
+    """The record of a key that is `secret`."""
+    given = {
+        "key_id": new_key_id(),
+        "name": "a key",
+        "tenant": "acme",
+        "digest": hashlib.sha256(secret.encode()).digest(),
+    }
+    return KeyRecord(**given | fields)
