@@ -36,7 +36,6 @@ from serve_app.router import (
     UsageReporter,
 )
 from serve_app.settings import ModelSettings, parse
-from serve_app.store import Store
 
 logger = logging.getLogger("ray.serve")
 
@@ -75,12 +74,13 @@ class RouterReplica:
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
         self._scrape = Scrape(name, self._metrics, models, EveryReplica(ROUTER, replica.app_name, "metrics"))
         find, figures = self._receipt_search.find_anywhere, lambda: quota.call("figures")
-        store = Store.at(settings.store.url)
-        usage = UsageReporter(name, store.add_usage)
-        usage.start()
-        local = LocalRoutes(models, self._scrape.everywhere, figures, find, store.usage)
         self._follower = KeyFollower(settings.store.url, EveryReplica(ROUTER, replica.app_name, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
+        usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch))
+        usage.start()
+        local = LocalRoutes(
+            models, self._scrape.everywhere, figures, find, lambda query: self._follower.store.usage(query)
+        )
         secret = kv_store.cluster_secret()
         self._app = RouterApp(settings, models, self._metrics, secret, sessions, local, receipts, usage, self._follower)
         self._bridge = AsgiBridge(self._app)

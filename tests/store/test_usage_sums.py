@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -10,14 +11,22 @@ from dataclasses import dataclass, field
 import pytest
 
 from serve_app.core.limits import TokenPrices
-from serve_app.core.usage import USAGE_COUNTS, InFlightUse, RequestUse, UsageBatch, UsageKey, UsageMeter, UsageRow
+from serve_app.core.usage import USAGE_COUNTS, InFlightUse, RequestUse, UsageBatch, UsageRow
+from serve_app.errors import StoreAway
+from serve_app.router import UsageReporter, usage_reporter
 from serve_app.store.records import UsageQuery, Used
 from serve_app.store.sql import SILENT_S, SqlStore
 
 HISTORIES, STEPS = 8, 150
+DAYS = ("1970-01-01", "1970-01-02")
 PRICES = TokenPrices(3.0, 0.3, 15.0)
 ROW = UsageRow("d1", "k", "t", "m/x", requests=2, prompt_tokens=10, output_tokens=5, cost_micro=7)
 OPEN = InFlightUse("d1", "k", "t", "m/x", 3)
+
+
+@pytest.fixture(autouse=True)
+def heartbeat_in_every_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_reporter, "HEARTBEAT_S", 0.0)
 
 
 @dataclass
@@ -91,8 +100,8 @@ class Router:
     """A router, and the truth of its requests. Its name is its tenant, so that each router's sums can be told apart."""
 
     name: str
-    meter: UsageMeter
-    open: dict[str, UsageKey] = field(default_factory=dict)
+    reporter: UsageReporter
+    open: dict[str, str] = field(default_factory=dict)  # days, by request
     truth: Sums = field(default_factory=Counter)
     at_batch: dict[int, tuple[Sums, Counter[str]]] = field(default_factory=dict)  # truth and in flight, by number
     copies: list[UsageBatch] = field(default_factory=list)  # that the network still has
@@ -100,7 +109,7 @@ class Router:
     applied: int = 0  # number of the last batch that the store has
 
     def in_flight(self) -> Counter[str]:
-        return Counter(key.day for key in self.open.values())
+        return Counter(self.open.values())
 
 
 class History:
@@ -111,61 +120,71 @@ class History:
         self.store = SqlStore(url, self.clock)
         self.routers: list[Router] = []
         self.killed: list[Router] = []
-        self.made = 0
+        self.made = self.day = 0
 
     def run(self) -> None:
         acts = (self.begin, self.end, self.report, self.kill, self.repeat, self.restart, self.silence)
         for _ in range(STEPS):
             self.clock.now += self.draw.choice((0.1, 1.0, 6.0))
             while len(self.routers) < 3:
-                self.made += 1
-                self.routers.append(Router(f"router-{self.made}", UsageMeter(f"router-{self.made}")))
+                self.start()
             self.draw.choices(acts, (40, 30, 20, 2, 6, 2, 2))[0](self.draw.choice(self.routers))
         for router in self.routers:  # a normal end
             for request in list(router.open):
                 self.finish(router, request)
-            while router.meter.has_news:
+            while router.reporter.meter.has_news:
                 self.report(router)
         for router in (*self.routers, *self.killed):
             self.repeat(router)
         self.clock.now += SILENT_S + 1
 
+    def start(self) -> None:
+        self.made += 1
+        name = f"router-{self.made}"
+
+        async def add_usage(batch: UsageBatch) -> None:
+            self.deliver(router, batch)
+
+        router = Router(name, UsageReporter(name, add_usage, lambda: 86400.0 * self.day))
+        self.routers.append(router)
+
     def begin(self, router: Router) -> None:
         self.made += 1
-        key = UsageKey(self.draw.choice(("d1", "d2")), self.draw.choice(("k1", "k2")), router.name, "m/x")
-        router.meter.begin(f"q{self.made}", key, PRICES)
-        router.open[f"q{self.made}"] = key
+        self.day = self.draw.randrange(2)
+        router.reporter.begin(f"q{self.made}", self.draw.choice(("k1", "k2")), router.name, "m/x", PRICES)
+        router.open[f"q{self.made}"] = DAYS[self.day]
 
     def end(self, router: Router) -> None:
         if router.open:
             self.finish(router, self.draw.choice(list(router.open)))
 
     def finish(self, router: Router, request: str) -> None:
-        day = router.open.pop(request).day
+        day = router.open.pop(request)
         if self.draw.random() < 0.1:
-            router.meter.end(request, None)  # it got no tokens
+            router.reporter.end(request, None)  # it got no tokens
             router.uncounted[day] += 1
             return
         prompt = self.draw.randrange(1, 2000)
         use = RequestUse(prompt, self.draw.randrange(prompt), *(self.draw.randrange(500) for _ in range(3)))
-        router.meter.end(request, use)
+        router.reporter.end(request, use)
         cost = PRICES.cost_micro(use.prompt_tokens, use.cached_tokens, use.output_tokens)
         counts = (1, use.prompt_tokens, use.cached_tokens, use.output_tokens, use.kv_token_ms, use.wait_ms, cost)
         for name, count in zip(USAGE_COUNTS[:-1], counts, strict=True):
             router.truth[day, name] += count
 
     def report(self, router: Router) -> None:
-        batch = router.meter.next_batch(heartbeat=True)
-        if batch is None:
-            return
+        asyncio.run(router.reporter.flush())
+
+    def deliver(self, router: Router, batch: UsageBatch) -> None:
+        """The network between a router and the store."""
         router.at_batch.setdefault(batch.seq, (router.truth.copy(), router.in_flight()))
         fate = self.draw.random()
         if fate < 0.4:
             router.copies.append(batch)  # it arrives late, or again, or both
         if fate > 0.2:
             self.add(router, batch)
-        if fate > 0.4:
-            router.meter.acknowledge(batch.seq)  # else the answer is lost
+        if fate < 0.4:
+            raise StoreAway("the answer is lost")
 
     def add(self, router: Router, batch: UsageBatch) -> None:
         self.store.add_usage(batch)
@@ -206,7 +225,7 @@ def test_sums_are_the_truth_but_for_the_unsettled_whatever_is_lost_repeated_or_k
         known, in_flight = router.at_batch.get(router.applied, (Counter(), Counter()))
         expected = known + Counter({(day, "unsettled"): count for day, count in in_flight.items()})
         assert +history.stored(router) == +expected, router.name
-        for day in ("d1", "d2"):  # each unsettled request ended after the last report, or was in flight
+        for day in DAYS:  # each unsettled request ended after the last report, or was in flight
             finished = router.truth[day, "requests"] - known[day, "requests"]
             assert in_flight[day] <= finished + router.in_flight()[day] + router.uncounted[day]
     history.store.close()
