@@ -39,7 +39,7 @@ from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
 from serve_app.http import app, local_routes
-from serve_app.router import LimitClient, ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient
+from serve_app.router import LimitClient, ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient, UsageReporter
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 
 MODEL = "simulated"
@@ -117,6 +117,7 @@ class Router:
         self.metrics = RouterMetrics()
         self.receipts = Receipts()
         self._models: dict[str, ModelRouter] = {}
+        self.usage = UsageReporter("router", _away)
         self._made = itertools.count()
         self.ended = 0
 
@@ -143,10 +144,10 @@ class Router:
 
     def _app(self, shared: QueueClient) -> app.RouterApp:
         scrape = Scrape("router", self.metrics, self._models, _away)
-        local = local_routes.LocalRoutes(self._models, scrape.everywhere, _away, _away)
+        local = local_routes.LocalRoutes(self._models, scrape.everywhere, _away, _away, _away)
         sessions, limits = SessionClient(_away, {}), LimitClient(shared)
         return app.RouterApp(
-            self._settings, self._models, self.metrics, bytes(32), sessions, local, self.receipts, limits
+            self._settings, self._models, self.metrics, bytes(32), sessions, local, self.receipts, limits, self.usage
         )
 
     async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:

@@ -38,7 +38,7 @@ from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_
 from serve_app.http.response import REPLAYED, HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
 from serve_app.http.stored_keys import KeyFollower
-from serve_app.router import LimitClient, ModelRouter, RequestTrace, RouterMetrics, SessionClient
+from serve_app.router import LimitClient, ModelRouter, RequestTrace, RouterMetrics, SessionClient, UsageReporter
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
@@ -81,6 +81,7 @@ class RouterApp:
         local_routes: answers the routes that need no engine.
         receipts: keeps the receipts of this router's requests.
         limits: charges requests against the limits of keys and tenants, together with all routers.
+        usage: counts what they use.
         follower: follows the keys of the store; None: there is none.
 
     Raises:
@@ -97,6 +98,7 @@ class RouterApp:
         local_routes: LocalRoutes,
         receipts: Receipts,
         limits: LimitClient,
+        usage: UsageReporter,
         follower: KeyFollower | None = None,
     ) -> None:
         self.models = models
@@ -106,7 +108,7 @@ class RouterApp:
         self._local_routes = local_routes
         self._stored = None if follower is None else follower.stored
         self._key_routes = KeyRoutes(follower, lambda: self.keys, lambda: self.settings)
-        self.receipts = receipts
+        self.receipts, self.usage = receipts, usage
         self._kept_answers = IdempotencyCache(time.monotonic)
         self._body_thread = BodyThread()
         self.estimator = Estimator()
@@ -126,9 +128,11 @@ class RouterApp:
         if scope["type"] == "http":
             await self._handler(scope, receive, send)
         elif scope["type"] == "lifespan":  # the router replica's constructor does the set-up
-            for event in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{event}.complete"})
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()  # Serve sends it once the last request has ended
+            await self.usage.close()
+            await send({"type": "lifespan.shutdown.complete"})
         else:  # a websocket: not supported
             await send({"type": "websocket.close", "code": 1000})
 
@@ -154,7 +158,7 @@ class RouterApp:
             elif isinstance(route.target, routes.KeyCall):
                 answer = await self._key_routes.answer(route, identity, lambda: self._read_body(headers, receive))
             else:
-                answer = await self._local_routes.answer(route, identity)
+                answer = await self._local_routes.answer(route, identity, scope.get("query_string", b""))
             await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")
         except Unauthorized as error:
             self._metrics.count_ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)
@@ -180,6 +184,7 @@ class RouterApp:
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
+        record.key_id = identity.key_id
         try:
             sent, raw = await self._read_body(headers, receive) if query is None else (query, b"")
             size = len(raw)
@@ -234,6 +239,7 @@ class RouterApp:
     def _record_end(self, record: RequestRecord) -> None:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
         self._metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
+        self.usage.end(record.request_id, record.use())
         receipt = record.receipt(time.monotonic())
         self.receipts.add(receipt)
         if receipt.slo is not None:
@@ -342,6 +348,11 @@ class RouterApp:
         """The message for the granted replica."""
         record = call.record
         record.granted_at = time.monotonic()
+        if record.operation.takes_slot:
+            settings = call.model.settings
+            prices = None if settings.prices is None else settings.prices.token_prices()
+            # a list of prompts is one request, and has the id of its answer
+            self.usage.begin(call.exchange.request_id, record.key_id, record.tenant, settings.name, prices)
         if call.on_granted is not None:
             call.on_granted()
         return Submit(
@@ -362,7 +373,7 @@ class RouterApp:
             await call.comments.end()
         tokens = record.cost.tokens if record.operation.takes_slot else 0
         self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
-        record.stream = stream
+        record.stream, record.prompt = stream, frames[0].prompt
         if record.operation.generates:
             first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started
             # a repeat after a lost replica has had its first token already, and a list has one

@@ -34,6 +34,7 @@ from serve_app.router import (
     RouterMetrics,
     Scrape,
     SessionClient,
+    UsageReporter,
 )
 from serve_app.settings import ModelSettings, parse
 
@@ -74,13 +75,17 @@ class RouterReplica:
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
         self._scrape = Scrape(name, self._metrics, models, EveryReplica(ROUTER, replica.app_name, "metrics"))
         find, figures = self._receipt_search.find_anywhere, lambda: quota.call("figures")
-        local = LocalRoutes(models, self._scrape.everywhere, figures, find)
         self._follower = KeyFollower(settings.store.url, EveryReplica(ROUTER, replica.app_name, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
+        usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch))
+        usage.start()
+        local = LocalRoutes(
+            models, self._scrape.everywhere, figures, find, lambda query: self._follower.store.usage(query)
+        )
         secret = kv_store.cluster_secret()
         limits = LimitClient(self._queue_client)
         self._app = RouterApp(
-            settings, models, self._metrics, secret, sessions, local, receipts, limits, self._follower
+            settings, models, self._metrics, secret, sessions, local, receipts, limits, usage, self._follower
         )
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)

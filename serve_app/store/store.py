@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from serve_app.core.usage import UsageBatch, UsageRow
 from serve_app.store.owner import OwnerCalls
-from serve_app.store.records import KeyRecord, UsageBatch, UsageQuery, UsageRow, Used
+from serve_app.store.records import KeyRecord, UsageQuery, Used
 
 if TYPE_CHECKING:
     from serve_app.store.sql import SqlStore

@@ -13,7 +13,7 @@ from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.stored_keys import KeyFollower
-from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient
+from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient, UsageReporter
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.limits import FakeLimits
@@ -74,9 +74,9 @@ def router_app(
 
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
-    local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere)
-    sessions, limits = SessionClient(away, {}), limits or FakeLimits()
-    return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, limits, follower)
+    local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
+    usage, sessions, limits = UsageReporter("router", away), SessionClient(away, {}), limits or FakeLimits()
+    return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, limits, usage, follower)
 
 
 class Client:
@@ -124,6 +124,7 @@ class Client:
         headers: dict[str, str] | None = None,
         *,
         key: str | None = KEY,
+        query: str = "",
         reply: Reply | None = None,
         reading: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> Reply:
@@ -160,7 +161,8 @@ class Client:
             if reading is not None:
                 await reading(got)
 
-        await self.edge({"type": "http", "method": method, "path": path, "headers": sent}, receive, send)
+        scope = {"type": "http", "method": method, "path": path, "headers": sent, "query_string": query.encode()}
+        await self.edge(scope, receive, send)
         assert got.ended
         return got
 

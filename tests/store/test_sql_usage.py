@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.store.records import InFlightUse, UsageBatch, UsageQuery, UsageRow, Used
+from serve_app.core.usage import InFlightUse, UsageBatch, UsageRow
+from serve_app.store.records import UsageQuery, Used
 from tests.store.conftest import OpenStore
 
 ROW = UsageRow("2026-11-25", "k", "t", "m/x", 2, 10, 4, 5, kv_token_ms=2**40, wait_ms=9, cost_micro=7)
