@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from serve_app.core.claims import ClaimReply, ClaimReport, ClaimRequest, Generation
 from serve_app.core.memory import (
     CheckpointChanges,
     Device,
@@ -141,6 +142,14 @@ class GpuMemoryQuota:
             lambda now: self.core.on_watch(message, now, timed_out=True), message.router, EntryKind.SESSION
         )
         return reply or self.core.queue.actor_sessions.stale_reply(message)
+
+    async def claim(self, asked: ClaimRequest) -> ClaimReply:
+        """What becomes of a request with an Idempotency-Key; see `core.claims`."""
+        return self.core.on_claim(asked, time.monotonic())
+
+    async def report_claims(self, report: ClaimReport) -> Generation | None:
+        """Take over the claims of a router; see `core.claims`."""
+        return self.core.on_claim_report(report, time.monotonic())
 
     def _after_queue_event(self) -> None:
         """After an event: deliver session outcomes, wake routers with new actions and set the queue timer."""
