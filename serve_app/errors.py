@@ -13,6 +13,7 @@
     ├── MethodNotAllowed             405 method_not_allowed
     ├── LeaseConflict                409 lease_conflict            (the lease's kind or state forbids it)
     ├── AnswerNotKept                409 idempotency_answer_not_kept
+    ├── RunLost                      409 idempotency_run_lost      (its routers died)
     ├── Overloaded                   429 queue_full | deadline | shed
     │   └── InsufficientMemory       429 insufficient_memory       (names the device and the shortage)
     └── Unavailable                  503 no_replica | draining
@@ -137,6 +138,12 @@ class AnswerNotKept(ServeAppError):
     """A repeat under an Idempotency-Key whose answer was too long to be kept."""
 
     status, type, code = 409, "conflict_error", "idempotency_answer_not_kept"
+
+
+class RunLost(ServeAppError):
+    """A repeat under an Idempotency-Key whose run was started anew once, and lost with its router again."""
+
+    status, type, code = 409, "conflict_error", "idempotency_run_lost"
 
 
 class MethodNotAllowed(ServeAppError):

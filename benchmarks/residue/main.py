@@ -38,7 +38,7 @@ from benchmarks.common.output import write_json
 from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
-from serve_app.http import app, local_routes
+from serve_app.http import app, keyed_runs, local_routes
 from serve_app.router import ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 
@@ -120,7 +120,10 @@ class Router:
         models, sessions = self._models, SessionClient(_away, {})
         scrape = Scrape("router", self.metrics, models, _away)
         local = local_routes.LocalRoutes(models, scrape.everywhere, _away, _away)
-        self._edge = app.RouterApp(self._settings, models, self.metrics, bytes(32), sessions, local, self.receipts)
+        keyed = keyed_runs.KeyedRuns("router", _away, _NoOther())
+        self._edge = app.RouterApp(
+            self._settings, models, self.metrics, bytes(32), sessions, local, self.receipts, keyed
+        )
         self._made = itertools.count()
         self.ended = 0
 
@@ -246,6 +249,16 @@ class Router:
                 if sample.name == "serve_app_requests_total":
                     found[sample.labels["outcome"]] += int(sample.value)
         return dict(found)
+
+
+class _NoOther:
+    """No router replica to copy an answer to."""
+
+    def names(self) -> frozenset[str]:
+        return frozenset()
+
+    async def call(self, replica_id: str, method: str, *_: Any) -> Any:
+        raise ConnectionError(f"there is no {replica_id} to call {method} of")
 
 
 async def _away(*_: Any) -> Any:

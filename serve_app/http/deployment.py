@@ -13,12 +13,15 @@ from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
 from serve_app.http.error_responses import Headers
+from serve_app.http.idempotency import AnswerCopy, AnswerPart
+from serve_app.http.keyed_runs import KeyedRuns
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
 from serve_app.quota import QuotaActor, kv_store
 from serve_app.ray_adapter import (
+    ChosenReplica,
     EveryReplica,
     Handle,
     in_fresh_context,
@@ -65,7 +68,11 @@ class RouterReplica:
         self._scrape = Scrape(name, self._metrics, models, EveryReplica(ROUTER, replica.app_name, "metrics"))
         find, figures = self._receipt_search.find_anywhere, lambda: quota.call("figures")
         local = LocalRoutes(models, self._scrape.everywhere, figures, find)
-        self._app = RouterApp(settings, models, self._metrics, kv_store.cluster_secret(), sessions, local, receipts)
+        self._keyed_runs = KeyedRuns(name, quota.call, ChosenReplica(ROUTER, replica.app_name))
+        in_fresh_context(self._keyed_runs.claims.start(), "claims")
+        self._app = RouterApp(
+            settings, models, self._metrics, kv_store.cluster_secret(), sessions, local, receipts, self._keyed_runs
+        )
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
@@ -92,6 +99,14 @@ class RouterReplica:
     async def receipt(self, request_id: str, tenant: str | None = None) -> dict[str, Any] | None:
         """The receipt of a request that this replica received; the other router replicas call this."""
         return self._receipt_search.find_here(request_id, tenant)
+
+    async def answer_part(self, run: str, offset: int) -> AnswerPart | None:
+        """A part of an answer of this replica; the other router replicas call this."""
+        return await self._keyed_runs.part(run, offset)
+
+    async def keep_answer(self, copy: AnswerCopy) -> None:
+        """Keep an answer of another router replica, which calls this."""
+        self._keyed_runs.keep(copy)
 
     async def metrics(self) -> tuple[str, bytes]:
         """This replica's id and metrics; the router replica that is scraped calls this."""

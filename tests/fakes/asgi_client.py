@@ -11,9 +11,11 @@ from typing import Any
 
 from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
+from serve_app.http.keyed_runs import KeyedRuns
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient
 from serve_app.settings import KeySettings, Settings
+from tests.fakes.claims import FakeClaims
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.router import LONG, SOON_S
 
@@ -58,8 +60,10 @@ def ask(prompt: str | list[str], tokens: int = 5, **more: Any) -> dict[str, Any]
     return {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True} | more
 
 
-def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: RouterMetrics) -> RouterApp:
-    """An ASGI app that reaches no quota actor and no other router."""
+def router_app(
+    settings: Settings, models: Mapping[str, ModelRouter], metrics: RouterMetrics, keyed_runs: KeyedRuns | None = None
+) -> RouterApp:
+    """An ASGI app that reaches no quota actor, except for claims, and no other router unless `keyed_runs` does."""
 
     async def away(*_: Any) -> Any:
         raise TimeoutError
@@ -67,7 +71,8 @@ def router_app(settings: Settings, models: Mapping[str, ModelRouter], metrics: R
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
     local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere)
-    return RouterApp(settings, models, metrics, SALT_SECRET, SessionClient(away, {}), local, receipts)
+    keyed_runs = keyed_runs or FakeClaims().join("router")
+    return RouterApp(settings, models, metrics, SALT_SECRET, SessionClient(away, {}), local, receipts, keyed_runs)
 
 
 class Client:
@@ -76,6 +81,7 @@ class Client:
     Args:
         routers: how many router replicas there are; `name` tells them apart.
         admission, http: settings.
+        keyed_runs: of this router, if others share its claims.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class Client:
         *,
         admission: dict[str, Any] | None = None,
         http: dict[str, Any] | None = None,
+        keyed_runs: KeyedRuns | None = None,
     ) -> None:
         keys = (
             KeySettings(key=KEY, tenant="people", max_class="high", metrics=True),
@@ -95,13 +102,13 @@ class Client:
         settings = Settings.model_validate(told)
         self.handle = cluster.handle()
         self._cluster, self._name, self._routers, self._settings = cluster, name, routers, settings
-        self.metrics = RouterMetrics()
+        self.metrics, self._keyed_runs = RouterMetrics(), keyed_runs
 
     async def start(self) -> Client:
         client = await self._cluster.queues(self._name)
         admission = self._settings.admission
         self.model = ModelRouter(self._cluster.settings, self.handle, admission, self._name, self._routers, client)
-        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics)
+        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics, self._keyed_runs)
         await self.model.start()
         await turns(20)
         return self
