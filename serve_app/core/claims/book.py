@@ -226,5 +226,5 @@ class ClaimBook:
             del self._tenants[claim.tenant]
 
 
-def _rank(claim: Claim) -> tuple[ClaimState, int, str]:
-    return claim.state, claim.restarts, claim.run
+def _rank(claim: Claim) -> tuple[ClaimState, int]:
+    return claim.state, claim.restarts

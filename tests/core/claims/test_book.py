@@ -88,6 +88,15 @@ def test_another_body_under_the_key_is_refused_in_every_state_of_the_claim() -> 
     assert there.claim("c", "2", body=b"other").verdict is V.REUSED
 
 
+def test_a_report_that_comes_late_takes_back_nothing() -> None:
+    there = Cluster()
+    there.claim("a", "1")
+    there.kept("1", "a", "b")
+    there.report("a", Claim("t", KEY, BODY, "1", ClaimState.RUNNING, ("a",)))
+    there.kept("1", "a")
+    assert there.claim("c", "2") == ClaimReply(V.KEPT, "1", ("a", "b"))
+
+
 def test_a_key_of_another_tenant_is_another_key() -> None:
     there = Cluster()
     there.claim("a", "1")
@@ -262,6 +271,7 @@ class Histories(RuleBasedStateMachine):
         self.has: dict[str, dict[str, Claim]] = {self.alive[name]: {} for name in ROUTERS}
         self.generations: dict[str, Generation | None] = {}
         self.late: list[Callable[[], object]] = []  # messages still on their way
+        self.beats: dict[str, ClaimReport] = {}  # reports still on their way, by router
         self.asked: dict[tuple[str, bytes], set[bytes]] = {}  # bodies, by tenant and key
 
     def knows(self, router: str) -> bool:
@@ -339,8 +349,26 @@ class Histories(RuleBasedStateMachine):
     def beat(self, router: str) -> None:
         self._beats(self.alive[router])
 
+    @rule(router=routers)
+    def beat_late(self, router: str) -> None:
+        """A report that stays on its way: the next one is not sent before it has arrived."""
+        me = self.alive[router]
+        self._deliver_beat(me)
+        claims = tuple((one, 0.0) for one in self.has[me].values())
+        running = frozenset(one.run for one in self.has[me].values() if one.state is ClaimState.RUNNING)
+        self.beats[me] = ClaimReport(me, self.generations.get(me), claims, running, is_whole=True)
+
+    @rule(router=routers)
+    def beat_arrives(self, router: str) -> None:
+        self._deliver_beat(self.alive[router])
+
+    def _deliver_beat(self, me: str) -> None:
+        if (report := self.beats.pop(me, None)) is not None and me in self.has:
+            self.generations[me] = self.book.on_report(report, self.now, self.knows)
+
     def _beats(self, me: str) -> None:
         """A router reports all it has."""
+        self._deliver_beat(me)
         for _ in range(2):
             claims = tuple((one, 0.0) for one in self.has[me].values())
             running = frozenset(one.run for one in self.has[me].values() if one.state is ClaimState.RUNNING)
@@ -365,6 +393,7 @@ class Histories(RuleBasedStateMachine):
         self.epoch += 1
         self.book = ClaimBook(self.epoch, list(self.has), self.now)
         self.late.clear()
+        self.beats.clear()
 
     @rule(router=routers, data=st.data())
     def evict(self, router: str, data: st.DataObject) -> None:
