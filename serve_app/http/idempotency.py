@@ -172,11 +172,12 @@ class AnswerStore:
             await log.changed()
 
     def trim(self, log: AnswerLog) -> None:
-        """Drop what all readers have read of an answer that is not kept, and what the fastest has long read."""
+        """Drop what all readers have read of an answer that is not kept, and what the fastest has long read; everything
+        if there is no reader, since another one would be refused."""
         if log.is_kept:
             return
         if not log.offsets:
-            start = log.end if log.has_ended else log.start
+            start = log.end
         else:
             start = max(min(log.offsets.values()), max(log.offsets.values()) - WINDOW_BYTES, log.start)
         if start > log.start:
