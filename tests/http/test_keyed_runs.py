@@ -85,6 +85,11 @@ def check(scenario: Callable[[Three], Awaitable[None]], **waits: float) -> None:
     run(whole, waits={(places[name], name): seconds for name, seconds in waits.items()})
 
 
+async def came(reply: Reply, messages: int) -> None:
+    """So many messages of an answer, or its end."""
+    await until(lambda: len(reply.chunks) >= messages or reply.ended, SOON_S, f"{messages} messages")
+
+
 def receipt_of(client: Client, reply: Reply) -> Any:
     found = client.edge.receipts.find(reply.headers["x-serve-app-request-id"], None)
     assert found is not None
@@ -149,7 +154,7 @@ def test_a_client_cut_at_any_point_gets_the_whole_answer_of_its_run_with_a_repea
             task = there.posting("a", reply, stream=stream, headers=headers)
             await turns(10 * messages + 1)
             if stream:
-                await until(lambda reply=reply: len(reply.chunks) >= messages or reply.ended, SOON_S, "messages")  # type: ignore[misc]  # noqa: B023
+                await came(reply, messages)
             before = reply.body
             task.cancel()
             await asyncio.wait({task})
