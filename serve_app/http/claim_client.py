@@ -126,12 +126,12 @@ class ClaimClient:
         """Return once the present state of a claim is reported. Raises `AWAY`."""
         while run in self._unreported:
             async with self._reporting:  # one report has the changes of all that wait for it
-                if run in self._unreported and not await in_fresh_context(self._report(), "claims"):
+                if run in self._unreported and not await in_fresh_context(self.report(), "claims"):
                     continue
             if run in self._unreported:  # the actor does not know this router yet
                 await asyncio.sleep(RETRY_S)
 
-    async def _report(self, *, is_beat: bool = False) -> bool:
+    async def report(self, *, is_beat: bool = False) -> bool:
         """Report a piece of what is not reported yet; whether there is nothing more to be done now. Raises `AWAY`.
 
         `is_beat`: with the list of all runs in progress.
@@ -174,9 +174,9 @@ class ClaimClient:
         while True:
             with contextlib.suppress(*AWAY):
                 async with self._reporting:
-                    is_done = await self._report(is_beat=True)
+                    is_done = await self.report(is_beat=True)
                 while not is_done:
                     async with self._reporting:
-                        is_done = await self._report()
+                        is_done = await self.report()
             self._holdings.forget_expired()
             await asyncio.sleep(BEAT_S)

@@ -106,7 +106,7 @@ class KeyedRuns:
         self._router, self._routers = router, routers
         self.store = AnswerStore(time.monotonic)
         self.claims = ClaimClient(router, call, self.store)
-        self._runs: dict[str, _Run] = {}
+        self.runs: dict[str, _Run] = {}
 
     async def answer(self, request: KeyedRequest) -> None:
         """Answer a request: by its own run, by joining one, or by a kept answer.
@@ -144,10 +144,10 @@ class KeyedRuns:
         if relay.sent and reply.run != relay.run:
             raise EngineFailed("the router that ran this request has died, or the run has failed", code="run_lost")
         relay.run = reply.run
-        if reply.verdict is ClaimVerdict.RUN and reply.run not in self._runs:
+        if reply.verdict is ClaimVerdict.RUN and reply.run not in self.runs:
             self._begin(request, asked, reply.restarts)
-        elif reply.run in self._runs:
-            run = self._runs[reply.run]
+        elif reply.run in self.runs:
+            run = self.runs[reply.run]
             run.grace_s = max(run.grace_s, request.grace_s)
         return reply
 
@@ -155,7 +155,7 @@ class KeyedRuns:
         """Start the run of a request as a task of its own."""
         routers = (self._router,)
         claim = Claim(asked.tenant, asked.key, asked.fingerprint, asked.run, ClaimState.RUNNING, routers, restarts)
-        run = self._runs[claim.run] = _Run(self.store.begin(claim), request.grace_s)
+        run = self.runs[claim.run] = _Run(self.store.begin(claim), request.grace_s)
 
         async def write(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.body":
@@ -180,7 +180,7 @@ class KeyedRuns:
         except Exception:
             logger.exception("run %s failed inside the router", log.claim.run)
             error = ServeAppError("the server failed; its log says more")
-        del self._runs[log.claim.run]  # from here on nothing aborts it
+        del self.runs[log.claim.run]  # from here on nothing aborts it
         if run.abort is not None:
             run.abort.cancel()
         if error is None and log.head is not None and is_repeatable(log.head[0]):
@@ -254,7 +254,7 @@ class KeyedRuns:
     @contextlib.contextmanager
     def _reading(self, log: AnswerLog, offset: int) -> Iterator[object]:
         """A reader of a log: while there is one, its run is not aborted."""
-        run, reader = self._runs.get(log.claim.run), object()
+        run, reader = self.runs.get(log.claim.run), object()
         log.offsets[reader] = offset
         if run is not None and run.abort is not None:
             run.abort.cancel()
@@ -265,7 +265,7 @@ class KeyedRuns:
             del log.offsets[reader]
             self.store.trim(log)
             log.notify()
-            if not log.offsets and (run := self._runs.get(log.claim.run)) is not None and run.task is not None:
+            if not log.offsets and (run := self.runs.get(log.claim.run)) is not None and run.task is not None:
                 run.abort = asyncio.get_running_loop().call_later(run.grace_s, run.task.cancel)
 
     # What other routers call.

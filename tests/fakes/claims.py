@@ -73,7 +73,7 @@ class FakeClaims:
         """SIGKILL: nothing of it goes on, and the actor does not know yet."""
         self.dead.add(router)
         runs = self.routers[router]
-        for run in list(runs._runs.values()):
+        for run in list(runs.runs.values()):
             if run.task is not None:
                 run.task.cancel()
 

@@ -5,7 +5,7 @@ In: claims of requests, reports of routers, the ends of routers. Out: verdicts.
 Never: holds an answer, reads a clock, or sees the text of a key.
 """
 
-from serve_app.core.claims.book import RECOVERY_S, ClaimBook
+from serve_app.core.claims.book import ClaimBook
 from serve_app.core.claims.messages import (
     KEPT_S,
     Claim,
@@ -19,7 +19,6 @@ from serve_app.core.claims.messages import (
 
 __all__ = [
     "KEPT_S",
-    "RECOVERY_S",
     "Claim",
     "ClaimBook",
     "ClaimReply",

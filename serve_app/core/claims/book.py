@@ -60,8 +60,8 @@ class ClaimBook:
         self.epoch = epoch
         self._unreported = set(routers)
         self._recovers_until = now + RECOVERY_S
-        self._tenants: dict[str, _TenantClaims] = {}
-        self._running: dict[str, dict[str, tuple[str, bytes]]] = {}  # by router and run
+        self.tenants: dict[str, _TenantClaims] = {}
+        self.running: dict[str, dict[str, tuple[str, bytes]]] = {}  # by router and run
         self._unlisted: dict[str, frozenset[str]] = {}  # by router: runs that its last report did not list
         self._generations: dict[str, Generation] = {}  # by router that is alive
         self._made = 0  # generations
@@ -107,10 +107,10 @@ class ClaimBook:
         for claim, age_s in report.claims:
             self._merge(claim, now - age_s)
         if report.running is not None:
-            unlisted = self._running.get(report.router, {}).keys() - report.running
+            unlisted = self.running.get(report.router, {}).keys() - report.running
             # twice, since a claim may overtake a report that was made before it
             for run in unlisted & self._unlisted.get(report.router, frozenset()):
-                ended = self._find(*self._running[report.router][run])
+                ended = self._find(*self.running[report.router][run])
                 if ended is not None:
                     self._remove(ended)
             self._unlisted[report.router] = frozenset(unlisted)
@@ -123,7 +123,7 @@ class ClaimBook:
         self._unreported.discard(router)
         self._unlisted.pop(router, None)
         self._generations.pop(router, None)
-        for tenant, key in list(self._running.get(router, {}).values()):
+        for tenant, key in list(self.running.get(router, {}).values()):
             claim = self._find(tenant, key)
             if claim is not None:
                 self._remove(claim)
@@ -131,7 +131,7 @@ class ClaimBook:
 
     def on_tick(self, now: float) -> None:
         """Forget what has expired."""
-        for tenant in list(self._tenants.values()):
+        for tenant in list(self.tenants.values()):
             while tenant.expiring:
                 claim, changed_at = next(iter(tenant.expiring.values()))
                 if changed_at > now - KEPT_S:
@@ -160,7 +160,7 @@ class ClaimBook:
 
     def _has_place(self, name: str) -> bool:
         """Whether the tenant may have another claim; its own oldest expiring one may go for that."""
-        tenant = self._tenants.get(name, _TenantClaims())
+        tenant = self.tenants.get(name, _TenantClaims())
         if len(tenant) < TENANT_CLAIMS and self.count < ALL_CLAIMS:
             return True
         if not tenant.expiring:
@@ -193,37 +193,37 @@ class ClaimBook:
         if not left:
             self._remove(claim)
             return None
-        changed_at = self._tenants[claim.tenant].expiring[claim.key][1]
+        changed_at = self.tenants[claim.tenant].expiring[claim.key][1]
         self._remove(claim)
         claim = replace(claim, routers=left)
         self._put(claim, changed_at)
         return claim
 
     def _find(self, tenant: str, key: bytes) -> Claim | None:
-        found = self._tenants.get(tenant)
+        found = self.tenants.get(tenant)
         return None if found is None else found.find(key)
 
     def _put(self, claim: Claim, changed_at: float, *, expires: bool = False) -> None:
-        tenant = self._tenants.setdefault(claim.tenant, _TenantClaims())
+        tenant = self.tenants.setdefault(claim.tenant, _TenantClaims())
         self.count += 1
         if claim.state is ClaimState.RUNNING and not expires:
             tenant.running[claim.key] = claim
-            self._running.setdefault(claim.routers[0], {})[claim.run] = (claim.tenant, claim.key)
+            self.running.setdefault(claim.routers[0], {})[claim.run] = (claim.tenant, claim.key)
             return
         tenant.expiring[claim.key] = (claim, changed_at)
 
     def _remove(self, claim: Claim) -> None:
-        tenant = self._tenants[claim.tenant]
+        tenant = self.tenants[claim.tenant]
         self.count -= 1
         if tenant.running.pop(claim.key, None) is None:
             del tenant.expiring[claim.key]
         else:
-            runs = self._running[claim.routers[0]]
+            runs = self.running[claim.routers[0]]
             del runs[claim.run]
             if not runs:
-                del self._running[claim.routers[0]]
+                del self.running[claim.routers[0]]
         if not len(tenant):
-            del self._tenants[claim.tenant]
+            del self.tenants[claim.tenant]
 
 
 def _rank(claim: Claim) -> tuple[ClaimState, int]:
