@@ -109,7 +109,7 @@ class ClaimClient:
         while time.monotonic() < deadline:
             with contextlib.suppress(*AWAY):
                 async with asyncio.timeout(CALL_S):
-                    reply: ClaimReply = await self._call("claim", asked)
+                    reply: ClaimReply = await self._call("exchange", asked)
                 if reply.verdict is not ClaimVerdict.WAIT:
                     return reply
             await asyncio.sleep(RETRY_S)
@@ -147,7 +147,7 @@ class ClaimClient:
             is_whole=len(runs) == len(self._unreported),
         )
         async with asyncio.timeout(CALL_S):
-            generation: Generation | None = await self._call("report_claims", report)
+            generation: Generation | None = await self._call("exchange", report)
         if generation is None:
             return True  # nothing more to be had from this actor now
         if generation != self._generation:  # it knows nothing from here

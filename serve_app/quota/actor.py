@@ -119,8 +119,17 @@ class GpuMemoryQuota:
         found = (use.device for use in self.core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
-    async def exchange(self, message: RouterMessage) -> ActorReply:
-        """Process a router's message; see `core.shared_queue.delivery`."""
+    async def exchange(
+        self, message: RouterMessage | ClaimRequest | ClaimReport
+    ) -> ActorReply | ClaimReply | Generation | None:
+        """Process a router's message; see `core.shared_queue.delivery`, and `core.claims` for requests with a key.
+
+        One method for all: after an upgrade, handles still have the methods of the release that made the actor.
+        """
+        if isinstance(message, ClaimRequest):
+            return self.core.on_claim(message, time.monotonic())
+        if isinstance(message, ClaimReport):
+            return self.core.on_claim_report(message, time.monotonic())
         await self.devices_known.wait()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
 
@@ -142,14 +151,6 @@ class GpuMemoryQuota:
             lambda now: self.core.on_watch(message, now, timed_out=True), message.router, EntryKind.SESSION
         )
         return reply or self.core.queue.actor_sessions.stale_reply(message)
-
-    async def claim(self, asked: ClaimRequest) -> ClaimReply:
-        """What becomes of a request with an Idempotency-Key; see `core.claims`."""
-        return self.core.on_claim(asked, time.monotonic())
-
-    async def report_claims(self, report: ClaimReport) -> Generation | None:
-        """Take over the claims of a router; see `core.claims`."""
-        return self.core.on_claim_report(report, time.monotonic())
 
     def _after_queue_event(self) -> None:
         """After an event: deliver session outcomes, wake routers with new actions and set the queue timer."""

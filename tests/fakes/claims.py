@@ -49,11 +49,15 @@ class FakeClaims:
             await asyncio.sleep(0)
             if not self.up or name in self.dead:
                 raise Away("the actor is away")
-            self.calls.append(method)
+            assert method == "exchange"
             told = pickle.loads(pickle.dumps(arguments[0]))
-            handle = {"claim": self.book.on_claim, "report_claims": self.book.on_report}[method]
-            assert isinstance(told, ClaimRequest | ClaimReport)
-            reply = handle(told, self._clock(), self.knows)  # type: ignore[operator]
+            reply: Any
+            if isinstance(told, ClaimRequest):
+                method, reply = "claim", self.book.on_claim(told, self._clock(), self.knows)
+            else:
+                assert isinstance(told, ClaimReport)
+                method, reply = "report", self.book.on_report(told, self._clock(), self.knows)
+            self.calls.append(method)
             await asyncio.sleep(0)
             if self.losing(method) or not self.up:
                 raise Away("the reply is lost")
