@@ -170,13 +170,20 @@ class ClaimClient:
             self._beating.cancel()
             await asyncio.wait({self._beating})
 
+    async def _report_all(self) -> None:
+        """Report everything that is not reported yet, and all runs in progress. Raises `AWAY`."""
+        async with self._reporting:
+            is_done = await self.report(is_beat=True)
+        while not is_done:
+            async with self._reporting:
+                is_done = await self.report()
+
     async def _beat(self) -> None:
         while True:
-            with contextlib.suppress(*AWAY):
-                async with self._reporting:
-                    is_done = await self.report(is_beat=True)
-                while not is_done:
-                    async with self._reporting:
-                        is_done = await self.report()
+            try:
+                with contextlib.suppress(*AWAY):
+                    await self._report_all()
+            except Exception:
+                logger.exception("reporting the claims of keys failed and is repeated")
             self._holdings.forget_expired()
             await asyncio.sleep(BEAT_S)

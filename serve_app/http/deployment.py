@@ -69,7 +69,7 @@ class RouterReplica:
         find, figures = self._receipt_search.find_anywhere, lambda: quota.call("figures")
         local = LocalRoutes(models, self._scrape.everywhere, figures, find)
         self._keyed_runs = KeyedRuns(name, quota.call, ChosenReplica(ROUTER, replica.app_name))
-        in_fresh_context(self._keyed_runs.claims.start(), "claims")
+        in_fresh_context(self._keyed_runs.start(), "claims")
         self._app = RouterApp(
             settings, models, self._metrics, kv_store.cluster_secret(), sessions, local, receipts, self._keyed_runs
         )

@@ -27,7 +27,7 @@ from serve_app.http.idempotency import AnswerCopy, AnswerLog, AnswerPart, Answer
 from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_record import RequestRecord
 from serve_app.http.response import REPLAYED, HttpExchange
-from serve_app.ray_adapter import AWAY, CALL_ERRORS, NO_ANSWER, in_fresh_context
+from serve_app.ray_adapter import CALL_ERRORS, NO_ANSWER, in_fresh_context
 from serve_app.types import Contract
 
 logger = logging.getLogger("ray.serve")
@@ -108,6 +108,12 @@ class KeyedRuns:
         self.claims = ClaimClient(router, call, self.store)
         self.runs: dict[str, _Run] = {}
 
+    async def start(self) -> None:
+        """Begin to report to the actor and to follow the other routers, in the context of the caller, which must not be
+        a request's."""
+        await self.claims.start()
+        self._routers.names()  # Serve sends them from now on
+
     async def answer(self, request: KeyedRequest) -> None:
         """Answer a request: by its own run, by joining one, or by a kept answer.
 
@@ -185,8 +191,10 @@ class KeyedRuns:
             run.abort.cancel()
         if error is None and log.head is not None and is_repeatable(log.head[0]):
             self.store.keep(log)
-            await self._spread(log)
-            self.store.seal(log)
+            try:
+                await self._spread(log)
+            finally:
+                self.store.seal(log)
         else:
             self.store.seal(log, error)
             self.store.forget(log)
@@ -204,7 +212,7 @@ class KeyedRuns:
                         break
                 self.claims.changed(run)
                 await self.claims.reported(run)
-        except AWAY as error:
+        except NO_ANSWER as error:
             self.claims.changed(run)  # for the next beat
             logger.warning("the answer of run %s has no second router, or the actor does not know it: %r", run, error)
 
