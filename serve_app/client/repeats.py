@@ -21,7 +21,7 @@ from serve_app.http import HttpRequest, read_events
 PAUSES_S = (0.0, 1.0)  # before each repeat; at once, for a run to be found that has lost its client just now
 # A caller that leaves by itself aborts its call, which is promised within a second: a lost connection is repeated at
 # once, well within this.
-GRACE_MS = b"500"
+GRACE_MS = b"250"
 KEY, GRACE = b"idempotency-key", b"x-disconnect-grace-ms"
 
 

@@ -141,7 +141,7 @@ def test_every_call_has_a_key_of_its_own_and_one_of_the_caller_s_stays() -> None
         keys = [header(asked, repeats.KEY) for asked in calls.asked]
         assert len(set(keys)) == 3
         assert keys[2] == b"mine"
-        assert [header(asked, repeats.GRACE) for asked in calls.asked] == [b"500", b"500", None]
+        assert [header(asked, repeats.GRACE) for asked in calls.asked] == [repeats.GRACE_MS, repeats.GRACE_MS, None]
         assert router.outcomes == {Outcome.OK: 3}
 
     check(scenario)
