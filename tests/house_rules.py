@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "serve_app.core.routing",
         "serve_app.core.estimate",
         "serve_app.core.limits",
+        "serve_app.core.claims",
     ),
     ("serve_app.core.memory", "serve_app.core.receipts", "serve_app.core.usage"),
     ("serve_app.core.shared_queue",),

@@ -27,15 +27,16 @@ from serve_app.errors import BadRequest, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
 from serve_app.http.body import BodyThread, Receive, decode, inflate, is_gzip, read
 from serve_app.http.error_responses import CLIENT_ID_HEADER, EXPOSED_HEADERS
-from serve_app.http.idempotency import IdempotencyCache, Owner, fingerprint
+from serve_app.http.idempotency import fingerprint
 from serve_app.http.key_routes import KeyRoutes
+from serve_app.http.keyed_runs import KeyedRequest, KeyedRuns
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
 from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_limits import Charge, RequestLimits
-from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
-from serve_app.http.response import REPLAYED, HttpExchange, Send
+from serve_app.http.request_record import RequestRecord, recorded
+from serve_app.http.response import HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
 from serve_app.http.stored_keys import KeyFollower
 from serve_app.router import LimitClient, ModelRouter, RequestTrace, RouterMetrics, SessionClient, UsageReporter
@@ -82,6 +83,7 @@ class RouterApp:
         receipts: keeps the receipts of this router's requests.
         limits: charges requests against the limits of keys and tenants, together with all routers.
         usage: counts what they use.
+        keyed_runs: runs the requests with an Idempotency-Key.
         follower: follows the keys of the store; None: there is none.
 
     Raises:
@@ -99,6 +101,7 @@ class RouterApp:
         receipts: Receipts,
         limits: LimitClient,
         usage: UsageReporter,
+        keyed_runs: KeyedRuns,
         follower: KeyFollower | None = None,
     ) -> None:
         self.models = models
@@ -109,7 +112,7 @@ class RouterApp:
         self._stored = None if follower is None else follower.stored
         self._key_routes = KeyRoutes(follower, lambda: self.keys, lambda: self.settings)
         self.receipts, self.usage = receipts, usage
-        self._kept_answers = IdempotencyCache(time.monotonic)
+        self.keyed_runs = keyed_runs
         self._body_thread = BodyThread()
         self.estimator = Estimator()
         self._limits = RequestLimits(limits, self.estimator, metrics, lambda identity: self.keys.limits_of(identity))
@@ -184,8 +187,8 @@ class RouterApp:
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
-        record.key_id = identity.key_id
-        try:
+        record.recorder, record.key_id = exchange, identity.key_id
+        with recorded(record, exchange, self._record_end):
             sent, raw = await self._read_body(headers, receive) if query is None else (query, b"")
             size = len(raw)
             model = model_named(self.models, sent.get("model"), identity)
@@ -208,18 +211,7 @@ class RouterApp:
             if wanted.idempotency_key is None:
                 await self._run(call)
             else:
-                print_ = await self._body_thread.run(size, lambda: fingerprint(operation, body))
-                await self._run_idempotent(call, (identity.tenant, wanted.idempotency_key), print_)
-            record.outcome = outcome_of_status(exchange.status)
-        except asyncio.CancelledError:
-            is_queued = record.granted_at is None
-            record.outcome = Outcome.CANCELLED_QUEUED if is_queued else Outcome.CANCELLED_RUNNING
-            raise
-        except ServeAppError as error:
-            record.outcome, record.error = outcome_of(error), error
-            raise
-        finally:
-            self._record_end(record)
+                await self._run_keyed(call, await self._body_thread.run(size, lambda: fingerprint(operation, body)))
 
     def _operator_s_query(self, identity: Identity, scope: Scope) -> dict[str, Any]:
         """The fields of the query; without `model`, the only model there is. Raises Forbidden."""
@@ -252,22 +244,17 @@ class RouterApp:
                     given, used = (cost.prompt_tokens, cost.output_tokens), (use.prompt_tokens, use.output_tokens)
                     self._metrics.count_estimated(part.model, part.tenant, given, used)
 
-    async def _run_idempotent(self, call: _HttpCall, owner: Owner, body_fingerprint: bytes) -> None:
-        """Run a request with an Idempotency-Key, or repeat its kept answer."""
-        exchange = call.exchange
-        kept = await self._kept_answers.claim(owner, body_fingerprint)
-        if kept is not None:
-            status, headers, body = kept
-            await exchange.send_answer(status, [*headers, REPLAYED], body)
-            return
-        head = None
-        try:
-            exchange.on_sent = functools.partial(self._kept_answers.add, owner)
-            await self._run(call)
-            head = exchange.repeatable_head()
-        finally:
-            exchange.on_sent = None
-            self._kept_answers.finish(owner, head)
+    async def _run_keyed(self, call: _HttpCall, body_fingerprint: bytes) -> None:
+        """Run a request with an Idempotency-Key, or repeat its answer."""
+        record = call.record
+
+        async def run(exchange: HttpExchange) -> None:
+            with recorded(record, exchange, self._record_end):
+                await self._run(replace(call, exchange=exchange, comments=None))
+
+        count = functools.partial(self._metrics.count_keyed, record.model)
+        request = KeyedRequest(record, call.contract, body_fingerprint, call.exchange, call.comments, run, count)
+        await self.keyed_runs.answer(request)
 
     async def _run(self, call: _HttpCall) -> None:
         """Charge the request against its limits, and run it."""

@@ -37,6 +37,7 @@ from serve_app.types import CLASS_ALIASES, SERVICE_TIERS, Contract, Identity, Op
 MAX_SESSION_ID_CHARS = 128  # a UUID has 36; session ids are kept in routing tables
 MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound of payment APIs, so their client code works here
 MAX_DEADLINE_MS = 86_400_000  # a day, OpenAI's batch window; an absolute time in milliseconds is far above it
+MAX_GRACE_MS = 30_000  # the default, too: a run without a reader holds its slot
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's and vLLM's default `max_tokens` of a completion
 # vLLM searches each stop string in the text of every step; OpenAI's bound is 4.
 MAX_ENTRIES = {"stop": 16, "bad_words": 1024, "stop_token_ids": 1024, "logit_bias": 1024}
@@ -146,6 +147,7 @@ def split(
         session_id=_header_text(headers, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
         deadline_s=_deadline(headers),
         idempotency_key=_header_text(headers, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
+        grace_s=_grace(headers),
         queue_status=_wants_queue_status(headers) and operation.generates and clean.get("stream") is True,
         service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
     )
@@ -239,6 +241,18 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float | None:
         raise BadRequest(
             f"X-Deadline-Ms must be a whole number of milliseconds from now, 1 to {MAX_DEADLINE_MS}",
             param="X-Deadline-Ms",
+        )
+    return int(value) / 1000
+
+
+def _grace(headers: Mapping[bytes, bytes]) -> float | None:
+    value = headers.get(b"x-disconnect-grace-ms")
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > len(str(MAX_GRACE_MS)) or int(value) > MAX_GRACE_MS:
+        raise BadRequest(
+            f"X-Disconnect-Grace-Ms must be a whole number of milliseconds, 0 to {MAX_GRACE_MS}",
+            param="X-Disconnect-Grace-Ms",
         )
     return int(value) / 1000
 

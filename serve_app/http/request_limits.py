@@ -76,7 +76,7 @@ class RequestLimits:
         tenants = settings.admission.tenants
         self._of_tenant = {name: (f"tenant:{name}", one.limits.limits()) for name, one in tenants.items()}
         self._of_model = {
-            (name, model): (f"model:{name}/{model}", limits.limits())
+            (name, model): (f"model:{name}\0{model}", limits.limits())
             for name, one in tenants.items()
             for model, limits in one.models.items()
         }

@@ -5,7 +5,9 @@ Invariant: every error and every answer has exactly one outcome.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from serve_app.core.estimate import ObservedUse
@@ -16,6 +18,7 @@ from serve_app.core.usage import RequestUse
 from serve_app.errors import EngineFailed, Overloaded, ServeAppError
 from serve_app.http.error_responses import Headers
 from serve_app.http.request_size import NO_COST, RequestCost
+from serve_app.http.response import HttpExchange
 from serve_app.router import RequestTrace
 from serve_app.transport import FINISH_STOP, ResponseStream, TokenUsage
 from serve_app.types import Operation, Outcome, RequestClass
@@ -43,6 +46,8 @@ class RequestRecord:
         error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
         prompt: the tokens of its prompt, from the first frame of a stream.
+        router_losses: earlier runs under its Idempotency-Key that were lost with their router.
+        recorder: the exchange whose end is its end: with an Idempotency-Key, that of its run.
     """
 
     request_id: str
@@ -64,6 +69,8 @@ class RequestRecord:
     usage: TokenUsage | None = None
     service_level: ServiceLevel | None = None
     streamed: bool = True
+    router_losses: int = 0
+    recorder: HttpExchange | None = None
     parts: list[RequestRecord] = field(default_factory=list)
     key_id: str = ""
     prompt: TokenUsage | None = None
@@ -180,6 +187,7 @@ class RequestRecord:
             replica_id=trace.replica_id,
             route=trace.route,
             losses=trace.losses,
+            router_losses=self.router_losses,
             sequences=trace.sequences,
             slots=self.slots,
             estimated_prompt=cost.prompt_tokens,
@@ -223,6 +231,25 @@ def _sum(usages: Sequence[TokenUsage]) -> TokenUsage:
         sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_tokens for usage in usages),
     )
+
+
+@contextlib.contextmanager
+def recorded(record: RequestRecord, exchange: HttpExchange, end: Callable[[RequestRecord], None]) -> Iterator[None]:
+    """Record how the block ends, and call `end`; has no effect if another exchange is the record's by then."""
+    outcome, failed = Outcome.INTERNAL_ERROR, None
+    try:
+        yield
+        outcome = outcome_of_status(exchange.status)
+    except asyncio.CancelledError:
+        outcome = Outcome.CANCELLED_QUEUED if record.granted_at is None else Outcome.CANCELLED_RUNNING
+        raise
+    except ServeAppError as error:
+        outcome, failed = outcome_of(error), error
+        raise
+    finally:
+        if record.recorder is exchange:
+            record.outcome, record.error = outcome, failed
+            end(record)
 
 
 def outcome_of_status(status: int) -> Outcome:

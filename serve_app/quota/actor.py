@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from serve_app.core.claims import ClaimReply, ClaimReport, ClaimRequest, Generation
 from serve_app.core.memory import (
     CheckpointChanges,
     Device,
@@ -123,8 +124,17 @@ class GpuMemoryQuota:
         found = (use.device for use in self.core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
-    async def exchange(self, message: RouterMessage) -> ActorReply:
-        """Process a router's message; see `core.shared_queue.delivery`."""
+    async def exchange(
+        self, message: RouterMessage | ClaimRequest | ClaimReport
+    ) -> ActorReply | ClaimReply | Generation | None:
+        """Process a router's message; see `core.shared_queue.delivery`, and `core.claims` for requests with a key.
+
+        One method for all: after an upgrade, handles still have the methods of the release that made the actor.
+        """
+        if isinstance(message, ClaimRequest):
+            return self.core.on_claim(message, time.monotonic())
+        if isinstance(message, ClaimReport):
+            return self.core.on_claim_report(message, time.monotonic())
         await self.devices_known.wait()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
 
