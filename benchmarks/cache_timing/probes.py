@@ -70,14 +70,22 @@ class Prober:
     Args:
         owner_key: of the tenant whose prompts the attacker wants to know; `attacker_key`: of the attacker.
         prompt_tokens: of every prompt.
+        transport: in place of the network.
     """
 
     def __init__(
-        self, url: str, model: str, owner_key: str, attacker_key: str, prompt_tokens: int, rng: np.random.Generator
+        self,
+        url: str,
+        model: str,
+        owner_key: str,
+        attacker_key: str,
+        prompt_tokens: int,
+        rng: np.random.Generator,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._model, self._owner, self._attacker = model, owner_key, attacker_key
         self._prompt_tokens, self._rng = prompt_tokens, rng
-        self._http = httpx.Client(base_url=url, timeout=REQUEST_S, trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=REQUEST_S, trust_env=False, transport=transport)
 
     def probe(self, cell: Cell) -> Probe:
         """Raises BenchmarkError: a request failed."""
