@@ -106,6 +106,7 @@ _OUTPUT_FIELDS: dict[Operation, tuple[str, ...]] = {
     Operation.COMPLETION: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
 }
+_MESSAGE_FIELDS = ("messages", "input")
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs", "text")  # of tools the engine knows which are enforced
 _VISIBLE = re.compile(rb"[\x21-\x7e]+")
 _CLASS_NAMES = ", ".join(CLASS_ALIASES)
@@ -170,6 +171,8 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
         raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
     if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
         raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")
+    for name in _MESSAGE_FIELDS:
+        _refuse_media_ids(name, clean.get(name))
     if type(clean.get("messages", [])) is not list:
         raise BadRequest("`messages` must be an array of messages", param="messages")
     if clean.get("structured_outputs") is not None and type(clean["structured_outputs"]) is not dict:
@@ -181,6 +184,17 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
     for name in _GRAMMAR_FIELDS:
         if name in clean and len(repr(clean[name])) > MAX_GRAMMAR_BYTES:
             raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
+
+
+def _refuse_media_ids(field: str, messages: Any) -> None:
+    """Refuse a `uuid` of a content part: vLLM takes it for the name of an image, audio or video in caches that all
+    tenants share, so it would read another tenant's, or put one in place of another tenant's."""
+    for number, message in enumerate(messages if type(messages) is list else ()):
+        content = message.get("content") if type(message) is dict else None
+        for index, part in enumerate(content if type(content) is list else ()):
+            if type(part) is dict and part.get("uuid") is not None:
+                path = f"{field}.{number}.content.{index}.uuid"
+                raise BadRequest(f"`{path}` {_UNTRUSTED}: send the medium itself", param=path)
 
 
 def _bound_output(operation: Operation, clean: dict[str, Any], bounds: HttpSettings, max_model_len: int) -> None:
