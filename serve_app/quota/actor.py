@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -82,6 +83,7 @@ class GpuMemoryQuota:
         self._inventory = Inventory(settings, before)
         self._defrag_above = settings.defrag_above
         self._news: dict[str, asyncio.Event] = {}  # by watching router
+        self._calls: Counter[str] = Counter()  # of routers, since the actor began
         self.queue_timer: asyncio.TimerHandle | None = None  # the next tick of the queues
         self.session_waiters: dict[str, asyncio.Future[Session]] = {}  # pending openings, by session
         self._acknowledgement = asyncio.Event()  # set after every event
@@ -124,6 +126,7 @@ class GpuMemoryQuota:
         found = (use.device for use in self.core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
+<<<<<<< HEAD
     async def exchange(
         self, message: RouterMessage | ClaimRequest | ClaimReport
     ) -> ActorReply | ClaimReply | Generation | None:
@@ -135,11 +138,17 @@ class GpuMemoryQuota:
             return self.core.on_claim(message, time.monotonic())
         if isinstance(message, ClaimReport):
             return self.core.on_claim_report(message, time.monotonic())
+=======
+    async def exchange(self, message: RouterMessage) -> ActorReply:
+        """Process a router's message; see `core.shared_queue.delivery`."""
+        self._calls["exchange"] += 1
+>>>>>>> bench
         await self.devices_known.wait()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
 
     async def watch(self, message: RouterMessage) -> ActorReply:
         """Long poll of a router for later actions: returns once there are any, or after `WATCH_S`."""
+        self._calls["watch"] += 1
         await self.devices_known.wait()
         news = self._news.setdefault(message.router, asyncio.Event())
         news.clear()
@@ -253,7 +262,7 @@ class GpuMemoryQuota:
 
     async def figures(self) -> dict[str, Any]:
         """The report for `serve-app quota` and GET /admin/quota."""
-        return figures(self.core, time.monotonic(), self._defrag_above)
+        return figures(self.core, time.monotonic(), self._defrag_above) | {"router_calls": dict(self._calls)}
 
     async def _run_event(self, act: Callable[[float], T], name: str = "", *kinds: EntryKind) -> T:
         """Run one event of the core. Returns after the checkpoint entries that the answer depends on are stored: those
