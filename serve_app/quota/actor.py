@@ -126,7 +126,6 @@ class GpuMemoryQuota:
         found = (use.device for use in self.core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
-<<<<<<< HEAD
     async def exchange(
         self, message: RouterMessage | ClaimRequest | ClaimReport
     ) -> ActorReply | ClaimReply | Generation | None:
@@ -138,11 +137,7 @@ class GpuMemoryQuota:
             return self.core.on_claim(message, time.monotonic())
         if isinstance(message, ClaimReport):
             return self.core.on_claim_report(message, time.monotonic())
-=======
-    async def exchange(self, message: RouterMessage) -> ActorReply:
-        """Process a router's message; see `core.shared_queue.delivery`."""
         self._calls["exchange"] += 1
->>>>>>> bench
         await self.devices_known.wait()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
 
