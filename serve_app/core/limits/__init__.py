@@ -8,7 +8,6 @@ Never: reads a clock; every event carries its time.
 from serve_app.core.limits.actor_limits import ActorLimits
 from serve_app.core.limits.messages import LimitAction, LimitEvent, LimitGrant, LimitRecall, LimitRefuse, LimitState
 from serve_app.core.limits.policy import (
-    Bucket,
     Kind,
     LimitedRequest,
     LimitReason,
@@ -21,7 +20,6 @@ from serve_app.core.limits.router_limits import Charged, LimitDecision, RouterLi
 
 __all__ = [
     "ActorLimits",
-    "Bucket",
     "Charged",
     "Kind",
     "LimitAction",

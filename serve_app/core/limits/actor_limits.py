@@ -40,7 +40,7 @@ from serve_app.core.limits.messages import (
 from serve_app.core.limits.policy import NOTHING, QUOTAS, REASONS, Amounts, Kind, LimitReason, Limits
 from serve_app.core.limits.pools import new_pools
 from serve_app.core.limits.recovery import Recovery
-from serve_app.core.limits.reservations import Entry, Reservations
+from serve_app.core.limits.reservations import Entry, LimitReservations
 from serve_app.core.limits.scopes import Calendar, Scope, version_counter
 
 EARLY_S = 0.05  # a client that comes so much before its moment waits for it
@@ -86,7 +86,7 @@ class ActorLimits:
         self._empty_since: float | None = now if is_recovering else None  # new scopes have what has refilled since
         self._recovery = Recovery()
         self._versions = version_counter(epoch)
-        self.reservations = Reservations(self._on_granted)
+        self.reservations = LimitReservations(self._on_granted)
         self._undecided: dict[str, _Undecided] = {}
         self._unknown: list[str] = []
 

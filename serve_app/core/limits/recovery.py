@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from serve_app.core.limits.messages import LimitAccounts, Reservation, ScopeAccount
+from serve_app.core.limits.messages import LimitAccounts, ScopeAccount, ToldReservation
 from serve_app.core.limits.policy import Amounts, Kind
 from serve_app.core.limits.scopes import Calendar, Scope, restored
 
@@ -21,7 +21,7 @@ class Recovery:
 
     newest: dict[str, tuple[ScopeAccount, float]] = field(default_factory=dict)
     accounts: defaultdict[str, dict[str, Amounts]] = field(default_factory=lambda: defaultdict(dict))
-    reservations: list[Reservation] = field(default_factory=list)
+    reservations: list[ToldReservation] = field(default_factory=list)
 
     def add(self, router: str, report: LimitAccounts, now: float) -> None:
         """Add a router's report; it replaces an earlier one."""

@@ -31,8 +31,8 @@ from serve_app.core.limits.messages import (
     LimitReport,
     LimitRequest,
     LimitState,
-    Reservation,
     ScopeAccount,
+    ToldReservation,
     Version,
 )
 from serve_app.core.limits.policy import (
@@ -130,7 +130,7 @@ class RouterLimits:
         self.scopes: dict[str, _Scope] = {}  # used last at the end
         self.pending: dict[str, _Pending] = {}
         self.running: dict[str, _Running] = {}
-        self._tickets: dict[str, _Pending] = {}
+        self.tickets: dict[str, _Pending] = {}
         self._numbers = itertools.count()
         self._unasked: dict[str, _Pending] = {}  # pending ones without a ticket, in order
         self._away_since: float | None = None
@@ -223,7 +223,7 @@ class RouterLimits:
 
     def begin_incarnation(self, now: float) -> LimitAccounts:
         """Begin another session with the actor: pending requests lose their tickets."""
-        self._tickets.clear()
+        self.tickets.clear()
         self._unasked = dict(self.pending)
         for waiting in self.pending.values():
             waiting.is_repeat, waiting.ticket = waiting.is_repeat or bool(waiting.ticket), ""
@@ -236,7 +236,7 @@ class RouterLimits:
         for scope in self.scopes.values():
             scope.spent = list(NOTHING)  # the account tells it
         told = tuple(
-            Reservation(request.scopes, request.need, request.fingerprint, due - now)
+            ToldReservation(request.scopes, request.need, request.fingerprint, due - now)
             for request, due in self._told.values()
         )
         return LimitAccounts(accounts, told)
@@ -308,7 +308,7 @@ class RouterLimits:
             if any(scope.account) or any(scope.spent) or any(scope.refund):
                 self._report(name, scope, scope.account, is_silent=True)
         waiting.ticket = f"{self._router}:{next(self._numbers)}"
-        self._tickets[waiting.ticket] = waiting
+        self.tickets[waiting.ticket] = waiting
         mean_s = max(self.scopes[name].mean_s for name, _ in request.scopes)
         is_repeat = True if waiting.is_repeat else request.is_repeat
         self._put(
@@ -324,7 +324,7 @@ class RouterLimits:
         )
 
     def _on_grant(self, ticket: str, more: int, slots: int, now: float) -> None:
-        waiting = self._tickets.pop(ticket, None)
+        waiting = self.tickets.pop(ticket, None)
         if waiting is None:
             return  # of an earlier session
         request = waiting.request
@@ -341,7 +341,7 @@ class RouterLimits:
             self.decided.append(decision)
 
     def _on_refuse(self, refused: LimitRefuse, now: float) -> None:
-        waiting = self._tickets.pop(refused.ticket, None)
+        waiting = self.tickets.pop(refused.ticket, None)
         if waiting is None:
             return
         request = waiting.request
