@@ -71,6 +71,7 @@ class RouterReplica:
         self._metrics = RouterMetrics()
         quota, name, receipts = QuotaActor(settings.quota), replica.replica_id.unique_id, Receipts()
         self._queue_client = QueueClient(name, quota.exchange, quota.watch)
+        self._queue_client.core.set_store(settings.store.url)
         in_fresh_context(self._queue_client.start(), "queues")
         self._registry = ModelRegistry(connect, name, self._queue_client)
         models = self._registry.models
@@ -102,6 +103,7 @@ class RouterReplica:
         settings = parse(config)
         self._app.configure(settings)
         self._follower.configure(settings.store.url)
+        self._queue_client.core.set_store(settings.store.url)
         for model in self._registry.apply(settings):
             self._metrics.remove_model(model)
         self._config = config

@@ -40,7 +40,7 @@ from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import DISTRIBUTION, RELEASE
 from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
-from serve_app.quota.limit_use import LimitUse, UsedSince
+from serve_app.quota.limit_use import LimitUse
 from serve_app.quota.report import figures
 from serve_app.settings import QuotaSettings
 
@@ -58,10 +58,9 @@ class GpuMemoryQuota:
 
     Args:
         settings: what counts as a device, and when defragmentation starts automatically.
-        used: what was used of limits a day and a month so far; None: nothing.
     """
 
-    async def __init__(self, settings: QuotaSettings, used: UsedSince | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(self, settings: QuotaSettings) -> None:  # type: ignore[misc]  # Ray awaits it
         self._shelf = GcsStore()
         stored = await _retry_until_done(self._shelf.load_all)
         # an actor that fails on an entry would fail on every restart
@@ -75,8 +74,7 @@ class GpuMemoryQuota:
         roster = dict(checkpoint_entries(stored))
         self.core = Quota(epoch, roster, time.monotonic())
         self._set_clock()
-        limits = self.core.queue.limits
-        self.limit_use = None if used is None else LimitUse(limits, used, self._after_queue_event)
+        self.limit_use: LimitUse | None = None  # once a router has said where the store is
         # devices, as stored
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
@@ -166,8 +164,7 @@ class GpuMemoryQuota:
         self._acknowledgement.set()
         for name, outcome in self.core.queue.session_admission.take_outcomes().items():
             self._resolve_session(name, outcome)
-        if self.limit_use is not None:
-            self.limit_use.ask()
+        self._ask_store()
         for note in self.core.queue.take_notes():
             logger.error("%s", note)
         for router in self.core.queue.actor_sessions.take_woken():
@@ -181,6 +178,14 @@ class GpuMemoryQuota:
         if due is not None:
             delay_s = max(0.0, due - time.monotonic())
             self.queue_timer = asyncio.get_running_loop().call_later(delay_s, self._on_queue_timer)
+
+    def _ask_store(self) -> None:
+        """Ask the store for what was used of quotas that have come up."""
+        queue = self.core.queue
+        if queue.store is not None and (self.limit_use is None or self.limit_use.address != queue.store):
+            self.limit_use = LimitUse(queue.limits, queue.store, self._after_queue_event)
+        if self.limit_use is not None:
+            self.limit_use.ask()
 
     def _on_queue_timer(self) -> None:
         self.queue_timer = None

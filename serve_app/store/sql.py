@@ -178,7 +178,7 @@ class SqlStore:
             return [_usage_row(dict(row)) for row in rows if row["requests"] or row["unsettled"]]
 
     def used(self, scope: str, start_day: str) -> Used:
-        """What a scope (`key:ID`, `tenant:NAME`, `model:TENANT/MODEL`) has used since a day, with that day."""
+        """What a scope (`key:ID`, `tenant:NAME`, `model:TENANT\\0MODEL`) has used since a day, with that day."""
         self._end_silent()
         requests = func.sum(USAGE.c.requests + USAGE.c.unsettled)
         tokens, cost = func.sum(USAGE.c.prompt_tokens + USAGE.c.output_tokens), func.sum(USAGE.c.cost_micro)
@@ -279,7 +279,7 @@ def _of_scope(scope: str) -> Any:
         return USAGE.c.key_id == name
     if kind == "tenant":
         return USAGE.c.tenant == name
-    if kind == "model" and "/" in name:  # both names may have a slash
-        cuts = [at for at, letter in enumerate(name) if letter == "/"]
-        return or_(*(and_(USAGE.c.tenant == name[:at], USAGE.c.model == name[at + 1 :]) for at in cuts))
+    tenant, found, model = name.partition("\0")
+    if kind == "model" and found:
+        return and_(USAGE.c.tenant == tenant, USAGE.c.model == model)
     raise ValueError(f"no scope of limits: {scope!r}")
