@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from serve_app.core.claims import ClaimReply, ClaimReport, ClaimRequest, Generation
 from serve_app.core.memory import (
     CheckpointChanges,
     Device,
@@ -39,6 +40,7 @@ from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import DISTRIBUTION, RELEASE
 from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
+from serve_app.quota.limit_use import LimitUse
 from serve_app.quota.report import figures
 from serve_app.settings import QuotaSettings
 
@@ -71,6 +73,8 @@ class GpuMemoryQuota:
         await _retry_until_done(lambda: self._shelf.put(EPOCH, epoch))
         roster = dict(checkpoint_entries(stored))
         self.core = Quota(epoch, roster, time.monotonic())
+        self._set_clock()
+        self.limit_use: LimitUse | None = None  # once a router has said where the store is
         # devices, as stored
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
@@ -120,8 +124,17 @@ class GpuMemoryQuota:
         found = (use.device for use in self.core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
-    async def exchange(self, message: RouterMessage) -> ActorReply:
-        """Process a router's message; see `core.shared_queue.delivery`."""
+    async def exchange(
+        self, message: RouterMessage | ClaimRequest | ClaimReport
+    ) -> ActorReply | ClaimReply | Generation | None:
+        """Process a router's message; see `core.shared_queue.delivery`, and `core.claims` for requests with a key.
+
+        One method for all: after an upgrade, handles still have the methods of the release that made the actor.
+        """
+        if isinstance(message, ClaimRequest):
+            return self.core.on_claim(message, time.monotonic())
+        if isinstance(message, ClaimReport):
+            return self.core.on_claim_report(message, time.monotonic())
         self._calls["exchange"] += 1
         await self.devices_known.wait()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
@@ -151,6 +164,7 @@ class GpuMemoryQuota:
         self._acknowledgement.set()
         for name, outcome in self.core.queue.session_admission.take_outcomes().items():
             self._resolve_session(name, outcome)
+        self._ask_store()
         for note in self.core.queue.take_notes():
             logger.error("%s", note)
         for router in self.core.queue.actor_sessions.take_woken():
@@ -164,6 +178,14 @@ class GpuMemoryQuota:
         if due is not None:
             delay_s = max(0.0, due - time.monotonic())
             self.queue_timer = asyncio.get_running_loop().call_later(delay_s, self._on_queue_timer)
+
+    def _ask_store(self) -> None:
+        """Ask the store for what was used of quotas that have come up."""
+        queue = self.core.queue
+        if queue.store is not None and (self.limit_use is None or self.limit_use.address != queue.store):
+            self.limit_use = LimitUse(queue.limits, queue.store, self._after_queue_event)
+        if self.limit_use is not None:
+            self.limit_use.ask()
 
     def _on_queue_timer(self) -> None:
         self.queue_timer = None
@@ -281,6 +303,7 @@ class GpuMemoryQuota:
                 relocation, above = self.core.relocation, self._defrag_above
                 if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
                     relocation.begin()
+                self._set_clock()
                 self.core.on_tick(time.monotonic())
                 for router in [name for name in self._news if not self.core.ledger.knows(name)]:
                     del self._news[router]
@@ -289,6 +312,10 @@ class GpuMemoryQuota:
                 self._store()
             except Exception:
                 logger.exception("periodic task of the quota actor failed and goes on")
+
+    def _set_clock(self) -> None:
+        """Limits a day and a month go by the clock on the wall."""
+        self.core.queue.limits.set_clock(time.time(), time.monotonic())
 
     def _warn(self) -> None:
         """Log each alarm once, when it is raised."""

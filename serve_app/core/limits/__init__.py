@@ -8,7 +8,7 @@ Never: reads a clock; every event carries its time.
 from serve_app.core.limits.actor_limits import ActorLimits
 from serve_app.core.limits.messages import LimitAction, LimitEvent, LimitGrant, LimitRecall, LimitRefuse, LimitState
 from serve_app.core.limits.policy import (
-    Bucket,
+    Kind,
     LimitedRequest,
     LimitReason,
     Limits,
@@ -20,8 +20,8 @@ from serve_app.core.limits.router_limits import Charged, LimitDecision, RouterLi
 
 __all__ = [
     "ActorLimits",
-    "Bucket",
     "Charged",
+    "Kind",
     "LimitAction",
     "LimitDecision",
     "LimitEvent",

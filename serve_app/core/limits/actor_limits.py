@@ -19,10 +19,12 @@ Invariant: see `core.limits.pools`; and each `LimitRequest` is answered exactly 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from serve_app.core.limits.lending import credit, first_moment
 from serve_app.core.limits.messages import (
     LimitAccounts,
     LimitAction,
@@ -38,18 +40,15 @@ from serve_app.core.limits.messages import (
 from serve_app.core.limits.policy import NOTHING, QUOTAS, REASONS, Amounts, Kind, LimitReason, Limits
 from serve_app.core.limits.pools import new_pools
 from serve_app.core.limits.recovery import Recovery
-from serve_app.core.limits.reservations import Entry, Reservations
+from serve_app.core.limits.reservations import Entry, LimitReservations
 from serve_app.core.limits.scopes import Calendar, Scope, version_counter
 
 EARLY_S = 0.05  # a client that comes so much before its moment waits for it
 RECALL_S = 0.25  # for routers to give credit back: many round trips; one that is frozen delays nobody longer
-MORE = 4  # requests: with credit for fewer, asking for each costs about the same
-MAX_MORE = 256
-QUOTA_CREDIT = 0.01  # of a quota, at most, with one router: it is lost for the day if that router dies
 MAX_ENTRIES = 1000  # reservations and waiting requests of a scope; beyond, moments are estimates
+MAX_LOOKED_AT = 1000  # scopes at a time, whether they can be dropped: a few milliseconds
 MAX_ALIKE = 64  # reservations for the same bytes: more are a loop that does not wait
 MAX_WAIT_S = 600.0  # of a request that waits aside; OpenAI's SDK waits no longer for an answer
-EARLY_SLOT = 0.75  # of the estimated moment of a free slot: who comes early waits here, who comes late wastes it
 UNKNOWN_S = 2.0  # for the store to tell what was used of a quota; then it counts as unused
 
 Send = Callable[[str, LimitAction], None]
@@ -87,7 +86,7 @@ class ActorLimits:
         self._empty_since: float | None = now if is_recovering else None  # new scopes have what has refilled since
         self._recovery = Recovery()
         self._versions = version_counter(epoch)
-        self.reservations = Reservations(self._on_granted)
+        self.reservations = LimitReservations(self._on_granted)
         self._undecided: dict[str, _Undecided] = {}
         self._unknown: list[str] = []
 
@@ -140,16 +139,19 @@ class ActorLimits:
         return min(dues if timer is None else [*dues, timer], default=None)
 
     def set_clock(self, wall_s: float, now: float) -> None:
-        """Tell the time of day; quotas begin anew with the day and the month. Drops scopes that are as new ones."""
+        """Tell the time of day; quotas begin anew with the day and the month. Drops some scopes that are as new."""
         renewed = self.calendar.set_clock(wall_s, now)
-        for name, scope in list(self.scopes.items()):
+        for name, scope in self.scopes.items() if renewed else ():
             for kind in renewed & scope.pools.keys():
                 scope.pools[kind].renew()
                 self.reservations.touched[name] = scope
+        for name in list(itertools.islice(self.scopes, MAX_LOOKED_AT)):
+            scope = self.scopes.pop(name)
             scope.refill(now)
             if scope.is_idle and scope.is_known:
-                del self.scopes[name]
                 self.reservations.touched.pop(name, None)
+            else:
+                self.scopes[name] = scope  # the next look begins with others
 
     def end_session(self, router: str, now: float) -> None:
         """A router's session has ended: its waiting requests will be handed in again, and keep their places."""
@@ -178,7 +180,7 @@ class ActorLimits:
         if is_complete:
             self._empty_since = None
         recovery, self._recovery = self._recovery, Recovery()
-        for scope in recovery.scopes(now):
+        for scope in recovery.scopes(self.calendar, now):
             self.scopes[scope.name] = self.reservations.touched[scope.name] = scope
         for told in recovery.reservations:
             scopes = [self._scope(name, limits, now) for name, limits in told.scopes]
@@ -294,7 +296,7 @@ class ActorLimits:
                 pool.take(need[kind])
                 if kind is Kind.CONCURRENT:
                     pool.credit[router] = pool.credit.get(router, 0.0) + 1.0
-        more, slots = self._credit(router, scopes, need)
+        more, slots = credit(scopes, router, need, max(1, self._routers()))
         for scope in scopes:
             if more:
                 scope.is_near, scope.recalled = False, set()
@@ -307,41 +309,11 @@ class ActorLimits:
         for scope in scopes:
             self._tell(router, scope)
 
-    def _credit(self, router: str, scopes: list[Scope], need: Amounts) -> tuple[int, int]:
-        """Requests for which the router gets credit, and slots of concurrency."""
-        routers = max(1, self._routers())
-        more, slots = float(MAX_MORE), MAX_MORE
-        for scope in scopes:
-            for kind, pool in scope.pools.items():
-                if scope.entries or scope.undecided or not scope.is_known:
-                    return 0, 0
-                if kind is Kind.CONCURRENT:
-                    slots = min(slots, int(scope.slots_kept(routers) - pool.credit[router]), int(pool.level))
-                    more = 0.0 if pool.level < routers else more
-                elif need[kind]:
-                    given = pool.level / (2 * routers)
-                    if kind in QUOTAS:
-                        given = min(given, QUOTA_CREDIT * pool.capacity - pool.credit.get(router, 0.0))
-                    more = min(more, given / need[kind])
-        if more < MORE:
-            return 0, 0
-        has_slots = any(Kind.CONCURRENT in scope.pools for scope in scopes)
-        return int(more), max(0, min(slots, int(more))) if has_slots else 0
-
     def _reserve(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> None:
         """Reserve the first moment at which a request is covered; it waits for it here, or its client is told."""
-        wait_s, at = 0.0, (scopes[0], Kind.CONCURRENT)
-        for scope in scopes:
-            for kind, pool in scope.pools.items():
-                if kind is Kind.CONCURRENT:
-                    position = len(scope.entries) + 1 if pool.level < 1.0 else 0
-                    found_s = EARLY_SLOT * request.mean_s * position / pool.capacity
-                else:
-                    found_s = pool.wait_s(request.need[kind])
-                if found_s > wait_s:
-                    wait_s, at = found_s, (scope, kind)
+        wait_s, last_scope, last_kind = first_moment(scopes, request.need, request.mean_s)
         if any(len(scope.entries) >= MAX_ENTRIES for scope in scopes):
-            self._refuse(router, request, *at, wait_s)
+            self._refuse(router, request, last_scope, last_kind, wait_s)
             return
         entry = Entry(scopes, request.need, request.fingerprint, now + wait_s)
         self.reservations.add(entry, now)
@@ -349,7 +321,7 @@ class ActorLimits:
             self.reservations.wait(entry, router, request.ticket, request.need, now)
             return
         self.reservations.send_away(entry)
-        self._refuse(router, request, *at, wait_s, is_reserved=True)
+        self._refuse(router, request, last_scope, last_kind, wait_s, is_reserved=True)
 
     def _claim(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> bool:
         """Let a client that comes back have its reservation; False: it has none."""

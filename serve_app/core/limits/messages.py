@@ -87,7 +87,7 @@ class ScopeAccount(NamedTuple):
     age_s: float
 
 
-class Reservation(NamedTuple):
+class ToldReservation(NamedTuple):
     """A refused request whose client was told to come back in `due_in_s`."""
 
     scopes: Scopes
@@ -101,7 +101,7 @@ class LimitAccounts(NamedTuple):
     does not have."""
 
     accounts: tuple[ScopeAccount, ...]
-    reservations: tuple[Reservation, ...]
+    reservations: tuple[ToldReservation, ...]
 
 
 class LimitGrant(NamedTuple):

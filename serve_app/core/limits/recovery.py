@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from serve_app.core.limits.messages import LimitAccounts, Reservation, ScopeAccount
+from serve_app.core.limits.messages import LimitAccounts, ScopeAccount, ToldReservation
 from serve_app.core.limits.policy import Amounts, Kind
-from serve_app.core.limits.scopes import Scope, restored
+from serve_app.core.limits.scopes import Calendar, Scope, restored
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Recovery:
 
     newest: dict[str, tuple[ScopeAccount, float]] = field(default_factory=dict)
     accounts: defaultdict[str, dict[str, Amounts]] = field(default_factory=lambda: defaultdict(dict))
-    reservations: list[Reservation] = field(default_factory=list)
+    reservations: list[ToldReservation] = field(default_factory=list)
 
     def add(self, router: str, report: LimitAccounts, now: float) -> None:
         """Add a router's report; it replaces an earlier one."""
@@ -38,12 +38,12 @@ class Recovery:
         for booked in self.accounts.values():
             booked.pop(router, None)
 
-    def scopes(self, now: float) -> Iterator[Scope]:
-        """The scopes as the last actor had them."""
+    def scopes(self, calendar: Calendar, now: float) -> Iterator[Scope]:
+        """The scopes as the last actor had them; quotas that have begun anew since are whole."""
         for name, (one, heard_at) in self.newest.items():
             booked = self.accounts[name]
             credit = tuple(sum(account[kind] for account in booked.values()) for kind in Kind)
-            scope = restored(one._replace(age_s=max(0.0, now - heard_at)), credit, now)
+            scope = restored(one._replace(age_s=max(0.0, now - heard_at)), credit, calendar, now)
             for router, account in booked.items():
                 scope.book(router, account)
             yield scope

@@ -58,7 +58,7 @@ class Entry:
         return (scope.pools[Kind.CONCURRENT] for scope in self.scopes if Kind.CONCURRENT in scope.pools)
 
 
-class Reservations:
+class LimitReservations:
     """All reservations.
 
     Args:

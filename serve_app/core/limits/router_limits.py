@@ -3,8 +3,9 @@
 Rules
 - A request whose scopes all have credit here is charged without a message. Before any other asks the actor, the router
   gives back what it has of those scopes, debts included: the actor decides by all that there is.
-- At its end a request's estimate is settled by its use, or refunded. The difference is credit, or a debt. Of a scope
-  that is near its limit it is given back at once, else if there is more than the router may keep.
+- At its end a request's estimate is settled by its use, or refunded. A refund goes back to the actor, which alone knows
+  whether the bucket is full by now: at once if the scope is near its limit or the sum is large, else at the next
+  heartbeat. A debt is paid by the credit here, or told at once.
 - What was spent on credit is reported at heartbeats, in sums; so each router learns what the others have left.
 - While the actor is away, requests without credit wait for it. Credit of a concurrency is not used once the actor may
   have given it to others (`is_fenced`); of a bucket it is, since the actor counts a lost router's credit as used.
@@ -30,8 +31,8 @@ from serve_app.core.limits.messages import (
     LimitReport,
     LimitRequest,
     LimitState,
-    Reservation,
     ScopeAccount,
+    ToldReservation,
     Version,
 )
 from serve_app.core.limits.policy import (
@@ -54,18 +55,18 @@ IDLE_S = 10.0  # then the credit of a scope goes back; a minute later it is forg
 FORGET_S = 70.0  # above the time in which a bucket fills by default: its state is of use until then
 MAX_REPORTS = 128  # scopes reported in one heartbeat, in turn
 AWAY_S = 10.0  # the actor may be away so long before requests are refused; Ray restarts it in seconds
-KEEP_TIMES = 2.0  # of the credit given last: surplus above it goes back
+REFUND_SHARE = 0.0025  # of a pool, not told yet: with three routers, windows are exact to less than 1%
 
 
 @dataclass(slots=True)
 class _Scope:
-    """What a router has of one scope. `spent`: since its last report; `given`: credit given last."""
+    """What a router has of one scope. `spent`: since its last report; `refund`: to give back, negative: a debt."""
 
     limits: Limits
-    kinds: tuple[Kind, ...]
+    capacities: dict[Kind, float]
     account: list[float] = field(default_factory=lambda: list(NOTHING))
     spent: list[float] = field(default_factory=lambda: list(NOTHING))
-    given: list[float] = field(default_factory=lambda: list(NOTHING))
+    refund: list[float] = field(default_factory=lambda: list(NOTHING))
     in_use: int = 0  # of the concurrency, by requests
     version: Version = (0, 0)
     level: Amounts = NOTHING
@@ -77,7 +78,7 @@ class _Scope:
     used_at: float = 0.0
 
     def has(self, need: Amounts) -> bool:
-        return all(self.account[kind] >= need[kind] for kind in self.kinds)
+        return all(self.account[kind] >= need[kind] for kind in self.capacities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,10 @@ class RouterLimits:
         self.scopes: dict[str, _Scope] = {}  # used last at the end
         self.pending: dict[str, _Pending] = {}
         self.running: dict[str, _Running] = {}
-        self._tickets: dict[str, _Pending] = {}
+        self.tickets: dict[str, _Pending] = {}
         self._numbers = itertools.count()
+        self._unasked: dict[str, _Pending] = {}  # pending ones without a ticket, in order
+        self._away_since: float | None = None
         self.decided: list[LimitDecision] = []  # since the shell has taken them
         self._told: dict[tuple[tuple[str, ...], bytes, float], tuple[LimitedRequest, float]] = {}  # with the moment
 
@@ -146,15 +149,15 @@ class RouterLimits:
         if request.request_id in self.pending or request.request_id in self.running:
             raise ValueError(f"{request.request_id!r} is charged already")
         scopes = [self._scope(name, limits, now) for name, limits in request.scopes]
-        fenced = is_fenced and any(Kind.CONCURRENT in scope.kinds for scope in scopes)
+        fenced = is_fenced and any(Kind.CONCURRENT in scope.capacities for scope in scopes)
         if not fenced and all(scope.has(request.need) for scope in scopes):
             for scope in scopes:
-                for kind in scope.kinds:
+                for kind in scope.capacities:
                     scope.account[kind] -= request.need[kind]
                     if kind is not Kind.CONCURRENT:
                         scope.spent[kind] += request.need[kind]
             return self._begin(request, now, 0.0)
-        waiting = self.pending[request.request_id] = _Pending(request, now)
+        waiting = self.pending[request.request_id] = self._unasked[request.request_id] = _Pending(request, now)
         if may_ask:
             self._ask(waiting)
         return None
@@ -162,6 +165,7 @@ class RouterLimits:
     def on_cancel(self, request_id: str) -> None:
         """The client of a pending request is gone."""
         waiting = self.pending.pop(request_id, None)
+        self._unasked.pop(request_id, None)
         if waiting is not None and waiting.ticket:
             waiting.is_cancelled = True
             self._put(LimitCancel(waiting.ticket))
@@ -178,11 +182,15 @@ class RouterLimits:
             scope.used_at = now
             scope.in_use -= 1
             scope.mean_s += MEAN_GAIN * (now - run.began_s - scope.mean_s)
-            for kind in scope.kinds:
-                more = 1.0 if kind is Kind.CONCURRENT else run.request.need[kind] - used[kind]
-                scope.account[kind] += more
-                if kind is not Kind.CONCURRENT:
-                    scope.spent[kind] -= more
+            for kind in scope.capacities:
+                if kind is Kind.CONCURRENT:
+                    scope.account[kind] += 1.0
+                    continue
+                refund = run.request.need[kind] - used[kind]
+                paid = min(scope.account[kind], max(0.0, -refund))
+                scope.account[kind] -= paid
+                scope.spent[kind] += paid
+                scope.refund[kind] += refund + paid
             self._return_surplus(name, scope)
 
     # The actor
@@ -210,13 +218,13 @@ class RouterLimits:
 
     def ask_pending(self, room: int) -> None:
         """Hand in so many requests that were not yet."""
-        waiting = [one for one in self.pending.values() if not one.ticket] if room > 0 else []
-        for one in waiting[:room]:
+        for one in list(itertools.islice(self._unasked.values(), max(0, room))):
             self._ask(one)
 
     def begin_incarnation(self, now: float) -> LimitAccounts:
         """Begin another session with the actor: pending requests lose their tickets."""
-        self._tickets.clear()
+        self.tickets.clear()
+        self._unasked = dict(self.pending)
         for waiting in self.pending.values():
             waiting.is_repeat, waiting.ticket = waiting.is_repeat or bool(waiting.ticket), ""
         accounts = tuple(
@@ -228,7 +236,7 @@ class RouterLimits:
         for scope in self.scopes.values():
             scope.spent = list(NOTHING)  # the account tells it
         told = tuple(
-            Reservation(request.scopes, request.need, request.fingerprint, due - now)
+            ToldReservation(request.scopes, request.need, request.fingerprint, due - now)
             for request, due in self._told.values()
         )
         return LimitAccounts(accounts, told)
@@ -239,18 +247,22 @@ class RouterLimits:
             del self._told[key]
         for name, scope in list(itertools.islice(self.scopes.items(), MAX_REPORTS)):
             is_idle = not scope.in_use and now >= scope.used_at + IDLE_S
-            debts = [min(0.0, one) for one in scope.account]
-            back = scope.account if is_idle else debts
-            if any(scope.spent) or any(back):
+            back = scope.account if is_idle else NOTHING
+            if any(scope.spent) or any(scope.refund) or any(back):
                 self._report(name, scope, back)
             if is_idle and now >= scope.used_at + FORGET_S and not self._is_waited_for(name):
                 del self.scopes[name]
             else:
                 self.scopes[name] = self.scopes.pop(name)  # the next heartbeat begins with others
 
-    def refuse_pending(self, now: float) -> None:
+    def on_tick(self, now: float, *, is_away: bool) -> None:
         """Refuse what has waited too long for an actor that is away."""
-        late = [one for one in self.pending.values() if now >= one.arrived_s + AWAY_S]
+        if not is_away:
+            self._away_since = None
+            return
+        if self._away_since is None:
+            self._away_since = now
+        late = [one for one in self.pending.values() if now >= max(one.arrived_s, self._away_since) + AWAY_S]
         for one in late:
             self.on_cancel(one.request.request_id)
             self.decided.append(Refusal(one.request.request_id, LimitReason.RATE_LIMIT, "", 1.0))
@@ -261,9 +273,9 @@ class RouterLimits:
         for name, _ in scopes:
             scope = self.scopes.get(name)
             for kind in (Kind.REQUESTS, Kind.TOKENS):
-                if scope is None or kind not in scope.kinds or scope.left is None:
+                if scope is None or kind not in scope.capacities or scope.left is None:
                     continue
-                capacity, rate = scope.limits.capacities()[kind], scope.limits.rate(kind)
+                capacity, rate = scope.capacities[kind], scope.limits.rate(kind)
                 left = min(capacity, scope.left[kind] + rate * (now - scope.heard_at)) - scope.spent[kind]
                 one = Bucket(int(capacity), max(0, int(left + 1e-6)), max(0.0, capacity - left) / rate)
                 if kind not in found or one.remaining < found[kind].remaining:
@@ -275,10 +287,10 @@ class RouterLimits:
     def _scope(self, name: str, limits: Limits, now: float) -> _Scope:
         scope = self.scopes.get(name)
         if scope is None:
-            scope = self.scopes[name] = _Scope(limits, tuple(limits.capacities()))
+            scope = self.scopes[name] = _Scope(limits, limits.capacities())
         elif scope.limits != limits:  # its credit is of the old ones
             self._report(name, scope, scope.account)
-            scope.limits, scope.kinds = limits, tuple(limits.capacities())
+            scope.limits, scope.capacities = limits, limits.capacities()
         scope.used_at = now
         return scope
 
@@ -290,12 +302,13 @@ class RouterLimits:
 
     def _ask(self, waiting: _Pending) -> None:
         request = waiting.request
+        self._unasked.pop(request.request_id, None)
         for name, _ in request.scopes:
             scope = self.scopes[name]
-            if any(scope.account) or any(scope.spent):
+            if any(scope.account) or any(scope.spent) or any(scope.refund):
                 self._report(name, scope, scope.account, is_silent=True)
         waiting.ticket = f"{self._router}:{next(self._numbers)}"
-        self._tickets[waiting.ticket] = waiting
+        self.tickets[waiting.ticket] = waiting
         mean_s = max(self.scopes[name].mean_s for name, _ in request.scopes)
         is_repeat = True if waiting.is_repeat else request.is_repeat
         self._put(
@@ -311,17 +324,15 @@ class RouterLimits:
         )
 
     def _on_grant(self, ticket: str, more: int, slots: int, now: float) -> None:
-        waiting = self._tickets.pop(ticket, None)
+        waiting = self.tickets.pop(ticket, None)
         if waiting is None:
             return  # of an earlier session
         request = waiting.request
         for name, limits in request.scopes:
             scope = self._scope(name, limits, now)
-            for kind in scope.kinds:
+            for kind in scope.capacities:
                 given = float(slots) if kind is Kind.CONCURRENT else more * request.need[kind]
                 scope.account[kind] += given
-                if given:
-                    scope.given[kind] = given
         decision = self._begin(request, now, now - waiting.arrived_s)
         if waiting.is_cancelled:
             self.on_end(request.request_id, None, 0, now)
@@ -330,7 +341,7 @@ class RouterLimits:
             self.decided.append(decision)
 
     def _on_refuse(self, refused: LimitRefuse, now: float) -> None:
-        waiting = self._tickets.pop(refused.ticket, None)
+        waiting = self.tickets.pop(refused.ticket, None)
         if waiting is None:
             return
         request = waiting.request
@@ -345,32 +356,29 @@ class RouterLimits:
 
     def _return_surplus(self, name: str, scope: _Scope) -> None:
         """Give back what the router may not keep."""
-        if scope.is_near:
-            back = list(scope.account)
-        else:
-            back = list(NOTHING)
-            for kind in scope.kinds:
-                had = scope.account[kind]
-                kept = scope.slots_kept if kind is Kind.CONCURRENT else KEEP_TIMES * scope.given[kind]
-                if had > kept:
-                    back[kind] = had - kept
-        if any(back):
+        back = list(scope.account if scope.is_near else NOTHING)
+        back[Kind.CONCURRENT] = max(back[Kind.CONCURRENT], scope.account[Kind.CONCURRENT] - scope.slots_kept)
+        if any(back) or any(
+            one < 0.0 or (one and (scope.is_near or one > REFUND_SHARE * scope.capacities[kind]))
+            for kind, one in zip(Kind, scope.refund, strict=True)
+        ):
             self._report(name, scope, back, is_silent=True)
 
     def _report(
         self, name: str, scope: _Scope, back: Iterable[float], *, is_answer: bool = False, is_silent: bool = False
     ) -> None:
         """Report what was spent, and give back so much of the account. `is_silent`: no state is asked for."""
-        returned = tuple(back)
-        for kind in Kind:
-            scope.account[kind] -= returned[kind]
-        self._put(LimitReport(name, tuple(scope.spent), returned, is_answer, not (is_silent or is_answer)))
-        scope.spent = list(NOTHING)
+        given = tuple(back)
+        scope.account = [had - one for had, one in zip(scope.account, given, strict=True)]
+        spent = tuple(one - refund for one, refund in zip(scope.spent, scope.refund, strict=True))
+        returned = tuple(one + refund for one, refund in zip(given, scope.refund, strict=True))
+        self._put(LimitReport(name, spent, returned, is_answer, not (is_silent or is_answer)))
+        scope.spent, scope.refund = list(NOTHING), list(NOTHING)
 
     def _held(self, scope: _Scope) -> Amounts:
         """The account, with the concurrency that requests hold."""
         held = list(scope.account)
-        if Kind.CONCURRENT in scope.kinds:
+        if Kind.CONCURRENT in scope.capacities:
             held[Kind.CONCURRENT] += scope.in_use
         return tuple(held)
 

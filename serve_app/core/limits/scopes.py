@@ -5,16 +5,16 @@ Invariant: a quota begins anew once for each day and month of UTC, also if the c
 
 from __future__ import annotations
 
-import datetime
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from serve_app.core.limits.messages import LimitState, ScopeAccount, Version
-from serve_app.core.limits.policy import NOTHING, Amounts, Kind, Limits
+from serve_app.core.limits.policy import NOTHING, QUOTAS, Amounts, Kind, Limits
 from serve_app.core.limits.pools import ROUNDING, Pool
 
 DAY_S = 86_400.0
+LONGEST_MONTH = 31  # days
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Scope:
             pool.overflow()
 
 
-def restored(account: ScopeAccount, credit: Amounts, now: float) -> Scope:
+def restored(account: ScopeAccount, credit: Amounts, calendar: Calendar, now: float) -> Scope:
     """A scope after a restart of the actor, by the newest state that a router had received of it.
 
     Args:
@@ -115,40 +115,64 @@ def restored(account: ScopeAccount, credit: Amounts, now: float) -> Scope:
     pools = {}
     for kind, capacity in account.limits.capacities().items():
         level = capacity  # what requests hold of a concurrency is in the accounts
-        if kind is not Kind.CONCURRENT:
+        if kind in QUOTAS and account.age_s > calendar.begun_s(kind, now):
+            level = capacity - credit[kind]
+        elif kind is not Kind.CONCURRENT:
             level = min(account.level[kind] + account.limits.rate(kind) * account.age_s, capacity - credit[kind])
         pools[kind] = Pool(kind, account.limits, level, now)
     return Scope(account.scope, account.limits, pools)
 
 
 class Calendar:
-    """The present day and month of UTC, of a wall clock that may be wrong."""
+    """The present day and month of UTC, of a wall clock that may be wrong. Days are counted from 1970-01-01."""
 
     def __init__(self) -> None:
         self._offset_s = 0.0  # of the wall clock to the monotonic one
-        self.day = self.month = ""
+        self.day = self.month = -1  # the latest ones so far; the month as its first day
 
     def set_clock(self, wall_s: float, now: float) -> set[Kind]:
         """Set the clock; returns the quotas that begin anew. `wall_s`: seconds since 1970."""
         self._offset_s = wall_s - now
-        date = datetime.datetime.fromtimestamp(wall_s, datetime.UTC)
-        day, month, renewed = date.strftime("%Y-%m-%d"), date.strftime("%Y-%m"), set[Kind]()
+        day = int(wall_s // DAY_S)
+        month, renewed = day - civil_date(day)[2] + 1, set[Kind]()
         if day > self.day:
-            renewed |= {Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY} if self.day else set()
+            renewed |= {Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY} if self.day >= 0 else set()
             self.day = day
         if month > self.month:
-            renewed |= {Kind.COST_OF_MONTH} if self.month else set()
+            renewed |= {Kind.COST_OF_MONTH} if self.month >= 0 else set()
             self.month = month
         return renewed
 
+    def begun_s(self, kind: Kind, now: float) -> float:
+        """Seconds since a quota began anew."""
+        return now + self._offset_s - self._first_day(kind, now) * DAY_S
+
     def reset_s(self, kind: Kind, now: float) -> float:
         """Seconds until a quota begins anew."""
-        date = datetime.datetime.fromtimestamp(now + self._offset_s, datetime.UTC)
-        midnight = date.replace(hour=0, minute=0, second=0, microsecond=0)
-        begins = midnight + datetime.timedelta(days=1)
+        first = self._first_day(kind, now)
+        days = 1
         if kind is Kind.COST_OF_MONTH:
-            begins = (midnight.replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
-        return (begins - date).total_seconds()
+            days = LONGEST_MONTH - civil_date(first + LONGEST_MONTH)[2] + 1
+        return days * DAY_S - self.begun_s(kind, now)
+
+    def first_day(self, kind: Kind) -> str:
+        """The day on which a quota began anew, as `2026-11-25`."""
+        return "{:04}-{:02}-{:02}".format(*civil_date(self.month if kind is Kind.COST_OF_MONTH else self.day))
+
+    def _first_day(self, kind: Kind, now: float) -> int:
+        day = int((now + self._offset_s) // DAY_S)
+        return day - civil_date(day)[2] + 1 if kind is Kind.COST_OF_MONTH else day
+
+
+def civil_date(day: int) -> tuple[int, int, int]:
+    """Year, month and day of the month, from days since 1970-01-01 (H. Hinnant, chrono-compatible low-level date
+    algorithms, 2021): years begin in March there, so that the leap day is their last."""
+    era, of_era = divmod(day + 719_468, 146_097)
+    year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
+    of_year = of_era - (365 * year + year // 4 - year // 100)
+    march_month = (5 * of_year + 2) // 153
+    month = march_month + 3 if march_month < 10 else march_month - 9
+    return year + era * 400 + (month <= 2), month, of_year - (153 * march_month + 2) // 5 + 1
 
 
 def version_counter(epoch: int) -> Iterator[Version]:

@@ -1,7 +1,7 @@
 """Routers and the quota actor in virtual time, with their real stream, over a network that loses, repeats and reorders.
 
 `RouterQueue`, `Quota` and the limits between them are the real ones. What the shells add (one message per turn, four
-at a time, a long poll, heartbeats, ticks) is done here. `Ledger` notes what was charged, to check it by itself.
+at a time, a long poll, heartbeats, ticks) is done here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import heapq
 import itertools
 import pickle
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from serve_app.core.limits import Charged, LimitAction, LimitDecision, LimitedRequest, LimitGrant, Limits
 from serve_app.core.limits.policy import Kind
@@ -20,6 +20,7 @@ from serve_app.core.memory import CheckpointKey, Device
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue.messages import ActorReply, RouterMessage
 from serve_app.core.shared_queue.router_queue import RouterQueue
+from tests.core.limits.charge_log import ChargeLog
 
 ONE_WAY_S = 0.001  # mean of a message's time on its way
 MAX_CALLS = 4  # messages under way at once, as in the shell
@@ -27,36 +28,6 @@ RETRY_S = 0.25
 TIMEOUT_S = 3.5
 WATCH_S = 0.5
 WALL_S = 1_700_000_000.0  # of the clock on the wall, when the virtual time is 0
-
-
-@dataclass
-class ChargeLog:
-    """What was charged and refunded of one pool, in order of time, and the largest excess over all windows."""
-
-    burst: float
-    rate: float
-    entries: list[tuple[float, float]] = field(default_factory=list)
-
-    def excess(self) -> float:
-        """The most by which any window had more charged than burst + rate x t. One pass: the best window that ends
-        here begins where charged - rate x time was lowest."""
-        total, lowest, worst = 0.0, float("inf"), 0.0
-        for at, amount in sorted(self.entries, key=lambda one: one[0]):
-            lowest = min(lowest, total - self.rate * at)
-            total += amount
-            worst = max(worst, total - self.rate * at - lowest - self.burst)
-        return worst
-
-    def excess_by_brute_force(self) -> float:
-        """The same, of every window by itself."""
-        entries = sorted(self.entries, key=lambda one: one[0])
-        worst = 0.0
-        for first, (begin, _) in enumerate(entries):
-            total = 0.0
-            for at, amount in entries[first:]:
-                total += amount
-                worst = max(worst, total - self.burst - self.rate * (at - begin))
-        return worst
 
 
 @dataclass(eq=False)
@@ -143,15 +114,6 @@ class StreamWorld:
         self.actor = Quota(self.epoch, dict(self._stored), self.now)
         self.actor.queue.limits.set_clock(WALL_S + self.now + self.wall_step_s, self.now)
         self.actor.on_devices([Device("n", 0, 1000, 0)], self.now)
-        sessions = self.actor.queue.actor_sessions
-        send = sessions.send
-
-        def note(router: str, action: object) -> None:
-            if isinstance(action, LimitGrant):
-                self._granted_at[action.ticket] = self.now
-            send(router, action)  # type: ignore[arg-type]
-
-        self.actor.queue.limits._send = note
         self._after_actor()
 
     def add_router(self) -> str:
@@ -162,7 +124,7 @@ class StreamWorld:
 
         def note(action: LimitAction, now: float) -> None:
             if isinstance(action, LimitGrant):
-                asked = limits._tickets.get(action.ticket)
+                asked = limits.tickets.get(action.ticket)
                 granted_at = self._granted_at.pop(action.ticket, now)
                 if asked is not None:
                     self._charged_at[asked.request.request_id] = granted_at
@@ -272,11 +234,9 @@ class StreamWorld:
             beat = False
             router.calls += 1
             self.messages += 1
-            self._exchange(router, message, self.actor.on_exchange)
+            self._exchange(router, message)
 
-    def _exchange(
-        self, router: Router, message: RouterMessage, act: Callable[[RouterMessage, float], ActorReply]
-    ) -> None:
+    def _exchange(self, router: Router, message: RouterMessage) -> None:
         """One call: its message or its answer may be lost, or be slow; a message may come twice."""
         sent_at, epoch, is_over = self.now, self.epoch, [False]
         packed = pickle.dumps(message)
@@ -292,13 +252,20 @@ class StreamWorld:
             if epoch != self.epoch:
                 self._carry(lambda: ended(None))
                 return
-            answer = pickle.dumps(self.actor.on_exchange(pickle.loads(packed), self.now))
+            answer = self._packed(self.actor.on_exchange(pickle.loads(packed), self.now))
             self._after_actor()
             self._carry(lambda: ended(pickle.loads(answer)))
 
         for _ in range(1 + (self.draw.random() < self.repeated)):
             self._carry(arrives)
         self.after(TIMEOUT_S, lambda: ended(None))
+
+    def _packed(self, reply: ActorReply) -> bytes:
+        """An answer on its way; a request is charged once the actor grants it."""
+        for action in reply.actions:
+            if isinstance(action, LimitGrant):
+                self._granted_at.setdefault(action.ticket, self.now)
+        return pickle.dumps(reply)
 
     def _carry(self, then: Callable[[], None]) -> None:
         if self.draw.random() >= self.lost:
@@ -345,7 +312,7 @@ class StreamWorld:
             self.after(0.0 if reply is not None else RETRY_S, lambda: self._watch(router))
 
         def answer(reply: ActorReply) -> None:
-            packed = pickle.dumps(reply)
+            packed = self._packed(reply)
             self._carry(lambda: ended(pickle.loads(packed)))
 
         def arrives() -> None:
@@ -418,11 +385,3 @@ class StreamWorld:
                 assert pool.balance <= pool.capacity + 1e-6, (scope.name, kind, pool.balance)
                 assert pool.spare >= -1e-6
                 assert pool.reserved >= -1e-6
-
-    def tokens_held(self) -> dict[str, float]:
-        """Credit that the routers have, by scope and kind."""
-        found: defaultdict[str, float] = defaultdict(float)
-        for router in self.routers.values():
-            for name, scope in router.core.limits.scopes.items():
-                found[name] += sum(map(abs, scope.account))
-        return found

@@ -1,0 +1,35 @@
+"""What was charged, noted by itself, to be checked over every window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ChargeLog:
+    """What was charged and refunded of one pool, in order of time, and the largest excess over all windows."""
+
+    burst: float
+    rate: float
+    entries: list[tuple[float, float]] = field(default_factory=list)
+
+    def excess(self) -> float:
+        """The most by which any window had more charged than burst + rate x t. One pass: the best window that ends
+        here begins where charged - rate x time was lowest."""
+        total, lowest, worst = 0.0, float("inf"), 0.0
+        for at, amount in sorted(self.entries, key=lambda one: one[0]):
+            lowest = min(lowest, total - self.rate * at)
+            total += amount
+            worst = max(worst, total - self.rate * at - lowest - self.burst)
+        return worst
+
+    def excess_by_brute_force(self) -> float:
+        """The same, of every window by itself."""
+        entries = sorted(self.entries, key=lambda one: one[0])
+        worst = 0.0
+        for first, (begin, _) in enumerate(entries):
+            total = 0.0
+            for at, amount in entries[first:]:
+                total += amount
+                worst = max(worst, total - self.burst - self.rate * (at - begin))
+        return worst

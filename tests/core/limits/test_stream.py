@@ -1,0 +1,155 @@
+"""Limits over the routers' real stream: a network that loses, repeats and reorders; routers and the actor die."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serve_app.core.limits import Charged, Kind, LimitDecision, Limits
+from tests.core.limits.charge_log import ChargeLog
+from tests.core.limits.stream_world import StreamWorld
+
+SCOPES = {
+    "key:a": Limits(requests_per_minute=120, tokens_per_minute=12_000, max_concurrent=6, burst_requests=20),
+    "key:b": Limits(requests_per_minute=600),
+    "tenant:t": Limits(requests_per_minute=300, tokens_per_minute=18_000, max_concurrent=9, burst_tokens=6_000),
+    "model:t/m": Limits(tokens_per_minute=24_000, requests_per_day=10**5),
+}
+CLIENTS = (("key:a", "tenant:t", "model:t/m"), ("key:b", "tenant:t", "model:t/m"), ("key:a",), ("key:b", "tenant:t"))
+HISTORY_S = 20.0
+
+
+class Load:
+    """Clients of every manner: who comes back when told, who stays away, who repeats at once, who waits aside."""
+
+    def __init__(self, world: StreamWorld, draw: random.Random, per_s: float) -> None:
+        self.world, self.draw, self._per_s = world, draw, per_s
+        self.until = world.now + HISTORY_S
+        self.broken = 0  # clients that came at their moment and were refused
+        self._arrive()
+
+    def _arrive(self) -> None:
+        if self.world.now < self.until:
+            body = b"%d" % self.draw.randrange(10**12)
+            self._come(self.draw.choice(CLIENTS), self.draw.randint(1, 300), self.draw.random(), body, came_back=False)
+            self.world.after(self.draw.expovariate(self._per_s), self._arrive)
+
+    def _come(self, names: tuple[str, ...], tokens: int, manner: float, body: bytes, *, came_back: bool) -> None:
+        world, draw = self.world, self.draw
+        if not world.routers or world.now > self.until:
+            return
+
+        def decided(told: LimitDecision) -> None:
+            if isinstance(told, Charged):
+                used = None if draw.random() < 0.2 else draw.randint(0, tokens)
+                world.after(draw.expovariate(2.0), lambda: world.end(told.request_id, used))
+                return
+            self.broken += came_back
+            if manner < 0.4 and told.retry_after_s is not None:
+                world.after(told.retry_after_s, lambda: self._come(names, tokens, manner, body, came_back=True))
+            elif manner < 0.6 and draw.random() < 0.9:
+                other = b"%d" % draw.randrange(10**12)
+                world.after(0.1, lambda: self._come(names, tokens, manner, other, came_back=False))
+
+        limits = {name: SCOPES[name] for name in names}
+        router = draw.choice(sorted(world.routers))
+        request_id = world.ask(
+            router, limits, tokens, decided, fingerprint=body, may_wait=manner > 0.8, is_repeat=came_back
+        )
+        if manner > 0.95:
+            world.after(draw.random(), lambda: world.leave(request_id))
+
+    def disturb(self) -> None:
+        """One failure."""
+        world, draw = self.world, self.draw
+        what = draw.randrange(5)
+        if what == 0:
+            world.start_actor()
+        elif what == 1 and len(world.routers) > 1:
+            world.kill_router(draw.choice(sorted(world.routers)))
+        elif what == 2:
+            world.add_router()
+        elif what == 3:
+            world.wall_step_s = draw.choice([-86_400.0, -3600.0, -1.0, 0.0])
+        else:
+            core = world.routers[draw.choice(sorted(world.routers))].core
+            core.begin_incarnation(core.router_session.epoch, world.now)
+
+
+def excesses(world: StreamWorld) -> dict[tuple[str, Kind], float]:
+    """By how much any window had more charged than allowed, as parts of the burst; without those that had not."""
+    found = {pool: log.excess() / log.burst for pool, log in world.logs.items()}
+    return {pool: share for pool, share in found.items() if share > 0.01}
+
+
+def assert_nothing_is_left(world: StreamWorld) -> None:
+    """All clients have left: both ends forget all that they knew."""
+    world.lost = world.repeated = world.slow = 0.0
+    for request_id, call in list(world.calls.items()):
+        if call.state == "running":
+            world.end(request_id, None)
+    world.run(90.0)
+    for request_id, call in list(world.calls.items()):
+        assert call.state == "running", "whatever waited is decided by now"
+        world.end(request_id, None)
+    world.run(110.0)
+    limits = world.actor.queue.limits
+    assert world.calls == {}
+    assert not any(world.running.values())
+    assert (limits.reservations.tickets, limits.reservations.away) == ({}, {})
+    quotas = {"model:t/m"}  # a quota stays known until it begins anew
+    assert set(limits.scopes) <= quotas
+    for router in world.routers.values():
+        assert not (router.core.limits.pending or router.core.limits.running or router.core.limits.tickets)
+        assert set(router.core.limits.scopes) <= quotas
+
+
+@pytest.mark.parametrize("routers", [1, 3, 20])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32), per_s=st.sampled_from([1.0, 10.0, 40.0]))
+def test_without_failures_every_window_and_every_moment_told_hold(routers: int, seed: int, per_s: float) -> None:
+    world = StreamWorld(routers, seed)
+    world.run(1.5)
+    load = Load(world, random.Random(seed), per_s)
+    world.run(HISTORY_S, world.check_pools if per_s < 40 else None)
+    assert excesses(world) == {}
+    assert load.broken == 0
+    for name, limits in SCOPES.items():
+        assert limits.max_concurrent is None or world.most[name] <= limits.max_concurrent
+    assert_nothing_is_left(world)
+
+
+@pytest.mark.parametrize("routers", [1, 3, 20])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 2**32),
+    per_s=st.sampled_from([1.0, 10.0, 40.0]),
+    failures=st.integers(1, 4),
+    is_bad=st.booleans(),
+)
+def test_with_failures_every_window_holds_and_nothing_is_left(
+    routers: int, seed: int, per_s: float, failures: int, is_bad: bool
+) -> None:
+    draw = random.Random(seed)
+    world = StreamWorld(routers, seed)
+    world.run(1.5)
+    if is_bad:
+        world.lost = world.repeated = world.slow = 0.02
+    load = Load(world, draw, per_s)
+    for _ in range(failures):
+        world.after(draw.uniform(0, HISTORY_S), load.disturb)
+    world.run(HISTORY_S, world.check_pools if per_s < 40 else None)
+    assert excesses(world) == {}
+    if not is_bad:  # a router that is silent for long keeps running what counts as ended
+        for name, limits in SCOPES.items():
+            assert limits.max_concurrent is None or world.most[name] <= limits.max_concurrent
+    assert_nothing_is_left(world)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(-20, 20)), max_size=40))
+def test_the_largest_excess_in_one_pass_is_that_of_every_window_by_itself(entries: list[tuple[float, int]]) -> None:
+    log = ChargeLog(10.0, 0.5, [(at, float(amount)) for at, amount in entries])
+    assert log.excess() == pytest.approx(log.excess_by_brute_force())
