@@ -139,8 +139,11 @@ def figures(load: Load, crowd: Crowd, charges: Sequence[Charge], span_s: float |
     """
     asks = crowd.asks
     at, spans = [one.at for one in charges], [(one.at, one.until) for one in charges]
-    amounts = {"requests": [1.0] * len(charges), "tokens": [float(one.tokens) for one in charges]}
+    charged = [float(min(one.tokens, one.estimate)) for one in charges]
+    amounts = {"requests": [1.0] * len(charges), "tokens": charged}
     over = {name: over_share(at, amounts[name], bucket) for name, bucket in load.buckets.items()}
+    tokens = load.buckets.get("tokens")
+    debts = 0.0 if tokens is None else over_share(at, [float(one.tokens) for one in charges], tokens)
     most, slots = most_at_once(spans), load.limits["max_concurrent"]
     over["at once"] = max(0.0, most / slots - 1.0)
     unused = None
@@ -155,6 +158,7 @@ def figures(load: Load, crowd: Crowd, charges: Sequence[Charge], span_s: float |
         "admitted": len(charges),
         "refusals": dict(Counter(one.code for one in attempts if one.status == REFUSED)),
         "over": {name: round(share, 4) for name, share in over.items()},
+        "over_with_debts": round(debts, 4),
         "most_at_once": most,
         "unused": None if unused is None else round(unused, 4),
         "failed": sum(bool(ask.failure) for ask in asks),

@@ -124,15 +124,27 @@ def result_of(real: Mapping[str, Any], virtual: Mapping[int, Any], us: Mapping[s
 
 
 def show(console: Console, real: Mapping[str, Any], virtual: Mapping[int, Any], result: Mapping[str, float]) -> None:
-    columns = ("load", "asked", "admitted", "refusals", "over", "most at once", "unused", "failed", "broken promises")
+    columns = (
+        "load",
+        "asked",
+        "admitted",
+        "refusals",
+        "over",
+        "with debts",
+        "most at once",
+        "unused",
+        "failed",
+        "broken promises",
+    )
     table = Table(*columns, title="real instance, three routers")
     for name, one in real["loads"].items():
         unused = "-" if one["unused"] is None else f"{one['unused']:.2%}"
         cells = (one["asked"], one["admitted"], sum(one["refusals"].values()), f"{max(one['over'].values()):.2%}")
-        rest = (one["most_at_once"], unused, one["failed"], one["broken_promises"])
+        rest = (f"{one['over_with_debts']:.2%}", one["most_at_once"], unused, one["failed"], one["broken_promises"])
         table.add_row(name, *map(str, (*cells, *rest)))
     for seed, one in virtual.items():
-        rest = (one["most_at_once_over"], f"{one['unused']:.2%}", one["failed"], one["broken_promises"])
+        debts = f"{one['over_with_debts']:.2%}"
+        rest = (debts, one["most_at_once_over"], f"{one['unused']:.2%}", one["failed"], one["broken_promises"])
         cells = (one["asked"], one["charged"], one["refused"], f"{one['over']:.2%}")
         table.add_row(f"virtual, seed {seed}", *map(str, (*cells, *rest)))
     console.print(table)
@@ -163,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=True, width=150)
     conditions = here(seed=options.seed, minutes=options.minutes, tenants=options.tenants, routers=ROUTERS)
     console.print(conditions)
-    us = decision_us(options.seed)
+    us = decision_us()
     console.print(f"CPU us a decision: {us}", highlight=False)
     seeds = range(options.seed, options.seed + options.seeds)
     with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as processes:

@@ -161,11 +161,14 @@ class World:
         """The worst of all tenants; unused: of those whose clients ask all the time."""
         over: dict[int, float] = {}
         unused: dict[int, float] = {}
-        above = 0
+        above, overdrawn = 0, 0.0
         for tenant in self.tenants:
             requests, tokens = tenant.buckets
-            at, used = [one.at for one in tenant.charges], [float(one.tokens) for one in tenant.charges]
-            over[tenant.number] = max(over_share(at, [1.0] * len(at), requests), over_share(at, used, tokens))
+            at, ones = [one.at for one in tenant.charges], [1.0] * len(tenant.charges)
+            charged = [float(min(one.tokens, one.estimate)) for one in tenant.charges]
+            used = [float(one.tokens) for one in tenant.charges]
+            over[tenant.number] = max(over_share(at, ones, requests), over_share(at, charged, tokens))
+            overdrawn = max(overdrawn, over_share(at, used, tokens))
             slots = tenant.limits.max_concurrent
             above += max(0, tenant.most - (slots or tenant.most))
             if tenant.kind != LIGHT:
@@ -177,6 +180,7 @@ class World:
             "charged": sum(len(tenant.charges) for tenant in self.tenants),
             "refused": sum(tenant.refused for tenant in self.tenants),
             "over": round(max(over.values()), 4),
+            "over_with_debts": round(overdrawn, 4),
             "most_at_once_over": above,
             "unused": round(unused[worst], 4),
             "unused_mean": round(sum(unused.values()) / len(unused), 4),

@@ -1,7 +1,8 @@
 """What was charged against what limits allow: the worst window, what stayed unused, the most at once.
 
-Pure. Invariant: a charge counts at the moment at which its request was handed to a replica, with the tokens that it has
-used in the end, so neither the router's nor the quota actor's own count is believed.
+Pure. Invariant: a charge counts at the moment at which its request was handed to a replica, so neither the router's nor
+the quota actor's own count is believed. Its tokens are those that it was charged then and had used in the end; what it
+used beyond its estimate, a debt, is told apart: nobody knows it at that moment.
 """
 
 from __future__ import annotations

@@ -1,0 +1,86 @@
+"""The worked example of docs/limits.md by the official SDK, over three routers: 60 requests a minute, 150,000 tokens a
+minute, 10 at once."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from tests.e2e.observe import within
+from tests.e2e.stack import Stack
+from tests.e2e.three import MODEL, all_routers
+
+EXAMPLE = {"requests_per_minute": 60, "tokens_per_minute": 150_000, "max_concurrent": 10}
+BURST, PER_S = 60, 1.0
+ASKED = 68  # at the same moment: the last is due after 8 s
+TOKENS = 20  # 0.1 s of the simulated engine
+FOLLOW_S = 5.0  # for all routers to know a new key; a second is promised, of a machine that others do not use
+CLOCK_S = 0.1  # between the charge at the actor and the grant that a receipt has, on a busy machine
+
+
+@pytest.fixture
+def limited(three: Stack) -> Iterator[Stack]:
+    """The stack of three routers, with a new key that has the limits of the example."""
+    made = three.post("/admin/keys", {"name": "limited", "tenant": f"t-{secrets.token_hex(4)}", "limits": EXAMPLE})
+    assert made.status_code == 201, made.text
+    key = made.json()["key"]
+    there = all_routers(three)
+    within(
+        FOLLOW_S, lambda: {one.get("/v1/models", headers=one.headers(key)).status_code for one in there}, {200}, "key"
+    )
+    yield replace(three, api_key=key)
+    url = f"{three.base_url}/admin/keys/{made.json()['id']}"
+    assert requests.delete(url, headers=three.headers(), timeout=30).status_code == 200
+
+
+def asked(number: int) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": f"The river {number}", "max_tokens": TOKENS}
+
+
+def refused(client: openai.OpenAI, number: int) -> openai.RateLimitError | None:
+    """How a call without retries is refused, if it is."""
+    try:
+        client.completions.create(**asked(number))
+    except openai.RateLimitError as refusal:
+        return refusal
+    return None
+
+
+def granted(three: Stack, answers: list[Any]) -> list[tuple[float, float]]:
+    """When the requests began on their replica and ended, by their receipts, in order."""
+    found = []
+    for answer in answers:
+        told = three.get(f"/admin/requests/{answer.id}").json()
+        found.append((told["arrived"] + told["wait_s"], told["arrived"] + told["total_s"]))
+    return sorted(found)
+
+
+def test_the_sdk_s_own_retries_bring_every_call_to_its_answer_within_the_limits(three: Stack, limited: Stack) -> None:
+    async def all_at_once() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{limited.base_url}/v1", api_key=limited.api_key) as client:
+            return await asyncio.gather(*(client.completions.create(**asked(number)) for number in range(ASKED)))
+
+    spans = granted(three, asyncio.run(all_at_once()))
+    assert len(spans) == ASKED
+    for first, (begin, _) in enumerate(spans):
+        for last in range(first, ASKED):
+            window_s = spans[last][0] - begin + CLOCK_S
+            assert last - first + 1 <= 1.01 * (BURST + PER_S * window_s), (first, last, window_s)
+    for begin, _ in spans:
+        assert sum(start <= begin < end for start, end in spans) <= EXAMPLE["max_concurrent"]
+
+    with limited.client() as client:
+        refusal = next(filter(None, (refused(client, ASKED + number) for number in range(20))))
+    assert refusal.code == "rate_limit"
+    headers = refusal.response.headers
+    assert int(headers["retry-after"]) >= int(headers["retry-after-ms"]) / 1000 > 0
+    assert headers["x-ratelimit-limit-requests"] == "60"
+    assert headers["x-ratelimit-limit-tokens"] == "150000"
+    assert headers["x-ratelimit-remaining-requests"] == "0"
