@@ -103,7 +103,7 @@ def assert_nothing_is_left(world: StreamWorld) -> None:
     quotas = {"model:t/m"}  # a quota stays known until it begins anew
     assert set(limits.scopes) <= quotas
     for router in world.routers.values():
-        assert not (router.core.limits.pending or router.core.limits.running or router.core.limits.tickets)
+        assert not {**router.core.limits.pending, **router.core.limits.running, **router.core.limits.tickets}
         assert set(router.core.limits.scopes) <= quotas
 
 
