@@ -70,8 +70,12 @@ async def events(bridge: LoopBridge, asked: HttpRequest) -> AsyncGenerator[bytes
         except (AnswerNotKept, EngineFailed) as error:
             raise (lost if lost is not None and count else error) from None
         except Unavailable as error:
-            if error is lost or error.code != DROPPED or pause_s is None or bridge.is_closed:
-                raise (lost if lost is not None and count else error) from None
+            if error is lost:
+                raise
+            if error.code != DROPPED or pause_s is None or bridge.is_closed:
+                if lost is not None and count:
+                    raise lost from error
+                raise
             lost = lost or error
             if count:  # another run has another answer
                 asked = replace(asked, headers=[*asked.headers, ONLY_REPLAY])
