@@ -96,6 +96,8 @@ class ActorLimits:
         match event:
             case LimitRequest():
                 self._on_request(router, event, now)
+            case LimitReport() if self.is_recovering:
+                self._recovery.report(router, event)
             case LimitReport(name, spent, returned, is_answer, wants_state):
                 scope = self.scopes.get(name)
                 if scope is not None:

@@ -19,7 +19,7 @@ SCOPES = {
     "model:t/m": Limits(tokens_per_minute=24_000, requests_per_day=10**5),
 }
 CLIENTS = (("key:a", "tenant:t", "model:t/m"), ("key:b", "tenant:t", "model:t/m"), ("key:a",), ("key:b", "tenant:t"))
-HISTORY_S = 20.0
+HISTORY_S = 15.0
 
 
 class Load:
@@ -112,7 +112,7 @@ def assert_nothing_is_left(world: StreamWorld) -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 3, 20])
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), per_s=st.sampled_from([1.0, 10.0, 40.0]))
 def test_without_failures_every_window_and_every_moment_told_hold(routers: int, seed: int, per_s: float) -> None:
     world = StreamWorld(routers, seed)
@@ -127,7 +127,7 @@ def test_without_failures_every_window_and_every_moment_told_hold(routers: int, 
 
 
 @pytest.mark.parametrize("routers", [1, 3, 20])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     per_s=st.sampled_from([1.0, 10.0, 40.0]),
