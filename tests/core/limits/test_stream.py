@@ -112,13 +112,13 @@ def assert_nothing_is_left(world: StreamWorld) -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 3, 20])
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), per_s=st.sampled_from([1.0, 10.0, 40.0]))
 def test_without_failures_every_window_and_every_moment_told_hold(routers: int, seed: int, per_s: float) -> None:
     world = StreamWorld(routers, seed)
     world.run(1.5)
     load = Load(world, random.Random(seed), per_s)
-    world.run(HISTORY_S, world.check_pools if per_s < 40 else None)
+    world.run(HISTORY_S, world.check_pools if per_s < 10 else None)
     assert excesses(world) == {}
     assert load.broken == 0
     for name, limits in SCOPES.items():
@@ -127,7 +127,7 @@ def test_without_failures_every_window_and_every_moment_told_hold(routers: int, 
 
 
 @pytest.mark.parametrize("routers", [1, 3, 20])
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     per_s=st.sampled_from([1.0, 10.0, 40.0]),
@@ -145,7 +145,7 @@ def test_with_failures_every_window_holds_and_nothing_is_left(
     load = Load(world, draw, per_s)
     for _ in range(failures):
         world.after(draw.uniform(0, HISTORY_S), load.disturb)
-    world.run(HISTORY_S, world.check_pools if per_s < 40 else None)
+    world.run(HISTORY_S, world.check_pools if per_s < 10 else None)
     assert excesses(world) == {}
     if not is_bad:  # a router that is silent for long keeps running what counts as ended
         for name, limits in SCOPES.items():
